@@ -98,6 +98,13 @@ class WorkerUnavailable(HoldfastError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class RenderingUnavailable(WorkerUnavailable):
+    """No process was free to render the chat template, or none could be started: 503 with Retry-After."""
+
+    def __init__(self, *, template: str, why: str) -> None:
+        super().__init__(f"the model's chat template {template!r} cannot be rendered now: {why}; please try again")
+
+
 class ModelPinned(InvalidRequest):
     """A pinned model is to be unloaded: 409."""
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from jinja2 import TemplateError
 
-from holdfast.errors import ModelLoadError, TemplateOverrun
+from holdfast.errors import ModelLoadError, RenderingUnavailable, TemplateOverrun
 from holdfast.intake import template_process
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.template_process import RenderProcesses, SandboxedTemplate
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.messages.requests import ChatPrompt
+from tests.fakes.server_process import until
 from tests.fakes.tiny_models import write_tokenizer
 
 ENDLESS = """
@@ -81,27 +85,85 @@ def test_a_template_that_takes_too_much_while_it_is_probed_ends_the_load() -> No
         ChatTemplate({"default": ENDLESS}, special_tokens={})
 
 
-def test_a_template_that_hangs_on_one_conversation_holds_up_no_other() -> None:
-    template = ChatTemplate({"default": PICKY}, special_tokens={})
+@pytest.mark.parametrize("templates", [1, 4])
+def test_templates_that_hang_on_many_conversations_hold_up_no_other_template(templates: int) -> None:
+    hostile = [ChatTemplate({"default": PICKY + "x" * number}, special_tokens={}) for number in range(templates)]
+    innocent = ChatTemplate({"default": GOOD}, special_tokens={})
     endless = ChatPrompt(messages=({"role": "user", "content": "loop"},))
 
-    def until_stopped() -> None:
-        with pytest.raises(TemplateOverrun):
-            template.render(endless)
+    def until_stopped(number: int) -> None:
+        with suppress(RenderingUnavailable), pytest.raises(TemplateOverrun, match="took longer"):
+            hostile[number % templates].render(endless)
 
-    with ThreadPoolExecutor(3) as threads:
-        hanging = [threads.submit(until_stopped) for _ in range(3)]
-        assert template.render(PROMPT) == "Hi"
+    with ThreadPoolExecutor(16) as threads:
+        hanging = [threads.submit(until_stopped, number) for number in range(16)]
+        while not all(each.done() for each in hanging):
+            assert innocent.render(PROMPT) == "Hi"
     for each in hanging:
         each.result()
 
 
+def test_a_render_that_waited_too_long_for_its_template_may_be_tried_again() -> None:
+    template = ChatTemplate({"default": PICKY}, special_tokens={})
+    endless = ChatPrompt(messages=({"role": "user", "content": "loop"},))
+    with ThreadPoolExecutor(16) as threads:
+        outcomes = [each.exception() for each in [threads.submit(template.render, endless) for _ in range(16)]]
+    assert {type(outcome) for outcome in outcomes} == {TemplateOverrun, RenderingUnavailable}
+    waited = [str(outcome) for outcome in outcomes if isinstance(outcome, RenderingUnavailable)]
+    assert all("2 renders of one template and 8 in all run at once" in message for message in waited)
+    assert template.render(PROMPT) == "Hi"
+
+
+def test_a_process_that_cannot_be_started_is_not_the_templates_fault() -> None:
+    used = psutil.Process().num_fds()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+    try:
+        with pytest.raises(RenderingUnavailable, match="'default' cannot be rendered now: .* could be started"):
+            SandboxedTemplate("default", GOOD)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert SandboxedTemplate("default", GOOD).render({"messages": PROMPT.messages}) == "Hi"
+
+
+def test_values_that_are_nested_too_deeply_are_an_error_of_the_template() -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(TemplateError, match="cannot be given to the template"):
+        SandboxedTemplate("default", GOOD).render({"messages": nested})
+
+
+def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("resource", "pickle", "jinja2"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('poisoned')")
+    monkeypatch.chdir(tmp_path)
+    assert SandboxedTemplate("default", GOOD).render({"messages": PROMPT.messages}) == "Hi"
+
+
+def test_idle_processes_are_ended_except_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = RenderProcesses(seconds=1.0, idle_seconds=0.0)
+    monkeypatch.setattr(template_process, "PROCESSES", processes)
+    before = set(renderers())
+    template = ChatTemplate({"default": PICKY}, special_tokens={})
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: template.render(PROMPT), range(64)))
+    until(lambda: len(set(renderers()) - before) == 1, "only one process is left")
+    assert template.render(PROMPT) == "Hi"
+    processes.close()
+    assert set(renderers()) - before == set()
+
+
+def renderers() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [child for child in children if "holdfast.intake.template_worker" in child.cmdline()]
+
+
 def test_a_process_that_was_ended_from_outside_is_replaced() -> None:
     template = SandboxedTemplate("default", GOOD)
-    for child in psutil.Process().children():
-        if "holdfast.intake.template_worker" in child.cmdline():
-            child.kill()
-            child.wait()
+    for child in renderers():
+        child.kill()
+        child.wait()
     assert template.render({"messages": PROMPT.messages}) == "Hi"
 
 

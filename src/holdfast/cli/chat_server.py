@@ -52,7 +52,7 @@ def _free_port() -> int:
 
 def _arguments(effective: EffectiveSettings, port: int) -> list[str]:
     """The command that starts the server. It sees the settings in force here and no other file or variable."""
-    arguments = [sys.executable, "-m", "holdfast.cli.main", "serve", "--config", os.devnull, "--until-stdin-closes"]
+    arguments = [sys.executable, "-P", "-m", "holdfast.cli.main", "serve", "--config", os.devnull, "--until-stdin-closes"]
     arguments += ["--host", "127.0.0.1", "--port", str(port)]
     level = "error" if effective.origins["log.level"] == "default" else effective.settings.log.level
     arguments += ["--log-level", level]

@@ -31,7 +31,7 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_layout(settings: ModelSettings) -> LayoutCheck:
     """Load and probe the model in the folder `settings.path` in another process. Raises HoldfastError with one line."""
-    command = [sys.executable, "-m", "holdfast.cli.layout_check"]
+    command = [sys.executable, "-P", "-m", "holdfast.cli.layout_check"]
     limit = settings.startup_seconds
     try:
         done = subprocess.run(command, input=msgspec.json.encode(settings), capture_output=True, timeout=limit, check=False)

@@ -169,7 +169,7 @@ def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> Service
 def _program() -> list[str]:
     """This very installation's command, as systems want it: by its absolute path."""
     script = Path(sys.executable).with_name("holdfast")
-    return [str(script)] if script.is_file() else [sys.executable, "-m", "holdfast.cli.main"]
+    return [str(script)] if script.is_file() else [sys.executable, "-P", "-m", "holdfast.cli.main"]
 
 
 def _run_all(commands: Sequence[Sequence[str]], *, may_fail: bool = False) -> None:

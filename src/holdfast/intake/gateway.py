@@ -29,7 +29,7 @@ from holdfast.messages.requests import ChatPrompt, EmbeddingRequest, GenerationR
 
 # About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
 _LONG_TEXT_CHARACTERS = 20_000
-_PREPARING_THREADS = 32  # most of them wait for a template that is rendered in another process
+_PREPARING_THREADS = 4  # for each model; most of them wait for a template that is rendered in another process
 
 
 class Gateway:
@@ -42,7 +42,7 @@ class Gateway:
         self._bundles = bundles
         self._limits, self._tools = limits, tools
         self._warm_ahead = WarmAhead()
-        self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
+        self._threads: dict[str, ThreadPoolExecutor] = {}  # by model: a slow template delays its own model only
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Submit a request, as soon as its model serves; returns when the worker has accepted all its choices.
@@ -53,7 +53,14 @@ class Gateway:
             client, bundle = await self._model(request.model, request.choices, lease)
             started = time.perf_counter()
             prepared = await self._prepare(request, bundle, client.info)
-            observe = self._warm_ahead.observer(request, bundle, prepared, client, observe=observer(request, bundle, prepared))
+            observe = self._warm_ahead.observer(
+                request,
+                bundle,
+                prepared,
+                client,
+                threads=self._threads_of(request.model),
+                observe=observer(request, bundle, prepared),
+            )
             stream = await self._submit(request, client, prepared, observe, intake_seconds=time.perf_counter() - started)
             stream.hold(lease.pop_all())
         return stream
@@ -71,7 +78,7 @@ class Gateway:
 
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 0, lease)
-            return await asyncio.get_running_loop().run_in_executor(self._threads, encoded)
+            return await asyncio.get_running_loop().run_in_executor(self._threads_of(request.model), encoded)
 
     async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
         """A vector of length 1 for each input, in their order, read in the same steps as all that is generated.
@@ -89,7 +96,8 @@ class Gateway:
         """How much each document is about the query, in their order. Raises as `embed` does."""
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 1, lease)
-            asked = await asyncio.to_thread(ranking, request, bundle, info=client.info)
+            ranked = partial(ranking, request, bundle, info=client.info)
+            asked = await asyncio.get_running_loop().run_in_executor(self._threads_of(request.model), ranked)
             if asked.first is not None:
                 await read_prompts(client, [asked.first], field_of=lambda _: "query")
             read = await read_prompts(client, asked.sequences, field_of=lambda place: f"documents.{asked.places[place]}")
@@ -105,11 +113,16 @@ class Gateway:
         client = await lease.enter_async_context(self._lease_of(model, sequences))
         return client, await self._bundles.of(model)
 
+    def _threads_of(self, model: str) -> ThreadPoolExecutor:
+        if model not in self._threads:
+            self._threads[model] = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
+        return self._threads[model]
+
     async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
         ready = partial(prepare, request, bundle, info=info, limits=self._limits, tools=self._tools)
         # A new schema costs milliseconds, most of them without the interpreter.
         if _takes_long(request.prompt) or is_constrained(request, tools=self._tools):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, ready)
+            return await asyncio.get_running_loop().run_in_executor(self._threads_of(request.model), ready)
         return ready()
 
     async def _submit(

@@ -15,6 +15,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from holdfast.intake.kept_tool import KeptTool, made_once
 
+# What rendering a template may raise, by itself or through its expressions.
+RENDER_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 _OF_DICTIONARIES = frozenset(dir(dict))
 
 

@@ -17,7 +17,7 @@ from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.intake.complete_tools import complete_tool
 from holdfast.intake.conversation import RoleHabits, template_messages, with_roles
 from holdfast.intake.growing_template import RenderedMessages, grows
-from holdfast.intake.jinja_environment import jinja_environment
+from holdfast.intake.jinja_environment import RENDER_ERRORS, jinja_environment
 from holdfast.intake.kept_tool import KeptTool
 from holdfast.intake.template_process import SandboxedTemplate
 from holdfast.intake.tool_history import Message, ToolHabits, with_habits
@@ -25,8 +25,6 @@ from holdfast.intake.tools_in_text import tools_in_text, tools_told
 from holdfast.messages.requests import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 
-# What a template may raise at rendering, by itself or through the expressions in it.
-_RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
 _MARK = "\ue0f1continue\ue0f2"  # private use: no text has it, no template strips it
 _PROBE, _LATER = "probe7391", "probe8204"
 _CHANGES_LISTS = re.compile(r"\.(?:append|pop)\(")
@@ -36,14 +34,16 @@ _JUDGED = ("query", "document")  # roles that templates of models for ranking kn
 
 
 class ChatTemplate:
-    """A model's chat template. May be used from several threads, but not from an event loop's: what a template takes is bounded
-    in seconds only. Rendering usually costs about 10 µs per message, and 0.1 ms for the way to another process.
+    """A model's chat template. Thread-safe; never call it on an event loop, because a render may take seconds.
+
+    Rendering usually costs about 10 µs per message, plus 0.1 ms for the exchange with another process.
     """
 
     def __init__(self, sources: Mapping[str, str], *, special_tokens: Mapping[str, str]) -> None:
         """sources: the templates by name, "default" among them and "tool_use" if there is one.
 
-        Raises ModelLoadError, and TemplateOverrun as everything does that renders.
+        Raises ModelLoadError. Like everything here that renders, it also raises TemplateOverrun and
+        RenderingUnavailable.
         """
         environment = jinja_environment()
         self._special_tokens = dict(special_tokens)
@@ -90,7 +90,7 @@ class ChatTemplate:
             _mark_last(messages)
         try:
             text = self._run_for(prompt, messages, answer=not prompt.continue_last, tenant=tenant)
-        except _RENDER_ERRORS as error:
+        except RENDER_ERRORS as error:
             message = "the model's chat template refuses this conversation"
             raise InvalidRequest(message, field=field, shown=f": {error}") from error  # templates may quote what they refuse
         return self._before_mark(text, field) if prompt.continue_last else text.removesuffix(self._habits.left_to_model)
@@ -106,7 +106,7 @@ class ChatTemplate:
         """The conversation without what the template writes to have it answered; empty when the template refuses it."""
         try:
             return self._run_for(prompt, self._messages(prompt, ""), answer=False)
-        except (*_RENDER_ERRORS, InvalidRequest):
+        except (*RENDER_ERRORS, InvalidRequest):
             return ""
 
     def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ class ChatTemplate:
         """Characters of a conversation, up to `upto` in it, with which a text begins; 0 if it does not begin with all of them."""
         try:
             other = self._run_for(prompt, self._messages(prompt, ""), answer=False)
-        except (*_RENDER_ERRORS, InvalidRequest):
+        except (*RENDER_ERRORS, InvalidRequest):
             return 0
         if upto:
             other = other.partition(upto)[0]
@@ -157,7 +157,7 @@ class ChatTemplate:
                 if text is not None:
                     return text
             return self._templates[name].render(variables, messages=messages)
-        except _RENDER_ERRORS:
+        except RENDER_ERRORS:
             if not tools:
                 raise
             # Some templates take descriptions and types for granted.
@@ -172,7 +172,7 @@ class ChatTemplate:
         messages = [*system, *({"role": role, "content": self._as_content(_PROBE + role)} for role in _JUDGED)]
         try:
             text = self._run("default", messages, tools=None, options={}, answer=True)
-        except _RENDER_ERRORS:
+        except RENDER_ERRORS:
             return ""
         if [text.count(_PROBE + role) for role in _JUDGED] != [1, 1]:
             return ""
@@ -246,7 +246,7 @@ class ChatTemplate:
     def _try(self, messages: list[dict[str, Any]], name: str = "default") -> str:
         try:
             return self._run(name, messages, tools=None, options={}, answer=False)
-        except _RENDER_ERRORS:
+        except RENDER_ERRORS:
             return ""
 
 

@@ -1,7 +1,7 @@
-"""The program of a process that renders chat templates: tasks come on the standard input, texts go out on the standard output.
+"""The program that renders chat templates: it reads tasks from standard input and writes texts to standard output.
 
-It holds nothing but compiled templates, so that it can be ended at any time. Its own limits on memory and processor time are a
-second line of defence: they end it too if the server is gone.
+It holds nothing but compiled templates, so the server may kill it at any time. Its own limits on memory and processor
+time are a second line of defence, and end it even if the server is gone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, TypeAlias
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2 import Template, TemplateSyntaxError
 
 from holdfast.intake.growing_template import growing
-from holdfast.intake.jinja_environment import jinja_environment
+from holdfast.intake.jinja_environment import RENDER_ERRORS, jinja_environment
 from holdfast.intake.kept_tool import unpacked_tool
 
 MOST_MEMORY_BYTES = 1 << 30
@@ -27,9 +27,6 @@ MOST_TEXT_BYTES = 128 << 20
 HEAD_BYTES = 8  # in front of a task and of an answer: its length; the answer's first byte says what it is
 STARTED = b"+"  # what the process says first
 _TEMPLATES_KEPT = 64
-
-# What a template may raise at rendering, by itself or through the expressions in it.
-_RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
 
 Outcome: TypeAlias = Literal["text", "refused", "broken", "memory"]
 OUTCOMES: tuple[Outcome, ...] = ("text", "refused", "broken", "memory")
@@ -71,7 +68,7 @@ def _outcome_of(task: RenderTask) -> tuple[Outcome, bytes]:
         text = template.render(task.variables, tools=tools).encode("utf-8", "surrogatepass")
     except TemplateSyntaxError as error:
         return "broken", f"{error.message} (line {error.lineno})".encode()
-    except _RENDER_ERRORS as error:
+    except RENDER_ERRORS as error:
         return "refused", str(error).encode("utf-8", "surrogatepass")
     except MemoryError:
         return "memory", b""

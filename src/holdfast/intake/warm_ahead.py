@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import aclosing
 
 from holdfast.errors import HoldfastError
@@ -31,9 +32,20 @@ class WarmAhead:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def observer(
-        self, request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared, client: EngineClient, *, observe: Observe
+        self,
+        request: GenerationRequest,
+        bundle: TokenizerBundle,
+        prepared: Prepared,
+        client: EngineClient,
+        *,
+        threads: Executor,
+        observe: Observe,
     ) -> Observe:
-        """What is to see all events of the answer: `observe` first. Of several choices nobody knows which one is gone on from."""
+        """A function that must see all events of the answer; it passes each to `observe` first.
+
+        threads: where the next turn is rendered. A request with several choices is not read ahead, because nobody knows
+        which of them the conversation continues from.
+        """
         prompt = request.prompt
         if not bundle.read_ahead or not isinstance(prompt, ChatPrompt) or prompt.continue_last or request.choices != 1:
             return observe
@@ -54,20 +66,20 @@ class WarmAhead:
             elif event.reason is FinishReason.STOP:
                 turn = "results" if any(isinstance(delta, ToolCallStarted) for delta in deltas) else "user"
                 if turn in bundle.read_ahead:
-                    loop.call_soon_threadsafe(self._begin, made, client)  # a long answer's end is seen on another thread
+                    loop.call_soon_threadsafe(self._begin, made, client, threads)  # a long answer's end is seen on another thread
 
         return see
 
-    def _begin(self, made: Callable[[], SequenceRequest | None], client: EngineClient) -> None:
-        task = asyncio.get_running_loop().create_task(_read(made, client), name="warm-ahead")
+    def _begin(self, made: Callable[[], SequenceRequest | None], client: EngineClient, threads: Executor) -> None:
+        task = asyncio.get_running_loop().create_task(_read(made, client, threads), name="warm-ahead")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-async def _read(made: Callable[[], SequenceRequest | None], client: EngineClient) -> None:
+async def _read(made: Callable[[], SequenceRequest | None], client: EngineClient, threads: Executor) -> None:
     """Make the request, and let the worker decide when it is read. Nothing depends on it, so nothing that fails here is told."""
     try:
-        sequence = await asyncio.to_thread(made)
+        sequence = await asyncio.get_running_loop().run_in_executor(threads, made)
         if sequence is None:
             return
         async with aclosing(client.submit(sequence)) as events:

@@ -36,7 +36,7 @@ def platform_in_subprocess(*, threads: int | None = None) -> platform.PlatformRe
 
 
 def _child(*arguments: str, kind: type[T]) -> T:
-    command = [sys.executable, "-m", "holdfast.models.measure", *arguments]
+    command = [sys.executable, "-P", "-m", "holdfast.models.measure", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_LONGEST_SECONDS, check=True)
     except subprocess.TimeoutExpired:
