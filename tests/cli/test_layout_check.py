@@ -22,6 +22,13 @@ def test_it_finds_the_layout_and_the_reason(tmp_path: Path) -> None:
     assert found.parameters > 0
 
 
+def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('poisoned')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HoldfastError, match="there is no model folder"):
+        check_layout(ModelSettings(path=str(tmp_path / "none")))
+
+
 def test_what_is_wrong_with_a_model_or_its_settings_comes_back_as_one_line(tmp_path: Path) -> None:
     with pytest.raises(HoldfastError, match="there is no model folder"):
         check_layout(ModelSettings(path=str(tmp_path / "none")))

@@ -19,16 +19,20 @@ from holdfast.errors import (
     ModelLoadError,
     PromptTooLong,
     QueueFull,
+    RenderingUnavailable,
+    TemplateOverrun,
     TooLargeForMemory,
     UnknownModel,
     WorkerUnavailable,
 )
 from holdfast.intake import prepare as prepare_module
+from holdfast.intake import template_process
 from holdfast.intake.bundles import Bundles
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.template import ChatTemplate
+from holdfast.intake.template_process import RenderProcesses
 from holdfast.intake.token_memory import TokenMemory
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
@@ -432,6 +436,38 @@ async def test_a_prompt_is_encoded_even_if_it_is_longer_than_the_window(bundle: 
     with pytest.raises(PromptTooLong):
         await gateway.encode(asks("hello the " * 900))
     assert engine.submitted == []
+
+
+async def test_a_model_whose_template_hangs_holds_up_no_other_model(
+    bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = RenderProcesses(seconds=1.0)
+    monkeypatch.setattr(template_process, "PROCESSES", processes)
+    loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
+    source = "{% if messages[0].content == 'loop' %}" + loops + "{% endif %}" + toy_tokenizers.CHATML
+    template = ChatTemplate({"default": source}, special_tokens=bundle.tokenizer.special_tokens)
+    bundles = {"toy": bundle, "hostile": replace(bundle, template=template)}
+    engine = ScriptedClient(answers(1))
+
+    @asynccontextmanager
+    async def lease_of(model: str, sequences: int) -> AsyncIterator[EngineClient]:
+        yield engine
+
+    async def read(model: str) -> TokenizerBundle:
+        return bundles[model]
+
+    gateway = Gateway(lease_of, Bundles(read), LimitsSettings())
+    endless = ChatPrompt(messages=({"role": "user", "content": "loop"},))
+    hanging = [asyncio.create_task(gateway.generate(asks(endless, model="hostile"))) for _ in range(80)]
+    done, _ = await asyncio.wait(hanging, return_when=asyncio.FIRST_COMPLETED)
+    assert {type(task.exception()) for task in done} <= {TemplateOverrun, RenderingUnavailable}
+    assert ends(await collect(gateway, asks()))
+    assert sum(not task.done() for task in hanging) > 32
+    for task in hanging:
+        task.cancel()
+    outcomes = await asyncio.gather(*hanging, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} <= {TemplateOverrun, RenderingUnavailable, asyncio.CancelledError}
+    processes.close()
 
 
 async def test_what_cannot_be_encoded_is_named(bundle: TokenizerBundle) -> None:

@@ -57,6 +57,8 @@ HOSTILE = {
 }
 PROMPT = ChatPrompt(messages=({"role": "user", "content": "Hi"},))
 GOOD = "{% for message in messages %}{{ message.content }}{% endfor %}"
+BUSY = "{% for i in range(99999) %}{% for j in range(20) %}{% endfor %}{% endfor %}"
+SLOW = "{% if messages[0].content == 'Hi' %}" + BUSY + "{% endif %}" + GOOD
 PICKY = "{% if messages[0].content == 'loop' %}" + NESTED_RANGES + "{% endif %}" + GOOD
 
 
@@ -142,12 +144,14 @@ def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: 
 
 
 def test_idle_processes_are_ended_except_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = RenderProcesses(seconds=1.0, idle_seconds=0.0)
+    processes = RenderProcesses(idle_seconds=0.0)
     monkeypatch.setattr(template_process, "PROCESSES", processes)
     before = set(renderers())
-    template = ChatTemplate({"default": PICKY}, special_tokens={})
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: template.render(PROMPT), range(64)))
+    template = ChatTemplate({"default": SLOW}, special_tokens={})
+    with ThreadPoolExecutor(2) as threads:
+        rendered = threads.map(template.render, [PROMPT] * 2)
+        until(lambda: len(set(renderers()) - before) == 2, "two processes render")
+        assert list(rendered) == ["Hi"] * 2
     until(lambda: len(set(renderers()) - before) == 1, "only one process is left")
     assert template.render(PROMPT) == "Hi"
     processes.close()

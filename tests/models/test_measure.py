@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from holdfast.errors import HoldfastError
@@ -15,6 +17,12 @@ def test_the_platform_report_comes_from_there_too() -> None:
     report = measure.platform_in_subprocess(threads=1)
     assert report.mlx_version
     assert report.memory.total_bytes > 0
+
+
+def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('poisoned')")
+    monkeypatch.chdir(tmp_path)
+    assert measure.platform_in_subprocess(threads=1).mlx_version
 
 
 def test_a_failing_measurement_is_told_in_one_line() -> None:

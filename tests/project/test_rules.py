@@ -56,6 +56,14 @@ def is_table_of_handlers_for_all(node: ast.AST) -> bool:
     return isinstance(node, ast.Dict) and any(isinstance(key, ast.Name) and key.id == "Exception" for key in node.keys)
 
 
+def test_modules_of_the_package_are_run_without_the_current_folder_on_their_path() -> None:
+    starts = re.compile(r'(.{6})"-m", "holdfast')
+    product = [source for source in product_sources() if source.path.is_relative_to(PACKAGE)]
+    found = [(source.name, match[1]) for source in product for match in starts.finditer(source.text)]
+    assert len(found) >= 8
+    assert [name for name, before in found if before != '"-P", '] == []
+
+
 def test_every_room_has_an_empty_init_file() -> None:
     rooms = {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE}
     assert [str(room) for room in rooms if not (room / "__init__.py").is_file() and "bundled" not in room.parts] == []

@@ -11,6 +11,7 @@ from holdfast.errors import (
     ResponsesUnavailable,
     TooLargeForMemory,
     UnknownModel,
+    RenderingUnavailable,
     WorkerUnavailable,
 )
 from holdfast.http.server.problem import RequestRefused, problem_of
@@ -24,6 +25,7 @@ CASES: list[tuple[Exception, int, str, str | None]] = [
     (TooLargeForMemory(needed_bytes=9, budget_bytes=8), 400, "request_too_large_for_memory", "max_tokens"),
     (QueueFull(queued=256, limit=256, retry_after_seconds=0.2), 503, "queue_full", None),
     (WorkerUnavailable("the worker is restarting"), 503, "model_unavailable", None),
+    (RenderingUnavailable(template="default", why="no process"), 503, "model_unavailable", None),
     (ResponsesUnavailable("the disk is full"), 503, "responses_unavailable", None),
     (GenerationFailed("sampling failed"), 500, "generation_failed", None),
     (RequestRefused("no", status=421, code="host_not_allowed"), 421, "host_not_allowed", None),
