@@ -57,7 +57,7 @@ HOSTILE = {
 }
 PROMPT = ChatPrompt(messages=({"role": "user", "content": "Hi"},))
 GOOD = "{% for message in messages %}{{ message.content }}{% endfor %}"
-BUSY = "{% for i in range(99999) %}{% for j in range(20) %}{% endfor %}{% endfor %}"
+BUSY = "{% for i in range(99999) %}{% for j in range(8) %}{% endfor %}{% endfor %}"
 SLOW = "{% if messages[0].content == 'Hi' %}" + BUSY + "{% endif %}" + GOOD
 PICKY = "{% if messages[0].content == 'loop' %}" + NESTED_RANGES + "{% endif %}" + GOOD
 
@@ -121,7 +121,7 @@ def test_a_process_that_cannot_be_started_is_not_the_templates_fault() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
     try:
-        with pytest.raises(RenderingUnavailable, match="'default' cannot be rendered now: .* could be started"):
+        with pytest.raises(RenderingUnavailable, match=r"'default' cannot be rendered now: .* could be started"):
             SandboxedTemplate("default", GOOD)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

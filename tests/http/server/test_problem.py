@@ -8,10 +8,10 @@ from holdfast.errors import (
     InvalidRequest,
     PromptTooLong,
     QueueFull,
+    RenderingUnavailable,
     ResponsesUnavailable,
     TooLargeForMemory,
     UnknownModel,
-    RenderingUnavailable,
     WorkerUnavailable,
 )
 from holdfast.http.server.problem import RequestRefused, problem_of
