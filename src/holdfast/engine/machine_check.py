@@ -366,7 +366,7 @@ def _killed_process(sizes: Sizes) -> Iterator[Finding]:
 
 def churn(wired: str, *, seconds: float) -> Iterator[Finding]:
     """Two processes whose KV grows and goes all the time, with memory wired in one way: all, weights or none."""
-    command = [sys.executable, "-m", "holdfast.engine.machine_check", "--churn", wired, "--seconds", str(seconds)]
+    command = [sys.executable, "-P", "-m", "holdfast.engine.machine_check", "--churn", wired, "--seconds", str(seconds)]
     children = [subprocess.Popen(command) for _ in range(2)]
     ends = [child.wait() for child in children]
     yield f"churn for {seconds / 60:.0f} min, wired: {wired}", f"both processes ended, codes {ends}"
