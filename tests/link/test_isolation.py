@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from hypothesis import given
@@ -89,13 +90,14 @@ def test_each_further_trial_of_a_request_is_twice_as_long() -> None:
     assert to_pass == [7, 14, 28]
 
 
-def test_who_cannot_run_is_passed_over() -> None:
+def test_who_cannot_run_is_tried_later() -> None:
     isolation = Isolation()
     died(isolation, {"a": 0, "b": 0})
     died(isolation, {"a": 0, "b": 0})
     assert isolation.next_of(["b"]) == "b"
     isolation.has_passed("b")
-    assert isolation.next_of(["a", "b"]) is None
+    assert isolation.next_of(["b"]) is None
+    assert isolation.next_of(["a", "b"]) == "a", "it can run again, and has not been tried"
 
 
 def test_when_the_guilty_one_is_found_those_that_died_beside_it_are_believed_again() -> None:
@@ -141,14 +143,34 @@ def test_whoever_kills_is_refused_in_the_end_and_nobody_else(data: st.DataObject
     assert refused == killers.keys()
 
 
-@given(lives=st.lists(st.integers(0, 200), min_size=WORST, max_size=WORST))
-def test_the_deaths_that_one_request_can_cause_are_bounded_however_it_behaves(lives: list[int]) -> None:
+@given(lives=st.lists(st.tuples(st.integers(0, 200), st.booleans()), min_size=1, max_size=8))
+def test_the_deaths_that_one_request_can_cause_are_bounded_however_it_behaves(lives: list[tuple[int, bool]]) -> None:
+    """In each life it draws so many tokens; or nobody reads it for a while, once it runs alone."""
     isolation = Isolation()
-    for tokens in lives:
-        alone = None if isolation.is_over else isolation.next_of(["a"])
-        if alone is not None and tokens >= isolation.tokens_to_pass:
+    deaths = 0
+    for tokens, pauses in itertools.islice(itertools.cycle(lives), 8 * WORST):
+        alone = isolation.next_of(["a"])
+        if alone is not None and pauses:
+            isolation.interrupt_trial()
+            assert isolation.next_of([]) is None
+        elif alone is not None and tokens >= isolation.tokens_to_pass:
             isolation.has_passed(alone)
-            continue
-        if died(isolation, {"a": tokens}) is not None:
-            return
-    raise AssertionError(f"it was never refused, in {WORST} lives")
+        else:
+            deaths += 1
+            assert deaths <= WORST
+            if died(isolation, {"a": tokens}) is not None:
+                return
+    assert any(pauses for _, pauses in lives), "it was never refused"
+
+
+def test_a_suspect_that_is_not_read_waits_for_its_trial_and_no_death_is_forgotten() -> None:
+    isolation = Isolation()
+    for _ in range(DEATHS_OF_ONE):
+        died(isolation, {"innocent": MANY, "guilty": 2})
+    assert isolation.next_of(["innocent", "guilty"]) == "guilty"
+    isolation.interrupt_trial()
+    assert isolation.next_of(["innocent"]) is None
+    assert died(isolation, {"innocent": MANY}, also_open=("guilty",)) is None
+    assert isolation.is_untried("guilty")
+    assert isolation.next_of(["innocent", "guilty"]) == "guilty"
+    assert died(isolation, {"guilty": 2}, also_open=("innocent",)) == "guilty"

@@ -207,6 +207,24 @@ async def test_the_one_that_kills_alone_is_refused_and_the_others_go_on(front: F
     assert front.client.open_streams == 3
 
 
+async def test_a_request_that_is_set_aside_during_its_trial_is_tried_again_when_it_goes_on(front: Front) -> None:
+    """Else a client whose connection comes and goes would kill one worker after the other."""
+    guilty, _ = front.submit("guilty", "innocent")
+    for _ in range(3):
+        front.tokens("guilty")
+        front.tokens("innocent", count=20)
+        front.die()
+        front.next_worker()
+    for _ in range(3):
+        guilty.pause()
+        assert front.worker.ids == ["guilty", "innocent"]
+        guilty.go_on()
+    later_rounds = ["pause guilty", "resume innocent", "pause innocent", "resume guilty"] * 2
+    assert front.worker.steered == ["pause guilty", "pause innocent", "resume guilty", *later_rounds]
+    assert front.die() == ("guilty",)
+    assert front.next_worker().ids == ["innocent"]
+
+
 async def test_one_that_draws_a_token_in_every_life_is_refused_and_those_beside_it_go_on(front: Front) -> None:
     guilty, _ = front.submit("guilty", "innocent")
     for _ in range(3):

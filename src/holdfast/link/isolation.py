@@ -6,7 +6,8 @@ a request that kills after two tokens makes progress in every life.
 
 A suspect then runs alone. If the worker dies meanwhile, that request is refused, and the deaths that it met are explained: they
 no longer count against the others. If it draws more tokens than it has been dying after, it has passed. Each further trial of
-the same request is twice as long, so the number of deaths that one request can cause is bounded.
+the same request is twice as long. A suspect whose stream is not read cannot be tried: it waits, and the others run meanwhile. It
+never runs beside them before it has passed. So the number of deaths that one request can cause is bounded.
 """
 
 from __future__ import annotations
@@ -37,8 +38,12 @@ class Isolation:
 
     @property
     def is_over(self) -> bool:
-        """Whether no request has to run alone."""
+        """Whether no request has to run alone, now or later."""
         return self.alone is None and not self._untried
+
+    def is_untried(self, request_id: RequestId) -> bool:
+        """Whether the request still has to run alone before it may run beside others."""
+        return request_id in self._untried
 
     @property
     def tokens_to_pass(self) -> int:
@@ -66,25 +71,30 @@ class Isolation:
             self._deaths = [death for death in self._deaths if alone not in death]
             self._untried = [each for each in self._untried if self._is_suspect(each)]
             return alone
-        if self._deaths_together >= DEATHS_TOGETHER:
-            self._untried = sorted(drawn, key=self._likelihood_order)
-        elif not self._untried:
-            self._untried = sorted(filter(self._is_suspect, drawn), key=self._likelihood_order)
+        suspects = drawn if self._deaths_together >= DEATHS_TOGETHER else filter(self._is_suspect, drawn)
+        self._untried = sorted(dict.fromkeys([*self._untried, *suspects]), key=self._likelihood_order)
         return None
 
     def next_of(self, able: Collection[RequestId]) -> RequestId | None:
-        """Let the next suspect among `able` run alone; None when there is none left, and all may run."""
-        self._untried = [each for each in self._untried if each in able]
-        self.alone = self._untried.pop(0) if self._untried else None
+        """Let the next suspect among `able` run alone; None when there is none, and all who are not suspects may run."""
+        self.alone = next((each for each in self._untried if each in able), None)
+        if self.alone is not None:
+            self._untried.remove(self.alone)
         return self.alone
 
     def has_passed(self, request_id: RequestId) -> None:
-        """The request that runs alone has drawn `tokens_to_pass`, has ended, or cannot go on for want of a reader."""
+        """The request that runs alone has drawn `tokens_to_pass`, or has ended."""
         assert self.alone == request_id
         self.alone = None
         self._passed[request_id] = self._passed.get(request_id, 0) + 1
         for death in self._deaths:
             death.pop(request_id, None)
+
+    def interrupt_trial(self) -> None:
+        """The request that runs alone cannot go on, because its stream is not read. It is tried again once it can."""
+        assert self.alone is not None
+        self._untried.append(self.alone)
+        self.alone = None
 
     def _is_suspect(self, request_id: RequestId) -> bool:
         lives = [death[request_id] for death in self._deaths if request_id in death]
@@ -99,3 +109,4 @@ class Isolation:
     def _forget_all_but(self, open_requests: Collection[RequestId]) -> None:
         self._deaths = [death for death in self._deaths if not death.keys().isdisjoint(open_requests)]
         self._passed = {each: times for each, times in self._passed.items() if each in open_requests}
+        self._untried = [each for each in self._untried if each in open_requests]

@@ -250,7 +250,7 @@ class ModelClient:
 
     def _send_commands(self) -> None:
         """Those that the worker of now does not have; none beside a request that is to run alone."""
-        if self._worker is None or not self._worker.is_open or not self._isolation.is_over:
+        if self._worker is None or not self._worker.is_open or self._isolation.alone is not None:
             return
         for asked in self._asked.values():
             if not asked.is_sent:
@@ -268,21 +268,29 @@ class ModelClient:
         )
 
     def _send_what_may_run(self) -> None:
-        """All that is open; while requests are tried alone, one of those."""
-        if self._worker is None or not self._worker.is_open:
+        """All that is open; while requests are tried alone, one of those. A suspect that nobody reads waits for its trial."""
+        if self._worker is None or not self._worker.is_open or self._isolation.alone is not None:
             return
-        if self._isolation.is_over:
-            for opened in self._open.values():
+        able = [request_id for request_id, opened in self._open.items() if not opened.stream.is_paused]
+        alone = self._isolation.next_of(able)
+        for request_id, opened in self._open.items():
+            if request_id != alone and (alone is not None or self._isolation.is_untried(request_id)):
+                self._hold(opened)
+        if alone is not None:
+            self._let_run(self._open[alone])
+            return
+        for request_id, opened in self._open.items():
+            if not self._isolation.is_untried(request_id):
                 self._let_run(opened)
-            self._send_commands()
+        self._send_commands()
+
+    def _hold(self, opened: _OpenRequest) -> None:
+        """Have the worker, if it has this request, set it aside for another one to run alone."""
+        if opened.is_held or not opened.is_sent:
             return
-        if self._isolation.alone is None:
-            able = [request_id for request_id, opened in self._open.items() if not opened.stream.is_paused]
-            alone = self._isolation.next_of(able)
-            if alone is None:
-                self._send_what_may_run()
-            else:
-                self._let_run(self._open[alone])
+        opened.is_held = True
+        if not opened.stream.is_paused:
+            self.worker.steer(opened.request.request_id, "pause")
 
     def _let_run(self, opened: _OpenRequest) -> None:
         """Send a request that the worker does not have; have it go on with one that it holds."""
@@ -302,15 +310,14 @@ class ModelClient:
             worker.steer(stream.request_id, "pause")
 
     def _look_at_who_runs_alone(self, request_id: RequestId) -> None:
-        """Let the next one run once this one has drawn enough, has ended or is not read; it waits until the others were tried."""
+        """Let others run once this one has drawn enough, has ended, or is not read."""
         opened = self._open.get(request_id)
-        if opened is not None and not opened.stream.is_paused and opened.new_tokens < self._isolation.tokens_to_pass:
+        if opened is None or opened.new_tokens >= self._isolation.tokens_to_pass:
+            self._isolation.has_passed(request_id)
+        elif opened.stream.is_paused:
+            self._isolation.interrupt_trial()
+        else:
             return
-        self._isolation.has_passed(request_id)
-        if opened is not None and self._worker is not None and not self._isolation.is_over:
-            opened.is_held = True
-            if not opened.stream.is_paused:
-                self._worker.steer(request_id, "pause")
         self._send_what_may_run()
 
     def _limit_thoughts(self, request_id: RequestId, budget: ThinkingBudget) -> None:
@@ -333,6 +340,8 @@ class ModelClient:
             self._worker.steer(request_id, action)
         if self._isolation.alone == request_id and action != "resume":
             self._look_at_who_runs_alone(request_id)
+        if action == "resume" and self._isolation.is_untried(request_id):
+            self._send_what_may_run()
 
 
 def _of_last_sending(answer: SessionAnswer, asked: _OpenCommand) -> SessionAnswer:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import re
@@ -10,12 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from holdfast.config import LimitsSettings
 from holdfast.http.openai.chat import ChatCompletionRequest
-from holdfast.http.server.body import field_name, parse
+from holdfast.http.server.body import _DECOMPRESSED_AT_ONCE, field_name, parse, read_body
 from holdfast.messages.requests import ChatPrompt
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import ScriptedGateway
@@ -139,6 +141,31 @@ async def test_a_compressed_body_is_read_however_it_is_cut(name: str, pieces: in
     size = -(-len(body) // pieces)
     response = await sent([body[start : start + size] for start in range(0, len(body), size)], encoding)
     assert response.status_code == 200, response.text
+
+
+async def read(compressed: bytes, encoding: str) -> bytes:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": compressed, "more_body": False}
+
+    scope = {"type": "http", "headers": [(b"content-encoding", encoding.encode())]}
+    return await read_body(Request(scope, receive), limit_bytes=8 << 20)
+
+
+@settings(max_examples=40)
+@given(
+    name=st.sampled_from(sorted(COMPRESSED)),
+    pieces=st.integers(1, 2),
+    beside=st.integers(-600, 600),
+    unit=st.binary(min_size=1, max_size=12),
+)
+def test_a_body_whose_size_is_near_a_multiple_of_the_piece_is_read_whole(
+    name: str, pieces: int, beside: int, unit: bytes
+) -> None:
+    """Of a repetitive one, the whole input may have been read while output is still to come."""
+    size = pieces * _DECOMPRESSED_AT_ONCE + beside
+    body = (unit * (size // len(unit) + 1))[:size]
+    encoding, compress = COMPRESSED[name]
+    assert asyncio.run(read(compress(body), encoding.lower())) == body
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress"])

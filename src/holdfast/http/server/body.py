@@ -60,7 +60,8 @@ async def _decompressed(pieces: AsyncIterator[bytes], coding: str) -> AsyncItera
     decompressor: zlib._Decompress | None = None
     async for piece in pieces:
         rest = piece
-        while rest:
+        is_full = False
+        while rest or is_full:  # after a full piece, zlib may hold more output though it has read all its input
             if decompressor is None or decompressor.eof:  # gzip may consist of several members
                 decompressor = zlib.decompressobj(wbits=_window_bits(coding, rest))
             try:
@@ -68,6 +69,7 @@ async def _decompressed(pieces: AsyncIterator[bytes], coding: str) -> AsyncItera
             except zlib.error as error:
                 raise _damaged(coding, str(error)) from None
             rest = decompressor.unused_data if decompressor.eof else decompressor.unconsumed_tail
+            is_full = len(decompressed) == _DECOMPRESSED_AT_ONCE and not decompressor.eof
             yield decompressed
             await asyncio.sleep(0)
     if decompressor is not None and not decompressor.eof:
