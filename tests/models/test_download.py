@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from huggingface_hub import constants
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
-from holdfast.models.download import ModelSource, model_source, resolve_model, served_id
+from holdfast.models.download import ModelSource, check_reachable, model_source, resolve_model, served_id
 from tests.fakes.hub import HubState, hub_in_place
 
 MODEL = "coast/kelp-small"
@@ -170,6 +171,7 @@ def test_a_hub_that_is_not_reached_is_asked_once_and_not_again_and_again(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr("holdfast.models.download._PATIENCE_SECONDS", 0.1)
         monkeypatch.setattr("holdfast.models.download._REACH_SECONDS", 1.0)
         with pytest.raises(ModelLoadError, match=r"the Hub cannot be reached.*no answer|timed out"):
             fetch()
@@ -180,7 +182,36 @@ def test_a_hub_that_is_not_reached_is_asked_once_and_not_again_and_again(
                 silent.accept()[0].close()
                 connections += 1
     assert connections <= 1
-    assert not caplog.records
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_hub_that_is_slow_to_answer_is_waited_for(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{slow.getsockname()[1]}")
+        asking = threading.Thread(target=check_reachable)
+        asking.start()
+        connection, _ = slow.accept()
+        with connection:
+            asking.join(3)
+            assert asking.is_alive()
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            asking.join()
+    assert "slow to answer" in caplog.text
+
+
+def test_a_name_that_is_not_known_is_told_in_one_line(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+    with pytest.raises(ModelLoadError, match=r"the Hub cannot be reached.*hub\.invalid") as caught:
+        fetch()
+    assert "\n" not in str(caught.value)
+
+
+def test_an_address_that_cannot_be_asked_is_told_as_what_it_is(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1\x00")
+    with pytest.raises(ModelLoadError, match="InvalidURL"):
+        fetch()
 
 
 def test_what_the_cache_holds_is_used_where_the_hub_is_not_reached(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import logging
 import os
 import re
 import shutil
+import socket
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError, NoSuchModel
@@ -33,7 +37,10 @@ _PATTERNS = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "t
 _CODE_PATTERN = "*.py"
 _HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _SPARE_BYTES = 256 << 20  # left free on the disk beside the model
-_REACH_SECONDS = 2.0  # to hear anything from the Hub; huggingface_hub itself tries for 23 s and prints each try
+_LOOKUP_SECONDS = 2.5  # for the system to look up the Hub's name, which nothing else bounds
+_PATIENCE_SECONDS = 2.0  # until the user is told that the Hub is slow
+_REACH_SECONDS = 10.0  # to hear anything from the Hub; huggingface_hub itself tries for 23 s and prints each try
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +139,7 @@ def fetch(source: ModelSource, *, with_code: bool = False, on_bytes: OnBytes) ->
     with hub_errors(source):
         try:
             check_reachable()
-        except (ConnectionError, TimeoutError) as error:
+        except (ConnectionError, TimeoutError, ModelLoadError) as error:
             return FetchedModel(folder=_from_cache(source, wanted, error))
         try:
             files = snapshot_download(**wanted, dry_run=True, tqdm_class=_bar_class(None))
@@ -166,8 +173,9 @@ def hub_errors(source: ModelSource) -> Iterator[None]:
 
 
 def check_reachable() -> None:
-    """Raise ConnectionError or TimeoutError where the Hub gives no answer at all. Asks nothing where it must not be asked.
+    """Ask the Hub for any answer, unless HF_HUB_OFFLINE forbids it. A slow Hub is waited for.
 
+    Raises ConnectionError or TimeoutError where there is no answer, and ModelLoadError where the Hub could not even be asked.
     A thread asks, since nothing bounds the time that the system takes to look a name up.
     """
     import httpx
@@ -175,22 +183,35 @@ def check_reachable() -> None:
 
     if constants.HF_HUB_OFFLINE:
         return
-    outcome: list[httpx.HTTPError | None] = []
+    endpoint = constants.ENDPOINT
+    is_found = threading.Event()
+    errors: list[Exception] = []
 
     def ask() -> None:
         try:
-            httpx.head(constants.ENDPOINT, timeout=_REACH_SECONDS)
-            outcome.append(None)
-        except httpx.HTTPError as error:
-            outcome.append(error)
+            if not urllib.request.getproxies():  # a proxy looks the name up itself
+                socket.getaddrinfo(urlsplit(endpoint).hostname, None)
+            is_found.set()
+            httpx.head(endpoint, timeout=_REACH_SECONDS)
+        except Exception as error:  # raised below, in the thread that waits
+            errors.append(error)
+            is_found.set()
 
     asking = threading.Thread(target=ask, name="hub-reach", daemon=True)
     asking.start()
-    asking.join(_REACH_SECONDS)
-    if not outcome:
-        raise TimeoutError(f"no answer from {constants.ENDPOINT} within {_REACH_SECONDS:.0f} s")
-    if (error := outcome[0]) is not None:
-        raise ConnectionError(f"{constants.ENDPOINT}: {error}")
+    if not is_found.wait(_LOOKUP_SECONDS):
+        raise TimeoutError(f"the name in {endpoint} could not be looked up within {_LOOKUP_SECONDS} s")
+    asking.join(_PATIENCE_SECONDS)
+    if asking.is_alive():
+        _logger.warning("%s is slow to answer; waiting up to %.0f s", endpoint, _REACH_SECONDS)
+        asking.join(_REACH_SECONDS - _PATIENCE_SECONDS)
+    if asking.is_alive():
+        raise TimeoutError(f"no answer from {endpoint} within {_REACH_SECONDS:.0f} s")
+    if not errors:
+        return
+    if isinstance(errors[0], (httpx.HTTPError, socket.gaierror)):
+        raise ConnectionError(f"{endpoint}: {errors[0]}")
+    raise ModelLoadError(f"{endpoint} could not be asked: {_one_line(errors[0])}")
 
 
 def _counter(*, total_bytes: int, on_bytes: OnBytes) -> Callable[[float], None]:
