@@ -324,8 +324,20 @@ _NAMES = {
     "required": {"required": ["a"], "additionalProperties": {"type": "string"}},
     "patterns": {"patternProperties": {"^é": {"type": "integer"}}, "additionalProperties": True},
     "both": {"properties": {"a": {"type": "integer"}}, "patternProperties": {"^(a.|é)": {"type": "string"}}},
+    "both and no others": {
+        "properties": {"a": {"type": "integer"}},
+        "patternProperties": {"^(a.|é)": {"type": "string"}},
+        "additionalProperties": False,
+    },
     "closed": {"properties": {"a": {"type": "integer"}}, "additionalProperties": False},
     "any": {},
+    "put together": {
+        "allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"é": {"type": "integer"}}, "required": ["b"]}]
+    },
+    "of free ones that are held": {
+        "properties": {"a": {"type": "integer"}},
+        "allOf": [{"additionalProperties": {"type": "integer"}}],
+    },
 }
 
 
@@ -349,5 +361,5 @@ def test_names_of_one_kind_leave_strings_their_escapes() -> None:
     assert accepts(grammar, '{"city": "Z\\u00fcrich"}')
     mixed = {**closed, "additionalProperties": True}
     grammar = grammar_text(f"start: {json_value(_checked(mixed).schema)}")
-    assert accepts(grammar, '{"city": "Zürich", "other": 1}')
+    assert accepts(grammar, '{"city": "Z\\u00fcrich", "other\\n\\"ü": {"any": "Z\\u00fcrich"}}')
     assert not accepts(grammar, '{"city": "Zürich", "\\u0063ity": 1}')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.intake.grammars.formats import EXACT
@@ -119,37 +119,57 @@ def json_value(schema: Any) -> str:
     """A value of a schema that is clean, as JSON text."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
+    schema = _with_exact_formats(_with_plain_names(schema))
     escapes = _NO_ESCAPES if _may_disguise_a_name(schema) else _ESCAPES
-    return "%json " + json.dumps({**_with_exact_formats(schema), "x-guidance": {**_JSON_OPTIONS, **escapes}})
+    return "%json " + json.dumps({**schema, "x-guidance": {**_JSON_OPTIONS, **escapes}})
 
 
 def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:
     """Whether an escape could write a name that has a schema of its own as one that has another.
 
-    llguidance tells declared and free names apart by their letters, not by what they mean: `"\\u0061"` is not `"a"`.
+    llguidance tells declared and free names apart by their letters, not by what they mean: `"\\u0061"` is not `"a"`. Declared
+    names and those of a pattern are never written with `\\u`.
     """
-    declares = bool(schema.get("properties") or schema.get("required"))
-    kinds = (declares, bool(schema.get("patternProperties")), schema.get("additionalProperties", True) is not False)
-    return sum(kinds) > 1 or any(isinstance(inner, dict) and _may_disguise_a_name(inner) for inner in _subschemas(schema))
+    is_named = bool(schema.get("properties") or schema.get("required") or schema.get("patternProperties"))
+    if is_named and schema.get("additionalProperties", True) is not False:
+        return True
+    return any(isinstance(inner, dict) and _may_disguise_a_name(inner) for inner in _subschemas(schema))
+
+
+def _with_plain_names(schema: Any) -> Any:
+    """The schema with a pattern for the free names of objects that declare others, so that no `\\u` is written in them."""
+    if not isinstance(schema, dict):
+        return schema
+    found = _with_each_subschema(schema, _with_plain_names)
+    is_named = bool(found.get("properties") or found.get("required"))
+    is_open = found.get("additionalProperties", True) in (True, {})
+    if is_named and is_open and not found.get("patternProperties"):
+        found |= {"patternProperties": {"": True}, "additionalProperties": False}
+    return found
 
 
 def _with_exact_formats(schema: Any) -> Any:
     """The schema with patterns in place of those formats that llguidance takes loosely."""
     if not isinstance(schema, dict):
         return schema
-    found = dict(schema)
-    for keyword in (*MAPS, "$defs"):
-        if keyword in found:
-            found[keyword] = {name: _with_exact_formats(inner) for name, inner in found[keyword].items()}
-    for keyword in (*LISTS, *SINGLES):
-        inner = found.get(keyword)
-        if inner is not None:
-            found[keyword] = [*map(_with_exact_formats, inner)] if isinstance(inner, list | tuple) else _with_exact_formats(inner)
+    found = _with_each_subschema(schema, _with_exact_formats)
     regex = EXACT.get(found.get("format", ""))
     if regex is not None:
         del found["format"]
         exact = {"pattern": f"^({regex})$"}
         found |= {"allOf": [*found.get("allOf", ()), exact]} if "pattern" in found else exact
+    return found
+
+
+def _with_each_subschema(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    found = dict(schema)
+    for keyword in (*MAPS, "$defs"):
+        if keyword in found:
+            found[keyword] = {name: change(inner) for name, inner in found[keyword].items()}
+    for keyword in (*LISTS, *SINGLES):
+        inner = found.get(keyword)
+        if inner is not None:
+            found[keyword] = [*map(change, inner)] if isinstance(inner, list | tuple) else change(inner)
     return found
 
 
