@@ -185,7 +185,7 @@ def check_reachable() -> None:
         return
     endpoint = constants.ENDPOINT
     is_found = threading.Event()
-    errors: list[Exception] = []
+    outcome: list[Exception | None] = []
 
     def ask() -> None:
         try:
@@ -193,8 +193,11 @@ def check_reachable() -> None:
                 socket.getaddrinfo(urlsplit(endpoint).hostname, None)
             is_found.set()
             httpx.head(endpoint, timeout=_REACH_SECONDS)
-        except Exception as error:  # raised below, in the thread that waits
-            errors.append(error)
+            outcome.append(None)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:
+            # Bad addresses and certificates, and proxies that need another package, are told below.
+            outcome.append(error)
+        finally:
             is_found.set()
 
     asking = threading.Thread(target=ask, name="hub-reach", daemon=True)
@@ -207,11 +210,13 @@ def check_reachable() -> None:
         asking.join(_REACH_SECONDS - _PATIENCE_SECONDS)
     if asking.is_alive():
         raise TimeoutError(f"no answer from {endpoint} within {_REACH_SECONDS:.0f} s")
-    if not errors:
-        return
-    if isinstance(errors[0], (httpx.HTTPError, socket.gaierror)):
-        raise ConnectionError(f"{endpoint}: {errors[0]}")
-    raise ModelLoadError(f"{endpoint} could not be asked: {_one_line(errors[0])}")
+    if not outcome:
+        raise ModelLoadError(f"{endpoint} could not be asked, for the reason above")
+    error = outcome[0]
+    if isinstance(error, (httpx.HTTPError, socket.gaierror)):
+        raise ConnectionError(f"{endpoint}: {error}")
+    if error is not None:
+        raise ModelLoadError(f"{endpoint} could not be asked: {_one_line(error)}")
 
 
 def _counter(*, total_bytes: int, on_bytes: OnBytes) -> Callable[[float], None]:
