@@ -97,7 +97,7 @@ class ServerSettings:
     )
     reconnect_seconds: float = _setting(
         60.0,
-        "How long an answer is kept whose connection was lost, for the same request sent again; 0: it is cancelled at once.",
+        "How long to keep an answer after its connection was lost, in case the same request is sent again; 0: cancel it at once.",
         limits=Limits(at_least=0),
     )
     unattended_seconds: float = _setting(

@@ -150,6 +150,7 @@ class Exchange:
         method: str = "POST",
         headers: Mapping[str, str] | None = None,
         address: str = "127.0.0.1",
+        query: str = "",
         upload_breaks_off: bool = False,
     ) -> None:
         raw = json.dumps(body).encode()
@@ -164,7 +165,7 @@ class Exchange:
             "path": path,
             "raw_path": path.encode(),
             "root_path": "",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"), *given],
             "client": (address, 1),
             "server": ("127.0.0.1", 8321),

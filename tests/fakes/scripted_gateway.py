@@ -12,6 +12,7 @@ from typing import Any
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings, Settings
 from holdfast.errors import UnknownModel
 from holdfast.http.server.services import Services
+from holdfast.intake.defaults import with_model_defaults
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.intake.tokenize import Tokenizer
@@ -150,6 +151,7 @@ class ScriptedGateway:
 
     script: Script | Callable[[GenerationRequest], Script] = field(default_factory=lambda: answer("Hel", "lo"))
     refusal: Exception | None = None
+    generation_defaults: dict[str, float] = field(default_factory=lambda: {"temperature": 0.6, "top_p": 0.9})
     dropped_tokens: int = 0
     unenforced: tuple[str, ...] = ()
     breakpoints: tuple[PinnedPrefix, ...] = ()
@@ -193,6 +195,7 @@ class ScriptedGateway:
             unenforced=self.unenforced,
             breakpoints=self.breakpoints,
         )
+        stream.sampling = with_model_defaults(request.sampling, unset=request.unset_sampling, defaults=self.generation_defaults)
         self.streams.append(stream)
         return stream
 

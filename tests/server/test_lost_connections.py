@@ -27,6 +27,8 @@ SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "lines": 
 ASKED: list[Any] = [{"role": "user", "content": "Write it down."}]
 TOOL: list[Any] = [{"type": "function", "function": {"name": "write_file", "parameters": SCHEMA}}]
 
+GREEDY: dict[str, Any] = {"temperature": 0}  # so that a lost answer may go to the same request
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
@@ -46,7 +48,7 @@ class Chat:
 
     def begun(self, name: str) -> Any:
         return self.client.chat.completions.create(
-            model="scripted", messages=ASKED, tools=TOOL, stream=True, stream_options={"include_usage": True}, user=name
+            model="scripted", messages=ASKED, tools=TOOL, stream=True, stream_options={"include_usage": True}, user=name, **GREEDY
         )
 
     def streamed(self, name: str) -> tuple[str, Any]:
@@ -56,7 +58,7 @@ class Chat:
         return "".join(delta.content or "" for delta in said), json.loads("".join(arguments))
 
     def whole(self, name: str) -> tuple[str, Any]:
-        answer = self.client.chat.completions.create(model="scripted", messages=ASKED, tools=TOOL, user=name)
+        answer = self.client.chat.completions.create(model="scripted", messages=ASKED, tools=TOOL, user=name, **GREEDY)
         message = answer.choices[0].message
         (call,) = message.tool_calls or ()
         return message.content or "", json.loads(call.function.arguments)
@@ -68,6 +70,7 @@ class Responses:
     def __init__(self, url: str) -> None:
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
         self.given = {
+            **GREEDY,
             "model": "scripted",
             "input": ASKED,
             "tools": [{"type": "function", **TOOL[0]["function"], "strict": False}],
@@ -96,6 +99,7 @@ class Messages:
         tool: Any = {"name": "write_file", "input_schema": SCHEMA}
         thinking = {"type": "enabled", "budget_tokens": 1024}
         self.given: dict[str, Any] = {
+            **GREEDY,
             "model": "scripted",
             "max_tokens": 8000,
             "messages": ASKED,
@@ -130,7 +134,7 @@ class OllamaChat:
         self.client = ollama.Client(host=url)
 
     def begun(self, name: str) -> Any:
-        return self.client.chat("scripted", ASKED, tools=TOOL, stream=True, options={"stop": [name]})
+        return self.client.chat("scripted", ASKED, tools=TOOL, stream=True, options={"stop": [name], **GREEDY})
 
     def streamed(self, name: str) -> tuple[str, Any]:
         said = [part.message for part in self.begun(name)]
@@ -138,7 +142,7 @@ class OllamaChat:
         return "".join(message.content or "" for message in said), call.function.arguments
 
     def whole(self, name: str) -> tuple[str, Any]:
-        message = self.client.chat("scripted", ASKED, tools=TOOL, options={"stop": [name]}).message
+        message = self.client.chat("scripted", ASKED, tools=TOOL, options={"stop": [name], **GREEDY}).message
         (call,) = message.tool_calls or ()
         return message.content or "", call.function.arguments
 

@@ -33,13 +33,19 @@ async def answered(request: Request, services: Services, kind: type[OllamaGenera
         asked.think = None
     if asked.asks_nothing:
         return await _loaded(request, asked, services, model_id=model_id)
-    answer = await generate(request, services, lambda _: asked.plan(services), body=body)
+    # A model that is to be unloaded does not wait for a client that may come back.
+    outlives_client = not _unloads(asked, request)
+    answer = await generate(request, services, lambda _: asked.plan(services), body=body, outlives_client=outlives_client)
     return with_unload(answer, asked, request, services)
+
+
+def _unloads(asked: OllamaRequest, request: Request) -> bool:
+    return asked.asks_to_unload and caller_of(request).is_admin
 
 
 def with_unload(answer: Response, asked: OllamaRequest, request: Request, services: Services) -> Response:
     """An answer behind which its model is let go of, if an administrator asks for that: of others it is a hint like any."""
-    if not (asked.asks_to_unload and caller_of(request).is_admin):
+    if not _unloads(asked, request):
         return answer
     model_id = served_model(asked.model, services).id
     return _Last(answer, lambda: services.control.let_go(model_id))

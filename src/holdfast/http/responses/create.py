@@ -43,7 +43,7 @@ async def create_response(request: Request, services: Services) -> Response:
     """Answer the items of an input."""
     answer = AnswerRecord(services.metrics)
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    identity = identity_of(request, body)
+    identity = identity_of(request, body, services.server)
     if (taken := rejoined(identity, request, services)) is not None:
         return taken
     asked = parse(ResponseRequest, body)

@@ -19,7 +19,7 @@ from holdfast.http.server.services import Services, is_waited_for
 
 
 class KeptResponse(Response):
-    """An answer that is kept as far as it comes: when its client leaves, it is cancelled."""
+    """An answer that is stored as far as it was generated, which may be after its client has left."""
 
     def __init__(self, response: Response, run: ResponseRun) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from holdfast.errors import HoldfastError, WorkerUnavailable
+from holdfast.http.server.held_answers import HeldAnswer
 from holdfast.http.server.problem import RequestRefused
 from holdfast.telemetry.request_log import RequestRecord
 
@@ -33,6 +34,13 @@ class ActiveRequest:
     task: asyncio.Task[object]
     is_cancelled: bool = False
     thinker: Thinker | None = None  # once the model has accepted the request
+    makes: HeldAnswer | None = None  # the answer that is generated for it, where others may be given that
+    follows: HeldAnswer | None = None  # the answer to an earlier request, which it was given
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its answer is generated although no client is connected."""
+        return self.makes is not None and self.makes.clients == 0
 
     @property
     def state(self) -> RequestState:
@@ -40,8 +48,10 @@ class ActiveRequest:
 
         Abandoned: its client is gone, and may come back for the answer.
         """
-        if self.record.is_aborted:
+        if self.is_abandoned:
             return "abandoned"
+        if self.follows is not None:
+            return "writing" if self.follows.next_place else "reading"
         if self.record.answer is None:
             return "waiting" if self.record.asked is not None else "reading"
         return "reading" if self.record.answer.first_text_at is None else "writing"
@@ -83,9 +93,10 @@ class ActiveRequests:
         found = (each for each in self if each.record.asked is not None and each.record.asked.request_id == answer_id)
         return next((each for each in found if each.record.key == key), None)
 
-    def has_others(self, record: RequestRecord) -> bool:
-        """Whether anybody waits for the answer to any other request than this one."""
-        return any(active.record is not record and not active.record.is_aborted for active in self._active.values())
+    @property
+    def has_clients(self) -> bool:
+        """Whether any client is waiting for an answer."""
+        return not all(active.is_abandoned for active in self._active.values())
 
     def cancel(self, request_id: str) -> ActiveRequest | None:
         """End a request; its client is told so. None when there is none of that id."""

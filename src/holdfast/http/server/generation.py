@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
-from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
@@ -21,7 +20,7 @@ from holdfast.http.server.disconnect import disconnected, unless_first
 from holdfast.http.server.errors import RECORD
 from holdfast.http.server.explanation import Explanation, explain_choice, explanation_of
 from holdfast.http.server.extensions import extended
-from holdfast.http.server.following import rejoined, send_whole
+from holdfast.http.server.following import leave, rejoined, send_stopped, send_whole
 from holdfast.http.server.held_answers import HeldAnswer, RequestIdentity, identity_of
 from holdfast.http.server.problem import problem_of, record_problem
 from holdfast.http.server.services import OutputStream, Services, is_waited_for
@@ -35,16 +34,21 @@ from holdfast.telemetry.requests import AnswerRecord
 
 
 async def generate(
-    request: Request, services: Services, plan_of: Callable[[bytes], AnswerPlan], *, body: bytes | None = None
+    request: Request,
+    services: Services,
+    plan_of: Callable[[bytes], AnswerPlan],
+    *,
+    body: bytes | None = None,
+    outlives_client: bool = True,
 ) -> Response:
     """The answer to a request for generated text. `plan_of` makes a plan of its body, or raises RequestRefused.
 
-    body: if it has been read already.
+    body: if it has been read already. outlives_client: the same request sent again may be given the answer.
     """
     answer = AnswerRecord(services.metrics)
     if body is None:
         body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    identity = identity_of(request, body)
+    identity = identity_of(request, body, services.server) if outlives_client else None
     if (taken := rejoined(identity, request, services)) is not None:
         return taken
     plan = extended(plan_of(body), request, limits=services.limits)
@@ -57,7 +61,7 @@ class GenerationResponse(Response):
     def __init__(
         self, services: Services, plan: AnswerPlan, answer: AnswerRecord, *, identity: RequestIdentity | None = None
     ) -> None:
-        """identity: by which the same request sent again is known and gets this answer; None: it gets one of its own."""
+        """identity: by which the same request sent again is recognized; None: nobody else is given this answer."""
         super().__init__()
         self._services = services
         self._plan = plan
@@ -65,6 +69,7 @@ class GenerationResponse(Response):
         self._identity = identity
         self._held: HeldAnswer | None = None
         self._active: ActiveRequest | None = None
+        self._is_lost = False  # its client is gone; the answer may be generated all the same
         self._has_sent_all = False
         self._writer: EventWriter | None = None  # of a stream
         self._stream: OutputStream | None = None  # once the worker has taken the request
@@ -92,42 +97,34 @@ class GenerationResponse(Response):
             self._active = active
             self._services.held.make_way()
             if self._identity is not None:
-                self._held = self._services.held.begin(self._identity, self._plan, record)
+                self._held = active.makes = self._services.held.begin(self._identity, self._plan, record)
             gone = self._gone(receive, record, counted)
             try:
                 is_done = await unless_first(gone, self._generate(watched_send, record))
                 record.is_aborted = record.is_aborted or not is_done
             except asyncio.CancelledError:
                 stopped = active.ended_by()
-                problem = replace(problem_of(stopped), request_id=record.request_id)
-                record_problem(record, problem, stopped)
                 if self._held is not None:
                     self._held.end(stopped)
                 if self._is_lost:
-                    return
-                if not record.has_status:
-                    raise stopped from None
-                if not has_ended:  # so it is a stream
-                    await send({"type": "http.response.body", "body": self._plan.form.broken(problem), "more_body": False})
+                    record_problem(record, problem_of(stopped), stopped)
+                else:
+                    await send_stopped(stopped, record, self._plan.form, send, has_ended=has_ended)
             finally:
                 if self._held is not None:
-                    self._services.held.end(self._held, self._services.server)
-
-    @property
-    def _is_lost(self) -> bool:
-        """Whether its client is gone, while the answer is made all the same."""
-        return self._held is not None and not self._held.has_client
+                    self._services.held.finish(self._held)
+                    if not self._is_lost:
+                        leave(self._services, self._held, has_all=True)
 
     async def _gone(self, receive: Receive, record: RequestRecord, counted: ExitStack) -> None:
         """Wait until nobody wants the answer any more."""
         await disconnected(receive)
-        services, held = self._services, self._held
+        held = self._held
         if self._has_sent_all or (self._writer is not None and self._writer.has_sent_all):
             await asyncio.Future()  # the answer is delivered: what is left to be done takes a moment
-        if held is None or services.drain.is_on:
-            return
-        is_alone = not services.active.has_others(record)
-        if services.held.lose_client(held, services.server, is_alone=is_alone):
+        self._is_lost = True
+        record.is_aborted = True
+        if held is not None and leave(self._services, held, has_all=False):
             counted.close()  # its caller may ask for something else meanwhile
             if self._writer is not None:
                 self._writer.detach()
@@ -161,7 +158,7 @@ class GenerationResponse(Response):
         if self._stream is None:
             self._stream = await self._submitted()
             if self._held is not None:
-                self._held.stream = self._stream
+                self._held.accepted(self._stream)
             if self._active is not None:
                 self._active.thinker = self._stream
             self._answer.accepted(
@@ -177,14 +174,14 @@ class GenerationResponse(Response):
         return self._stream
 
     async def _submitted(self) -> OutputStream:
-        """Submit the request. What nobody waits for gives up its model and its places in the queue for it."""
+        """Submit the request. Lost answers give up their model and their places in the queue for it."""
         generate, requests, held = self._services.generate, self._plan.requests, self._services.held
         if is_waited_for(self._services, requests[0].model):
-            await held.end_abandoned()
+            await held.end_lost()
         try:
             return await self._limit.stream(open_streams(generate, requests))
         except QueueFull:
-            if not await held.end_abandoned():
+            if not await held.end_lost():
                 raise
         return await self._limit.stream(open_streams(generate, requests))
 

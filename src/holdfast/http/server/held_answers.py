@@ -1,21 +1,23 @@
 """Answers that outlive the connection of their client, so that the same request sent again gets them.
 
 A client whose connection breaks in mid-answer sends its request again: SDKs do so by themselves, agents do it on an error.
-Generated anew, the answer would cost the same tokens twice, and at a temperature above 0 it would be another one. So an answer
-whose connection was lost goes on for a moment, then pauses, and is given up when nobody has come back for it.
+Generating the answer anew would spend the same tokens twice. So an answer whose connection was lost goes on for a moment, then
+pauses, and is given up if its request does not come again in time.
 
-When is a second identical request the first one sent again, and when is it a new one? Two agents may well ask the same thing at
-the same time, and each wants an answer of its own. The lost connection tells them apart: only an answer that was not delivered
-to its end is given away, and to one taker. Where client and server disagree about the end (the last bytes were sent and never
-arrived), an `Idempotency-Key` says that two requests are one; such a request gets the answer whatever became of the first.
+A lost connection looks like a client that stopped reading on purpose, because its user pressed Stop or because it takes one
+sample after another. Such a client wants another answer. So an identical request gets a lost answer only where nobody could
+have wanted another one: drawing it anew would give the same tokens (temperature 0, or a seed), or the request shows that it is
+a retry, by `x-stainless-retry-count` or by an `Idempotency-Key`. Two requests with the same key are one request: the second one
+gets the answer of the first even if that is still being read, or was delivered. Without a key, an answer has one reader.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from typing import Protocol
 
@@ -27,28 +29,41 @@ from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.caller import caller_of
 from holdfast.http.server.extensions import tenant_in
 from holdfast.http.server.running import EventLog, NumberedEvent
+from holdfast.messages.requests import SamplingParams
 from holdfast.telemetry.request_log import RequestRecord
 
 IDEMPOTENCY_HEADER = "idempotency-key"
+RETRY_HEADER = "x-stainless-retry-count"  # OpenAI's and Anthropic's SDKs send it with every attempt, beginning at 0
 MOST_BYTES = 32 << 20  # of all answers together, as they were sent
-MOST_ABANDONED = 16  # answers that nobody waits for
-_EVENT_BYTES = 150  # that Python adds to each event
+MOST_LOST = 16  # lost answers of one sender
+_EVENT_BYTES = 150  # Python's overhead per event
 _SHAPING_HEADERS = ("anthropic-", "x-holdfast-", "user-agent", IDEMPOTENCY_HEADER)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """What a request shares with the same request sent again."""
+    """What a request shares with the same request sent again; the number of the attempt is not compared."""
 
     digest: bytes
-    has_key: bool  # an `Idempotency-Key`, which is in the digest
+    sender: str = ""  # key or address
+    has_key: bool = False  # an `Idempotency-Key`, which is part of the digest
+    attempt: int | None = field(default=None, compare=False)  # from 0; None: the client does not number its attempts
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether the request says that it was sent before."""
+        return self.has_key or (self.attempt or 0) >= 1
 
 
-def identity_of(request: Request, body: bytes) -> RequestIdentity:
-    """The identity of a request: its sender, path and body, and the headers that shape the answer.
+def identity_of(request: Request, body: bytes, settings: ServerSettings) -> RequestIdentity | None:
+    """The identity of a request: its sender, path, query and body, and the headers that shape the answer.
 
     Headers that change from one attempt to the next (`x-stainless-retry-count`, `traceparent`) are not part of it.
+    None when the request cannot share its answer: lost answers are not kept, and it has no `Idempotency-Key`.
     """
+    has_key = IDEMPOTENCY_HEADER in request.headers
+    if not has_key and not settings.reconnect_seconds:
+        return None
     caller = caller_of(request)
     headers = [
         f"{name}: {value}"
@@ -56,13 +71,24 @@ def identity_of(request: Request, body: bytes) -> RequestIdentity:
         if name.startswith(_SHAPING_HEADERS) or "session" in name
     ]
     sender = caller.key_name or caller.server_key or caller.address
-    head = "\n".join([sender, tenant_in(request, cache_salt=""), request.method, request.url.path, *headers])
-    digest = hashlib.blake2b(head.encode("utf-8", "surrogateescape") + b"\0" + body, digest_size=32).digest()
-    return RequestIdentity(digest, has_key=IDEMPOTENCY_HEADER in request.headers)
+    tenant = tenant_in(request, cache_salt="")
+    head = "\n".join([sender, tenant, request.method, request.url.path, request.url.query, *headers])
+    hashed = hashlib.blake2b(head.encode("utf-8", "surrogateescape"), digest_size=32)
+    hashed.update(b"\0")
+    hashed.update(body)
+    attempt = request.headers.get(RETRY_HEADER, "")
+    return RequestIdentity(
+        hashed.digest(),
+        sender=sender,
+        has_key=has_key,
+        attempt=int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) < 10 else None,
+    )
 
 
-class Pausable(Protocol):
+class Generating(Protocol):
     """What generates an answer."""
+
+    sampling: SamplingParams
 
     def pause(self) -> None:
         """Have nothing more drawn until `go_on`."""
@@ -73,28 +99,60 @@ class Pausable(Protocol):
         ...
 
 
+class Kept(Enum):
+    """Which events of an answer are in memory."""
+
+    ALL = "all"  # so another request can be given the answer
+    UNREAD = "unread"  # only those that its followers have not read yet
+    NONE = "none"
+
+
 class HeldAnswer(EventLog):
     """One answer from its first event on. Loop's thread only."""
 
     def __init__(self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord) -> None:
-        """record: of the request that it is made for."""
+        """record: the log record of the request that the answer is generated for."""
         super().__init__()
         self.identity = identity
-        self.plan = plan
-        self.record = record
-        self.has_client = True  # the client that asked is still connected
-        self.takers = 0  # requests that were given this answer and are still connected
+        self.form = plan.form
+        self.streams = plan.streams
+        self.choices = sum(request.choices for request in plan.requests)
+        self.model = record.model
+        self.request_id = record.request_id
+        self.clients = 1  # that are connected: the one that asked, and those that were given the answer later
+        self.kept = Kept.ALL
         self.held_bytes = 0
-        self.is_whole = True  # all of its events are kept
-        self.given_up = asyncio.Event()
-        self.is_over = asyncio.Event()  # nothing is generated for it any more
-        self.stream: Pausable | None = None  # once the model has accepted the request
+        self.given_up = asyncio.Event()  # it has no client, and nobody can be given it
+        self.is_over = asyncio.Event()  # the worker generates nothing more for it
+        self._is_repeatable = bool(plan.requests) and all(each.sampling.seed is not None for each in plan.requests)
+        self._stream: Generating | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
     @property
-    def is_abandoned(self) -> bool:
-        """Whether nobody waits for it."""
-        return not self.has_client and not self.takers
+    def is_accepted(self) -> bool:
+        """Whether the model has accepted the request."""
+        return self._stream is not None
+
+    def accepted(self, stream: Generating) -> None:
+        """The model has accepted the request, and draws the answer from this stream."""
+        self._stream = stream
+        self._is_repeatable = self._is_repeatable or stream.sampling.temperature == 0
+        numbers_attempts = self.identity.attempt is not None
+        if not (self._is_repeatable or self.identity.has_key or numbers_attempts):
+            self.kept = Kept.NONE
+
+    def can_go_to(self, request: RequestIdentity) -> bool:
+        """Whether an identical request may be given this answer."""
+        if self.kept is not Kept.ALL:
+            return False
+        if request.has_key:
+            return True
+        return self.clients == 0 and (self._is_repeatable or request.is_retry)
+
+    def end(self, error: HoldfastError | None = None) -> None:
+        """No more events follow. Does nothing when the answer has ended already."""
+        if not self.has_ended:
+            super().end(error)
 
     def call_later(self, seconds: float, act: Callable[[], None]) -> None:
         """Do something unless `forget_timers` is called before."""
@@ -108,90 +166,90 @@ class HeldAnswer(EventLog):
 
     def pause(self) -> None:
         """Generate nothing more until somebody wants it."""
-        if self.stream is not None and not self.is_over.is_set():
-            self.stream.pause()
+        if self._stream is not None and not self.is_over.is_set():
+            self._stream.pause()
 
     def go_on(self) -> None:
         """Undo `pause`."""
-        if self.stream is not None and not self.is_over.is_set():
-            self.stream.go_on()
+        if self._stream is not None and not self.is_over.is_set():
+            self._stream.go_on()
 
 
 class HeldAnswers:
-    """The answers that are being made, and those that were not delivered to their end. Loop's thread only."""
+    """The answers that are being generated, and those that another request may be given. Loop's thread only."""
 
-    def __init__(self, *, most_bytes: int = MOST_BYTES, most_abandoned: int = MOST_ABANDONED) -> None:
-        self._by_identity: dict[RequestIdentity, list[HeldAnswer]] = {}
-        self._abandoned: dict[HeldAnswer, None] = {}  # the longest abandoned first
-        self._most_bytes, self._most_abandoned = most_bytes, most_abandoned
+    def __init__(self, *, most_bytes: int = MOST_BYTES, most_lost: int = MOST_LOST) -> None:
+        self._answers: dict[HeldAnswer, None] = {}  # all of them, the oldest first
+        self._by_identity: dict[RequestIdentity, list[HeldAnswer]] = {}  # those that another request may be given
+        self._lost: dict[HeldAnswer, None] = {}  # without a client before their end, the longest lost first
+        self._delivered: dict[HeldAnswer, None] = {}  # with an `Idempotency-Key`, the longest delivered first
+        self._most_bytes = most_bytes
+        self._most_lost = most_lost
         self.held_bytes = 0
 
     def __len__(self) -> int:
-        return sum(len(answers) for answers in self._by_identity.values())
+        return len(self._answers)
 
     def begin(self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord) -> HeldAnswer:
-        """An answer is being made for the client that asked."""
+        """An answer is being generated for the client that asked, which has to `leave` it."""
         answer = HeldAnswer(identity, plan, record)
+        self._answers[answer] = None
         self._by_identity.setdefault(identity, []).append(answer)
         return answer
 
     def make_way(self) -> None:
-        """Somebody else wants an answer: what nobody waits for pauses."""
-        for answer in self._abandoned:
+        """Pause all lost answers, because a connected client is waiting for another one."""
+        for answer in self._lost:
             answer.pause()
 
-    async def end_abandoned(self) -> bool:
-        """Give up what nobody waits for, and wait until it has left the worker. Returns whether there was any."""
-        abandoned = [answer for answer in self._abandoned if not answer.is_over.is_set()]
-        for answer in abandoned:
+    async def end_lost(self) -> bool:
+        """Give up the lost answers and wait until they have left the worker. Returns whether there were any."""
+        lost = [answer for answer in self._lost if not answer.is_over.is_set()]
+        for answer in lost:
             self._give_up(answer)
-        for answer in abandoned:
+        for answer in lost:
             await answer.is_over.wait()
-        return bool(abandoned)
+        return bool(lost)
 
     def take(self, identity: RequestIdentity) -> HeldAnswer | None:
         """The answer that a request gets in place of a new one. Whoever takes it has to `leave` it."""
-        for answer in self._by_identity.get(identity, ()):
-            if answer.is_whole and (answer.is_abandoned or answer.identity.has_key):
-                self._abandoned.pop(answer, None)
-                answer.forget_timers()
-                answer.takers += 1
-                answer.record.is_aborted = False
-                answer.go_on()
-                return answer
-        return None
+        same = self._by_identity.get(identity, ())
+        answer = next((each for each in same if each.can_go_to(identity)), None)
+        if answer is None:
+            return None
+        self._lost.pop(answer, None)
+        self._delivered.pop(answer, None)
+        answer.forget_timers()
+        answer.clients += 1
+        answer.go_on()
+        return answer
 
-    def leave(self, answer: HeldAnswer, settings: ServerSettings, *, has_all: bool, is_alone: bool) -> None:
-        """A taker is gone. has_all: with the whole answer. is_alone: nobody else wants an answer now."""
-        answer.takers -= 1
-        if has_all and not answer.identity.has_key:
-            self._forget(answer)
-        elif answer.is_abandoned:
-            self._abandon(answer, settings, is_alone=is_alone)
+    def leave(self, answer: HeldAnswer, settings: ServerSettings, *, has_all: bool, is_stopping: bool = False) -> bool:
+        """A client of the answer is gone. Returns whether the answer is still wanted, or may be.
 
-    def lose_client(self, answer: HeldAnswer, settings: ServerSettings, *, is_alone: bool) -> bool:
-        """The client that asked is gone before the end. Returns whether the answer is made all the same."""
-        answer.has_client = False
-        if answer.takers:
+        has_all: the client had received all of it. is_stopping: the server takes no new requests, so nobody can come back.
+        """
+        answer.clients -= 1
+        if answer.clients:
             return True
-        if not answer.is_whole or answer.stream is None or not settings.reconnect_seconds:
-            self._forget(answer)
+        can_be_taken = answer.kept is Kept.ALL and answer.error is None and answer.is_accepted
+        is_done = has_all and not answer.identity.has_key
+        if is_stopping or is_done or not can_be_taken or not settings.reconnect_seconds:
+            self._give_up(answer)
             return False
-        self._abandon(answer, settings, is_alone=is_alone)
+        if has_all:
+            self._delivered[answer] = None
+        else:
+            self._lose(answer, settings)
+        answer.call_later(settings.reconnect_seconds, partial(self._give_up, answer))
         return True
 
-    def end(self, answer: HeldAnswer, settings: ServerSettings) -> None:
-        """Nothing more is generated for an answer, which has come to its end or not."""
+    def finish(self, answer: HeldAnswer) -> None:
+        """Nothing more is generated for an answer, complete or not."""
         answer.is_over.set()
-        if not answer.has_ended:
-            answer.end(GenerationFailed("the request failed; the server's log has the details"))
-        was_delivered = answer.has_client
-        answer.has_client = False
-        can_be_taken = answer.error is None and answer.is_whole
-        if not can_be_taken or (was_delivered and not answer.identity.has_key):
-            self._forget(answer)
-        elif was_delivered and not answer.takers:
-            self._hold(answer, settings)
+        answer.end(GenerationFailed("the request failed; the server's log has the details"))
+        if answer.error is not None:
+            self._give_up(answer)
 
     async def recorded(self, answer: HeldAnswer, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The same events, each of which is kept as it passes."""
@@ -205,70 +263,101 @@ class HeldAnswers:
         answer.end()
 
     def keep(self, answer: HeldAnswer, frame: bytes) -> None:
-        """Keep one more event. An answer for which there is no room can be given to nobody else."""
-        if not frame or not answer.is_whole:
+        """Keep one more event, as far as somebody reads it or may come for it, and as far as there is room."""
+        if not frame or answer.kept is Kept.NONE or answer.has_ended:
             return
         size = len(frame) + _EVENT_BYTES
-        while self.held_bytes + size > self._most_bytes and (ended := self._oldest_that_ended()) is not None:
-            self._forget(ended)
-        if self.held_bytes + size > self._most_bytes and not answer.takers:
-            self._drop_events(answer)
+        if not self._make_room(answer, size):
+            return
+        if answer.kept is Kept.UNREAD and not answer.has_followers:
             return
         answer.held_bytes += size
         self.held_bytes += size
-        answer.add(NumberedEvent(len(answer.events), frame))
+        answer.add(NumberedEvent(answer.next_place, frame))
 
     def check_invariants(self) -> None:
-        """Assert that what is counted is there, and that nobody waits for what is abandoned."""
-        held = [answer for answers in self._by_identity.values() for answer in answers]
-        assert sum(answer.held_bytes for answer in held) == self.held_bytes, "bytes are counted that nobody holds"
-        assert all(answer.is_abandoned for answer in self._abandoned), "somebody waits for an answer that is abandoned"
-        assert all(answer in held for answer in self._abandoned), "an answer is abandoned and nowhere held"
-        assert len(self._abandoned) <= self._most_abandoned, "too many answers are abandoned"
+        """Assert that the counts are right and within their limits, and that nobody reads a lost answer."""
+        assert sum(answer.held_bytes for answer in self._answers) == self.held_bytes, "bytes are counted that nobody holds"
+        assert self.held_bytes <= self._most_bytes, "more is held than there is room for"
+        for answer in self._answers:
+            kept_bytes = sum(len(event.frame) + _EVENT_BYTES for event in answer.events)
+            assert answer.held_bytes == kept_bytes, "the bytes of an answer are not those of its events"
+        findable = [answer for same in self._by_identity.values() for answer in same]
+        assert all(answer in self._answers for answer in findable), "an answer can be found that is nowhere held"
+        waiting = [*self._lost, *self._delivered]
+        assert all(answer in findable for answer in waiting), "an answer waits for a client that cannot find it"
+        assert not any(answer.clients for answer in waiting), "an answer that has a client waits for one"
+        for sender in {answer.identity.sender for answer in self._lost}:
+            assert len(self._lost_by(sender)) <= self._most_lost, "too many answers of one sender are lost"
 
-    def _abandon(self, answer: HeldAnswer, settings: ServerSettings, *, is_alone: bool) -> None:
-        answer.record.is_aborted = True
-        if answer.error is not None:
-            self._forget(answer)
+    def _lose(self, answer: HeldAnswer, settings: ServerSettings) -> None:
+        of_sender = self._lost_by(answer.identity.sender)
+        if len(of_sender) == self._most_lost:
+            self._give_up(next((each for each in of_sender if each.has_ended), of_sender[0]))
+        self._lost[answer] = None
+        answer.call_later(settings.unattended_seconds, answer.pause)
+
+    def _lost_by(self, sender: str) -> list[HeldAnswer]:
+        return [answer for answer in self._lost if answer.identity.sender == sender]
+
+    def _make_room(self, answer: HeldAnswer, size: int) -> bool:
+        """Make room for an event of a running answer. Returns whether there is room; if not, the answer is not kept."""
+        for ended in self._ended():
+            if self.held_bytes + size <= self._most_bytes:
+                return True
+            self._give_up(ended)
+        if self.held_bytes + size <= self._most_bytes:
+            return True
+        self._keep_unread(answer)
+        if not answer.has_followers:
+            return False
+        for other in [each for each in self._answers if each.clients and not each.has_followers]:
+            self._keep_unread(other)
+        if self.held_bytes + size <= self._most_bytes:
+            return True
+        message = "the answer is too long to be kept for a client that reads it this slowly; please send the request again"
+        answer.end(GenerationFailed(message))
+        self._drop_events(answer)
+        return False
+
+    def _ended(self) -> Iterator[HeldAnswer]:
+        """The answers that wait for a client and have ended, in the order in which they go when room is short."""
+        yield from tuple(self._delivered)
+        yield from [answer for answer in self._lost if answer.has_ended]
+
+    def _keep_unread(self, answer: HeldAnswer) -> None:
+        """Free what the followers of an answer have read; nobody else can be given it from now on."""
+        if answer.clients == 0:
+            self._give_up(answer)
             return
-        self._hold(answer, settings)
-        if is_alone:
-            answer.call_later(settings.unattended_seconds, answer.pause)
-        else:
-            answer.pause()
-
-    def _hold(self, answer: HeldAnswer, settings: ServerSettings) -> None:
-        """Wait for somebody to take it, for so long."""
-        if len(self._abandoned) == self._most_abandoned:
-            self._give_up(next(iter(self._abandoned)))
-        self._abandoned[answer] = None
-        answer.forget_timers()
-        answer.call_later(settings.reconnect_seconds, partial(self._give_up, answer))
+        self._hide(answer)
+        freed = sum(len(event.frame) + _EVENT_BYTES for event in answer.free_read())
+        answer.held_bytes -= freed
+        self.held_bytes -= freed
 
     def _give_up(self, answer: HeldAnswer) -> None:
+        """Give an answer to nobody any more. Clients that are reading it get the rest."""
+        self._hide(answer)
+        if answer.clients:
+            return
+        self._drop_events(answer)
+        self._answers.pop(answer, None)
         answer.given_up.set()
-        self._forget(answer)
 
-    def _oldest_that_ended(self) -> HeldAnswer | None:
-        return next((answer for answer in self._abandoned if answer.has_ended), None)
+    def _hide(self, answer: HeldAnswer) -> None:
+        if answer.kept is Kept.ALL:
+            answer.kept = Kept.UNREAD
+        answer.forget_timers()
+        self._lost.pop(answer, None)
+        self._delivered.pop(answer, None)
+        same = self._by_identity.get(answer.identity, [])
+        if answer in same:
+            same.remove(answer)
+            if not same:
+                del self._by_identity[answer.identity]
 
     def _drop_events(self, answer: HeldAnswer) -> None:
         self.held_bytes -= answer.held_bytes
         answer.held_bytes = 0
-        answer.is_whole = False
-        answer.events.clear()
-        if answer.is_abandoned:
-            self._give_up(answer)
-
-    def _forget(self, answer: HeldAnswer) -> None:
-        answer.forget_timers()
-        self._abandoned.pop(answer, None)
-        same = self._by_identity.get(answer.identity, [])
-        if answer not in same:
-            return
-        same.remove(answer)
-        if not same:
-            del self._by_identity[answer.identity]
-        self.held_bytes -= answer.held_bytes
-        answer.held_bytes = 0
-        answer.is_whole = False
+        answer.kept = Kept.NONE
+        answer.drop_all()

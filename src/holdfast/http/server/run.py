@@ -111,7 +111,7 @@ class HttpServer(uvicorn.Server):
     async def _drained(self) -> None:
         self._drain.begin(self._shutdown_seconds)
         self._library.stop()
-        await self._held.end_abandoned()
+        await self._held.end_lost()
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
         for connection in tuple(self.server_state.connections):
             if connection.is_answering:  # type: ignore[union-attr]  # all are BoundedProtocol's

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -21,13 +22,24 @@ class NumberedEvent(NamedTuple):
     frame: bytes
 
 
+class Cursor:
+    """How far a follower of a log has read. It lives as long as the iterator that moves it."""
+
+    __slots__ = ("__weakref__", "place")
+
+    def __init__(self) -> None:
+        self.place = 0
+
+
 class EventLog:
     """The events of one answer, to be read from any place while more come. Loop's thread only."""
 
     def __init__(self) -> None:
         self.events: list[NumberedEvent] = []
         self.has_ended = False
-        self.error: HoldfastError | None = None  # that it ended with
+        self.error: HoldfastError | None = None  # why it broke off; None: it is complete, or has not ended
+        self._freed = 0  # events that were freed; `events` begins after them
+        self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
         self._changed = asyncio.Event()
 
     def add(self, event: NumberedEvent) -> None:
@@ -46,15 +58,42 @@ class EventLog:
         while not self.events:
             await self._changed.wait()
 
-    async def after(self, number: int) -> AsyncIterator[bytes]:
+    @property
+    def has_followers(self) -> bool:
+        """Whether anybody reads the log."""
+        return len(self._cursors) > 0
+
+    @property
+    def next_place(self) -> int:
+        """How many events there have been."""
+        return self._freed + len(self.events)
+
+    def free_read(self) -> list[NumberedEvent]:
+        """Free the events that all followers have read, and return them. Nobody can begin to follow the log afterwards."""
+        slowest = min((cursor.place for cursor in self._cursors), default=self.next_place)
+        freed = self.events[: slowest - self._freed]
+        del self.events[: slowest - self._freed]
+        self._freed = slowest
+        return freed
+
+    def drop_all(self) -> None:
+        """Free all events, read or not."""
+        self._freed = self.next_place
+        self.events.clear()
+
+    def after(self, number: int) -> AsyncIterator[bytes]:
         """An empty opening, then the events with higher numbers, those to come too, until the end."""
-        place = 0
+        cursor = Cursor()
+        self._cursors.add(cursor)
+        return self._read(cursor, number)
+
+    async def _read(self, cursor: Cursor, number: int) -> AsyncIterator[bytes]:
         yield b""
         while True:
             changed = self._changed
-            while place < len(self.events):
-                event = self.events[place]
-                place += 1
+            while self._freed <= cursor.place < self.next_place:
+                event = self.events[cursor.place - self._freed]
+                cursor.place += 1
                 if event.number > number:
                     yield event.frame
             if self.has_ended:

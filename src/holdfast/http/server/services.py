@@ -40,7 +40,7 @@ class OutputStream(Protocol):
     prompt_tokens: int  # counted once however many choices there are
     put_back_tokens: int  # of earlier answers, which stand in the prompt as they were generated
     dropped_tokens: int  # of earlier answers, which the chat template has left out of the prompt
-    sampling: SamplingParams  # by which tokens are drawn: what the request left open is as the model has it
+    sampling: SamplingParams  # how tokens are drawn; the model's defaults stand in for what the request left open
     breakpoints: tuple[PinnedPrefix, ...]  # where the prompt has the cache breakpoints of its client, ascending
     unenforced: tuple[str, ...]  # places in the schemas of tools, of keywords that the answer need not keep to
 
