@@ -99,7 +99,7 @@ class Messages:
         tool: Any = {"name": "write_file", "input_schema": SCHEMA}
         thinking = {"type": "enabled", "budget_tokens": 1024}
         self.given: dict[str, Any] = {
-            **GREEDY,
+            "extra_body": GREEDY,
             "model": "scripted",
             "max_tokens": 8000,
             "messages": ASKED,
