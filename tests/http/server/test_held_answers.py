@@ -86,6 +86,11 @@ class Line:
             await asyncio.sleep(0)
         return exchange, running
 
+    async def at_rest(self) -> None:
+        """Return when answers that were given up have ended."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
     async def whole(self, path: str, body: dict[str, Any], **given: Any) -> Exchange:
         """A client that stays until it has everything."""
         exchange = self.exchange()
@@ -304,6 +309,7 @@ async def test_delivered_answers_with_a_key_do_not_push_out_lost_ones() -> None:
         server.gateway.script = lambda _: answer("yes")
         for number in range(20):
             await server.whole(CHAT, greedy_chat(), headers={"idempotency-key": str(number)})
+        await server.at_rest()
         assert not running.done()
         assert len(server.services.held) == 21
 
@@ -313,6 +319,7 @@ async def test_lost_answers_of_one_sender_do_not_push_out_those_of_another() -> 
         _, running = await server.lost(CHAT, greedy_chat(stream=True), address="127.0.0.2")
         for seed in range(17):
             await server.lost(CHAT, greedy_chat(stream=True, seed=seed))
+        await server.at_rest()
         assert not running.done()
 
 
@@ -327,6 +334,7 @@ async def test_lost_answers_that_have_ended_give_way_first() -> None:
         server.gateway.script = lambda _: in_two_parts(until=asyncio.Event())
         for seed in range(15):
             await server.lost(CHAT, greedy_chat(stream=True, seed=seed))
+        await server.at_rest()
         assert not oldest.done()
 
 
@@ -674,6 +682,12 @@ def record() -> RequestRecord:
     return RequestRecord(method="POST", path=CHAT, client="127.0.0.1")
 
 
+def stream_at(*, temperature: float) -> ScriptedStream:
+    stream = ScriptedStream((), lambda: None)
+    stream.sampling = SamplingParams(temperature=temperature)
+    return stream
+
+
 ACTS = st.lists(
     st.tuples(
         st.sampled_from(["begin", "keep", "lose", "take", "read", "leave", "end", "way"]), st.integers(0, 3), st.booleans()
@@ -702,9 +716,7 @@ def test_whatever_clients_do_nothing_is_counted_twice_and_no_lost_answer_goes_to
             if act == "begin":
                 made.append(held.begin(identity, plan(), record()))
                 with_first_client.add(made[-1])
-                stream = ScriptedStream((), lambda: None)
-                stream.sampling = SamplingParams(temperature=0.0 if flag or which else 1.0)
-                made[-1].accepted(stream)
+                made[-1].accepted(stream_at(temperature=0.0 if flag or which else 1.0))
             elif act == "take":
                 if (taken := held.take(identity)) is not None:
                     assert flag or taken.clients == 1

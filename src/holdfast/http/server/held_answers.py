@@ -99,7 +99,7 @@ class Generating(Protocol):
         ...
 
 
-class Kept(Enum):
+class KeptEvents(Enum):
     """Which events of an answer are in memory."""
 
     ALL = "all"  # so another request can be given the answer
@@ -120,7 +120,7 @@ class HeldAnswer(EventLog):
         self.model = record.model
         self.request_id = record.request_id
         self.clients = 1  # that are connected: the one that asked, and those that were given the answer later
-        self.kept = Kept.ALL
+        self.kept = KeptEvents.ALL
         self.held_bytes = 0
         self.given_up = asyncio.Event()  # it has no client, and nobody can be given it
         self.is_over = asyncio.Event()  # the worker generates nothing more for it
@@ -139,11 +139,11 @@ class HeldAnswer(EventLog):
         self._is_repeatable = self._is_repeatable or stream.sampling.temperature == 0
         numbers_attempts = self.identity.attempt is not None
         if not (self._is_repeatable or self.identity.has_key or numbers_attempts):
-            self.kept = Kept.NONE
+            self.kept = KeptEvents.NONE
 
     def can_go_to(self, request: RequestIdentity) -> bool:
         """Whether an identical request may be given this answer."""
-        if self.kept is not Kept.ALL:
+        if self.kept is not KeptEvents.ALL:
             return False
         if request.has_key:
             return True
@@ -232,7 +232,7 @@ class HeldAnswers:
         answer.clients -= 1
         if answer.clients:
             return True
-        can_be_taken = answer.kept is Kept.ALL and answer.error is None and answer.is_accepted
+        can_be_taken = answer.kept is KeptEvents.ALL and answer.error is None and answer.is_accepted
         is_done = has_all and not answer.identity.has_key
         if is_stopping or is_done or not can_be_taken or not settings.reconnect_seconds:
             self._give_up(answer)
@@ -264,12 +264,12 @@ class HeldAnswers:
 
     def keep(self, answer: HeldAnswer, frame: bytes) -> None:
         """Keep one more event, as far as somebody reads it or may come for it, and as far as there is room."""
-        if not frame or answer.kept is Kept.NONE or answer.has_ended:
+        if not frame or answer.kept is KeptEvents.NONE or answer.has_ended:
             return
         size = len(frame) + _EVENT_BYTES
         if not self._make_room(answer, size):
             return
-        if answer.kept is Kept.UNREAD and not answer.has_followers:
+        if answer.kept is KeptEvents.UNREAD and not answer.has_followers:
             return
         answer.held_bytes += size
         self.held_bytes += size
@@ -345,8 +345,8 @@ class HeldAnswers:
         answer.given_up.set()
 
     def _hide(self, answer: HeldAnswer) -> None:
-        if answer.kept is Kept.ALL:
-            answer.kept = Kept.UNREAD
+        if answer.kept is KeptEvents.ALL:
+            answer.kept = KeptEvents.UNREAD
         answer.forget_timers()
         self._lost.pop(answer, None)
         self._delivered.pop(answer, None)
@@ -359,5 +359,5 @@ class HeldAnswers:
     def _drop_events(self, answer: HeldAnswer) -> None:
         self.held_bytes -= answer.held_bytes
         answer.held_bytes = 0
-        answer.kept = Kept.NONE
+        answer.kept = KeptEvents.NONE
         answer.drop_all()

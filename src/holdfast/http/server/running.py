@@ -22,7 +22,7 @@ class NumberedEvent(NamedTuple):
     frame: bytes
 
 
-class Cursor:
+class LogCursor:
     """How far a follower of a log has read. It lives as long as the iterator that moves it."""
 
     __slots__ = ("__weakref__", "place")
@@ -39,7 +39,7 @@ class EventLog:
         self.has_ended = False
         self.error: HoldfastError | None = None  # why it broke off; None: it is complete, or has not ended
         self._freed = 0  # events that were freed; `events` begins after them
-        self._cursors: weakref.WeakSet[Cursor] = weakref.WeakSet()
+        self._cursors: weakref.WeakSet[LogCursor] = weakref.WeakSet()
         self._changed = asyncio.Event()
 
     def add(self, event: NumberedEvent) -> None:
@@ -83,11 +83,11 @@ class EventLog:
 
     def after(self, number: int) -> AsyncIterator[bytes]:
         """An empty opening, then the events with higher numbers, those to come too, until the end."""
-        cursor = Cursor()
+        cursor = LogCursor()
         self._cursors.add(cursor)
         return self._read(cursor, number)
 
-    async def _read(self, cursor: Cursor, number: int) -> AsyncIterator[bytes]:
+    async def _read(self, cursor: LogCursor, number: int) -> AsyncIterator[bytes]:
         yield b""
         while True:
             changed = self._changed
