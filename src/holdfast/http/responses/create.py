@@ -68,7 +68,7 @@ async def compact_response(request: Request, services: Services) -> Response:
     """Have the model summarize a conversation. The answer is what to send in place of it; nothing is kept here."""
     answer = AnswerRecord(services.metrics)
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    identity = identity_of(request, body)
+    identity = identity_of(request, body, services.server)
     if (taken := rejoined(identity, request, services)) is not None:
         return taken
     asked = parse(ResponseRequest, body)
