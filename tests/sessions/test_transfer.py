@@ -13,6 +13,7 @@ from holdfast.messages.commands import Command
 from holdfast.messages.sessions import SessionFailure
 from holdfast.prefix.keys import pack_tokens
 from holdfast.sessions.portable import write_session
+from holdfast.store.inspect import clear_store
 from tests.fakes.caching_worker import greedy
 from tests.fakes.payloads import Weight
 from tests.fakes.session_worker import answer, ask, ended, exported, info, prompt, serve, taken_apart, worker
@@ -256,3 +257,34 @@ def test_a_file_of_an_earlier_version_is_refused_in_words_that_say_so(tmp_path: 
     imported = serve(worker(), ask("import", "i", "", path=str(path)))
     assert answer(imported, "i").failure is SessionFailure.OTHER_MODEL
     assert "written by an earlier version of Holdfast" in answer(imported, "i").message
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_when_the_store_was_cleared_meanwhile_what_is_left_of_a_session_is_exported(name: str, tmp_path: Path) -> None:
+    store, path = tmp_path / "store", tmp_path / "file"
+    before, now = prompt("first"), prompt("second")
+    serve(worker(name, store), greedy("1", before, session_id="s"))
+    subject = worker(name, store)
+    clear_store(store)
+    inbox = serve(
+        subject, greedy("2", now, session_id="s"), ask("export", "e", path=str(path)), greedy("again", before)
+    )  # fmt: skip
+    assert info(inbox, "e").kept_tokens == len(now) + 5
+    (branch,) = taken_apart(path)[0].branches
+    assert branch.tokens == len(now) + 5
+    assert inbox.finished("again").cached_tokens == 0
+    there = serve(worker(name), ask("import", "i", "", path=str(path)), greedy("2", now))
+    assert there.finished("2").cached_tokens == len(now) - 1
+    assert there.tokens("2") == inbox.tokens("2")
+
+
+def test_a_session_of_which_nothing_is_left_is_not_exported(tmp_path: Path) -> None:
+    store, path = tmp_path / "store", tmp_path / "file"
+    serve(worker(folder=store), greedy("1", prompt("first"), session_id="s"), greedy("2", prompt("side"), session_id="s"))
+    subject = worker(folder=store)
+    clear_store(store)
+    inbox = serve(subject, ask("export", "e", path=str(path)), ask("get", "g"), ask("export", "again", path=str(path)))
+    for call_id in ("e", "again"):
+        assert answer(inbox, call_id).failure is SessionFailure.NOT_KEPT
+    assert info(inbox, "g").kept_tokens == 0
+    assert not path.exists()

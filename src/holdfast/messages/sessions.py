@@ -115,6 +115,7 @@ class SessionFailure(enum.Enum):
     NOT_FOUND = "not_found"
     EXISTS = "exists"
     OVER_QUOTA = "over_quota"
+    NOT_KEPT = "not_kept"  # of what it has read, nothing is left to export
     NO_ROOM = "no_room"  # neither RAM nor disk can take it in
     TOO_MANY = "too_many"
     BAD_FILE = "bad_file"

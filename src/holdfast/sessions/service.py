@@ -110,7 +110,8 @@ class SessionService:
 
     def tend(self) -> list[SessionAnswer]:
         """Go on with transfers, end sessions whose time is over, write records; returns answers that are due."""
-        answers = [self._ended(transfer) for transfer in self._transfers.advance()]
+        ended = [self._ended(transfer) for transfer in self._transfers.advance()]
+        answers = [answer for answer in ended if answer is not None]
         if answers:
             return answers  # before anything else can go wrong
         now = self._clock()
@@ -246,7 +247,12 @@ class SessionService:
         self._changed(session)
         return session
 
-    def _ended(self, transfer: Transfer) -> SessionAnswer:
+    def _ended(self, transfer: Transfer) -> SessionAnswer | None:
+        """The answer to a transfer; None when it begins again, because the store has lost a part of what was to be exported."""
+        if transfer.lost and self._cache.store is not None:
+            self._cache.index.unreadable(transfer.lost)
+            self._cache.forget([key for key in transfer.lost if self._cache.payload(key) is None])
+            return self.carry_out(transfer.command)
         if transfer.failure is not None:
             return _refused(transfer.command, transfer.failure)
         assert transfer.session is not None

@@ -48,6 +48,7 @@ class Transfer:
     command: SessionCommand
     session: Session | None = None  # of an import: when all of it is in
     hold: ExitStack = field(default_factory=ExitStack)  # of an export: on its blocks, from its first moment on
+    lost: list[BlockKey] = field(default_factory=list)  # of an export: blocks that the store could not give
     failure: SessionRefused | None = None
     stop: threading.Event = field(default_factory=threading.Event)  # asks the thread to end
     ended: threading.Event = field(default_factory=threading.Event)  # the thread puts nothing into the queue any more
@@ -96,10 +97,13 @@ class Transfers:
         return bool(self._under_way)
 
     def begin_export(self, command: SessionCommand, session: Session) -> None:
-        """Write what is kept of a session. Raises SessionRefused when too much is under way."""
+        """Write what is kept of a session. Raises SessionRefused when too much is under way, or nothing is left."""
         self._refuse_too_many()
         index = self._cache.index
         branches = [part for branch in session.branches if (part := index.kept_part(branch)).steps]
+        if session.branches and not branches:
+            message = "nothing of what this session has read is kept any more: it was evicted, or the store was cleared"
+            raise SessionRefused(SessionFailure.NOT_KEPT, message)
         sources = self._sources(branches)
         numbers = {key: number for number, key in enumerate(sources)}
         header = _header(session, branches, numbers, fingerprint=index.fingerprint)
@@ -188,11 +192,19 @@ class Transfers:
         contents: queue.Queue[Content | None],
     ) -> None:
         def frames() -> Iterator[Frame]:
+            failure: ReadFailed | None = None
             for key, (offset, packed_tokens) in sources:
                 content = _when_it_can(partial(contents.get, timeout=_POLL_SECONDS), transfer.stop)
-                meta, parts = self._stored(key) if content is None else content
+                try:
+                    meta, parts = self._stored(key) if content is None else content
+                except ReadFailed as error:  # the file is given up; look for everything else that is lost
+                    failure = error
+                    transfer.lost.append(key)
+                    continue
                 sizes = tuple(part.nbytes for part in parts)
                 yield Frame(FrameHead("kv" if packed_tokens else "state", offset, packed_tokens, meta, sizes), parts)
+            if failure is not None:
+                raise failure
 
         write_session(Path(transfer.command.path), header, frames())
 

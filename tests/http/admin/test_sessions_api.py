@@ -142,6 +142,7 @@ async def test_what_cannot_be_is_refused_by_name(method: str, path: str, body: o
 @pytest.mark.parametrize(("failure", "status", "code"), [
     (SessionFailure.NOT_FOUND, 404, "session_not_found"),
     (SessionFailure.EXISTS, 409, "session_exists"),
+    (SessionFailure.NOT_KEPT, 409, "session_not_kept"),
     (SessionFailure.OVER_QUOTA, 409, "session_over_quota"),
     (SessionFailure.NO_ROOM, 507, "session_no_room"),
     (SessionFailure.TOO_MANY, 409, "too_many_sessions"),
