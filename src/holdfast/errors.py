@@ -128,7 +128,14 @@ class ServerStopping(WorkerUnavailable):
 
 
 class GenerationFailed(HoldfastError):
-    """An accepted request could not be finished (its sampling failed, the worker died): 500, or an error event in a stream."""
+    """An accepted request could not be finished (its sampling failed, the worker died): 500, or an error event in a stream.
+
+    is_deadly: workers died of the request, so it must not be tried again.
+    """
+
+    def __init__(self, message: str, *, is_deadly: bool = False) -> None:
+        super().__init__(message)
+        self.is_deadly = is_deadly
 
 
 class TemplateOverrun(HoldfastError):

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from holdfast.errors import GenerationFailed, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
@@ -110,6 +111,17 @@ async def test_one_that_fails_ends_all_and_nothing_stays_behind(reason: FinishRe
     with pytest.raises(error):
         await read_all(client, requests(5))
     assert client.cancelled == ["r/1"]
+
+
+async def test_one_that_kills_workers_is_not_to_be_tried_again() -> None:
+    def script(request: SequenceRequest) -> Sequence[Event]:
+        accepted, *_, end = read(request, reason=FinishReason.FAILED, error="the worker died")
+        assert isinstance(end, Finished)
+        return [accepted, msgspec.structs.replace(end, is_deadly=True)]
+
+    with pytest.raises(GenerationFailed) as failed:
+        await read_all(ScriptedClient(script), requests(1))
+    assert failed.value.is_deadly
 
 
 async def test_who_is_cancelled_ends_what_runs() -> None:

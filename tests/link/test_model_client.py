@@ -200,6 +200,7 @@ async def test_the_one_that_kills_alone_is_refused_and_the_others_go_on(front: F
     *_, end = await events_of(streams["b"])
     assert isinstance(end, Finished)
     assert "died 3 times" in end.error
+    assert end.is_deadly
     assert "ran alone" in end.error
     last = front.next_worker()
     assert last.ids == ["a", "c", "new"]

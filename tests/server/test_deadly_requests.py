@@ -12,11 +12,11 @@ import pytest
 
 from tests.fakes.server_process import ServerProcess
 from tests.fakes.tiny_models import write_tiny
-from tests.fakes.told_streams import Asked, answer_to, completion
+from tests.fakes.told_streams import answer_to, completion
 
 MARKER = 263  # a special token of the tiny models that nothing else uses
 INNOCENTS = [completion(f"innocent {first}", [first, 32, 97], max_tokens=300) for first in (65, 66, 67)]
-DEADLY = completion("deadly", [72, 105, MARKER, 33], max_tokens=600)
+DEADLY = completion("deadly", [72, 105, MARKER, 33], max_tokens=600, is_streamed=False)
 
 DIES_AFTER_THE_MARKER = """
 import os
@@ -58,19 +58,14 @@ def killed(server: ServerProcess) -> int:
     return server.log().count("ended unexpectedly")
 
 
-def last_event(server: ServerProcess, asked: Asked) -> str:
-    with httpx.stream(
-        "POST", server.url + asked.path, json={**asked.body, "model": "demo", "stream": True}, timeout=120
-    ) as response:
-        return [line for line in response.iter_lines() if line.startswith("data: ")][-1]
-
-
 def test_it_is_refused_after_a_few_deaths_although_it_drew_tokens_each_time(server: ServerProcess) -> None:
     with ThreadPoolExecutor(len(INNOCENTS)) as threads:
         undisturbed = list(threads.map(partial(answer_to, server.url), INNOCENTS))
         answers = [threads.submit(partial(answer_to, server.url), asked) for asked in INNOCENTS]
-        error = last_event(server, DEADLY)
+        refusal = httpx.post(server.url + DEADLY.path, json={**DEADLY.body, "model": "demo"}, timeout=120)
         assert [answer.result() for answer in answers] == undisturbed
-    assert "died 4 times while it had this request" in error
+    assert "died 4 times while it had this request" in refusal.json()["error"]["message"]
+    assert refusal.status_code == 500
+    assert refusal.headers["x-should-retry"] == "false", "a client that retries kills four more"
     assert killed(server) == 4
     assert "is refused: the worker died while it ran alone" in server.log()

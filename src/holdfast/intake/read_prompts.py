@@ -51,7 +51,8 @@ class PromptReader:
 def _failure(event: Finished) -> HoldfastError | None:
     match event.reason:
         case FinishReason.FAILED:
-            return GenerationFailed(event.error or "the request failed; the server's log has the details")
+            message = event.error or "the request failed; the server's log has the details"
+            return GenerationFailed(message, is_deadly=event.is_deadly)
         case FinishReason.REFUSED:
             return InvalidRequest(event.error)
         case FinishReason.CANCELLED:

@@ -133,11 +133,11 @@ class EventStream:
         if self.started is None:
             self._lost_seconds = time.monotonic() - self._opened_at
 
-    def fail(self, message: str) -> None:
-        """End it as failed: nobody serves it any more."""
+    def fail(self, message: str, *, is_deadly: bool = False) -> None:
+        """End it as failed: nobody serves it any more. is_deadly: because workers died of it."""
         if not self.was_accepted:
             self.push(Accepted(request_id=self.request_id))
-        self.push(self._failed(message))
+        self.push(self._failed(message, is_deadly=is_deadly))
 
     def _noted(self, event: Accepted | Rejected | Started | Finished) -> RequestEvent | None:
         """An event as the reader is to see it, who may have been told the same of an earlier worker: then None."""
@@ -166,13 +166,14 @@ class EventStream:
         timings = msgspec.structs.replace(self.started.timings, decode_seconds=time.monotonic() - self._started_at)
         return msgspec.structs.replace(event, memory=self.started.memory, timings=timings, resumptions=self.resumptions)
 
-    def _failed(self, message: str) -> Finished:
+    def _failed(self, message: str, *, is_deadly: bool = False) -> Finished:
         return Finished(
             request_id=self.request_id,
             reason=FinishReason.FAILED,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=len(self.token_ids),
             error=message,
+            is_deadly=is_deadly,
             resumptions=self.resumptions,
         )
 

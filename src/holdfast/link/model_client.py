@@ -264,7 +264,8 @@ class ModelClient:
         deaths = opened.stream.resumptions + 1
         opened.stream.fail(
             f"the worker process of the model died {deaths} times while it had this request, the last time while the request ran "
-            "alone; it is not tried again. The server's log and `holdfast doctor` say how the worker died"
+            "alone; it is not tried again. The server's log and `holdfast doctor` say how the worker died",
+            is_deadly=True,
         )
 
     def _send_what_may_run(self) -> None:

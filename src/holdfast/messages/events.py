@@ -148,6 +148,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt_tokens: int
     completion_tokens: int
     error: str = ""  # what went wrong, for FAILED and REFUSED
+    is_deadly: bool = False  # its workers died of it: another try would cost more of them; the front says so
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
     embedding: bytes = b""  # of a prompt that was to be pooled: float32 in the order of the machine, of length 1

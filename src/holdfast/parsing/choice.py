@@ -176,7 +176,7 @@ class ChoiceText:
     def _finished(self, event: Finished) -> tuple[OutputEvent, ...]:
         if event.reason is FinishReason.FAILED:
             self.done = True
-            raise GenerationFailed(event.error or "the generation failed")
+            raise GenerationFailed(event.error or "the generation failed", is_deadly=event.is_deadly)
         if event.reason is FinishReason.REFUSED:
             self.done = True
             raise InvalidRequest(event.error, field=self._rules.form_field)

@@ -25,6 +25,16 @@ async def test_a_failure_before_the_first_text_has_its_own_status(stream: bool) 
     assert response.json()["error"]["message"] == "the worker died"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_deadly", [False, True])
+async def test_clients_are_told_not_to_retry_what_kills_workers(is_deadly: bool, stream: bool) -> None:
+    failure = GenerationFailed("the worker died", is_deadly=is_deadly)
+    async with client_of(ScriptedGateway(script=[failure])) as client:
+        response = await client.post(CHAT, json=chat_body(stream=stream))
+    assert response.json()["error"]["code"] == "generation_failed"
+    assert response.headers.get("x-should-retry") == ("false" if is_deadly else None)
+
+
 async def test_a_failure_within_a_stream_is_an_error_event_and_no_done_follows() -> None:
     gateway = ScriptedGateway()
     exchange = Exchange(gateway)

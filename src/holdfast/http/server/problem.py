@@ -31,10 +31,12 @@ from holdfast.telemetry.request_log import RequestRecord
 
 _log = logging.getLogger(__name__)
 _RETRY_WHEN_UNAVAILABLE_SECONDS = 1
+_NO_RETRY = {"x-should-retry": "false"}  # the SDKs of OpenAI and Anthropic retry a 5xx otherwise
 _SESSION_FAILURES = {
     SessionFailure.NOT_FOUND: (404, "session_not_found"),
     SessionFailure.EXISTS: (409, "session_exists"),
     SessionFailure.OVER_QUOTA: (409, "session_over_quota"),
+    SessionFailure.NOT_KEPT: (409, "session_not_kept"),
     SessionFailure.NO_ROOM: (507, "session_no_room"),
     SessionFailure.TOO_MANY: (409, "too_many_sessions"),
     SessionFailure.INVALID: (400, "invalid_value"),
@@ -99,11 +101,12 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(status=503, code="responses_unavailable", message=str(error), headers=_headers(503))
         case TimeLimitExceeded():
             # Whoever has set the limit knows better than a client's library whether to go on.
-            return Problem(status=504, code="time_limit_exceeded", message=str(error), headers={"x-should-retry": "false"})
+            return Problem(status=504, code="time_limit_exceeded", message=str(error), headers=_NO_RETRY)
         case TemplateOverrun():  # it would take as much of the next try
-            return Problem(status=500, code="chat_template_overrun", message=str(error), headers={"x-should-retry": "false"})
+            return Problem(status=500, code="chat_template_overrun", message=str(error), headers=_NO_RETRY)
         case GenerationFailed():
-            return Problem(status=500, code="generation_failed", message=str(error))
+            headers = _NO_RETRY if error.is_deadly else {}
+            return Problem(status=500, code="generation_failed", message=str(error), headers=headers)
         case HoldfastError():
             _log.error("unexpected %s: %s", type(error).__name__, error)
             return Problem(status=500, code="internal_error", message=str(error))
@@ -145,6 +148,6 @@ def _later(seconds: float) -> dict[str, str]:
 
 def _headers(status: int, *, retry_seconds: int = _RETRY_WHEN_UNAVAILABLE_SECONDS) -> dict[str, str]:
     # Claude Code asks eleven times, over three minutes, before it says that the key is wrong, unless it is told not to.
-    refused = {"www-authenticate": "Bearer", "x-should-retry": "false"}
+    refused = {"www-authenticate": "Bearer", **_NO_RETRY}
     later = {"retry-after": str(retry_seconds)}
     return {401: refused, 415: {"accept-encoding": "gzip, deflate"}, 429: later, 503: later}.get(status, {})
