@@ -45,7 +45,6 @@ class SchedulerStates(RuleBasedStateMachine):
         mixes_chunks=st.booleans(),
     )
     def start(self, settings: SchedulerSettings, depth: int, fixed_bytes: int, reserve_step: int, mixes_chunks: bool) -> None:
-        self.budget_tokens = BUDGET_TOKENS
         self.worker = StepWorker(
             settings=settings,
             costs=SequenceCosts(kv_bytes_per_token=10, fixed_bytes_per_sequence=fixed_bytes, reserve_step_tokens=reserve_step),
@@ -68,7 +67,7 @@ class SchedulerStates(RuleBasedStateMachine):
         try:
             served = self.worker.submit(name, prompt_tokens=prompt_tokens, max_tokens=max_tokens, service=service)
         except TooLargeForMemory as error:
-            assert error.needed_bytes > self.budget_tokens * 10
+            assert error.needed_bytes > BUDGET_TOKENS * 10
         except PromptTooLong:
             assert prompt_tokens + min(max_tokens, 1) > CONTEXT_TOKENS
         except QueueFull as error:
@@ -80,15 +79,6 @@ class SchedulerStates(RuleBasedStateMachine):
     @rule(max_running=st.integers(1, 8), step_tokens=st.integers(8, 40))
     def set_limits(self, max_running: int, step_tokens: int) -> None:
         self.worker.set_limits(max_running=max_running, step_tokens=step_tokens)
-
-    @rule(tokens=st.sampled_from([0, 16, BUDGET_TOKENS // 2, BUDGET_TOKENS, 2 * BUDGET_TOKENS]))
-    def set_budget(self, tokens: int) -> None:
-        self.worker.scheduler.set_budget(tokens * 10)
-        self.budget_tokens = tokens
-
-    @rule(one_at_a_time=st.booleans())
-    def throttle(self, one_at_a_time: bool) -> None:
-        self.worker.scheduler.admits_one_at_a_time = one_at_a_time
 
     @rule(name=st.sampled_from("abcdefghij"))
     def cancel(self, name: str) -> None:

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.fakes.server_process import ServerProcess
+from tests.fakes.server_process import ServerProcess, until
 
 
 @pytest.fixture
@@ -46,6 +46,6 @@ def test_a_client_can_end_a_thought_while_it_is_told(server: ServerProcess) -> N
     details: Any = rest[-1].usage.completion_tokens_details
     assert details.reasoning_ended_by == "request"
     assert details.reasoning_tokens < 300
-    assert "thought ended by request" in server.log()
+    until(lambda: "thought ended by request" in server.log(), "the line of the request is in the log")
     late = client.post("/chat/completions/control", body=body, cast_to=object)
     assert late == {"success": False, "message": "no answer with this id is being made"}

@@ -25,7 +25,7 @@ def test_a_server_keeps_what_it_reads_among_the_callers_caches_unless_told_other
     assert chosen_folder(StoreSettings(folder=str(tmp_path)), {}) == str(tmp_path)
 
 
-@pytest.mark.parametrize(("system", "place"), [("darwin", "Library/Caches"), ("linux", ".cache")])
+@pytest.mark.parametrize(("system", "place"), [("darwin", "Library/Application Support"), ("linux", ".cache")])
 def test_each_system_has_its_place_for_caches(system: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", system)
     assert chosen_folder(StoreSettings(), {}) == str(Path.home() / place / "holdfast" / "store")

@@ -87,6 +87,17 @@ def test_at_the_critical_level_nobody_new_is_admitted_beside_a_running_request()
     assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["b"]
 
 
+def test_a_paused_request_does_not_keep_others_out_at_the_critical_level() -> None:
+    subject = Subject()
+    subject.submit("paused")
+    assert subject.scheduler.next_step().admitted
+    subject.scheduler.pause("paused")
+    subject.budget.follow(Pressure.CRITICAL)
+    subject.submit("a")
+    subject.submit("b")
+    assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["a"]
+
+
 def test_the_pressure_is_read_once_a_second_at_most() -> None:
     subject = Subject()
     subject.budget.tend(now=5.0)

@@ -274,7 +274,7 @@ class Scheduler:
         admitted: tuple[Reservation, ...] = ()
         if not room.someone_waits and not room.preempted:
             room.preempted += self._shrink()
-            if not (self.admits_one_at_a_time and self._running):
+            if not (self.admits_one_at_a_time and self._unpaused):
                 room.preempted += self._make_paused_give_way()
                 room.preempted += self._make_many_give_way()
                 admitted = self._admit()
@@ -351,7 +351,9 @@ class Scheduler:
 
     def _admit(self) -> tuple[Reservation, ...]:
         admitted: list[Reservation] = []
-        most = 1 if self.admits_one_at_a_time else self._settings.max_running
+        most = self._settings.max_running
+        if self.admits_one_at_a_time:  # a paused one makes no progress, so it must not keep others out
+            most = min(most, len(self._running) - self._unpaused + 1)
         while len(self._running) < most and (sequence := self._next_in_queue()) is not None:
             draws_are_known = sequence.last_step <= self._observed_steps
             if not draws_are_known or not self._ledger.may_enter(sequence, self._running.values()):
@@ -362,6 +364,11 @@ class Scheduler:
             self._let_run(sequence)
             admitted.append(Reservation(request_id=sequence.request_id, capacity_tokens=sequence.capacity_tokens))
         return tuple(admitted)
+
+    @property
+    def _unpaused(self) -> int:
+        """How many running sequences are not paused."""
+        return sum(not each.is_paused for each in self._running.values())
 
     def _let_run(self, sequence: ScheduledSequence) -> None:
         is_youngest = not self._running or next(reversed(self._running.values())).order < sequence.order

@@ -188,7 +188,7 @@ def test_tools_that_are_too_many_together_are_refused_in_one_short_sentence() ->
     ]
     with pytest.raises(InvalidRequest) as caught:
         _grammar(_dialect("hermes"), ToolChoice(mode="required"), tools=tools)
-    assert "150 tools together" in str(caught.value)
+    assert "150 tools cannot be enforced together" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
 

@@ -211,7 +211,7 @@ def test_bounds_beyond_64_bits_are_the_last_that_can_be_told_apart(kind: str) ->
     assert not _takes(schema, -(10**20))
     assert _takes({"type": kind, "exclusiveMinimum": -(2**64), "exclusiveMaximum": 2**64}, 7)
     assert "above what 64 bits hold" in _fault({"type": kind, "minimum": 2**64}).reason
-    assert "beyond the numbers" in _fault({"type": kind, "minimum": 10**18}).reason
+    assert "too large to enforce" in _fault({"type": kind, "minimum": 10**18}).reason
 
 
 @pytest.mark.parametrize(
