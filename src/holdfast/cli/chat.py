@@ -141,7 +141,7 @@ def _converse(effective: EffectiveSettings, wishes: _Wishes) -> None:
 
 
 def _check_is_no_question(model: str) -> None:
-    """Raise NotAModel for a question in the place of the model."""
+    """Raise NotAModel if the argument for the model is a question instead."""
     if len(model.split()) > 1 and not Path(model).expanduser().exists():
         raise NotAModel(f'"{model}" is not a model. To ask one question: holdfast chat -p "…", or holdfast run MODEL "…"')
 

@@ -129,7 +129,7 @@ def _attend(queries: mx.array, kv: Arrays) -> mx.array:
 
 
 def _parts_against_one_buffer(sizes: Sizes) -> Iterator[Finding]:
-    """What joining a frozen part and a tail in every step would cost, in a whole step and not in one layer."""
+    """The cost of concatenating a shared prefix and a tail in every decode step, measured over all layers of a step."""
     for tokens in sizes.contexts:
         frozen = [_kv(tokens) for _ in range(sizes.layers)]
         tails = [_kv(64) for _ in range(sizes.layers)]
@@ -243,7 +243,7 @@ def _top_p(sizes: Sizes) -> Iterator[Finding]:
 
 
 def _early_launch(sizes: Sizes) -> Iterator[Finding]:
-    """Whether a step that is launched while the one before still runs copies the KV that both touch."""
+    """Whether launching a step before the previous one has ended makes MLX copy the KV instead of updating it in place."""
     keys, values = _kv(sizes.donated_tokens)
     queries, one = _random(1, QUERY_HEADS, 1, HEAD_DIMENSION), mx.ones((1, KV_HEADS, 1, HEAD_DIMENSION), DTYPE)
     mx.eval(keys, values, queries, one)

@@ -97,7 +97,7 @@ class _Overrun(Exception):
 
 
 class _Unavailable(Exception):
-    """A render could not begin, which is not the template's fault. The message says why."""
+    """Rendering could not start, for a reason other than the template, which the message gives."""
 
 
 class _ProcessGone(Exception):

@@ -89,7 +89,7 @@ class FullKV(LayerKV):
         return fork
 
     def share_beginning(self, other: LayerState, tokens: int) -> None:
-        """Hold the first tokens in another one's buffers, which has the same ones frozen, and free one's own. Lazy."""
+        """Share the first tokens with another layer, which has frozen the same ones, and free this copy of them. Lazy."""
         assert isinstance(other, FullKV)
         assert tokens <= min(self._frozen_tokens, other._frozen_tokens), f"{tokens} tokens are not frozen in both"
         rest = self.copy_out(tokens, self.tokens)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 
 from holdfast.messages.requests import RequestId
 
-DEATHS_TOGETHER = 2  # in a row without a new token of any request: all that ran are tried
+DEATHS_TOGETHER = 2  # in a row in which no request got a new token: then every request that ran is tried alone
 DEATHS_OF_ONE = 3  # of one request after fewer than FEW_TOKENS tokens of its own: it is tried
 DEATHS_OF_A_LIFE = 12  # of one request, however many tokens it drew: it is tried
 FEW_TOKENS = 8

@@ -87,9 +87,9 @@ class DeviceSteps(Generic[Step]):
     def retry_alone(self, span: Span, *, reopen: Callable[[], None], was_alone: bool = False) -> SpanResult:
         """Read one sequence alone, up to the end of a span that failed. Raises DeviceBroken when nothing runs any more.
 
-        A chunk of a prompt is read in quarters, and in quarters of these if they fail too: too large a chunk exhausts memory, or
-        runs into the GPU watchdog of macOS. The size that worked is the limit from then on, if size was to blame: when the
-        sequence was alone in its step (`was_alone`), or a smaller size worked after a larger one had failed alone.
+        The chunk is split into quarters, and if these fail, into sixteenths: it may have needed too much memory, or run into the
+        GPU watchdog of macOS. The size that worked limits all later chunks if size was to blame: when the sequence was alone in
+        its step (`was_alone`), or when a smaller size worked after a larger one had failed alone.
 
         reopen: opens the sequence anew, with nothing read.
         """

@@ -15,7 +15,7 @@ from holdfast.models.load import LoadedModel
 from holdfast.scheduler.decision import UNBOUNDED, ChunkBounds
 from holdfast.worker.assignment import WorkerSettings
 
-ALONE_SECONDS = 1.5  # of a step that only reads: the GPU watchdog of macOS ends what takes much longer (mlx-lm#1572)
+ALONE_SECONDS = 1.5  # longest step that only prefills: the GPU watchdog of macOS kills much longer ones (mlx-lm#1572)
 WARM_UP_TOKENS = 256  # read once after loading, to measure what a step takes
 LEAST_CACHE_BYTES = 512 << 20
 _CACHE_MARGIN = 1.25

@@ -551,6 +551,7 @@ async def test_an_abandoned_answer_pauses_after_a_while_and_goes_on_for_whoever_
         goes_on.set()
         await second
         await running
+        assert len(server.gateway.requests) == 1, "nothing was generated twice"
 
 
 async def test_an_abandoned_answer_pauses_at_once_when_somebody_else_wants_one() -> None:

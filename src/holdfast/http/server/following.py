@@ -23,7 +23,7 @@ from holdfast.telemetry.request_log import RequestRecord
 
 
 class FollowingResponse(Response):
-    """The events of a log after a number, as a stream. The client may leave: the answer goes on."""
+    """Streams the events of a log that follow a given number. The answer continues if the client leaves."""
 
     def __init__(self, log: EventLog, form: AnswerFormat, *, after: int = -1) -> None:
         super().__init__()

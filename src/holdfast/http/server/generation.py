@@ -174,7 +174,7 @@ class GenerationResponse(Response):
         return self._stream
 
     async def _submitted(self) -> OutputStream:
-        """Submit the request. Lost answers give up their model and their places in the queue for it."""
+        """Submit the request. Answers whose clients are gone make room for it, in the queue and in memory."""
         generate, requests, held = self._services.generate, self._plan.requests, self._services.held
         if is_waited_for(self._services, requests[0].model):
             await held.end_lost()

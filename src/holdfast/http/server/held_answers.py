@@ -198,7 +198,7 @@ class HeldAnswers:
         return answer
 
     def make_way(self) -> None:
-        """Pause all lost answers, because a connected client is waiting for another one."""
+        """Pause every answer whose client is gone: a connected client is waiting for the model."""
         for answer in self._lost:
             answer.pause()
 

@@ -40,4 +40,4 @@ EXACT: Final = {
     "hostname": HOSTNAME,
     "ipv6": IPV6,
 }
-"""Of the formats that stand in a grammar as these patterns."""
+"""Patterns of the formats that a grammar enforces, by name."""

@@ -134,7 +134,7 @@ class NestedTags:
         return value.json
 
     def _is_list(self, names: Sequence[str], types: Collection[str], *, names_item: bool) -> bool:
-        """Whether the tags within a value are the items of an array; names_item: the schema has a member of that name."""
+        """Whether nested tags are array items rather than members. names_item: the schema declares a member called item."""
         if set(names) != {self.item}:
             return False
         return "object" not in types or len(names) > 1 or ("array" in types and not names_item)
