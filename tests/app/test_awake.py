@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from holdfast.app.awake import Awake
+from tests.fakes.server_process import children_running
 
 CAFFEINATE = f"""#!{sys.executable}
 import pathlib, sys, threading
@@ -32,7 +33,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def children(program: Path) -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if str(program) in child.cmdline()]
+    return children_running(str(program))
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 LIMIT_SECONDS = 180.0
 _READY = re.compile(r"is ready at (https?://\S+)")
@@ -26,6 +28,16 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < give_up_at, f"waited {LIMIT_SECONDS:.0f} s for: {what}"
         _tick.wait(0.01)
+
+
+def children_running(program: str, parent: psutil.Process | None = None) -> list[psutil.Process]:
+    """The child processes with this text in an argument; one that ends meanwhile is left out."""
+    running = []
+    for child in (parent or psutil.Process()).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it is gone, or a zombie
+            if any(program in argument for argument in child.cmdline()):
+                running.append(child)
+    return running
 
 
 def command(*arguments: str) -> list[str]:

@@ -18,7 +18,7 @@ from holdfast.intake.template import ChatTemplate
 from holdfast.intake.template_process import RenderProcesses, SandboxedTemplate
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.messages.requests import ChatPrompt
-from tests.fakes.server_process import until
+from tests.fakes.server_process import children_running, until
 from tests.fakes.tiny_models import write_tokenizer
 
 ENDLESS = """
@@ -159,8 +159,7 @@ def test_idle_processes_are_ended_except_one(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def renderers() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    return [child for child in children if "holdfast.intake.template_worker" in child.cmdline()]
+    return children_running("holdfast.intake.template_worker")
 
 
 def test_a_process_that_was_ended_from_outside_is_replaced() -> None:

@@ -9,7 +9,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.fakes.server_process import ServerProcess, until
+from tests.fakes.server_process import ServerProcess, children_running, until
 from tests.fakes.tiny_models import write_tiny
 
 ENDLESS_FOR_SOME = """
@@ -36,9 +36,8 @@ def ask(server: ServerProcess, content: str) -> httpx.Response:
 
 
 def busy_renderers(server: ServerProcess) -> list[psutil.Process]:
-    children = psutil.Process(server.process.pid).children()
-    renderers = [each for each in children if "holdfast.intake.template_worker" in each.cmdline()]
-    return [each for each in renderers if each.status() == psutil.STATUS_RUNNING]
+    renderers = children_running("holdfast.intake.template_worker", psutil.Process(server.process.pid))
+    return [each for each in renderers if each.is_running() and each.status() == psutil.STATUS_RUNNING]
 
 
 def test_others_are_answered_meanwhile_the_client_is_told_and_the_server_ends(server: ServerProcess) -> None:
