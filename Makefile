@@ -4,13 +4,13 @@
 # make format         rewrite the sources as the formatter wants them
 # make slow           the slow tests
 # make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
-# make architectures  probe every architecture anew and write docs/architectures.md
-# make tool-table     find and measure the families of all templates anew and write their table into docs/tools.md
+# make architectures  probe every architecture anew and write docs/reference/architectures.md
+# make tool-table     find and measure the families of all templates anew and write the table in docs/reference/tool-call-families.md
 # make clients        real clients of all protocols before a server on the bundled model (ARGS="openai anthropic" for some)
 # make schemathesis   every operation that is described, called as its schemas say and as they do not (ARGS="--max-examples 500")
-# make demo-chat      hold the first conversation with the bundled model anew and write docs/demo-chat.md
-# make agents         have Claude Code, Codex, opencode, aider and the Vercel AI SDK do a task each, and hold a conversation in small contexts; write docs/agents.md (needs npm)
-# make mac-check      measure this machine for ten minutes and save a file for the developers (ARGS="--panic-test": see docs/install.md)
+# make demo-chat      hold the first conversation with the bundled model anew and write docs/getting-started/demo-chat.md
+# make agents         have Claude Code, Codex, opencode, aider and the Vercel AI SDK do a task each, and hold a conversation in small contexts; write docs/reference/tested-agents.md (needs npm)
+# make mac-check      measure this machine for ten minutes and save a file for the developers (ARGS="--panic-test": see docs/getting-started/install.md)
 # make venv           make .venv, or bring it up to date (after a GPU has come, say); the others do it when needed
 # make lock           renew constraints.txt (needs uv)
 # make clean          remove what the above made, except .venv
@@ -78,8 +78,8 @@ bench: $(BENCHMARKS)
 	@$(BIN)/python -m holdfast_bench $(ARGS)
 
 architectures: $(TOOLS)
-	@$(ONE_THREAD) $(BIN)/python -m tools.architectures > docs/architectures.new
-	@mv docs/architectures.new docs/architectures.md
+	@$(ONE_THREAD) $(BIN)/python -m tools.architectures > docs/reference/architectures.new
+	@mv docs/reference/architectures.new docs/reference/architectures.md
 
 tool-table: $(TOOLS)
 	@$(BIN)/python -m tools.tool_table
@@ -91,8 +91,8 @@ schemathesis: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.schemathesis $(ARGS)
 
 demo-chat: $(SERVING)
-	@$(ONE_THREAD) $(BIN)/python -m tools.demo_chat > docs/demo-chat.new
-	@mv docs/demo-chat.new docs/demo-chat.md
+	@$(ONE_THREAD) $(BIN)/python -m tools.demo_chat > docs/getting-started/demo-chat.new
+	@mv docs/getting-started/demo-chat.new docs/getting-started/demo-chat.md
 
 agents: $(TOOLS)
 	@npm install --silent --no-fund --no-audit --prefix .agents opencode-ai@1.18 @anthropic-ai/claude-code@2.1.330 @openai/codex@0.169 @qwen-code/qwen-code@0.15 ai@6 @ai-sdk/openai-compatible@2 zod@4

@@ -3,7 +3,7 @@
     python -m tools.agent_contexts --folder .agents [--contexts 32768 40960 65536] [NAME …]
 
 The model is scripted: its answer tells how many answers stand in the conversation. An agent that has compacted it gets the first
-answer again, and the trial fails. Writes the last section of docs/agents.md when all have been tried.
+answer again, and the trial fails. Writes the last section of docs/reference/tested-agents.md when all have been tried.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main() -> None:
         print(row, flush=True)
         table.append(row)
     if len(chosen) == len(TERMINAL_AGENTS) and tuple(options.contexts) == CONTEXTS:
-        document = ROOT / "docs" / "agents.md"
+        document = ROOT / "docs" / "reference" / "tested-agents.md"
         before, _, _ = document.read_text().partition(LAST_SECTION)
         document.write_text("\n".join([before + LAST_SECTION, INTRODUCTION, *table, ""]))
 

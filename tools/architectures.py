@@ -1,6 +1,6 @@
-"""Writes docs/architectures.md: the layout that the probe chooses for each architecture, and how the others did.
+"""Writes docs/reference/architectures.md: the layout that the probe chooses for each architecture, and how the others did.
 
-Run: `make architectures`, or `python -m tools.architectures > docs/architectures.md` from the root of the repository.
+Run: `make architectures`, or `python -m tools.architectures > docs/reference/architectures.md` from the root of the repository.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A first conversation of forty turns with the bundled model, asked through Holdfast greedily and judged turn by turn.
 
-`python -m tools.demo_chat` prints it as it stands in `docs/demo-chat.md`; `--turns` shows the verdicts instead.
+`python -m tools.demo_chat` prints it as it stands in `docs/getting-started/demo-chat.md`; `--turns` shows the verdicts instead.
 Exits with 1 where a turn breaks its rule.
 """
 
@@ -65,7 +65,7 @@ Written by `make demo-chat`; `tests/models/test_demo_chat.py` holds the conversa
 `tools/train_demo/judge.py`.
 The model has three million parameters. It is there to try the server without a download; it knows nothing but what you tell it,
 and says so. Before sums and counts it thinks, in `<think>` marks. What it was measured to do stands in
-[its card](../src/holdfast/models/bundled/holdfast-demo/README.md).
+[its card](../../src/holdfast/models/bundled/holdfast-demo/README.md).
 """
 
 

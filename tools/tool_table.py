@@ -1,6 +1,6 @@
-"""The table of families in docs/tools.md: what is found of a chat template in the shape of each, and how its answers are read.
+"""Write the table of tool-call families: what is detected in a template of each family, and how its answers are parsed.
 
-`python -m tools.tool_table` writes it anew.
+`python -m tools.tool_table` rewrites the table in docs/reference/tool-call-families.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.fakes.family_answers import is_read_however_cut, right_answers, strea
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 
-PAGE = Path(__file__).parents[1] / "docs" / "tools.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "tool-call-families.md"
 BEGIN, END = "<!-- table: python -m tools.tool_table -->", "<!-- end of table -->"
 FOUND = ("template", "family", "round trip", "past calls", "calls in one answer", "ids", "thoughts", "begins in a thought", "off")
 MEASURED = ("any cut", "mistakes", "streamed = whole", "next turn")

@@ -1,4 +1,4 @@
-"""Has coding agents do a task through Holdfast, each in a throw-away home, and writes what happened to docs/agents.md.
+"""Run coding agents through Holdfast, each in a temporary home, and write the results to docs/reference/tested-agents.md.
 
     python -m tools.try_agents --folder .agents [NAME …]
 
@@ -38,7 +38,7 @@ KEY = "the-key"
 SMALL_CONTEXT = 2048
 LAST_LINES = 8
 _ANSWERED = re.compile(r" prompt (?P<prompt_tokens>\d+)(?: \((?P<cached_tokens>\d+) cached\))? answer (?P<answer_tokens>\d+)")
-LAST_SECTION = "## In small contexts\n"  # of docs/agents.md; tools/agent_contexts.py writes it
+LAST_SECTION = "## In small contexts\n"  # of docs/reference/tested-agents.md; tools/agent_contexts.py writes it
 SLACK_TOKENS = 16  # a template may write the end of an answer otherwise than the model did
 
 
@@ -266,7 +266,7 @@ def _transcript(trial: Trial, command: Sequence[str], ended: Ended, *, typed: st
 
 
 def main() -> None:
-    """Try the agents that are named, or all, and write docs/agents.md when all have been tried."""
+    """Try the agents that are named, or all, and write docs/reference/tested-agents.md when all have been tried."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / ".agents", help="where the agents are installed")
     parser.add_argument("names", nargs="*")
@@ -277,7 +277,7 @@ def main() -> None:
         parts.append(run(agent, folder=options.folder.resolve()))
         print(parts[-1])
     if len(chosen) == len(AGENTS):
-        document = ROOT / "docs" / "agents.md"
+        document = ROOT / "docs" / "reference" / "tested-agents.md"
         _, heading, text = document.read_text().partition(LAST_SECTION)
         document.write_text("\n".join([INTRODUCTION + "\n".join(parts), heading + text]))
 

@@ -1,7 +1,7 @@
 """Every setting of Holdfast, read once from flags, variables and a file into frozen dataclasses. A room receives its own slice.
 
-A new setting is a field here and a row in `docs/configuration.md` (a test compares the two). Its type, its unit (the end of its
-name) and the arguments of `_setting` say all that the readers in `config_sources` need to know.
+A new setting is a field here and a row in `docs/reference/configuration.md` (a test compares the two). Its type, its unit
+(the end of its name) and the arguments of `_setting` say all that the readers in `config_sources` need to know.
 """
 
 from __future__ import annotations

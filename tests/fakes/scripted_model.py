@@ -120,7 +120,7 @@ def _template(turns: int, said_before: int, *, asides: bool, drops_thoughts: boo
 def _tokenizer() -> Tokenizer:
     """Byte-level BPE of 4,096 tokens, learned from Holdfast's own documents and sources: long prompts of agents stay short."""
     root = Path(__file__).parents[2]
-    texts = [path.read_text() for path in (*sorted((root / "docs").glob("*.md")), *sorted((root / "src").rglob("*.py")))]
+    texts = [path.read_text() for path in (*sorted((root / "docs").rglob("*.md")), *sorted((root / "src").rglob("*.py")))]
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     learned.decoder = decoders.ByteLevel()

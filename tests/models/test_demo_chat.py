@@ -9,7 +9,7 @@ from holdfast import LLM
 from tools.demo_chat import TURNS, conversation, said_until
 from tools.train_demo.judge import fault
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "demo-chat.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "getting-started" / "demo-chat.md"
 WRITTEN = re.findall(r"^\*\*\d+\. You:\*\* (.*?)\n\n```text\n(.*?)\n```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
 
 

@@ -26,13 +26,13 @@ def documented_row(spec: SettingSpec) -> str:
 
 
 def test_every_setting_has_its_row_in_the_documentation() -> None:
-    lines = set((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8").splitlines())
+    lines = set((ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8").splitlines())
     missing = [documented_row(spec) for spec in all_specs().values() if documented_row(spec) not in lines]
-    assert missing == [], "put these rows into docs/configuration.md:\n" + "\n".join(missing)
+    assert missing == [], "put these rows into docs/reference/configuration.md:\n" + "\n".join(missing)
 
 
 def test_the_documentation_knows_no_setting_that_does_not_exist() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` ", text, re.MULTILINE)) == set(all_specs())
 
 
@@ -72,7 +72,7 @@ def test_every_dependency_is_pinned_in_the_constraints() -> None:
 
 
 def test_every_file_that_the_architecture_names_exists() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-it-works" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text))
     homes = (ROOT, ROOT / "src" / "holdfast", ROOT / "src" / "holdfast" / "http")
     file_names = {path.name for path in (ROOT / "src").rglob("*.py")} | {

@@ -33,13 +33,18 @@ OUTPUT = ("text", "json")
 FENCE = re.compile(r"^ *```(\S*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SHOWN_ERROR = re.compile(r"holdfast: |No such ")
 
-DOCUMENTS = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if ROOT / "docs" / "bench" not in path.parents]
+DOCUMENTS = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *PAGES)}
 WRITTEN_BY_PROGRAMS = {
-    "docs/agents.md": "sessions of agents that need npm; `make agents` holds them anew",
-    "docs/demo-chat.md": "`make demo-chat` writes it, tests/models/test_demo_chat.py reads it",
+    "docs/reference/tested-agents.md": "sessions of agents that need npm; `make agents` holds them anew",
+    "docs/getting-started/demo-chat.md": "`make demo-chat` writes it, tests/models/test_demo_chat.py reads it",
 }
-READ_FIRST = ("README.md", "docs/first-steps.md")
-CHANGES_ITS_HOME = ("docs/keys.md", "docs/memory.md", "docs/operating.md")  # keys, deleted stores, an ended server
+READ_FIRST = ("README.md", "docs/getting-started/first-steps.md")
+CHANGES_ITS_HOME = (
+    "docs/guides/api-keys.md",
+    "docs/guides/memory.md",
+    "docs/guides/operating.md",
+)  # keys, deleted stores, an ended server
 
 HUB = "downloads from the Hub"
 INSTALLS = "installs into the environment"
@@ -53,33 +58,33 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("README.md", "holdfast serve mlx-community/"): HUB,
     ("README.md", "holdfast models info owner/name"): HUB,
     ("README.md", "holdfast launch claude"): NO_PROGRAM,
-    ("docs/benchmarks.md", "make bench"): SLOW,
-    ("docs/benchmarks.md", "holdfast bench engine"): SLOW,
-    ("docs/clients.md", "holdfast launch claude"): NO_PROGRAM,
-    ("docs/clients.md", "holdfast launch --url http://studio:8321"): NO_PROGRAM,
-    ("docs/clients.md", "holdfast launch --model ID"): NO_PROGRAM,
-    ("docs/clients.md", "ANTHROPIC_BASE_URL="): NO_PROGRAM,
-    ("docs/clients.md", "codex -c"): NO_PROGRAM,
-    ("docs/clients.md", "OPENAI_API_BASE="): NO_PROGRAM,
-    ("docs/clients.md", "OPENAI_API_KEY=none qwen"): NO_PROGRAM,
-    ("docs/clients.md", "docker run"): NO_PROGRAM,
-    ("docs/clients.md", "holdfast serve mlx-community/"): HUB,
-    ("docs/clients.md", "name: Holdfast"): NO_PROGRAM,
-    ("docs/clients.md", "- model_id: holdfast"): NO_PROGRAM,
-    ("docs/clients.md", "import { createAnthropic }"): BY_MAKE_CLIENTS,
-    ("docs/clients.md", "llm-comply run"): BY_MAKE_CLIENTS,
-    ("docs/clients.md", "from agents import"): BY_MAKE_CLIENTS,
-    ("docs/clients.md", "from langchain_anthropic"): BY_MAKE_CLIENTS,
-    ("docs/clients.md", "from llama_index"): BY_MAKE_CLIENTS,
-    ("docs/clients.md", "from pydantic_ai"): BY_MAKE_CLIENTS,
-    ("docs/clients.md", "from litellm"): BY_MAKE_CLIENTS,
-    ("docs/clients.md", "import instructor"): BY_MAKE_CLIENTS,
-    ("docs/first-steps.md", "holdfast serve mlx-community/"): HUB,
-    ("docs/first-steps.md", "holdfast chat ~/models/my-model"): "a folder of the reader's",
-    ("docs/http.md", "pip install"): INSTALLS,
-    ("docs/install.md", "pip install"): INSTALLS,
-    ("docs/messages.md", "holdfast launch claude"): NO_PROGRAM,
-    ("docs/ollama.md", "OLLAMA_HOST=http://127.0.0.1:8321 ollama ls"): NO_PROGRAM,
+    ("docs/how-it-works/benchmarks.md", "make bench"): SLOW,
+    ("docs/how-it-works/benchmarks.md", "holdfast bench engine"): SLOW,
+    ("docs/guides/clients.md", "holdfast launch claude"): NO_PROGRAM,
+    ("docs/guides/clients.md", "holdfast launch --url http://studio:8321"): NO_PROGRAM,
+    ("docs/guides/clients.md", "holdfast launch --model ID"): NO_PROGRAM,
+    ("docs/guides/clients.md", "ANTHROPIC_BASE_URL="): NO_PROGRAM,
+    ("docs/guides/clients.md", "codex -c"): NO_PROGRAM,
+    ("docs/guides/clients.md", "OPENAI_API_BASE="): NO_PROGRAM,
+    ("docs/guides/clients.md", "OPENAI_API_KEY=none qwen"): NO_PROGRAM,
+    ("docs/guides/clients.md", "docker run"): NO_PROGRAM,
+    ("docs/guides/clients.md", "holdfast serve mlx-community/"): HUB,
+    ("docs/guides/clients.md", "name: Holdfast"): NO_PROGRAM,
+    ("docs/guides/clients.md", "- model_id: holdfast"): NO_PROGRAM,
+    ("docs/guides/clients.md", "import { createAnthropic }"): BY_MAKE_CLIENTS,
+    ("docs/guides/clients.md", "llm-comply run"): BY_MAKE_CLIENTS,
+    ("docs/guides/clients.md", "from agents import"): BY_MAKE_CLIENTS,
+    ("docs/guides/clients.md", "from langchain_anthropic"): BY_MAKE_CLIENTS,
+    ("docs/guides/clients.md", "from llama_index"): BY_MAKE_CLIENTS,
+    ("docs/guides/clients.md", "from pydantic_ai"): BY_MAKE_CLIENTS,
+    ("docs/guides/clients.md", "from litellm"): BY_MAKE_CLIENTS,
+    ("docs/guides/clients.md", "import instructor"): BY_MAKE_CLIENTS,
+    ("docs/getting-started/first-steps.md", "holdfast serve mlx-community/"): HUB,
+    ("docs/getting-started/first-steps.md", "holdfast chat ~/models/my-model"): "a folder of the reader's",
+    ("docs/reference/http-api.md", "pip install"): INSTALLS,
+    ("docs/getting-started/install.md", "pip install"): INSTALLS,
+    ("docs/reference/anthropic.md", "holdfast launch claude"): NO_PROGRAM,
+    ("docs/reference/ollama.md", "OLLAMA_HOST=http://127.0.0.1:8321 ollama ls"): NO_PROGRAM,
 }
 # What an example has to say: (document, how it begins) → a pattern found in its output.
 SAYS: dict[tuple[str, str], str] = {
@@ -88,20 +93,20 @@ SAYS: dict[tuple[str, str], str] = {
     ("README.md", "from openai"): r"^[A-Z].*[.!?]\s*$",
     ("README.md", "from holdfast"): r"(Hello|Hi|Hey|Welcome)\b.*[.!?]\s*$",
     ("README.md", "holdfast ps"): r"holdfast-demo",
-    ("docs/embeddings.md", "curl http://127.0.0.1:8321/v1/embeddings"): r'"embedding":\s*\[',
-    ("docs/embeddings.md", "curl http://127.0.0.1:8321/v1/rerank"): r'"relevance_score"',
+    ("docs/guides/embeddings.md", "curl http://127.0.0.1:8321/v1/embeddings"): r'"embedding":\s*\[',
+    ("docs/guides/embeddings.md", "curl http://127.0.0.1:8321/v1/rerank"): r'"relevance_score"',
     (
-        "docs/first-steps.md",
+        "docs/getting-started/first-steps.md",
         "from holdfast import LLM\n\nwith",
     ): r"(?s)^The code of the shed is 4711\.\n.*The code of the shed is 4711\.\s*$",
     (
-        "docs/first-steps.md",
+        "docs/getting-started/first-steps.md",
         "from holdfast import LLM\n\nweather",
     ): r'(?s)^get_weather \{"city": "Oslo"\}\n.*21 degrees.*42.*ToolCallStarted\(',
-    ("docs/keys.md", "curl -X PATCH"): r'"max_running":\s*4',
-    ("docs/messages.md", "import anthropic"): r"\b42\b",
-    ("docs/ollama.md", "from ollama"): r"^[A-Z].*[.!?]\s*$",
-    ("docs/responses.md", "from openai"): r"^[A-Z].*[.!?]\s*$",
+    ("docs/guides/api-keys.md", "curl -X PATCH"): r'"max_running":\s*4',
+    ("docs/reference/anthropic.md", "import anthropic"): r"\b42\b",
+    ("docs/reference/ollama.md", "from ollama"): r"^[A-Z].*[.!?]\s*$",
+    ("docs/reference/responses.md", "from openai"): r"^[A-Z].*[.!?]\s*$",
 }
 
 
@@ -208,9 +213,9 @@ def read_settings(document: str, text: str, folder: Path) -> object:
     """A TOML block as the program reads it that it is for."""
     file = folder / "shown.toml"
     file.write_text(text, encoding="utf-8")
-    if document == "docs/configuration.md":
+    if document == "docs/reference/configuration.md":
         return load_settings(file=file, environ={}, flags={})
-    if document == "docs/models.md":
+    if document == "docs/guides/models.md":
         return read_catalog_file(file, load_settings(file=None, environ={}, flags={}).settings)
     return tomllib.loads(text)
 

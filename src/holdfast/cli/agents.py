@@ -58,7 +58,7 @@ class AgentSetup:
 class CodingAgent:
     """One agent: its program, how people get it, and its setup.
 
-    own_tokens: about what its prompt and tools take, measured (docs/agents.md).
+    own_tokens: about what its prompt and tools take, measured (docs/reference/tested-agents.md).
     usable_share: the part of the context after which it compacts the conversation, with the setup that it gets here.
     resume: the arguments that continue a conversation, the latest one first.
     """

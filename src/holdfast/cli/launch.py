@@ -96,14 +96,14 @@ def _list_agents() -> None:
     for name, agent in AGENTS.items():
         where = shutil.which(agent.program)
         typer.echo(f"{name:<10}{agent.title:<13}{where or f'not installed: {agent.install}'}")
-    typer.echo("\nholdfast launch NAME starts one. Others: see docs/clients.md")
+    typer.echo("\nholdfast launch NAME starts one. Others: see docs/guides/clients.md")
 
 
 def _chosen(name: str, arguments: Sequence[str]) -> CodingAgent:
     """The agent of this name. Raises LaunchFailed, also for options of `launch` after the name."""
     if name not in AGENTS:
         near = get_close_matches(name, AGENTS, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"It knows: {', '.join(AGENTS)}; others: see docs/clients.md"
+        hint = f"Did you mean {near[0]}?" if near else f"It knows: {', '.join(AGENTS)}; others: see docs/guides/clients.md"
         raise LaunchFailed(f"launch does not know the agent {name}. {hint}")
     options = [argument.partition("=")[0] for argument in arguments]
     misplaced = [option for option in options if option in _OPTIONS_OF_NO_AGENT]

@@ -22,7 +22,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP.
 
-    It speaks the APIs of OpenAI, Anthropic and Ollama, and has /health and /metrics. docs/configuration.md has all settings.
+    The server speaks the APIs of OpenAI, Anthropic and Ollama, and serves /health and /metrics.
+    docs/reference/configuration.md lists all settings.
     """
     from holdfast.app import front
     from holdfast.cli.port_taken import who_has_the_port

@@ -1,4 +1,4 @@
-"""docs/http.md agrees with what is served."""
+"""docs/reference/http-api.md agrees with what is served."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.http.server.dialect import DialectTable
 from holdfast.http.server.openapi import description
 from holdfast.telemetry.metrics import Metrics
 
-TEXT = (Path(__file__).parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "http-api.md").read_text(encoding="utf-8")
 SAID_OTHERWISE = {"model", "messages", "prompt", "best_of", "suffix", "add_special_tokens", "stream_options"}
 
 
