@@ -25,9 +25,10 @@ CONTEXTS = (32_768, 40_960, 65_536)
 START_SECONDS = 240.0  # opencode fetches a package first
 ANSWER_SECONDS = 180.0
 TYPING_SECONDS = 1.5  # what comes faster is taken for a paste
-INTRODUCTION = """What `python -m tools.agent_contexts` printed: each agent, started by `holdfast launch` in its interactive mode,
-was asked three short questions. The model tells by its answer how many answers stand in the conversation, so an agent that has
-compacted it is found out. The prompts are counted in tokens of the scripted model.
+INTRODUCTION = """\
+`python -m tools.agent_contexts` generates this table: each agent, started by `holdfast launch` in its interactive mode,
+is asked three short questions. The scripted model's answer depends on the number of answers in the conversation, which
+reveals an agent that has compacted it. The prompts are counted in tokens of the scripted model.
 """
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/architectures.md: the layout that the probe chooses for each architecture, and how the others did.
+"""Write docs/reference/architectures.md: the layout that the probe chooses for each architecture, and the results of the others.
 
 Run: `make architectures`, or `python -m tools.architectures > docs/reference/architectures.md` from the root of the repository.
 """
@@ -14,11 +14,21 @@ mlx_lm_import.prepare()  # the seam has to be in place before a model module is 
 from holdfast.engine.probe import Trial, choose_layout, trial_of_each_layout  # noqa: E402
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, make_tiny  # noqa: E402
 
-HEADER = """# Layouts of architectures
+HEADER = """# Architectures
 
-Made by `make architectures` with mlx {mlx} and mlx-lm {mlx_lm} on tiny random models (fp32, CPU). The number is the largest error
-of any logit, relative to what one changed token of the context does to the logits; a layout is right up to 1e-3. The probe takes
-the first right one from left to right; it runs on every model at load, so that a model that is not in this table is right too.
+Holdfast runs unmodified mlx-lm models in one of three layouts. When it loads a model, it tries the layouts from left to
+right and takes the first one that computes correct results, so a model that is not in this table works too.
+`holdfast doctor MODEL` shows the layout of a model; `model.layout` forces one.
+
+| layout | meaning |
+|---|---|
+| `rows` | one forward pass for all sequences, prefill and decode together; the fastest |
+| `split` | one forward pass for all decoding sequences, and one per prompt chunk; for recurrent or unusual layers |
+| `solo` | one forward pass per sequence, without prefix cache; the slowest |
+
+`make architectures` generates the table below with mlx {mlx} and mlx-lm {mlx_lm} on tiny random models (float32, CPU).
+A number is the largest error of any logit, relative to the effect of one changed token of the context; a layout is
+correct up to 1e-3. A word is the error with which a layout was rejected.
 
 | architecture | layout | rows | split, seam | split, gathered | split, gathered, grouped masks | solo |
 |---|---|---|---|---|---|---|

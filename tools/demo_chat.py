@@ -58,14 +58,14 @@ TURNS = (
 )
 """What is said, the class of the answer, and where it is certain what must be in it."""
 
-HEAD = """# A first conversation with the bundled model
+HEAD = """# Talk with the bundled model
 
-Forty turns of one conversation with `holdfast-demo`, as a newcomer might have it: no system prompt, temperature 0.
-Written by `make demo-chat`; `tests/models/test_demo_chat.py` holds the conversation, and each answer here, to the rules of
-`tools/train_demo/judge.py`.
-The model has three million parameters. It is there to try the server without a download; it knows nothing but what you tell it,
-and says so. Before sums and counts it thinks, in `<think>` marks. What it was measured to do stands in
-[its card](../../src/holdfast/models/bundled/holdfast-demo/README.md).
+Forty turns of one conversation with `holdfast-demo`, without a system prompt and at temperature 0. `make demo-chat`
+generates this page; a test checks every answer.
+
+The model has three million parameters. It lets you try the server without a download: it knows only what you tell it,
+and says so. It reasons before sums and counts, between `<think>` marks.
+[Its card](../../src/holdfast/models/bundled/holdfast-demo/README.md) has the measured quality.
 """
 
 

@@ -255,7 +255,7 @@ def _figures(agent: LaunchedAgent, requests: Sequence[Mapping[str, int]]) -> str
             assert cached >= known - SLACK_TOKENS, f"{agent.name} reads again:\n" + "\n".join(rows)
         known = prompt + request["answer_tokens"]
     aside = len(requests) - len(conversation)
-    return "\n".join(rows) + (f"\n\nBeside these {aside} short requests (titles and the like).\n" if aside else "\n")
+    return "\n".join(rows) + (f"\n\nNot shown: {aside} short requests, for example for titles.\n" if aside else "\n")
 
 
 def _transcript(trial: Trial, command: Sequence[str], ended: Ended, *, typed: str = "") -> str:
@@ -282,15 +282,15 @@ def main() -> None:
         document.write_text("\n".join([INTRODUCTION + "\n".join(parts), heading + text]))
 
 
-INTRODUCTION = """# Agents that were tried
+INTRODUCTION = """# Tested agents
 
-What `make agents` printed: each agent has done a task with its own prompt and tools, in a throw-away home, against a model
-whose weights spell a script, or, where it says so, the bundled one. Paths are shortened.
+`make agents` generates this page: each agent does a task with its own prompt and tools in a temporary home, against a
+model whose weights produce scripted answers, or, where the heading says so, against the bundled model. Paths are
+shortened. To set up an agent, see [Connect your agent](../getting-started/connect-your-agent.md).
 
-Agents that are started by `holdfast launch` have a table of what their requests cost, from the server's log. *New since the last*
-is what a request has beyond the prompt and the answer of the one before, as the server counts; *read* is what the model really
-read: one more, since the last token of an answer is drawn, but not yet read, when the answer ends. The second turn of a
-conversation comes from a new process, except aider's.
+The tables show the requests of one conversation, from the server's log. *Read* counts the tokens that the model
+computed. *New since the last* counts the tokens beyond the previous prompt and answer; *read* is one more, because the
+last token of an answer is sampled but not yet prefilled. The second turn runs in a new process, except aider's.
 
 """
 

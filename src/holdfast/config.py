@@ -63,46 +63,45 @@ class ServerSettings:
     )
     api_key: str = _setting("", "Key that clients must send; empty: none is needed.", flag="--api-key", secret=True)
     keys_file: str = _setting(
-        "auto", "File of named API keys, as `holdfast keys` writes it. `auto`: your own, if there is one; `off`: none."
+        "auto", "File of named API keys, written by `holdfast keys`. `auto`: your own, if it exists; `off`: none."
     )
     trusted_proxies: tuple[str, ...] = _setting(
-        (), "Addresses or networks of proxies whose X-Forwarded-For and Forwarded headers are believed; empty: nobody's are."
+        (), "Addresses or networks of proxies whose X-Forwarded-For and Forwarded headers are trusted; empty: none."
     )
     allowed_hosts: tuple[str, ...] = _setting(
         (),
-        "Further names that may stand in a request's Host header; loopback names and `host` always may, `*` allows all.",
+        "Additional names allowed in the Host header; loopback names and `host` are always allowed, `*` allows all.",
         flag="--allowed-hosts",
     )
     model_aliases: tuple[str, ...] = _setting(
         ("claude-*",),
-        "Further names of models, which may have `*` in them: `NAME` means the first model, `NAME=ID` the one with that id.",
+        "Additional model names, which may contain `*`: `NAME` means the first model, `NAME=ID` the one with that id.",
     )
     codex_models: bool = _setting(
-        False, "Tell Codex of the models in its own form, context length and all; it then has short instructions from here."
+        False,
+        "List the models to Codex in its own form, with their context length; Codex then takes short instructions from the list.",
     )
     cors_origins: tuple[str, ...] = _setting(
         (),
-        "Additional origins whose web pages may call the server; pages and apps of the caller's own machine always may.",
+        "Additional origins whose web pages may call the server; pages and apps on the caller's own machine always may.",
         flag="--cors",
     )
-    tls_cert: str = _setting(
-        "", "File (PEM) with the certificate to speak HTTPS with, then those that vouch for it; empty: HTTP.", flag="--tls-cert"
-    )
+    tls_cert: str = _setting("", "File (PEM) with the certificate for HTTPS and its chain; empty: HTTP.", flag="--tls-cert")
     tls_key: str = _setting("", "File (PEM) with the certificate's key.", flag="--tls-key")
     shutdown_seconds: float = _setting(
-        10.0, "How long running answers may go on when the server is asked to stop.", limits=Limits(at_least=0)
+        10.0, "How long running answers may continue when the server stops.", limits=Limits(at_least=0)
     )
     stalled_seconds: float = _setting(
-        60.0, "How long a client may read nothing of what is sent to it before its connection is closed.", limits=Limits(above=0)
+        60.0, "How long a client may read nothing of its answer before the connection is closed.", limits=Limits(above=0)
     )
     reconnect_seconds: float = _setting(
         60.0,
-        "How long to keep an answer after its connection was lost, in case the same request is sent again; 0: cancel it at once.",
+        "How long to keep an answer whose connection was lost, for a retry of the same request; 0: cancel it at once.",
         limits=Limits(at_least=0),
     )
     unattended_seconds: float = _setting(
         5.0,
-        "How long such an answer goes on being generated while nobody else wants one; then it pauses.",
+        "How long such an answer is generated further, unless another request needs the model; then it pauses.",
         limits=Limits(at_least=0),
     )
     head_seconds: float = _setting(
@@ -112,11 +111,11 @@ class ServerSettings:
     keep_alive_seconds: float = _setting(75.0, "How long a connection may be idle between two requests.", limits=Limits(above=0))
     loop_tick_seconds: float = _setting(
         0.05,
-        "How often the event loop's lateness (`event_loop_lag_seconds`) is looked at while requests are served: 0.1 ms each.",
+        "How often the event loop's lateness (`event_loop_lag_seconds`) is measured while requests run; each takes 0.1 ms.",
         limits=Limits(at_least=0.001),
     )
     max_connections_per_address: int = _setting(
-        1024, "Most connections that one address may have open; one more is answered with a 429.", limits=Limits(at_least=1)
+        1024, "Maximum number of open connections per client address; one more gets a 429.", limits=Limits(at_least=1)
     )
 
     @property
@@ -134,46 +133,48 @@ class ModelSettings:
     )
     name: str = _setting("", "Id under which the model is served; empty: folder name, Hub id or `holdfast-demo`.", flag="--name")
     revision: str = _setting("", "Branch, tag or commit on the Hub; empty: the main branch.", flag="--revision")
-    dtype: DtypeChoice = _setting("auto", "Number format to compute in; `auto`: float32 on a CPU.", flag="--dtype")
-    device: DeviceChoice = _setting("auto", "What computes; `auto`: the GPU where there is one.")
+    dtype: DtypeChoice = _setting("auto", "Number format of the computation; `auto`: float32 on a CPU.", flag="--dtype")
+    device: DeviceChoice = _setting("auto", "Device to compute on; `auto`: the GPU if there is one.")
     dequantize: DequantizeChoice = _setting("auto", "Whether quantized weights are unpacked at load; `auto`: on a CPU.")
-    layout: LayoutChoice = _setting("auto", "How a step is laid out; `auto`: the fastest that is right.", flag="--layout")
+    layout: LayoutChoice = _setting(
+        "auto", "Layout of a batch; `auto`: the fastest one that computes correct results.", flag="--layout"
+    )
     context_tokens: int | None = _setting(
         None,
-        "Longest prompt and answer together, in tokens; `auto`: the model's own limit.",
+        "Context: longest prompt and answer together, in tokens; `auto`: the model's own limit.",
         flag="--context",
         limits=Limits(at_least=64),  # with less, a chat template and one sentence leave no room for an answer
     )
-    trust_remote_code: bool = _setting(False, "Whether Python files that come with a model may be run.")
+    trust_remote_code: bool = _setting(False, "Whether to run Python files that come with a model.")
     threads: int | None = _setting(
         None,
-        "Threads that compute on a CPU; `auto`: one per core.",
+        "Threads for computing on a CPU; `auto`: one per core.",
         flag="--threads",
         limits=Limits(at_least=0),
     )
     memory_bytes: int | None = _setting(
         None,
-        "Budget for the live KV of all requests; `auto`: what memory is left.",
+        "Budget for the KV of running requests; `auto`: from the free memory.",
         flag="--memory",
         limits=Limits(at_least=0),
     )
     wired_bytes: int | None = _setting(
         None,
-        "On a Mac, how much memory the system may not page out while the model serves; `auto`: the weights, where they are a "
-        "large part of what the GPU may use.",
+        "On a Mac, memory to wire (never page out) while requests run; `auto`: the weights, if they are a large part of what "
+        "the GPU may use.",
         limits=Limits(at_least=0),
     )
     keep_thoughts: bool = _setting(
-        False, "Whether the thoughts of earlier turns stay in the prompt, for chat templates that have a switch for it."
+        False, "Whether the reasoning of earlier turns stays in the prompt, if the chat template has an option for it."
     )
     warm_ahead: WarmAheadChoice = _setting(
         "auto",
-        "Whether a server without anything else to do reads a conversation as its next turn will show it; `auto`: where the chat "
-        "template rewrites answers of the past, such as without their thoughts.",
+        "Whether an idle server prefills conversations in advance, as their next turn will show them; `auto`: if the chat "
+        "template rewrites earlier answers, for example without their reasoning.",
     )
     known_text_bytes: int = _setting(
         32 * _MIB,
-        "Most bytes of texts and their tokens that the front keeps, so that a conversation is tokenized once; 0: none.",
+        "Size of the cache of texts and their tokens, so that a conversation is tokenized only once; 0: none.",
         limits=Limits(at_least=0),
     )
     startup_seconds: float = _setting(600.0, "How long a worker may take to load its model.", limits=Limits(above=0))
@@ -187,13 +188,13 @@ class CatalogSettings:
     """Which models are served where no single one is named."""
 
     file: str = _setting(
-        "", "File with the models to serve; empty: `models.toml` in the folder of settings, if it is there.", flag="--models"
+        "", "File with the models to serve; empty: `models.toml` beside the user's settings file, if it exists.", flag="--models"
     )
     folders: tuple[str, ...] = _setting(
         ("~/.lmstudio/models", "~/.cache/lm-studio/models"),
-        "Folders in which models are looked for, each as FOLDER/MODEL or FOLDER/OWNER/MODEL; empty: none.",
+        "Folders to search for models, each as FOLDER/MODEL or FOLDER/OWNER/MODEL; empty: none.",
     )
-    hub_cache: bool = _setting(True, "Whether the models in the Hub's cache are served as well.")
+    hub_cache: bool = _setting(True, "Whether to serve the models in the Hub's cache.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,37 +202,35 @@ class ResidencySettings:
     """How the front looks after its workers."""
 
     load_seconds: float = _setting(
-        60.0, "How long a request waits for a model that is being loaded; 0: it is refused at once.", limits=Limits(at_least=0)
+        60.0, "How long a request waits while its model loads; 0: it is refused at once.", limits=Limits(at_least=0)
     )
     idle_seconds: float | None = _setting(
         20 * 60.0 if sys.platform == "darwin" else None,
-        "How long a model of a catalog stays loaded without a request, where `models.toml` does not say; 0: not at all. On a "
-        "Mac, where models share the memory of everything else, 20 min by default.",
+        "How long a model of a catalog stays loaded without a request, unless `models.toml` sets `idle`; 0: not at all. On a "
+        "Mac the default is 20 min.",
         limits=Limits(at_least=0),
     )
     max_loaded: int | None = _setting(
-        None, "Most models that are loaded at once; `auto`: as many as `memory_bytes` holds.", limits=Limits(at_least=1)
+        None, "Maximum number of loaded models; `auto`: as many as fit in `memory_bytes`.", limits=Limits(at_least=1)
     )
     memory_bytes: int | None = _setting(
         None,
-        "Memory for all loaded models together, as it was measured; `auto`: three quarters of the machine's, or of the GPU's.",
+        "Memory for all loaded models together, as measured; `auto`: three quarters of the machine's or the GPU's.",
         limits=Limits(at_least=0),
     )
-    place_seconds: float = _setting(
-        300.0, "How long a request waits until other models have made room for its own.", limits=Limits(at_least=0)
-    )
+    place_seconds: float = _setting(300.0, "How long a request waits for other models to be unloaded.", limits=Limits(at_least=0))
     turn_seconds: float = _setting(
-        30.0, "How long a model that is in use stays loaded when another one is wanted.", limits=Limits(at_least=0)
+        30.0, "How long a model in use stays loaded while another model is waiting for its place.", limits=Limits(at_least=0)
     )
     unread_bytes: int = _setting(
         256 << 10,
-        "How much of one answer may wait to be read by its client; then no more of it is made until half of that is read.",
+        "How much of an answer may wait for a slow client; then generation pauses until half of it is read.",
         limits=Limits(at_least=1024),
     )
-    heartbeat_seconds: float = _setting(1.0, "How often a worker says that it is alive.", limits=Limits(above=0))
+    heartbeat_seconds: float = _setting(1.0, "How often a worker reports that it is alive.", limits=Limits(above=0))
     hang_seconds: float = _setting(
         7.0,
-        "A worker that is silent for so long, or whose step takes so long and 20 times what such steps take, is replaced.",
+        "A worker is replaced if it is silent for this long, or if a step takes this long and 20 times longer than usual.",
         limits=Limits(above=0),
     )
 
@@ -240,21 +239,23 @@ class ResidencySettings:
 class SchedulerSettings:
     """Who runs when, and how much a step takes."""
 
-    max_running: int = _setting(32, "Most sequences that run at once.", limits=Limits(at_least=1))
-    max_queued: int = _setting(256, "Most sequences that wait; beyond it requests get a 503.", limits=Limits(at_least=0))
+    max_running: int = _setting(32, "Maximum number of running sequences.", limits=Limits(at_least=1))
+    max_queued: int = _setting(256, "Maximum number of waiting sequences; further requests get a 503.", limits=Limits(at_least=0))
     step_tokens: int | None = _setting(
-        None, "Most tokens that one step reads; `auto`: 512 on a CPU, 2048 on a GPU.", limits=Limits(at_least=0)
+        None, "Maximum number of tokens to prefill per step; `auto`: 512 on a CPU, 2048 on a GPU.", limits=Limits(at_least=0)
     )
     stall_seconds: float = _setting(
-        0.25, "How much longer a step in which others decode may become by a prompt's chunk.", limits=Limits(above=0)
+        0.25, "How much a prefill chunk may lengthen a step in which other sequences decode.", limits=Limits(above=0)
     )
-    min_chunk_tokens: int = _setting(32, "Smallest chunk of a prompt, unless less is left of it.", limits=Limits(at_least=1))
+    min_chunk_tokens: int = _setting(32, "Smallest prefill chunk, unless less of the prompt is left.", limits=Limits(at_least=1))
     expected_output_tokens: int = _setting(
-        1024, "Tokens of answer reserved at admission; it grows past that.", limits=Limits(at_least=1)
+        1024,
+        "Tokens of the answer to reserve memory for at admission; longer answers reserve more as they grow.",
+        limits=Limits(at_least=1),
     )
     aging_seconds: float = _setting(
         60.0,
-        "How long a request of a batch waits, while others run, before it counts as an interactive one.",
+        "How long a batch request waits, while others run, before it counts as interactive.",
         limits=Limits(at_least=0),
     )
 
@@ -265,40 +266,40 @@ class LimitsSettings:
 
     max_requests_per_key: int = _setting(
         0,
-        "Most answers that one API key may have running or waiting at once; more get a 429. 0: no bound.",
+        "Maximum number of running and waiting answers per API key; more get a 429. 0: no limit.",
         limits=Limits(at_least=0),
     )
-    max_requests_per_address: int = _setting(0, "The same for one client address, whatever its keys.", limits=Limits(at_least=0))
+    max_requests_per_address: int = _setting(0, "The same per client address, whatever its keys.", limits=Limits(at_least=0))
     request_seconds: float = _setting(
         0.0,
-        "How long a request may take, waiting included, before it ends with an error; clients may ask for less. 0: no bound.",
+        "How long a request may take, waiting included; clients may ask for less. 0: no limit.",
         limits=Limits(at_least=0),
     )
     max_choices: int = _setting(16, "Largest `n`.", limits=Limits(at_least=1))
-    max_stop_strings: int = _setting(16, "Most stop strings.", limits=Limits(at_least=0))
+    max_stop_strings: int = _setting(16, "Maximum number of stop strings.", limits=Limits(at_least=0))
     max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=Limits(at_least=0))
     repeated_thought_tokens: int = _setting(
         2048,
-        "A thought ends when its last so many tokens are one piece of at most an eighth of them, again and again; 0: never.",
+        "End reasoning if this many tokens repeat one piece of at most an eighth of that length; 0: never.",
         limits=Limits(at_least=0),
     )
     max_body_bytes: int = _setting(64 * _MIB, "Largest body of a request.", limits=Limits(at_least=1024))
-    max_import_bytes: int = _setting(
-        64 * 1024 * _MIB, "Largest file of a session that is taken in.", limits=Limits(at_least=1024)
-    )
+    max_import_bytes: int = _setting(64 * 1024 * _MIB, "Largest session file to import.", limits=Limits(at_least=1024))
     max_schema_parts: int = _setting(
-        512, "Most subschemas and listed values in a JSON schema that an answer or a call is held to.", limits=Limits(at_least=1)
+        512, "Maximum number of subschemas and listed values in an enforced JSON schema.", limits=Limits(at_least=1)
     )
-    max_schema_depth: int = _setting(32, "How deep such a schema may be nested.", limits=Limits(at_least=1, at_most=50))
-    max_tools: int = _setting(512, "Most tools in one request.", limits=Limits(at_least=0))
+    max_schema_depth: int = _setting(32, "Maximum depth of such a schema.", limits=Limits(at_least=1, at_most=50))
+    max_tools: int = _setting(512, "Maximum number of tools in a request.", limits=Limits(at_least=0))
     max_tool_parts: int = _setting(
-        50_000, "Most keys and values in the definitions of all tools of a request.", limits=Limits(at_least=1)
+        50_000, "Maximum number of keys and values in all tool definitions of a request.", limits=Limits(at_least=1)
     )
     max_batch_prompts: int = _setting(
-        256, "Most prompts in one request for completions, each counted `n` times.", limits=Limits(at_least=1)
+        256, "Maximum number of prompts in a completions request, each counted `n` times.", limits=Limits(at_least=1)
     )
     max_inputs: int = _setting(
-        2048, "Most texts in one request for embeddings, and documents in one for ranking.", limits=Limits(at_least=1)
+        2048,
+        "Maximum number of texts in an embeddings request, and of documents in a reranking request.",
+        limits=Limits(at_least=1),
     )
 
 
@@ -308,7 +309,7 @@ class ToolsSettings:
 
     constrain: ConstrainChoice = _setting(
         "strict",
-        "Whose calls are held to names and schemas where a model may call: `strict`: those that ask for it, `auto`: of all.",
+        "Which tools' calls a grammar enforces while the model may call: `strict`: those with `strict: true`; `auto`: all.",
     )
 
 
@@ -321,14 +322,13 @@ class StoreSettings:
 
     folder: str = _setting(
         "auto",
-        "Folder for the prompt cache, kept across restarts. `auto`: in your user cache folder (the Python library: RAM only); "
-        "`off`: RAM only.",
+        "Folder of the prefix cache on disk. `auto`: in your user folder (the Python library: RAM only); `off`: RAM only.",
         flag="--store",
     )
     ram_bytes: int | None = _setting(
         None,
-        "Budget in RAM for KV of requests that have ended, as blocks and as parked states; `auto`: a quarter of the KV budget "
-        "for blocks, what running requests leave of it for parked states; `off`: on disk only.",
+        "Budget in RAM for the KV of ended requests, as blocks and parked states; `auto`: a quarter of the KV budget for "
+        "blocks, and what running requests leave for parked states; `off`: on disk only.",
         limits=Limits(at_least=0),
         off=True,
     )
@@ -336,19 +336,19 @@ class StoreSettings:
         None, "Budget on disk; `auto`: a fifth of the volume, never its last 2 GiB.", limits=Limits(at_least=0)
     )
     daily_write_bytes: int | None = _setting(
-        None, "Most bytes written to disk in a day, to spare it; `auto`: 100 GiB.", limits=Limits(at_least=0)
+        None, "Maximum bytes written to disk per day; `auto`: 100 GiB.", limits=Limits(at_least=0)
     )
-    codec: CodecChoice = _setting("native", "Form of kept keys and values: exact, or quantized to 8 or 4 bits.")
+    codec: CodecChoice = _setting("native", "How cached keys and values are stored: exact, or quantized to 8 or 4 bits.")
     max_sessions: int = _setting(
-        1000, "Most sessions of a model; one more ends the one that was used longest ago.", limits=Limits(at_least=1)
+        1000, "Maximum number of sessions per model; one more closes the least recently used one.", limits=Limits(at_least=1)
     )
     session_seconds: float = _setting(
-        604800.0, "How long a session lives after its last use, if its opener says nothing else.", limits=Limits(above=0)
+        604800.0, "How long a session lives after its last use, unless it sets `ttl_seconds`.", limits=Limits(above=0)
     )
     pinned_percent: int = _setting(
         50,
-        "Part of the budget on disk, or in RAM without a disk, that pinned sessions and beginnings that clients mark may keep; "
-        "an imported file may hold no more.",
+        "Share of the budget on disk (in RAM without a disk) for pinned sessions and prefixes that clients mark; an imported "
+        "file may not exceed it.",
         limits=Limits(at_least=0, at_most=100),
     )
 
@@ -358,16 +358,20 @@ class ResponsesSettings:
     """What is kept of responses and conversations, in the store's folder or else in memory."""
 
     max_count: int = _setting(
-        10_000, "Most responses and conversations that are kept; the one used longest ago makes room.", limits=Limits(at_least=1)
+        10_000,
+        "Maximum number of stored responses and conversations; the least recently used is deleted first.",
+        limits=Limits(at_least=1),
     )
     max_bytes: int = _setting(
-        256 * _MIB, "Most bytes that they take together; what is larger alone is not kept.", limits=Limits(at_least=1 << 16)
+        256 * _MIB, "Maximum bytes that they take together; a larger one is not stored.", limits=Limits(at_least=1 << 16)
     )
     keep_seconds: float = _setting(
-        30 * 86400.0, "How long one is kept after it was used last, itself or in what continues it.", limits=Limits(above=0)
+        30 * 86400.0,
+        "How long one is stored after its last use, by itself or by a response that continues it.",
+        limits=Limits(above=0),
     )
     max_background: int = _setting(
-        64, "Most responses that are made in the background at once; one more is answered with a 429.", limits=Limits(at_least=0)
+        64, "Maximum number of responses running in the background; one more gets a 429.", limits=Limits(at_least=0)
     )
 
 
@@ -378,23 +382,19 @@ DEFAULT_RESPONSES = ResponsesSettings()
 class LogSettings:
     """What is logged, and in which form."""
 
-    level: LogLevel = _setting("info", "Least severe messages that are logged.", flag="--log-level")
-    format: LogFormat = _setting("text", "Lines for people, or one JSON object per line.", flag="--log-format")
-    content: bool = _setting(False, "Whether prompts and answers are logged as well.", flag="--log-content")
+    level: LogLevel = _setting("info", "Lowest level that is logged.", flag="--log-level")
+    format: LogFormat = _setting("text", "Plain lines, or one JSON object per line.", flag="--log-format")
+    content: bool = _setting(False, "Whether to log prompts and answers.", flag="--log-content")
     file: str = _setting(
         "background",
         "Also write the log to this file. `auto`: in Holdfast's state folder, where `holdfast logs` looks; `off`: none; "
         "`background` (default): like `auto`, but only when standard error is neither a terminal nor a pipe.",
         flag="--log-file",
     )
-    file_bytes: int = _setting(
-        10 * _MIB, "Size at which that file is set aside and a new one is begun.", limits=Limits(at_least=1 << 16)
-    )
-    old_files: int = _setting(
-        4, "How many that were set aside are kept; the oldest goes first.", limits=Limits(at_least=1, at_most=100)
-    )
+    file_bytes: int = _setting(10 * _MIB, "Size at which that file is rotated.", limits=Limits(at_least=1 << 16))
+    old_files: int = _setting(4, "How many rotated files to keep.", limits=Limits(at_least=1, at_most=100))
     traces: bool = _setting(
-        False, "Whether requests are traced with OpenTelemetry: where to, the variables `OTEL_…` say.", flag="--traces"
+        False, "Whether to trace requests with OpenTelemetry, configured by the variables `OTEL_…`.", flag="--traces"
     )
 
 

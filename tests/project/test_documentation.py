@@ -11,15 +11,25 @@ from holdfast.config_sources import SettingSpec, allowed, describe
 from tests.project.sources import ROOT
 
 DEFAULTS_OFF_A_MAC = {"residency.idle_seconds": None}
+TYPES = {  # as messages describe a type → as the page names it, which explains each type once
+    "a list of texts (separated by commas in a variable or flag)": "list",
+    "seconds or a duration such as 250 ms": "duration",
+    "a size such as 512MB or 8 GiB": "size",
+    "a whole number": "integer",
+    "a text": "text",
+}
 
 
 def documented_row(spec: SettingSpec) -> str:
+    values = allowed(spec).replace("|", "\\|")
+    for described, named in TYPES.items():
+        values = values.replace(described, named)
     default = describe(spec, DEFAULTS_OFF_A_MAC.get(spec.key, spec.default))
     cells = (
         f"`{spec.key}`",
         ", ".join(f"`{name}`" for name in (spec.flag, spec.short) if name),
         f"`{default}`" if default else "",
-        allowed(spec).replace("|", "\\|"),
+        values,
         spec.doc,
     )
     return "| " + " | ".join(cells) + " |"

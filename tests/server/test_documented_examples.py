@@ -39,12 +39,12 @@ WRITTEN_BY_PROGRAMS = {
     "docs/reference/tested-agents.md": "sessions of agents that need npm; `make agents` holds them anew",
     "docs/getting-started/demo-chat.md": "`make demo-chat` writes it, tests/models/test_demo_chat.py reads it",
 }
-READ_FIRST = ("README.md", "docs/getting-started/first-steps.md")
-CHANGES_ITS_HOME = (
+READ_FIRST = ("README.md", "docs/getting-started/first-steps.md", "docs/guides/python.md")
+CHANGES_ITS_HOME = (  # keys, deleted stores, an ended server
     "docs/guides/api-keys.md",
     "docs/guides/memory.md",
     "docs/guides/operating.md",
-)  # keys, deleted stores, an ended server
+)
 
 HUB = "downloads from the Hub"
 INSTALLS = "installs into the environment"
@@ -58,33 +58,33 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("README.md", "holdfast serve mlx-community/"): HUB,
     ("README.md", "holdfast models info owner/name"): HUB,
     ("README.md", "holdfast launch claude"): NO_PROGRAM,
-    ("docs/how-it-works/benchmarks.md", "make bench"): SLOW,
-    ("docs/how-it-works/benchmarks.md", "holdfast bench engine"): SLOW,
-    ("docs/guides/clients.md", "holdfast launch claude"): NO_PROGRAM,
-    ("docs/guides/clients.md", "holdfast launch --url http://studio:8321"): NO_PROGRAM,
-    ("docs/guides/clients.md", "holdfast launch --model ID"): NO_PROGRAM,
-    ("docs/guides/clients.md", "ANTHROPIC_BASE_URL="): NO_PROGRAM,
-    ("docs/guides/clients.md", "codex -c"): NO_PROGRAM,
-    ("docs/guides/clients.md", "OPENAI_API_BASE="): NO_PROGRAM,
-    ("docs/guides/clients.md", "OPENAI_API_KEY=none qwen"): NO_PROGRAM,
+    ("docs/getting-started/connect-your-agent.md", "holdfast launch claude"): NO_PROGRAM,
+    ("docs/getting-started/connect-your-agent.md", "holdfast launch --url http://studio:8321"): NO_PROGRAM,
+    ("docs/getting-started/connect-your-agent.md", "holdfast launch --model ID"): NO_PROGRAM,
+    ("docs/getting-started/connect-your-agent.md", "ANTHROPIC_BASE_URL="): NO_PROGRAM,
+    ("docs/getting-started/connect-your-agent.md", "codex -c"): NO_PROGRAM,
+    ("docs/getting-started/connect-your-agent.md", "OPENAI_API_BASE="): NO_PROGRAM,
+    ("docs/getting-started/connect-your-agent.md", "OPENAI_API_KEY=none qwen"): NO_PROGRAM,
+    ("docs/getting-started/first-steps.md", "holdfast serve mlx-community/"): HUB,
+    ("docs/getting-started/first-steps.md", "holdfast chat ~/models/my-model"): "a folder of the reader's",
+    ("docs/getting-started/install.md", "pip install"): INSTALLS,
     ("docs/guides/clients.md", "docker run"): NO_PROGRAM,
     ("docs/guides/clients.md", "holdfast serve mlx-community/"): HUB,
     ("docs/guides/clients.md", "name: Holdfast"): NO_PROGRAM,
     ("docs/guides/clients.md", "- model_id: holdfast"): NO_PROGRAM,
     ("docs/guides/clients.md", "import { createAnthropic }"): BY_MAKE_CLIENTS,
-    ("docs/guides/clients.md", "llm-comply run"): BY_MAKE_CLIENTS,
     ("docs/guides/clients.md", "from agents import"): BY_MAKE_CLIENTS,
     ("docs/guides/clients.md", "from langchain_anthropic"): BY_MAKE_CLIENTS,
     ("docs/guides/clients.md", "from llama_index"): BY_MAKE_CLIENTS,
     ("docs/guides/clients.md", "from pydantic_ai"): BY_MAKE_CLIENTS,
     ("docs/guides/clients.md", "from litellm"): BY_MAKE_CLIENTS,
     ("docs/guides/clients.md", "import instructor"): BY_MAKE_CLIENTS,
-    ("docs/getting-started/first-steps.md", "holdfast serve mlx-community/"): HUB,
-    ("docs/getting-started/first-steps.md", "holdfast chat ~/models/my-model"): "a folder of the reader's",
-    ("docs/reference/http-api.md", "pip install"): INSTALLS,
-    ("docs/getting-started/install.md", "pip install"): INSTALLS,
+    ("docs/guides/operating.md", "pip install"): INSTALLS,
+    ("docs/how-it-works/benchmarks.md", "make bench"): SLOW,
+    ("docs/how-it-works/benchmarks.md", "holdfast bench engine"): SLOW,
     ("docs/reference/anthropic.md", "holdfast launch claude"): NO_PROGRAM,
     ("docs/reference/ollama.md", "OLLAMA_HOST=http://127.0.0.1:8321 ollama ls"): NO_PROGRAM,
+    ("docs/reference/responses.md", "llm-comply run"): BY_MAKE_CLIENTS,
 }
 # What an example has to say: (document, how it begins) → a pattern found in its output.
 SAYS: dict[tuple[str, str], str] = {
@@ -93,17 +93,20 @@ SAYS: dict[tuple[str, str], str] = {
     ("README.md", "from openai"): r"^[A-Z].*[.!?]\s*$",
     ("README.md", "from holdfast"): r"(Hello|Hi|Hey|Welcome)\b.*[.!?]\s*$",
     ("README.md", "holdfast ps"): r"holdfast-demo",
+    ("docs/getting-started/first-steps.md", "curl"): r"The code of the shed is 4711\.",
     ("docs/guides/embeddings.md", "curl http://127.0.0.1:8321/v1/embeddings"): r'"embedding":\s*\[',
     ("docs/guides/embeddings.md", "curl http://127.0.0.1:8321/v1/rerank"): r'"relevance_score"',
+    ("docs/guides/operating.md", "curl -X PATCH"): r'"max_running":\s*4',
     (
-        "docs/getting-started/first-steps.md",
+        "docs/guides/python.md",
         "from holdfast import LLM\n\nwith",
     ): r"(?s)^The code of the shed is 4711\.\n.*The code of the shed is 4711\.\s*$",
     (
-        "docs/getting-started/first-steps.md",
+        "docs/guides/python.md",
         "from holdfast import LLM\n\nweather",
     ): r'(?s)^get_weather \{"city": "Oslo"\}\n.*21 degrees.*42.*ToolCallStarted\(',
-    ("docs/guides/api-keys.md", "curl -X PATCH"): r'"max_running":\s*4',
+    ("docs/guides/structured-output.md", "curl"): r'\{\\"name\\"',
+    ("docs/guides/tools.md", "curl http://127.0.0.1:8321/v1/chat/completions -H"): r'"name":\s*"get_weather"',
     ("docs/reference/anthropic.md", "import anthropic"): r"\b42\b",
     ("docs/reference/ollama.md", "from ollama"): r"^[A-Z].*[.!?]\s*$",
     ("docs/reference/responses.md", "from openai"): r"^[A-Z].*[.!?]\s*$",
@@ -321,7 +324,7 @@ def test_every_example_that_is_listed_is_still_there() -> None:
 
 
 def holdfast_commands() -> set[tuple[str, ...]]:
-    """The words behind `holdfast` in every example, run or not, that is not shown to fail."""
+    """The words after `holdfast` in every example, run or not, that is not shown to fail."""
     found = set()
     for example in ALL_EXAMPLES:
         if example.language in SHELL and not SHOWN_ERROR.match(example.shown):

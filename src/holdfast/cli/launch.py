@@ -96,7 +96,7 @@ def _list_agents() -> None:
     for name, agent in AGENTS.items():
         where = shutil.which(agent.program)
         typer.echo(f"{name:<10}{agent.title:<13}{where or f'not installed: {agent.install}'}")
-    typer.echo("\nholdfast launch NAME starts one. Others: see docs/guides/clients.md")
+    typer.echo("\nholdfast launch NAME starts one. For other clients see docs/guides/clients.md")
 
 
 def _chosen(name: str, arguments: Sequence[str]) -> CodingAgent:

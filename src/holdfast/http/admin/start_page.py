@@ -40,7 +40,7 @@ _HEADERS = {
     "cache-control": "no-store",
     "vary": "accept, user-agent",
 }
-_DOCUMENTS = "README.md, docs/reference/http-api.md and docs/guides/memory.md of the repository say more."
+_DOCUMENTS = "The documentation is in docs/ of the repository; begin with README.md."
 _HIDDEN = "shown to who sends the API key"
 _OLLAMA = "Ollama is running"  # what Ollama's clients look for at this place
 
