@@ -21,18 +21,18 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from holdfast.engine import engine as engine_module
-from holdfast.engine.engine import Engine
-from holdfast.engine.layouts import RowsRunner
-from holdfast.engine.plan import Span, StepPlan
-from holdfast.engine.sequence import Prefix
-from holdfast.engine.sharing import choose_sharing
-from holdfast.engine.views import StepContext
-from holdfast.kv.live import LiveBase
-from holdfast.messages.commands import SequenceRequest
-from holdfast.messages.requests import SamplingParams
-from holdfast.messages.token_ids import TokenIds
-from holdfast.models.head_seam import HeadSeam
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.engine import engine as engine_module
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.head_seam import HeadSeam
+from holdfast.worker.engine.layouts import RowsRunner
+from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.engine.sequence import Prefix
+from holdfast.worker.engine.sharing import choose_sharing
+from holdfast.worker.engine.views import StepContext
+from holdfast.worker.kv.live import LiveBase
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 VIEWS = set("AsStrided Broadcast Copy ExpandDims Flatten Full Reshape Slice Split Squeeze Transpose Unflatten".split())
@@ -62,8 +62,8 @@ def as_on_a_gpu() -> Iterator[list[Counter[str]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "StepContext", partial(StepContext, composes_attention=False))
         patch.setattr(engine_module, "launch", counting)
-        patch.setattr("holdfast.engine.sampling.drawing_pays", lambda kind, vocab_size: False)
-        patch.setattr("holdfast.engine.sampling.scoring_pays", lambda vocab_size: False)
+        patch.setattr("holdfast.worker.engine.sampling.drawing_pays", lambda kind, vocab_size: False)
+        patch.setattr("holdfast.worker.engine.sampling.scoring_pays", lambda vocab_size: False)
         yield steps
 
 

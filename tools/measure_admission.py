@@ -17,18 +17,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.config import SchedulerSettings
-from holdfast.engine.plan import BLOCK_TOKENS
-from holdfast.messages.commands import SequenceRequest
-from holdfast.messages.requests import SamplingParams
-from holdfast.messages.token_ids import TokenIds
-from holdfast.prefix.in_flight import InFlightPrefills
-from holdfast.prefix.index import PrefixIndex
-from holdfast.prefix.keys import pack_tokens
-from holdfast.prefix.lookup import Lookup
-from holdfast.scheduler.decision import SequenceCosts
-from holdfast.scheduler.scheduler import Scheduler
-from holdfast.store.block import TOKEN_BYTES
-from holdfast.worker.sequences import LiveSequence
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.packed import TOKEN_BYTES
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.engine.plan import BLOCK_TOKENS
+from holdfast.worker.loop.sequences import LiveSequence
+from holdfast.worker.prefix.in_flight import InFlightPrefills
+from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.prefix.keys import pack_tokens
+from holdfast.worker.prefix.lookup import Lookup
+from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True)

@@ -17,23 +17,23 @@ from random import Random
 
 import msgspec
 
-from holdfast.messages.token_ids import TokenIds
-from holdfast.models import platform
+from holdfast.machine import platform
+from holdfast.wire.token_ids import TokenIds
 
 platform.prepare_blas()  # before mlx is imported
 
 from holdfast.config import ModelSettings  # noqa: E402
-from holdfast.engine.engine import Engine  # noqa: E402
-from holdfast.engine.plan import KeepPolicy, Span, StepPlan  # noqa: E402
-from holdfast.engine.probe import choose_layout  # noqa: E402
-from holdfast.engine.sequence import Prefix  # noqa: E402
-from holdfast.intake.tokenize import load_tokenizer  # noqa: E402
-from holdfast.kv.codec import pack, unpack  # noqa: E402
-from holdfast.kv.form import Codec  # noqa: E402
-from holdfast.messages.commands import SequenceRequest  # noqa: E402
-from holdfast.messages.requests import SamplingParams  # noqa: E402
+from holdfast.front.prompt.tokenize import load_tokenizer  # noqa: E402
 from holdfast.models.demo import demo_folder  # noqa: E402
-from holdfast.models.load import load_model  # noqa: E402
+from holdfast.wire.commands import SequenceRequest  # noqa: E402
+from holdfast.wire.requests import SamplingParams  # noqa: E402
+from holdfast.worker.engine.engine import Engine  # noqa: E402
+from holdfast.worker.engine.load import load_model  # noqa: E402
+from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan  # noqa: E402
+from holdfast.worker.engine.probe import choose_layout  # noqa: E402
+from holdfast.worker.engine.sequence import Prefix  # noqa: E402
+from holdfast.worker.kv.codec import pack, unpack  # noqa: E402
+from holdfast.worker.kv.form import Codec  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent / "train_demo"))
 

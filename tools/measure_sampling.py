@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.messages.token_ids import TokenIds
-from holdfast.models import mlx_lm_import, platform
+from holdfast.machine import platform
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.engine import mlx_lm_import
 
 platform.prepare_blas()  # before mlx is imported
 mlx_lm_import.prepare()
@@ -24,15 +25,15 @@ import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
 
-from holdfast.engine.engine import Engine  # noqa: E402
-from holdfast.engine.host_draw import ManyKept, WeighedRow, draw_on_host  # noqa: E402
-from holdfast.engine.host_rows import rows_of  # noqa: E402
-from holdfast.engine.host_scores import score_on_host  # noqa: E402
-from holdfast.engine.plan import Span, StepPlan  # noqa: E402
-from holdfast.engine.probe import choose_layout  # noqa: E402
-from holdfast.engine.sampling_draw import draw, draw_key, draw_kind, largest  # noqa: E402
-from holdfast.messages.commands import SequenceRequest  # noqa: E402
-from holdfast.messages.requests import SamplingParams  # noqa: E402
+from holdfast.wire.commands import SequenceRequest  # noqa: E402
+from holdfast.wire.requests import SamplingParams  # noqa: E402
+from holdfast.worker.engine.engine import Engine  # noqa: E402
+from holdfast.worker.engine.host_draw import ManyKept, WeighedRow, draw_on_host  # noqa: E402
+from holdfast.worker.engine.host_rows import rows_of  # noqa: E402
+from holdfast.worker.engine.host_scores import score_on_host  # noqa: E402
+from holdfast.worker.engine.plan import Span, StepPlan  # noqa: E402
+from holdfast.worker.engine.probe import choose_layout  # noqa: E402
+from holdfast.worker.engine.sampling_draw import draw, draw_key, draw_kind, largest  # noqa: E402
 from tests.fakes.tiny_models import make_tiny  # noqa: E402
 
 VOCABULARIES = (1_536, 32_000, 152_064)

@@ -21,11 +21,11 @@ from typing import Any
 import httpx
 
 from holdfast import LLM
-from holdfast.link.in_process import BlockingEventStream
-from holdfast.messages.commands import ReadAhead, SequenceRequest
-from holdfast.messages.events import TokensGenerated
-from holdfast.messages.requests import SamplingParams
-from holdfast.messages.token_ids import TokenIds
+from holdfast.library.in_process import BlockingEventStream
+from holdfast.wire.commands import ReadAhead, SequenceRequest
+from holdfast.wire.events import TokensGenerated
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
 from tests.fakes.server_process import ServerProcess
 from tests.fakes.thinking_model import write_thinking
 

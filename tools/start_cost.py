@@ -25,8 +25,8 @@ import numpy as np
 
 from holdfast.models.demo import demo_folder
 from holdfast.models.file_hashing import FileHashing
-from holdfast.models.fingerprint import files_of_identity
 from holdfast.models.hash_cache import HashCache
+from holdfast.worker.engine.fingerprint import files_of_identity
 
 READY = re.compile(r"ready in\s+([\d.]+) s")
 PIECE_NUMBERS = 16 << 20

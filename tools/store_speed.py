@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.prefix.keys import child_key, pack_tokens, root_key
 from holdfast.store.block import Block, StoredBlock
 from holdfast.store.block_file import read_block
 from holdfast.store.budget import StoreLimits, choose_victims
@@ -21,6 +20,7 @@ from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.index_supervisor import IndexSupervisor
 from holdfast.store.inspect import verify_store
 from holdfast.store.store import BlockStore
+from holdfast.worker.prefix.keys import child_key, pack_tokens, root_key
 
 MODEL = "speed"
 PARTS = 56  # keys and values of 28 layers

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.intake.dialects import DialectReport
-from holdfast.intake.tokenizer_bundle import TokenizerBundle
+from holdfast.front.prompt.dialects import DialectReport
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from tests.fakes.family_answers import is_read_however_cut, right_answers, streams_as_whole, turns_go_on, wrong_answers
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES

@@ -27,7 +27,10 @@ import json, os, sys, threading
 
 FOLDER = os.environ["TRACED_CALLS"]
 PACKAGE = os.sep + "holdfast" + os.sep
-ENDS = {("sugar/socket.py", "Socket.send"), ("engine/engine.py", "Engine.dispatch"), ("engine/engine.py", "Engine.open"),
+ENDS = {
+    ("sugar/socket.py", "Socket.send"),
+    ("worker/engine/engine.py", "Engine.dispatch"),
+    ("worker/engine/engine.py", "Engine.open"),
         ("store/store.py", "BlockStore.put")}
 
 def chain(frame):
@@ -69,10 +72,10 @@ class Chain:
 
 
 CHAINS = (
-    Chain(title="front: handler to the link", end="Socket.send", first="http/", most=8),
+    Chain(title="front: handler to the link", end="Socket.send", first="front/", most=8),
     Chain(title="worker: loop to Engine.dispatch", end="Engine.dispatch", first="WorkerLoop.", most=4),
     Chain(title="worker: admission to Engine.open", end="Engine.open", first="WorkerLoop.", most=8),
-    Chain(title="device thread: step's results to the store's queue", end="BlockStore.put", first="prefix/", most=4),
+    Chain(title="device thread: step's results to the store's queue", end="BlockStore.put", first="worker/prefix/", most=4),
     # The writer takes blocks in its loop, and between two syncs of what it publishes: counted from where it takes one.
     Chain(title="store's writer: queue to bytes", end="bytes", first="IoThread._write", most=6),
 )

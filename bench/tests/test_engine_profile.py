@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.engine.engine import Engine
-from holdfast.engine.probe import choose_layout
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.probe import choose_layout
 from holdfast_bench.engine_profile import attention_share, drawing_seconds, parts_of
 from holdfast_bench.engine_steps import BareForward, EngineSteps, requests_of
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from holdfast.engine.engine import Engine
-from holdfast.engine.pending import PendingStep
-from holdfast.engine.plan import StepPlan
-from holdfast.engine.probe import choose_layout
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.pending import PendingStep
+from holdfast.worker.engine.plan import StepPlan
+from holdfast.worker.engine.probe import choose_layout
 from holdfast_bench.compare import changes_between
 from holdfast_bench.engine_steps import BareForward, EngineSteps, Stepper, alternate, requests_of
 from holdfast_bench.results import Results

@@ -8,14 +8,14 @@ __version__ = "0.1.0"
 DISTRIBUTION = "holdfast-mlx"  # what is installed; the command and the import are called `holdfast`
 
 if TYPE_CHECKING:
-    from holdfast.app.llm import LLM
+    from holdfast.library.llm import LLM
 
 __all__ = ["DISTRIBUTION", "LLM", "__version__"]
 
 
 def __getattr__(name: str) -> Any:  # the library face loads MLX, the command line must not
     if name == "LLM":
-        from holdfast.app.llm import LLM
+        from holdfast.library.llm import LLM
 
         return LLM
     raise AttributeError(name)

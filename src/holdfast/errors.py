@@ -1,12 +1,30 @@
-"""Error types of all rooms. Each carries its numbers; `http/server/problem.py` alone turns them into statuses."""
+"""Error types of all rooms. Each carries its numbers; `front/server/problem.py` alone turns them into statuses."""
 
 from __future__ import annotations
 
-from holdfast.messages.sessions import SessionFailure
+import enum
+
 from holdfast.nearest import nearest_names
 
 _LONGEST_SHOWN = 100
 _MOST_NAMES = 8
+
+
+class SessionFailure(enum.Enum):
+    """Why a session command was not carried out."""
+
+    NOT_FOUND = "not_found"
+    EXISTS = "exists"
+    OVER_QUOTA = "over_quota"
+    NOT_KEPT = "not_kept"  # of what it has read, nothing is left to export
+    NO_ROOM = "no_room"  # neither RAM nor disk can take it in
+    TOO_MANY = "too_many"
+    BAD_FILE = "bad_file"
+    OTHER_MODEL = "other_model"
+    INVALID = "invalid"  # not the id of a session, or what it is to have cannot be kept
+    BUSY = "busy"  # too many exports and imports are under way
+    OFF = "off"  # this worker keeps nothing
+    FAILED = "failed"
 
 
 class HoldfastError(Exception):

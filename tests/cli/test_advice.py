@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from holdfast.cli.advice import advice, has_cuda_wheel, has_nvidia_gpu
-from holdfast.models.blas import BlasReport
-from holdfast.models.device_memory import DeviceMemory
-from holdfast.models.platform import PlatformReport
+from holdfast.machine.blas import BlasReport
+from holdfast.machine.device_memory import DeviceMemory
+from holdfast.machine.platform import PlatformReport
 
 ON_CPU = PlatformReport(
     device="cpu",

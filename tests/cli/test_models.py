@@ -23,7 +23,7 @@ MODEL = "coast/kelp-small"
 @pytest.fixture(autouse=True)
 def _no_other_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests may have servers."""
-    monkeypatch.setattr("holdfast.app.running_servers.running_servers", lambda environ: [])
+    monkeypatch.setattr("holdfast.front.run.running_servers.running_servers", lambda environ: [])
 
 
 @pytest.fixture

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.app.running_servers import RunningServer
 from holdfast.cli.server_choice import NoSuchServer
 from holdfast.cli.server_command import address_of
+from holdfast.front.run.running_servers import RunningServer
 
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunningServer]:
     found: list[RunningServer] = []
-    monkeypatch.setattr("holdfast.app.running_servers.running_servers", lambda environ: found)
+    monkeypatch.setattr("holdfast.front.run.running_servers.running_servers", lambda environ: found)
     monkeypatch.chdir(tmp_path)
     return found
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.app.running_servers import RunningServer, write_down
 from holdfast.claims import claim
+from holdfast.front.run.running_servers import RunningServer, write_down
 from holdfast.store.store import BlockStore
 from holdfast.user_folders import CLAIM_PREFIX
 from tests.fakes.command_line import holdfast, only_line

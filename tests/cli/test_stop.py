@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.app.running_servers import RunningServer
 from holdfast.cli.main import app
+from holdfast.front.run.running_servers import RunningServer
 
 SERVER = RunningServer(
     pid=os.getpid(), url="http://here", port=1, started_at=0.0, version="", store_folder="", log_file="", certificate=""
@@ -23,7 +23,8 @@ class Stage:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, healths: list[dict[str, Any] | None]) -> None:
         self.signals: list[int] = []
         self.healths = healths
-        monkeypatch.setattr("holdfast.app.running_servers.running_servers", lambda environ: [SERVER] if self.healths else [])
+        running = "holdfast.front.run.running_servers.running_servers"
+        monkeypatch.setattr(running, lambda environ: [SERVER] if self.healths else [])
         monkeypatch.setattr("holdfast.cli.stop.health_of", lambda server, seconds: self.healths.pop(0))
         monkeypatch.setattr("holdfast.cli.stop._LOOK_SECONDS", 0)
         monkeypatch.setattr(os, "kill", lambda pid, number: self.signals.append(number))

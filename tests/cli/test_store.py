@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.app.running_servers import RunningServer, write_down
 from holdfast.claims import claim
 from holdfast.cli.main import app
+from holdfast.front.run.running_servers import RunningServer, write_down
 from holdfast.store.store import BlockStore
 from holdfast.user_folders import CLAIM_PREFIX
 from tests.fakes.stored_blocks import make_chain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.engine import host_attention
+from holdfast.worker.engine import host_attention
 
 
 @pytest.fixture(autouse=True)

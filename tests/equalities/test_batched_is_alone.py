@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from holdfast.engine.engine import Engine
-from holdfast.engine.layouts import SoloRunner
-from holdfast.messages.requests import SamplingParams
+from holdfast.wire.requests import SamplingParams
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.layouts import SoloRunner
 from tests.fakes.architectures import probed
 from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
 from tests.fakes.live_state import open_sequences

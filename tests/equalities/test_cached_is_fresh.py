@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.sequence import Prefix
-from holdfast.kv.snapshot import SnapshotMismatch
-from holdfast.messages.events import CacheOutcome
+from holdfast.wire.events import CacheOutcome
+from holdfast.worker.engine.sequence import Prefix
+from holdfast.worker.kv.snapshot import SnapshotMismatch
 from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.script_inbox import ScriptInbox, cancel

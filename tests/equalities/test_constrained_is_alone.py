@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.engine import Engine
-from holdfast.engine.layouts import SoloRunner
-from holdfast.messages.commands import ThinkingBudget
-from holdfast.messages.requests import SamplingParams
+from holdfast.wire.commands import ThinkingBudget
+from holdfast.wire.requests import SamplingParams
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.layouts import SoloRunner
 from tests.fakes.architectures import probed
 from tests.fakes.interleaving import Played, play, random_sequences
 from tests.fakes.live_state import open_sequences

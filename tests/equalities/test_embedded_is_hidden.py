@@ -10,9 +10,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from holdfast.engine.engine import Engine
-from holdfast.messages.events import CacheOutcome, FinishReason
-from holdfast.messages.requests import Pooling
+from holdfast.wire.events import CacheOutcome, FinishReason
+from holdfast.wire.requests import Pooling
+from holdfast.worker.engine.engine import Engine
 from tests.fakes.caching_worker import greedy, one_after_the_other, random_prompt, tiny_worker
 from tests.fakes.poison import rewrite, with_value
 from tests.fakes.running_ahead import RunningAhead

@@ -16,16 +16,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from holdfast.engine.engine import Engine
-from holdfast.engine.layouts import RowsRunner, Runner, SplitRunner
-from holdfast.engine.plan import KeepPolicy, Span, StepPlan
-from holdfast.engine.probe import choose_layout
-from holdfast.engine.sequence import Prefix
-from holdfast.kv.codec import block_from_bytes, pack, to_bytes, unpack
-from holdfast.kv.form import CheckpointLayout, HeadsForm
-from holdfast.kv.kinds import register_kind
-from holdfast.kv.layer import LayerKV
-from holdfast.messages.commands import SequenceRequest
+from holdfast.wire.commands import SequenceRequest
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.layouts import RowsRunner, Runner, SplitRunner
+from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
+from holdfast.worker.engine.probe import choose_layout
+from holdfast.worker.engine.sequence import Prefix
+from holdfast.worker.kv.codec import block_from_bytes, pack, to_bytes, unpack
+from holdfast.worker.kv.form import CheckpointLayout, HeadsForm
+from holdfast.worker.kv.kinds import register_kind
+from holdfast.worker.kv.layer import LayerKV
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.interleaving import assert_as_alone, play, random_sequences
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.engine.engine import Engine
+from holdfast.worker.engine.engine import Engine
 from tests.fakes.architectures import KEEPABLE, probed
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.running_ahead import RunningAhead

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from holdfast.intake.rank import Ranking, ranking
-from holdfast.intake.read_prompts import PromptReader, ReadPrompt
-from holdfast.intake.template import ChatTemplate
-from holdfast.intake.tokenizer_bundle import TokenizerBundle, load_tokenizer_bundle
-from holdfast.messages.commands import Command
-from holdfast.messages.output import Relevance
-from holdfast.messages.requests import RankRequest
+from holdfast.front.prompt.rank import Ranking, ranking
+from holdfast.front.prompt.read_prompts import PromptReader, ReadPrompt
+from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, load_tokenizer_bundle
 from holdfast.models.sentence_modules import AnswerTokens
+from holdfast.wire.commands import Command
+from holdfast.wire.output import Relevance
+from holdfast.wire.requests import RankRequest
 from tests.fakes.caching_worker import CachingWorker, tiny_worker
 from tests.fakes.reference_sampler import log_probabilities
 from tests.fakes.scripted_client import model_info

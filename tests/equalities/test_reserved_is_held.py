@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast.config import SchedulerSettings
-from holdfast.engine.engine import Engine
-from holdfast.engine.pending import PendingStep
-from holdfast.engine.plan import StepPlan
-from holdfast.messages.commands import SequenceRequest
-from holdfast.messages.requests import SamplingParams
-from holdfast.messages.token_ids import TokenIds
-from holdfast.scheduler.decision import Decision, SequenceCosts, StepOutcome
-from holdfast.scheduler.scheduler import Scheduler
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.pending import PendingStep
+from holdfast.worker.engine.plan import StepPlan
+from holdfast.worker.scheduler.decision import Decision, SequenceCosts, StepOutcome
+from holdfast.worker.scheduler.scheduler import Scheduler
 from tests.fakes.architectures import probed
 from tests.fakes.live_state import live_bytes
 from tests.fakes.tiny_models import VOCAB_SIZE

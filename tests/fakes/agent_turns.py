@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast.config import LimitsSettings
-from holdfast.intake.answer_observer import observer
-from holdfast.intake.prepare import Prepared, prepare
-from holdfast.intake.tokenizer_bundle import TokenizerBundle
-from holdfast.messages.events import Finished, FinishReason, TokensGenerated
-from holdfast.messages.output import OutputDelta, ToolCall, text_of, tool_calls_of
-from holdfast.messages.requests import ChatPrompt, GenerationRequest
-from holdfast.parsing.dialect import Call
+from holdfast.front.prompt.answer_observer import observer
+from holdfast.front.prompt.prepare import Prepared, prepare
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.toolcalls.dialect import Call
+from holdfast.wire.events import Finished, FinishReason, TokensGenerated
+from holdfast.wire.output import OutputDelta, ToolCall, text_of, tool_calls_of
+from holdfast.wire.requests import ChatPrompt, GenerationRequest
 from tests.fakes.scripted_client import model_info
 
 TOOLS = tuple(

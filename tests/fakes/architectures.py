@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from holdfast.engine.layouts import Runner
-from holdfast.engine.probe import choose_layout
+from holdfast.worker.engine.layouts import Runner
+from holdfast.worker.engine.probe import choose_layout
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 
 KEEPABLE = sorted(set(TINY) - {"mamba", "llama4"})  # the solo layout has mlx-lm's own cache objects, which have no snapshot form

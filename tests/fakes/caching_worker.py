@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import SchedulerSettings
-from holdfast.engine.constraints import Constraints
-from holdfast.engine.engine import Engine
-from holdfast.engine.layouts import Runner
-from holdfast.kv.form import Codec
-from holdfast.messages.commands import Command, SequenceRequest
-from holdfast.messages.requests import SamplingParams
-from holdfast.messages.token_ids import TokenIds
-from holdfast.prefix.cache import PrefixCache
-from holdfast.prefix.index import PrefixIndex
-from holdfast.scheduler.decision import SequenceCosts
-from holdfast.scheduler.scheduler import Scheduler
-from holdfast.sessions.service import SessionService
 from holdfast.store.budget import StoreLimits
 from holdfast.store.store import BlockStore
-from holdfast.worker.loop import WorkerLoop
+from holdfast.wire.commands import Command, SequenceRequest
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.engine.constraints import Constraints
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.layouts import Runner
+from holdfast.worker.kv.form import Codec
+from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.prefix.cache import PrefixCache
+from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.sessions.service import SessionService
 from tests.fakes.architectures import probed
 from tests.fakes.live_state import open_sequences
 from tests.fakes.script_inbox import ScriptInbox

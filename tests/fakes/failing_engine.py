@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.engine.engine import Engine
-from holdfast.engine.plan import SpanResult
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.plan import SpanResult
 
 
 class FailingOnce(Engine):

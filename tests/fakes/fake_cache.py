@@ -6,17 +6,17 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.engine.plan import KeepPolicy, StepPlan
-from holdfast.messages.commands import SequenceRequest
-from holdfast.messages.events import CacheOutcome
-from holdfast.messages.figures import CacheFigures
-from holdfast.prefix.eviction import EvictionOrder
-from holdfast.prefix.keys import pack_tokens
-from holdfast.prefix.live import LiveChain
-from holdfast.prefix.lookup import Lookup
-from holdfast.prefix.no_cache import NothingLive
-from holdfast.prefix.piece import Cursor, Piece
-from holdfast.prefix.reuse import ReusePlan, Shortfall
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.events import CacheOutcome
+from holdfast.wire.figures import CacheFigures
+from holdfast.worker.engine.plan import KeepPolicy, StepPlan
+from holdfast.worker.prefix.eviction import EvictionOrder
+from holdfast.worker.prefix.keys import pack_tokens
+from holdfast.worker.prefix.live import LiveChain
+from holdfast.worker.prefix.lookup import Lookup
+from holdfast.worker.prefix.no_cache import NothingLive
+from holdfast.worker.prefix.piece import Cursor, Piece
+from holdfast.worker.prefix.reuse import ReusePlan, Shortfall
 from tests.fakes.fake_engine import FakeEngine
 
 BLOCK = 4  # tokens

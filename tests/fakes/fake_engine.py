@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.engine.plan import Span, SpanResult, StepPlan
-from holdfast.messages.commands import SequenceRequest, ThinkingBudget
-from holdfast.messages.events import TokenLogprob
+from holdfast.wire.commands import SequenceRequest, ThinkingBudget
+from holdfast.wire.events import TokenLogprob
+from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 
 RAISES_AT_DISPATCH = 666  # a prompt with this token id makes every plan that has a span of it raise
 RAISES_AT_COLLECT = 667

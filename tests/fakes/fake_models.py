@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import ModelSettings, ResidencySettings, StoreSettings
-from holdfast.link.model_client import ModelClient
-from holdfast.models.device_memory import MemoryShare
-from holdfast.residency.catalog import Catalog, CatalogEntry
-from holdfast.residency.model_slot import ModelFiles
-from holdfast.residency.residency import Residency
-from holdfast.worker.assignment import WorkerSettings
+from holdfast.front.fleet.catalog import Catalog, CatalogEntry
+from holdfast.front.fleet.model_slot import ModelFiles
+from holdfast.front.fleet.residency import Residency
+from holdfast.front.link.model_client import ModelClient
+from holdfast.machine.device_memory import MemoryShare
+from holdfast.wire.assignment import WorkerSettings
 from tests.fakes.fake_worker import SETTINGS, fake_settings
 
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
-from holdfast.messages.commands import SequenceRequest
-from holdfast.messages.requests import SamplingParams
-from holdfast.messages.token_ids import TokenIds
-from holdfast.worker.assignment import WorkerSettings
+from holdfast.wire.assignment import WorkerSettings
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = SchedulerSettings(step_tokens=64, max_running=16)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.intake.dialects import find_dialect
-from holdfast.intake.known_answers import KnownAnswers
-from holdfast.intake.tokenizer_bundle import TokenizerBundle, frame_of
+from holdfast.front.prompt.dialects import find_dialect
+from holdfast.front.prompt.known_answers import KnownAnswers
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, frame_of
 from tests.fakes.family_templates import FamilyTemplate
 
 

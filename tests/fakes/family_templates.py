@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tokenizers import AddedToken
 
-from holdfast.intake.template import ChatTemplate
-from holdfast.intake.tokenize import Tokenizer
+from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.tokenize import Tokenizer
 from tests.fakes import toy_tokenizers
 
 _CHATML = ("<|im_start|>{role}\n", "<|im_end|>\n")

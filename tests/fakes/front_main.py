@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from holdfast.messages.events import Finished, FinishReason
+from holdfast.wire.events import Finished, FinishReason
 from tests.fakes.fake_models import OneModel
 from tests.fakes.fake_worker import IMPATIENT, a_request, fake_settings
 

@@ -19,9 +19,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from pydantic import TypeAdapter
 
-from holdfast.http.application import DIALECTS
-from holdfast.http.openai.errors import ErrorBody
-from holdfast.http.openai.shapes import ChatCompletion, TextCompletion
+from holdfast.front.application import DIALECTS
+from holdfast.front.openai.errors import ErrorBody
+from holdfast.front.openai.shapes import ChatCompletion, TextCompletion
 from tests.fakes import request_shapes
 from tests.fakes.fuzzed_shapes import ChatFuzzer, ShapeFuzzer
 from tests.fakes.http_clients import events_of

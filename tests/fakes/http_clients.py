@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 
 from holdfast.config import LimitsSettings, ServerSettings
-from holdfast.http.application import DIALECTS, create_application
-from holdfast.http.server.dialect import Dialect
-from holdfast.http.server.key_ring import KeyRing
-from holdfast.http.server.run import listen, server, url_of
-from holdfast.http.server.tls import ServerCertificate
-from holdfast.residency.library import Library
+from holdfast.front.application import DIALECTS, create_application
+from holdfast.front.fleet.library import Library
+from holdfast.front.server.dialect import Dialect
+from holdfast.front.server.key_ring import KeyRing
+from holdfast.front.server.run import listen, server, url_of
+from holdfast.front.server.tls import ServerCertificate
 from tests.fakes.scripted_gateway import (
     MODEL,
     ScriptedControl,

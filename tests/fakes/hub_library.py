@@ -7,14 +7,14 @@ from pathlib import Path
 
 from holdfast.config import CatalogSettings, ResidencySettings, Settings
 from holdfast.errors import ModelLoadError
+from holdfast.front.fleet.catalog import Catalog, CatalogEntry
+from holdfast.front.fleet.chosen_catalog import catalog_of
+from holdfast.front.fleet.library import Library
+from holdfast.front.fleet.model_slot import ModelFiles
+from holdfast.front.fleet.residency import Residency
+from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.demo import demo_folder
-from holdfast.models.device_memory import MemoryShare
-from holdfast.residency.catalog import Catalog, CatalogEntry
-from holdfast.residency.chosen_catalog import catalog_of
-from holdfast.residency.library import Library
-from holdfast.residency.model_slot import ModelFiles
-from holdfast.residency.residency import Residency
-from holdfast.worker.assignment import WorkerSettings
+from holdfast.wire.assignment import WorkerSettings
 
 TWO = f"[models.first]\npath = '{demo_folder()}'\n[models.second]\npath = '{demo_folder()}'\n"
 

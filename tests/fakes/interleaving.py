@@ -10,13 +10,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from holdfast.engine.engine import Engine
-from holdfast.engine.pending import PendingStep
-from holdfast.engine.plan import Span, StepPlan
-from holdfast.messages.commands import SequenceRequest
-from holdfast.messages.events import TokenLogprob
-from holdfast.messages.requests import SamplingParams
-from holdfast.messages.token_ids import TokenIds
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.events import TokenLogprob
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.pending import PendingStep
+from holdfast.worker.engine.plan import Span, StepPlan
 
 TOP_LOGPROBS = 4
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from holdfast.config import SchedulerSettings
-from holdfast.messages.commands import Command, SequenceRequest
-from holdfast.messages.requests import SamplingParams
-from holdfast.messages.token_ids import TokenIds
-from holdfast.scheduler.decision import SequenceCosts
-from holdfast.scheduler.scheduler import Scheduler
-from holdfast.worker.loop import WorkerLoop
-from holdfast.worker.parts import Cache
+from holdfast.wire.commands import Command, SequenceRequest
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.loop.parts import Cache
+from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.scheduler import Scheduler
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.script_inbox import ScriptInbox
 

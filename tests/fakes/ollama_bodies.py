@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from holdfast.intake.dialects import DialectReport, ThinkingReport
+from holdfast.front.prompt.dialects import DialectReport, ThinkingReport
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway
 

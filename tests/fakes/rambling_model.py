@@ -10,8 +10,8 @@ from typing import Any
 
 import jsonschema
 
-from holdfast.app.answers import Completion, TextStream
-from holdfast.app.llm import LLM
+from holdfast.library.answers import Completion, TextStream
+from holdfast.library.llm import LLM
 from tests.fakes.grammar_walker import DEMO
 from tests.fakes.tiny_models import write_tiny
 

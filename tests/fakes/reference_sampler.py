@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.messages.requests import SamplingParams
+from holdfast.wire.requests import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 CHUNK = 2_000  # rows drawn at a time, where a distribution is counted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.engine.engine import Engine
+from holdfast.worker.engine.engine import Engine
 
 
 class RunningAhead(Engine):

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.link.event_stream import EventStream
-from holdfast.messages.commands import ControlAction, SequenceRequest, ThinkingBudget
-from holdfast.messages.events import (
+from holdfast.front.link.event_stream import EventStream
+from holdfast.wire.commands import ControlAction, SequenceRequest, ThinkingBudget
+from holdfast.wire.events import (
     Accepted,
     CacheReport,
     Event,
@@ -22,7 +22,7 @@ from holdfast.messages.events import (
     TokenLogprob,
     TokensGenerated,
 )
-from holdfast.messages.figures import WorkerStatistics
+from holdfast.wire.figures import WorkerStatistics
 
 Script = Callable[[SequenceRequest], Sequence[Event]]
 

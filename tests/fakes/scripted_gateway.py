@@ -11,15 +11,18 @@ from typing import Any
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings, Settings
 from holdfast.errors import UnknownModel
-from holdfast.http.server.services import Services
-from holdfast.intake.defaults import with_model_defaults
-from holdfast.intake.dialects import DialectReport
-from holdfast.intake.prompt import EncodedPrompt
-from holdfast.intake.tokenize import Tokenizer
-from holdfast.messages.commands import PinnedPrefix, SchedulerLimits
-from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, ModelInfo
-from holdfast.messages.figures import WorkerStatistics
-from holdfast.messages.output import (
+from holdfast.front.fleet.catalog import Catalog, CatalogEntry
+from holdfast.front.fleet.library import Library
+from holdfast.front.fleet.residency import ModelStatus
+from holdfast.front.prompt.defaults import with_model_defaults
+from holdfast.front.prompt.dialects import DialectReport
+from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.server.services import Services
+from holdfast.telemetry.metrics import Metrics
+from holdfast.wire.commands import PinnedPrefix, SchedulerLimits
+from holdfast.wire.events import CacheOutcome, CacheReport, FinishReason, ModelInfo
+from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.output import (
     ChoiceFinished,
     Embedding,
     OutputEvent,
@@ -30,12 +33,9 @@ from holdfast.messages.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest, SamplingParams
-from holdfast.messages.sessions import SessionCommand, SessionInfo
-from holdfast.residency.catalog import Catalog, CatalogEntry
-from holdfast.residency.library import Library
-from holdfast.residency.residency import ModelStatus
-from holdfast.telemetry.metrics import Metrics
+from holdfast.wire.prompt import EncodedPrompt
+from holdfast.wire.requests import EmbeddingRequest, GenerationRequest, RankRequest, SamplingParams
+from holdfast.wire.sessions import SessionCommand, SessionInfo
 from tests.fakes import toy_tokenizers
 from tests.fakes.hub_library import idle_library
 

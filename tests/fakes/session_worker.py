@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from holdfast.messages.commands import Command
-from holdfast.messages.sessions import OperationName, SessionAnswer, SessionCommand, SessionInfo
-from holdfast.sessions.portable import Frame, Header, SessionFile
+from holdfast.wire.commands import Command
+from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand, SessionInfo
+from holdfast.worker.sessions.portable import Frame, Header, SessionFile
 from tests.fakes.architectures import probed
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from holdfast.config import SchedulerSettings
-from holdfast.engine.plan import Span, StepPlan
-from holdfast.messages.requests import ServiceClass
-from holdfast.scheduler.chunking import PATIENCE_STEPS
-from holdfast.scheduler.cost_model import CostModel, StepLoad
-from holdfast.scheduler.decision import Decision, SequenceCosts, StepOutcome
-from holdfast.scheduler.scheduler import Scheduler
-from holdfast.scheduler.sequence import DEFAULT_SERVICE
+from holdfast.wire.requests import ServiceClass
+from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.scheduler.chunking import PATIENCE_STEPS
+from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
+from holdfast.worker.scheduler.decision import Decision, SequenceCosts, StepOutcome
+from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.sequence import DEFAULT_SERVICE
 
 SecondsOf = Callable[[StepLoad], float]
 StopsAt = Callable[[str, int], bool]  # (request id, tokens drawn) -> a stop token was drawn

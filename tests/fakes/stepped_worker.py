@@ -11,13 +11,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from holdfast.kv import full
-from holdfast.kv.live import LiveState
-from holdfast.messages.commands import Command, SequenceRequest
-from holdfast.messages.events import Finished
-from holdfast.prefix import cache, live_tier
-from holdfast.worker import lookups
-from holdfast.worker.loop import WorkerLoop
+from holdfast.wire.commands import Command, SequenceRequest
+from holdfast.wire.events import Finished
+from holdfast.worker.kv import full
+from holdfast.worker.kv.live import LiveState
+from holdfast.worker.loop import lookups
+from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.prefix import cache, live_tier
 from tests.fakes.caching_worker import CachingWorker, greedy, tiny_worker
 from tests.fakes.script_inbox import ScriptInbox
 

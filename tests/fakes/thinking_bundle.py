@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.intake.known_answers import KnownAnswers
-from holdfast.intake.template import ChatTemplate
-from holdfast.intake.tokenize import Tokenizer
-from holdfast.intake.tokenizer_bundle import TokenizerBundle, frame_of
-from holdfast.parsing.dialect import ModelDialect, ReasoningFormat
-from holdfast.parsing.formats.families import FAMILIES
+from holdfast.front.prompt.known_answers import KnownAnswers
+from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, frame_of
+from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
+from holdfast.front.toolcalls.families import FAMILIES
 from tests.fakes import toy_tokenizers
 
 # As Qwen 3 does it; calls have spaces and an order of keys of their own.

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from holdfast.models import mlx_lm_import
+from holdfast.worker.engine import mlx_lm_import
 from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE
 
 __all__ = ["TINY", "VOCAB_SIZE", "kept_tiny", "make_tiny", "write_tiny", "write_tokenizer"]

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from holdfast.intake.tokenize import Tokenizer
-from holdfast.messages.events import Finished, FinishReason, TokensGenerated
-from holdfast.messages.output import OutputEvent, TextDelta, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
-from holdfast.messages.token_ids import TokenIds
-from holdfast.parsing.answer import AnswerReader
-from holdfast.parsing.choice import ChoiceRules, ChoiceText
-from holdfast.parsing.dialect import ModelDialect
-from holdfast.parsing.formats.declared import DeclaredTools
-from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment
+from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.answers.choice import ChoiceRules, ChoiceText
+from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import ModelDialect
+from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment
+from holdfast.wire.events import Finished, FinishReason, TokensGenerated
+from holdfast.wire.output import OutputEvent, TextDelta, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
+from holdfast.wire.token_ids import TokenIds
 
 
 def told(

@@ -10,8 +10,8 @@ import asyncio
 import sys
 
 from holdfast.config import ServerSettings
-from holdfast.http.server import sse
-from holdfast.messages.requests import GenerationRequest
+from holdfast.front.server import sse
+from holdfast.wire.requests import GenerationRequest
 from tests.fakes.http_clients import served
 from tests.fakes.scripted_gateway import Script, ScriptedGateway, ScriptedStream, answer
 

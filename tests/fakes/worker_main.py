@@ -11,18 +11,18 @@ from pathlib import Path
 import msgspec
 
 from holdfast.errors import ModelLoadError
-from holdfast.messages.events import ModelInfo
-from holdfast.models.device_memory import MemoryPlan
-from holdfast.prefix.no_cache import NoCache
-from holdfast.scheduler.decision import SequenceCosts
-from holdfast.scheduler.scheduler import Scheduler
-from holdfast.worker.assignment import WorkerSettings
-from holdfast.worker.inbox import Inbox
-from holdfast.worker.lifecycle import Progress, WorkerEnd, live
-from holdfast.worker.loop import WorkerLoop
-from holdfast.worker.memory_budget import MemoryBudget
-from holdfast.worker.process import run_process
-from holdfast.worker.pulse import Pulse
+from holdfast.machine.device_memory import MemoryPlan
+from holdfast.wire.assignment import WorkerSettings
+from holdfast.wire.events import ModelInfo
+from holdfast.worker.loop.inbox import Inbox
+from holdfast.worker.loop.lifecycle import Progress, WorkerEnd, live
+from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.loop.memory_budget import MemoryBudget
+from holdfast.worker.loop.process import run_process
+from holdfast.worker.loop.pulse import Pulse
+from holdfast.worker.prefix.no_cache import NoCache
+from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.scheduler import Scheduler
 from tests.fakes.fake_engine import FakeEngine
 
 INFO = ModelInfo(

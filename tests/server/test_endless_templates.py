@@ -36,7 +36,7 @@ def ask(server: ServerProcess, content: str) -> httpx.Response:
 
 
 def busy_renderers(server: ServerProcess) -> list[psutil.Process]:
-    renderers = children_running("holdfast.intake.template_worker", psutil.Process(server.process.pid))
+    renderers = children_running("holdfast.front.prompt.template_worker", psutil.Process(server.process.pid))
     return [each for each in renderers if each.is_running() and each.status() == psutil.STATUS_RUNNING]
 
 

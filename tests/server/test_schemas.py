@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.app.llm import LLM
+from holdfast.library.llm import LLM
 from tests.fakes.rambling_model import ask, fault_of, write_rambling
 from tests.fakes.schemas import AGENTS, OWN
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from holdfast.sessions.portable import Frame, Part, PortableBranch, SessionFile, write_session
+from holdfast.worker.sessions.portable import Frame, Part, PortableBranch, SessionFile, write_session
 from tests.fakes.server_process import ServerProcess, until
 
 STORY = "The harbour master counted the boats twice before the storm, and wrote the number on the wall. " * 12

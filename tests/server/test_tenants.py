@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.http.application import DIALECTS
-from holdfast.key_file import named_key, write_keys
+from holdfast.front.application import DIALECTS
+from holdfast.front.server.key_file import named_key, write_keys
 from tests.fakes.server_process import ServerProcess
 
 STORY = "The harbour master counted the boats twice before the storm, and wrote the number on the wall. " * 4

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engine.layouts import RowsRunner
-from holdfast.messages.events import FinishReason
+from holdfast.wire.events import FinishReason
+from holdfast.worker.engine.layouts import RowsRunner
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.intake.breakpoints import breakpoint_places
-from holdfast.intake.canonical import FirstForms, canonical
-from holdfast.intake.dialects import FoundDialect, find_dialect
-from holdfast.intake.template import ChatTemplate
-from holdfast.intake.tokenize import Tokenizer
-from holdfast.intake.tokenizer_bundle import TokenizerBundle, frame_of
-from holdfast.messages.requests import CacheBreakpoint, ChatPrompt
+from holdfast.front.prompt.breakpoints import breakpoint_places
+from holdfast.front.prompt.canonical import FirstForms, canonical
+from holdfast.front.prompt.dialects import FoundDialect, find_dialect
+from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, frame_of
+from holdfast.wire.requests import CacheBreakpoint, ChatPrompt
 from tests.fakes.agent_turns import QUESTION, spoken, turn
 from tests.fakes.family_templates import tokenizer_for
 

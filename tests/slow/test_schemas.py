@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.app.llm import LLM
+from holdfast.library.llm import LLM
 from tests.fakes.rambling_model import ask, fault_of, write_rambling
 from tests.fakes.schemas import AGENTS, OWN
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.prefix.keys import child_key, pack_tokens, root_key
 from holdfast.store.block import BadBlock, Block, BlockMissing, StoredBlock
 from holdfast.store.block_file import ALIGNMENT, check_block, encode_block, read_block, read_header, write_buffers
 from holdfast.store.folder import fingerprint_id
+from holdfast.worker.prefix.keys import child_key, pack_tokens, root_key
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, file_bytes, make_block, write_file
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.messages.figures import StoreFigures
 from holdfast.store import group as publishing
 from holdfast.store.block import StoredBlock
 from holdfast.store.block_file import encode_block, read_block
 from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.group import WriteAhead
+from holdfast.wire.figures import StoreFigures
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_chain
 
 CHAIN = make_chain(4)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.messages.figures import StoreFigures
 from holdfast.store.block import BadBlock, BlockMissing
 from holdfast.store.folder import fingerprint_id
 from holdfast.store.mailbox import Mailbox
 from holdfast.store.reader import BlockReader
+from holdfast.wire.figures import StoreFigures
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, filled, make_block, make_chain, write_file
 
 CHAIN = make_chain(3)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.messages.figures import CacheFigures, Histogram, StoreFigures, WorkerStatistics
 from holdfast.telemetry.metrics import Metrics
+from holdfast.wire.figures import CacheFigures, Histogram, StoreFigures, WorkerStatistics
 
 STORE = StoreFigures(model="m", mode="memory-only", stored_bytes=70, bad_blocks=2, dropped_blocks={"no_room": 4, "queue_full": 0})
 MEMORY = CacheFigures(

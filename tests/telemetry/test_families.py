@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from holdfast.messages.figures import Histogram
 from holdfast.telemetry.families import cumulative
+from holdfast.wire.figures import Histogram
 
 
 def test_each_bucket_counts_what_the_smaller_ones_do_and_the_last_has_no_bound() -> None:

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from holdfast.messages.events import CacheReport, FinishReason
-from holdfast.messages.output import ChoiceFinished, PromptProgress, TextDelta
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import RequestRecord, write_line, write_progress
 from holdfast.telemetry.requests import AnswerRecord
+from holdfast.wire.events import CacheReport, FinishReason
+from holdfast.wire.output import ChoiceFinished, PromptProgress, TextDelta
 
 
 class Clock:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from holdfast.messages.events import CacheReport, FinishReason, Timings
-from holdfast.messages.output import ChoiceFinished, TextDelta, ToolCallFinished
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.requests import AnswerRecord
+from holdfast.wire.events import CacheReport, FinishReason, Timings
+from holdfast.wire.output import ChoiceFinished, TextDelta, ToolCallFinished
 
 
 class Clock:

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from holdfast.errors import ConfigError, GenerationFailed
-from holdfast.http.application import create_application
-from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, Timings
-from holdfast.messages.output import ChoiceFinished, TextDelta
+from holdfast.front.application import create_application
 from holdfast.telemetry.traces import open_traces
+from holdfast.wire.events import CacheOutcome, CacheReport, FinishReason, Timings
+from holdfast.wire.output import ChoiceFinished, TextDelta
 from tests.fakes.http_clients import CHAT, chat_body
 from tests.fakes.scripted_gateway import Script, ScriptedGateway, scripted_services
 

@@ -18,7 +18,7 @@ _WITH_BLAS = (
     "import ctypes, runpy, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL); sys.argv = sys.argv[2:]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
-_FIND_BLAS = "from holdfast.models.platform import prepare_blas; print(prepare_blas().file)"
+_FIND_BLAS = "from holdfast.machine.platform import prepare_blas; print(prepare_blas().file)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.config import ModelSettings
-from holdfast.models import platform
+from holdfast.machine import platform
 from holdfast_bench.engine_run import EngineJob
 from holdfast_bench.quality import agreement
 from holdfast_bench.results import Agreement, CaseResult, Sample
@@ -37,8 +37,8 @@ _ENDLESS_LIST = {"type": "array", "items": _OBJECT, "minItems": 10_000}
 
 def _measure(job: EngineJob) -> list[CaseResult]:
     platform.prepare_blas(job.threads)  # before the first import of MLX
-    load = importlib.import_module("holdfast.models.load")
-    probe = importlib.import_module("holdfast.engine.probe")
+    load = importlib.import_module("holdfast.worker.engine.load")
+    probe = importlib.import_module("holdfast.worker.engine.probe")
     loaded = load.load_model(Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None)
     chosen = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size)
     measure = _constrained if job.kind == "constrained" else _over_bare
@@ -47,7 +47,7 @@ def _measure(job: EngineJob) -> list[CaseResult]:
 
 def _over_bare(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseResult:
     steps = importlib.import_module("holdfast_bench.engine_steps")
-    engine_module = importlib.import_module("holdfast.engine.engine")
+    engine_module = importlib.import_module("holdfast.worker.engine.engine")
     prompts = _prompts(job, loaded, streams)
     engine = engine_module.Engine(runner, vocab_size=loaded.vocab_size)
     ours = steps.EngineSteps(engine, steps.requests_of(prompts, max_tokens=_most_tokens(job)))
@@ -66,9 +66,9 @@ def _over_bare(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseRe
 def _constrained(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseResult:
     """Streams that write JSON of a schema without end, against the same streams unconstrained; both at temperature 1."""
     steps = importlib.import_module("holdfast_bench.engine_steps")
-    engine_module = importlib.import_module("holdfast.engine.engine")
-    constraints = importlib.import_module("holdfast.engine.constraints")
-    grammars = importlib.import_module("holdfast.engine.grammars").Grammars(Path(job.folder), vocab_size=loaded.vocab_size)
+    engine_module = importlib.import_module("holdfast.worker.engine.engine")
+    constraints = importlib.import_module("holdfast.worker.engine.constraints")
+    grammars = importlib.import_module("holdfast.worker.engine.grammars").Grammars(Path(job.folder), vocab_size=loaded.vocab_size)
     grammar = importlib.import_module("llguidance").LLMatcher.grammar_from_json_schema(
         msgspec.json.encode(_ENDLESS_LIST).decode()
     )
@@ -88,7 +88,7 @@ def _constrained(job: EngineJob, loaded: Any, runner: Any, streams: int) -> Case
     case.settings = _settings(job, loaded, runner, streams)
     microseconds = limits.figures.mask_seconds / max(1, limits.figures.masks) * 1e6
     case.notes.append(f"A mask took {microseconds:.0f} µs to fill, on average over {limits.figures.masks}.")
-    tokenizer = importlib.import_module("holdfast.intake.tokenize").load_tokenizer(Path(job.folder))
+    tokenizer = importlib.import_module("holdfast.front.prompt.tokenize").load_tokenizer(Path(job.folder))
     text = tokenizer.decode(tokens["constrained"][0], skip_special_tokens=False)
     case.notes.append(f"The first constrained stream wrote, among other things: {text[:400]!r}")
     return case

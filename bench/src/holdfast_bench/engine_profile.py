@@ -14,10 +14,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from holdfast.engine.sampling import row_state, sample
-from holdfast.messages.commands import SequenceRequest
-from holdfast.messages.requests import SamplingParams
-from holdfast.messages.token_ids import TokenIds
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.engine.sampling import row_state, sample
 from holdfast_bench.engine_steps import EngineSteps, Stepper
 
 _ATTENTION = "scaled_dot_product_attention"

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from holdfast.engine.engine import Engine
-from holdfast.engine.layouts import own_caches
-from holdfast.engine.pending import PendingStep
-from holdfast.engine.plan import Span, StepPlan
-from holdfast.messages.commands import SequenceRequest
-from holdfast.messages.requests import SamplingParams
-from holdfast.messages.token_ids import TokenIds
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.layouts import own_caches
+from holdfast.worker.engine.pending import PendingStep
+from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast_bench.results import CaseResult, ContenderResult, Sample
 
 CHUNK_TOKENS = 256

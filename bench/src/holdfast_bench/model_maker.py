@@ -22,7 +22,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
-from holdfast.models import mlx_lm_import
+from holdfast.worker.engine import mlx_lm_import
 from holdfast_bench.lexicon import text_of, words
 from holdfast_bench.models import CONTEXT_TOKENS, FOUR_BIT, SHAPES
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from holdfast.config import ModelSettings
-from holdfast.models import platform
+from holdfast.machine import platform
 from holdfast_bench.restore_run import LeastJob, LeastTimes
 
 _CHUNK_TOKENS = 512
@@ -25,8 +25,8 @@ class _Context:
     def __init__(self, job: LeastJob) -> None:
         platform.prepare_blas(job.threads)  # before the first import of MLX
         self._mx: Any = importlib.import_module("mlx.core")
-        load = importlib.import_module("holdfast.models.load")
-        self._layouts = importlib.import_module("holdfast.engine.layouts")
+        load = importlib.import_module("holdfast.worker.engine.load")
+        self._layouts = importlib.import_module("holdfast.worker.engine.layouts")
         loaded = load.load_model(Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None)
         self._model, self._file = loaded.model, Path(job.file)
         source = random.Random(job.context_tokens)

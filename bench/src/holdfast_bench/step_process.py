@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from holdfast.config import ModelSettings
-from holdfast.models import platform
+from holdfast.machine import platform
 from holdfast_bench.scenarios.next_turn import StepJob
 
 _SPARE_TOKENS = 8192  # for steps
@@ -27,12 +27,12 @@ _WARM_STEPS = 3
 class _LiveSequence:
     def __init__(self, job: StepJob) -> None:
         platform.prepare_blas(job.threads)  # before the first import of MLX
-        load = importlib.import_module("holdfast.models.load")
-        probe = importlib.import_module("holdfast.engine.probe")
+        load = importlib.import_module("holdfast.worker.engine.load")
+        probe = importlib.import_module("holdfast.worker.engine.probe")
         loaded = load.load_model(Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None)
         runner = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size)
-        self._plan = importlib.import_module("holdfast.engine.plan")
-        self._engine = importlib.import_module("holdfast.engine.engine").Engine(runner, vocab_size=loaded.vocab_size)
+        self._plan = importlib.import_module("holdfast.worker.engine.plan")
+        self._engine = importlib.import_module("holdfast.worker.engine.engine").Engine(runner, vocab_size=loaded.vocab_size)
         source = random.Random(job.context_tokens)
         count = job.context_tokens + _SPARE_TOKENS
         self._request = _request([source.randrange(loaded.vocab_size) for _ in range(count)])
@@ -56,7 +56,7 @@ class _LiveSequence:
 
 def _request(tokens: list[int]) -> Any:
     names = ("commands", "requests", "token_ids")
-    commands, requests, token_ids = (importlib.import_module(f"holdfast.messages.{name}") for name in names)
+    commands, requests, token_ids = (importlib.import_module(f"holdfast.wire.{name}") for name in names)
     return commands.SequenceRequest(
         request_id="live",
         prompt_token_ids=token_ids.TokenIds.of(tokens),

@@ -6,7 +6,7 @@ import shutil
 from importlib.metadata import distributions
 from pathlib import Path
 
-from holdfast.models.platform import PlatformReport
+from holdfast.machine.platform import PlatformReport
 
 _CUDA_WHEELS = {"mlx-cuda-12", "mlx-cuda-13"}
 _UNHIDE_CUDA = "pip install --force-reinstall --no-deps mlx-cuda-13"

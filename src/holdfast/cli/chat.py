@@ -180,9 +180,9 @@ def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, in
 
     Where no model is named, it is the server at the port of the settings, or else the only one.
     """
-    from holdfast.app.running_servers import running_servers
     from holdfast.cli.server_choice import client_of
     from holdfast.cli.server_client import ServerFailed
+    from holdfast.front.run.running_servers import running_servers
 
     is_flag = {key: origin.startswith("flag") for key, origin in effective.origins.items()}
     if any(named and key not in _OF_A_CLIENT for key, named in is_flag.items()):

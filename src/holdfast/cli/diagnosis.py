@@ -15,13 +15,13 @@ from holdfast.cli.advice import advice, has_cuda_wheel, has_nvidia_gpu
 from holdfast.cli.layout_check import LayoutCheck, check_layout
 from holdfast.config import ModelSettings
 from holdfast.errors import HoldfastError
-from holdfast.intake.dialects import DialectReport
-from holdfast.models.cores import usable_cores
-from holdfast.models.device_memory import DeviceMemory, memory_report
+from holdfast.front.fleet.crash_reports import CrashReport, last_report
+from holdfast.front.prompt.dialects import DialectReport
+from holdfast.machine.cores import usable_cores
+from holdfast.machine.device_memory import DeviceMemory, memory_report
+from holdfast.machine.platform import PlatformReport
 from holdfast.models.download import resolve_model, served_id
 from holdfast.models.measure import measure_gflops, platform_in_subprocess
-from holdfast.models.platform import PlatformReport
-from holdfast.residency.crash_reports import CrashReport, last_report
 from holdfast.user_folders import crash_reports_folder
 
 
@@ -111,6 +111,6 @@ def _with_model(found: Diagnosis, settings: ModelSettings, progress: Callable[[s
 def _with_dialect(found: Diagnosis, _settings: ModelSettings, _progress: object) -> Diagnosis:
     if not found.folder:
         return found
-    from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle  # brings the tokenizer's library
+    from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle  # brings the tokenizer's library
 
     return msgspec.structs.replace(found, dialect=load_tokenizer_bundle(Path(found.folder)).dialect_report)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from holdfast.cli.diagnosis import Diagnosis
-    from holdfast.intake.dialects import DialectReport
-    from holdfast.residency.crash_reports import CrashReport
+    from holdfast.front.fleet.crash_reports import CrashReport
+    from holdfast.front.prompt.dialects import DialectReport
 
 _GIB = 1 << 30
 _LINES_SHOWN = 12  # of a dead worker's log; its report has more
@@ -52,11 +52,11 @@ def doctor(
         return
     import msgspec
 
-    from holdfast.app.run_folder import run_folder
     from holdfast.cli.diagnosis import diagnose
     from holdfast.cli.progress import load_progress
+    from holdfast.front.fleet.chosen_catalog import catalog_of
+    from holdfast.front.run.run_folder import run_folder
     from holdfast.models.download import check_present
-    from holdfast.residency.chosen_catalog import catalog_of
 
     model = effective.settings.model
     if model.path:  # also a name of models.toml

@@ -11,9 +11,9 @@ import typer
 from holdfast.cli.errors import plain_errors
 from holdfast.config import default_file, load_settings
 from holdfast.errors import ConfigError
-from holdfast.key_file import OFF, ApiKey, key_file_of, named_key, new_secret, own_key_file, read_keys, write_keys
-from holdfast.messages.requests import Priority
+from holdfast.front.server.key_file import OFF, ApiKey, key_file_of, named_key, new_secret, own_key_file, read_keys, write_keys
 from holdfast.user_folders import expanded
+from holdfast.wire.requests import Priority
 
 keys = typer.Typer(help="Add, list and remove named API keys.", no_args_is_help=True)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.config import ModelSettings
 from holdfast.errors import HoldfastError
-from holdfast.models import platform
+from holdfast.machine import platform
 
 
 class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +48,13 @@ def check_layout(settings: ModelSettings) -> LayoutCheck:
 
 def _check(settings: ModelSettings) -> LayoutCheck:
     platform.prepare_blas(settings.threads)  # has to come before the first import of MLX
-    load = importlib.import_module("holdfast.models.load")
-    probe = importlib.import_module("holdfast.engine.probe")
+    load = importlib.import_module("holdfast.worker.engine.load")
+    probe = importlib.import_module("holdfast.worker.engine.probe")
     began = time.perf_counter()
     platform.use_device(settings.device)
     loaded = load.load_model(Path(settings.path), settings, progress=lambda stage, fraction: None)
     result = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=settings.layout)
-    importlib.import_module("holdfast.engine.sharing").choose_sharing(result)
+    importlib.import_module("holdfast.worker.engine.sharing").choose_sharing(result)
     return LayoutCheck(
         layout=result.name,
         reason=result.reason,

@@ -50,7 +50,7 @@ def logs(
 
 def _log_of(number: int | None) -> Path:
     """The log file that is meant. Raises NoLog and NoSuchServer."""
-    from holdfast.app.running_servers import running_servers
+    from holdfast.front.run.running_servers import running_servers
     from holdfast.telemetry.log_file import LOG_SUFFIX
     from holdfast.user_folders import logs_folder
 

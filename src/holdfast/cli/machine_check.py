@@ -38,8 +38,8 @@ def save_machine_check(folder: Path, *, arguments: Sequence[str] = ()) -> Path:
 
 
 def _main() -> None:
-    importlib.import_module("holdfast.models.platform").prepare_blas()  # before the first import of MLX
-    importlib.import_module("holdfast.engine.machine_check").main(sys.argv[1:])
+    importlib.import_module("holdfast.machine.platform").prepare_blas()  # before the first import of MLX
+    importlib.import_module("holdfast.worker.engine.machine_check").main(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ import typer
 
 from holdfast.cli.output import print_rows
 from holdfast.cli.sizes import size_text
-from holdfast.engine.sequence_size import sequence_size_of
 from holdfast.errors import ModelLoadError
+from holdfast.machine.device_memory import DeviceMemory, memory_report
 from holdfast.models.context_window import UNKNOWN_CONTEXT_TOKENS, known_context_tokens
-from holdfast.models.device_memory import DeviceMemory, memory_report
 from holdfast.models.download import ModelSource
 from holdfast.models.fit import Choice, Need, choice_for
 from holdfast.models.hub_cache import local_folder
 from holdfast.models.loadable import check_loadable
 from holdfast.models.stored_size import StoredSize, size_of_folder, size_on_hub
+from holdfast.worker.engine.sequence_size import sequence_size_of
 
 _GIB = 1 << 30
 _MACHINES = (16 * _GIB, 32 * _GIB, 64 * _GIB)

@@ -18,9 +18,9 @@ from holdfast.config import LogSettings, ModelSettings, Settings, default_file, 
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.models.conversion import FloatType, Mode
+    from holdfast.cli.conversion import FloatType, Mode
+    from holdfast.front.fleet.catalog import Catalog, CatalogEntry
     from holdfast.models.download import ModelSource
-    from holdfast.residency.catalog import Catalog, CatalogEntry
 
 _ANSWER_SECONDS = 10.0
 _NOT_USED_YET = "not used yet"
@@ -130,8 +130,8 @@ def convert(
     """Convert a model to MLX's format, quantized or not, and check that the result loads and runs."""
     from msgspec import structs
 
+    from holdfast.cli.conversion import Conversion, checked_target, convert_model
     from holdfast.cli.progress import load_progress
-    from holdfast.models.conversion import Conversion, checked_target, convert_model
     from holdfast.models.download import resolve_model
 
     with plain_errors():
@@ -176,7 +176,7 @@ def _settings(models_file: Path | None) -> Settings:
 
 
 def _catalog(settings: Settings) -> Catalog:
-    from holdfast.residency.chosen_catalog import catalog_of
+    from holdfast.front.fleet.chosen_catalog import catalog_of
 
     return catalog_of(settings, os.environ)
 
@@ -208,8 +208,8 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
 
     Raises ServerFailed where one refuses to tell.
     """
-    from holdfast.app.running_servers import running_servers
     from holdfast.cli.server_choice import client_of
+    from holdfast.front.run.running_servers import running_servers
 
     if url is None:
         key = _settings(None).server.api_key if api_key is None else api_key

@@ -75,7 +75,7 @@ def ps(as_json: Json = False) -> None:
 
     It shows where they listen, their models, what runs and how far it is, and the memory they take.
     """
-    from holdfast.app.running_servers import running_servers
+    from holdfast.front.run.running_servers import running_servers
 
     servers = [_looked_at(server) for server in running_servers(os.environ)]
     if as_json:

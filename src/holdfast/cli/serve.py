@@ -25,9 +25,9 @@ def serve(
     The server speaks the APIs of OpenAI, Anthropic and Ollama, and serves /health and /metrics.
     docs/reference/configuration.md lists all settings.
     """
-    from holdfast.app import front
     from holdfast.cli.port_taken import who_has_the_port
     from holdfast.cli.progress import load_progress
+    from holdfast.front.run import front
 
     if until_stdin_closes:
         threading.Thread(target=_end_with_stdin, name="stdin-watch", daemon=True).start()

@@ -10,8 +10,8 @@ import typer
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.app.running_servers import RunningServer
     from holdfast.cli.server_client import ServerClient
+    from holdfast.front.run.running_servers import RunningServer
 
 Server: TypeAlias = Annotated[
     int | None, typer.Argument(metavar="PID|PORT", show_default=False, help="Which server; may be left out where only one runs.")
@@ -24,7 +24,7 @@ class NoSuchServer(HoldfastError):
 
 def chosen_server(number: int | None) -> RunningServer:
     """The server of this user with that process id or port; the only one where none is named. Raises NoSuchServer."""
-    from holdfast.app.running_servers import running_servers
+    from holdfast.front.run.running_servers import running_servers
 
     running = running_servers(os.environ)
     if not running:

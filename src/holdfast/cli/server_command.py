@@ -15,8 +15,8 @@ from holdfast.cli.signatures import option, own_parameters, with_parameters
 from holdfast.config import default_file, load_settings
 
 if TYPE_CHECKING:
-    from holdfast.app.running_servers import RunningServer
     from holdfast.cli.server_client import ServerClient
+    from holdfast.front.run.running_servers import RunningServer
 
 _PANEL = "Server"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
@@ -47,7 +47,7 @@ def server_command(command: Callable[..., None], *, options: Mapping[str, Any] =
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        from holdfast.http.server.extensions import TENANT_HEADER
+        from holdfast.front.server.extensions import TENANT_HEADER
 
         named = {name: given.pop(name) for name in options}
         with plain_errors():
@@ -101,8 +101,8 @@ def address_of(url: str | None, api_key: str | None) -> ServerAddress:
 
 def _running(port: int) -> RunningServer | None:
     """This user's server with that port, or else the only one; None where none runs. Raises NoSuchServer for several."""
-    from holdfast.app.running_servers import running_servers
     from holdfast.cli.server_choice import NoSuchServer
+    from holdfast.front.run.running_servers import running_servers
 
     running = running_servers(os.environ)
     found = [server for server in running if server.port == port] or running

@@ -15,7 +15,7 @@ from holdfast.cli.output import Json, new_table, print_json, print_table
 from holdfast.cli.server_command import server_command
 from holdfast.cli.sizes import count_text, size_text
 from holdfast.errors import ConfigError
-from holdfast.messages.sessions import SESSION_OPERATIONS, SESSIONS_PATH, OperationName
+from holdfast.wire.sessions import SESSION_OPERATIONS, SESSIONS_PATH, OperationName
 
 if TYPE_CHECKING:
     from holdfast.cli.server_client import ServerClient

@@ -98,7 +98,7 @@ def _chosen(kinds: Sequence[StateKind], names: Sequence[str], *, all_kinds: bool
 
 
 def _refuse_used(chosen: Sequence[StateKind]) -> None:
-    from holdfast.app.running_servers import running_servers
+    from holdfast.front.run.running_servers import running_servers
 
     for server in running_servers(os.environ):
         for kind in chosen:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.app.running_servers import RunningServer
 from holdfast.cli.sizes import size_text
 from holdfast.config import Settings
-from holdfast.key_file import key_file_of
-from holdfast.residency.compiled_code import MOST_KINDS
-from holdfast.residency.crash_reports import MOST_REPORTS
+from holdfast.front.fleet.compiled_code import MOST_KINDS
+from holdfast.front.fleet.crash_reports import MOST_REPORTS
+from holdfast.front.run.running_servers import RunningServer
+from holdfast.front.server.key_file import key_file_of
 from holdfast.store.answers import MOST_BYTES, clear_answers
 from holdfast.store.inspect import clear_store, summarize_store
 from holdfast.store.response_database import clear_responses

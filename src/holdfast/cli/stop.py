@@ -15,7 +15,7 @@ from holdfast.cli.server_choice import NoSuchServer, Server, chosen_server, heal
 from holdfast.cli.sizes import count_text
 
 if TYPE_CHECKING:
-    from holdfast.app.running_servers import RunningServer
+    from holdfast.front.run.running_servers import RunningServer
 
 _LOOK_SECONDS = 0.1
 _ASK_SECONDS = 2.0
@@ -30,7 +30,7 @@ def stop(
 
     It accepts no new requests, finishes those that run (for `server.shutdown_seconds` at most), and keeps what was read.
     """
-    from holdfast.app.running_servers import running_servers
+    from holdfast.front.run.running_servers import running_servers
 
     with plain_errors():
         if all_servers and server is not None:
@@ -65,7 +65,7 @@ def _wait(server: RunningServer, *, now: bool) -> None:
 
 def _lives(server: RunningServer) -> bool:
     """Whether it has not ended; its lock says so, as a process id may be another's by now."""
-    from holdfast.app.running_servers import running_servers
+    from holdfast.front.run.running_servers import running_servers
 
     return server in running_servers(os.environ)
 

@@ -146,7 +146,7 @@ def _settings(folder: Path | None, config: Path | None) -> StoreSettings:
 
 def _warn_of_other_store(path: Path) -> None:
     """Name the stores of running servers where none of these servers uses the folder that is shown."""
-    from holdfast.app.running_servers import running_servers
+    from holdfast.front.run.running_servers import running_servers
 
     others = {server.store_folder: server.url for server in running_servers(os.environ) if server.store_folder}
     if str(path) in others:

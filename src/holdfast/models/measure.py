@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.models import platform
+from holdfast.machine import platform
 
 _LONGEST_SECONDS = 120.0
 _SIZE_ON_CPU, _SIZE_ON_GPU = 1024, 4096

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.messages.requests import Pooling
+from holdfast.wire.requests import Pooling
 
 _POOLING = "1_Pooling"
 _WITHOUT_EFFECT = ("Transformer", "Normalize", "Pooling")  # vectors are normalized here in any case

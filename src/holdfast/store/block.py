@@ -7,13 +7,13 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.errors import HoldfastError
+from holdfast.wire.packed import TOKEN_BYTES
 
 BlockKey: TypeAlias = bytes
 BlockKind: TypeAlias = Literal["kv", "state"]
 
 KEY_BYTES = 32
 KINDS: tuple[BlockKind, ...] = ("kv", "state")
-TOKEN_BYTES = 4
 MOST_TOKENS = 1 << 40  # in a chain; a bound for what damaged headers may say
 
 Part: TypeAlias = bytes | memoryview

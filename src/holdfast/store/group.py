@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.messages.figures import StoreFigures
 from holdfast.store.block import Block, BlockKey, Entry, Part
 from holdfast.store.block_file import write_buffers
 from holdfast.store.folder import StoreFolder, sync_by_name, sync_folder
 from holdfast.whole_file import sync_to_drive
+from holdfast.wire.figures import StoreFigures
 
 
 class WriteAhead:

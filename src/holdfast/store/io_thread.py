@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.messages.figures import DropReason, StoreFigures
 from holdfast.store.block import BadBlock, BlockKey, Entry, StoredBlock, StoreRefused
 from holdfast.store.block_file import encode_block
 from holdfast.store.budget import StoreLimits, reachable_keys
@@ -24,6 +23,7 @@ from holdfast.store.mailbox import Mailbox
 from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.reconcile import salvage
 from holdfast.store.records import Records
+from holdfast.wire.figures import DropReason, StoreFigures
 
 _LOG = logging.getLogger(__name__)
 

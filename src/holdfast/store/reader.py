@@ -10,11 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from holdfast.messages.figures import StoreFigures
 from holdfast.store.block import BadBlock, BlockKey, BlockMissing, StoredBlock
 from holdfast.store.block_file import read_block
 from holdfast.store.folder import StoreFolder
 from holdfast.store.mailbox import Mailbox
+from holdfast.wire.figures import StoreFigures
 
 
 class BlockReader:

@@ -20,7 +20,6 @@ from typing import TypeVar, get_args
 
 import msgspec
 
-from holdfast.messages.figures import DropReason, StoreFigures
 from holdfast.store.block import BadBlock, BlockKey, Entry, StoreChanges, StoredBlock
 from holdfast.store.block_file import check_block
 from holdfast.store.budget import StoreLimits
@@ -29,6 +28,7 @@ from holdfast.store.io_thread import Clocks, IoThread
 from holdfast.store.mailbox import Mailbox
 from holdfast.store.reader import BlockReader
 from holdfast.store.records import check_name
+from holdfast.wire.figures import DropReason, StoreFigures
 
 FOREVER = 1e18  # seconds since the epoch: a pin that does not end by itself
 

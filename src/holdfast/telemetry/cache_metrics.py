@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from holdfast.messages.figures import CacheFigures, StoreFigures, WorkerStatistics
 from holdfast.telemetry.families import histograms, labelled, plain
+from holdfast.wire.figures import CacheFigures, StoreFigures, WorkerStatistics
 
 _PREFIXES = ("holdfast_prefix_cache_", "holdfast_memory_")  # the second as they were called before: gone with the next release
 _CACHE_GAUGES = (

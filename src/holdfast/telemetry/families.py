@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from holdfast.messages.figures import Histogram
+from holdfast.wire.figures import Histogram
 
 Table: TypeAlias = Iterable[tuple[str, str]]  # name of the field, which ends the metric's, and what it says
 Label = TypeVar("Label", bound=str)

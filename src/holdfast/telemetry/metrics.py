@@ -10,10 +10,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast.messages.figures import ResidencyFigures, WorkerStatistics
 from holdfast.telemetry.cache_metrics import cache_families
 from holdfast.telemetry.families import histograms, labelled, plain
 from holdfast.telemetry.loop_lag import LoopLag
+from holdfast.wire.figures import ResidencyFigures, WorkerStatistics
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)

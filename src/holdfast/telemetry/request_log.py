@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from holdfast.messages.output import PromptProgress
-from holdfast.messages.requests import GenerationRequest
 from holdfast.telemetry.printable import LONGEST_CONTENT, printable
+from holdfast.wire.output import PromptProgress
+from holdfast.wire.requests import GenerationRequest
 
 if TYPE_CHECKING:  # every process logs, but only the front needs what it imports
     from holdfast.telemetry.requests import AnswerRecord

@@ -7,8 +7,10 @@ from time import perf_counter
 
 from prometheus_client import Histogram
 
-from holdfast.messages.events import FinishReason
-from holdfast.messages.output import (
+from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.printable import LONGEST_CONTENT
+from holdfast.wire.events import FinishReason
+from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,
     OutputEvent,
@@ -18,8 +20,6 @@ from holdfast.messages.output import (
     ThoughtEnder,
     ToolCallFinished,
 )
-from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.printable import LONGEST_CONTENT
 
 _LEAST_SECONDS = 0.01  # of an answer from its first text on: what came all at once says nothing of speed
 

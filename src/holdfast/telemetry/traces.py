@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
-from holdfast.messages.events import FinishReason
-from holdfast.messages.output import ChoiceFinished
-from holdfast.messages.requests import ChatPrompt, GenerationRequest
 from holdfast.telemetry.request_log import QUIET_PATHS, UNKNOWN_ROUTE, RequestRecord
+from holdfast.wire.events import FinishReason
+from holdfast.wire.output import ChoiceFinished
+from holdfast.wire.requests import ChatPrompt, GenerationRequest
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from holdfast.intake.tokenize import Tokenizer, load_tokenizer
+from holdfast.front.prompt.tokenize import Tokenizer, load_tokenizer
 from holdfast_bench.lexicon import text_of
 from holdfast_bench.metrics import shown
 from holdfast_bench.results import CaseResult, Sample

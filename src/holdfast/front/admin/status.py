@@ -1,0 +1,147 @@
+"""/health, /metrics and /openapi.json: how the server is doing, what it has counted, what it takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from holdfast.front.fleet.residency import ModelStatus
+from holdfast.front.prompt.dialects import DialectReport
+from holdfast.front.server.body import json_response
+from holdfast.front.server.dialect import operation
+from holdfast.front.server.openapi import answers_of, description, text_answer
+from holdfast.front.server.services import Services
+from holdfast.telemetry.metrics import CONTENT_TYPE
+
+_STOPPING = "stopping"
+
+
+class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk side of a model's memory. `mode` is writing, or memory-only while the folder cannot be written or has no room.
+
+    `model` is the name under which `holdfast store ls` lists the model; the sizes are those of the whole folder. So is what was
+    written to it since midnight (UTC), which counts against `store.daily_write_bytes`.
+    """
+
+    model: str
+    mode: str
+    blocks: int
+    stored_bytes: int
+    allowed_bytes: int
+    written_today_bytes: int
+
+
+class MemoryHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's worker keeps of what it has read. `store` is null when no folder is set.
+
+    `parked_sequences` have ended and keep their state as it was, which takes `parked_bytes` beside `ram_bytes` of blocks.
+    """
+
+    kept_tokens: int
+    ram_bytes: int
+    ram_budget_bytes: int
+    parked_sequences: int
+    parked_bytes: int
+    store: StoreHealth | None
+
+
+class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How one model is doing. `pid` is the process that has it, null without one; `memory` is null when it keeps nothing, or has
+    not told yet. `leases` are the requests that use it; `idle_seconds_left` says when it is unloaded if nobody does, null: it is
+    not; `footprint_bytes` is the memory that it takes, 0 when it is not loaded; `failure` says why it could not be loaded.
+
+    `dialect` is how it writes calls of tools and thoughts, as far as its chat template proves it. The last two are what the state
+    of a sequence takes: for each token, and once for windows and recurrent states; null until the model is loaded.
+    """
+
+    id: str
+    state: str
+    pid: int | None
+    pinned: bool
+    leases: int
+    idle_seconds_left: float | None
+    footprint_bytes: int
+    failure: str | None
+    layout: str | None
+    layout_reason: str | None
+    running: int
+    queued: int
+    memory: MemoryHealth | None
+    dialect: DialectReport | None
+    kv_bytes_per_token: int | None
+    fixed_bytes_per_sequence: int | None
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How the server is doing."""
+
+    status: str
+    version: str
+    models: list[ModelHealth]
+
+
+@operation("GET", "/health", answers_of(Health, statuses=("200", "503")), summary="how the models are doing", needs_key=False)
+async def health(request: Request, services: Services) -> Response:
+    """How the server and its models are doing. Needs no key."""
+    statuses = services.statuses()
+    status = _STOPPING if services.drain.is_on else _status(statuses)
+    models = [_health(model, services.dialects.get(model.id)) for model in statuses]
+    return json_response(Health(status=status, version=services.version, models=models), status=200 if status == "ok" else 503)
+
+
+def _status(models: Sequence[ModelStatus]) -> str:
+    """`ok` as soon as requests are taken, also for models that are not loaded; not while one loads that was to be there."""
+    if any(model.is_awaited and model.state == "loading" for model in models) or not models:
+        return "loading"
+    return "failed" if all(model.state == "failed" for model in models) else "ok"
+
+
+@operation("GET", "/metrics", text_answer("text/plain"), summary="figures for Prometheus")
+async def metrics(request: Request, services: Services) -> Response:
+    """Metrics in Prometheus' text format."""
+    models = services.statuses()
+    text = services.metrics.exposition(
+        await services.statistics(),
+        load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
+        restarts={model.id: model.restarts for model in models},
+        resumed={model.id: model.resumed for model in models},
+        residency={model.id: model.figures for model in models},
+    )
+    return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+@operation("GET", "/openapi.json", summary="every field of every path")
+async def openapi_document(request: Request, services: Services) -> Response:
+    """This description."""
+    return JSONResponse(description(request.app.state.dialects, version=services.version))
+
+
+def health_of(model_id: str, services: Services) -> ModelHealth:
+    """How a served model is doing now."""
+    (model,) = [model for model in services.statuses() if model.id == model_id]
+    return _health(model, services.dialects.get(model_id))
+
+
+def _health(model: ModelStatus, dialect: DialectReport | None) -> ModelHealth:
+    info = model.info
+    return ModelHealth(
+        id=model.id,
+        state=model.state,
+        pid=model.pid,
+        pinned=model.is_pinned,
+        leases=model.figures.leases,
+        idle_seconds_left=model.idle_seconds_left,
+        footprint_bytes=model.figures.footprint_bytes,
+        failure=model.failure or None,
+        layout=info.layout if info else None,
+        layout_reason=info.layout_reason if info else None,
+        running=model.running,
+        queued=model.queued,
+        memory=msgspec.convert(model.memory, MemoryHealth | None, from_attributes=True),
+        dialect=dialect,
+        kv_bytes_per_token=info.kv_bytes_per_token if info else None,
+        fixed_bytes_per_sequence=info.fixed_bytes_per_sequence if info else None,
+    )

@@ -1,0 +1,310 @@
+"""One choice of an answer: the worker's events in, what a client sees out. Pure: no clock, no I/O but a source of random ids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import msgspec
+
+from holdfast.errors import GenerationFailed, InvalidRequest
+from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.answers.detokenize import detokenizer
+from holdfast.front.answers.pieces import TokenPieces
+from holdfast.front.answers.placed_tokens import PlacedTokens, rival, text_and_bytes
+from holdfast.front.answers.visible_stops import VisibleStops
+from holdfast.front.toolcalls.call_ids import CallIds, random_text
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
+from holdfast.front.toolcalls.plain import PlainFormat
+from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, SegmentFormat, TextJoints
+from holdfast.wire.events import (
+    CacheReport,
+    Event,
+    Finished,
+    FinishReason,
+    PromptRead,
+    Started,
+    Timings,
+    TokenLogprob,
+    TokensGenerated,
+)
+from holdfast.wire.output import (
+    ChoiceFinished,
+    DivergentTexts,
+    OutputDelta,
+    OutputEvent,
+    PromptProgress,
+    TextDelta,
+    TokenText,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from holdfast.wire.token_ids import TokenIds
+
+_TOKENS_BEFORE = 16  # of the prompt, shown before the first token that differs from what is kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceRules:
+    """What all choices of a request have in common."""
+
+    prompt_token_ids: TokenIds
+    stop_token_ids: frozenset[int]
+    max_tokens: int
+    stops: tuple[str, ...] = ()
+    dialect: ModelDialect = PLAIN  # of the model, where it answers a conversation; what completes a text is text throughout
+    tools: DeclaredTools = field(default_factory=DeclaredTools)
+    form_field: str = ""  # the request's field that the answer is held to, its form or its tools; empty: there is none
+    reads_calls: bool = False  # tools were offered and may be called; without, what would be a call is text
+    one_call: bool = False  # the answer ends behind its first call
+    in_reasoning: bool = False  # the prompt has opened a thought
+    earlier_call_ids: tuple[str, ...] = ()  # of the conversation
+    random_text: Callable[[int], str] = random_text  # letters and digits for the ids of calls
+    want_logprobs: bool = False
+    at_start: bool = True  # the answer is a text of its own, not the continuation of one
+    tells_progress: bool = False  # that the prompt is read is told before the answer's first text
+    echo: bool = False
+    echo_text: str = ""
+
+
+class ChoiceText:
+    """Turns the events of one sequence into deltas of text and calls, and exactly one `ChoiceFinished`.
+
+    Tokens become text, the text segments and calls, and stop strings are looked for in what is visible text.
+    Stop tokens are not shown. A stop string cuts the answer before its first character; tokens that begin behind the cut are
+    dropped with their logprobs, the text and bytes of a token that straddles it are cut. `completion_tokens` counts every token
+    that was drawn up to the one that ended the choice.
+    """
+
+    def __init__(self, *, index: int, pieces: TokenPieces, rules: ChoiceRules) -> None:
+        self.index = index
+        self.done = False  # the choice has ended; if the worker has not said Finished by then, its sequence is to be cancelled
+        self.completion_tokens = 0
+        self.memory = CacheReport()  # known from the first token on
+        self.timings = Timings()
+        self.resumptions = 0  # known at the end
+        self._pieces, self._rules = pieces, rules
+        self._format = _format(rules)
+        self._stops = VisibleStops(rules.stops)
+        self._plain = rules.dialect.is_plain and not rules.stops and not rules.want_logprobs
+        self._may_end = bool(rules.stops) or rules.one_call  # before the worker says so
+        self._detokenizer = detokenizer(pieces, at_start=rules.at_start)  # of the short way
+        self._tokens = PlacedTokens(
+            pieces, rules.dialect.markers, at_start=rules.at_start, offset=len(rules.echo_text) if rules.echo else 0
+        )
+        calls = rules.dialect.calls
+        self._ids = CallIds(calls.id_form if calls else "random", earlier=rules.earlier_call_ids, random_text=rules.random_text)
+        self._joints = TextJoints()
+        self._calls = 0  # complete ones
+        self._begun = 0
+        self._reasoning_tokens = 0
+        self._owed_ids: tuple[int, ...] = ()  # tokens that no event has taken with it yet, and
+        self._owed_logprobs: tuple[TokenText, ...] = ()
+        self._owes_echo = rules.echo
+
+    def feed(self, event: Event) -> tuple[OutputEvent, ...]:
+        """What a client sees of this event. Raises GenerationFailed when the sequence failed."""
+        if self.done:
+            return ()
+        if isinstance(event, TokensGenerated):
+            return self._generated(event)
+        if isinstance(event, Finished):
+            return self._finished(event)
+        if isinstance(event, Started):
+            self.memory, self.timings = event.memory, event.timings
+            return (*self._all_is_read(), *self._echo(event.logprobs))
+        if isinstance(event, PromptRead):
+            return (self._progress(event.read_tokens, cached_tokens=event.cached_tokens, seconds=event.seconds),)
+        return self._echo(()) if self._owes_echo and not self._rules.want_logprobs else ()
+
+    def _progress(self, read_tokens: int, *, cached_tokens: int, seconds: float) -> PromptProgress:
+        return PromptProgress(
+            index=self.index,
+            total_tokens=len(self._rules.prompt_token_ids),
+            cached_tokens=cached_tokens,
+            read_tokens=read_tokens,
+            seconds=seconds,
+        )
+
+    def _all_is_read(self) -> tuple[PromptProgress, ...]:
+        if not self._rules.tells_progress:
+            return ()
+        total_tokens = len(self._rules.prompt_token_ids)
+        seconds = self.timings.prefill_seconds
+        return (self._progress(total_tokens, cached_tokens=self.memory.cached_tokens, seconds=seconds),)
+
+    def _generated(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
+        echo = self._echo(()) if self._owes_echo else ()
+        if self._rules.max_tokens == 0:
+            return echo  # only the prompt was to be scored
+        deltas = self._pass_on(event.token_ids) if self._plain else self._read(event)
+        events = (*echo, *deltas)
+        return (*events, self._ending(FinishReason.STOP)) if self.done else events
+
+    def _pass_on(self, token_ids: tuple[int, ...]) -> tuple[OutputDelta, ...]:
+        """The short way, when all is text and nobody needs to know which token made which character."""
+        self.completion_tokens += len(token_ids)
+        if token_ids and token_ids[-1] in self._rules.stop_token_ids:
+            token_ids = token_ids[:-1]
+        return self._deltas(self._format.push(self._detokenizer.push(token_ids)), token_ids)
+
+    def _read(self, event: TokensGenerated) -> tuple[OutputDelta, ...]:
+        parts: list[AnswerPart] = []
+        for place, token_id in enumerate(event.token_ids):
+            self.completion_tokens += 1
+            if token_id in self._rules.stop_token_ids:
+                break
+            text = self._tokens.push(token_id, event.logprobs[place] if event.logprobs else None)
+            found = self._format.push(text)
+            parts += self._up_to_end(found) if self._may_end else found
+            if self.done:
+                break
+        return self._show(parts)
+
+    def _up_to_end(self, parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
+        """What may be shown of them: up to a stop string, and up to the end of the call that is the only one."""
+        for part in parts:
+            yield from self._stops.scan(part)
+            self.done = self._stops.cut is not None or (self._rules.one_call and isinstance(part, CallEnded))
+            if self.done:
+                return
+
+    def _finished(self, event: Finished) -> tuple[OutputEvent, ...]:
+        if event.reason is FinishReason.FAILED:
+            self.done = True
+            raise GenerationFailed(event.error or "the generation failed", is_deadly=event.is_deadly)
+        if event.reason is FinishReason.REFUSED:
+            self.done = True
+            raise InvalidRequest(event.error, field=self._rules.form_field)
+        echo = self._echo(()) if self._owes_echo else ()
+        deltas = self._flush(cut=event.reason is not FinishReason.STOP) if self._rules.max_tokens else ()
+        self.done = True
+        self.memory, self.timings, self.resumptions = event.memory, event.timings, event.resumptions
+        return (*echo, *deltas, self._ending(event.reason))
+
+    def _flush(self, *, cut: bool) -> tuple[OutputDelta, ...]:
+        text = self._detokenizer.flush() if self._plain else self._tokens.flush()
+        parts = [*self._up_to_end([*self._format.push(text), *self._format.flush(cut=cut)])]
+        if not self.done:
+            parts += self._stops.flush()
+        return self._show(parts, all_of_it=True)
+
+    def _show(self, parts: Sequence[AnswerPart], *, all_of_it: bool = False) -> tuple[OutputDelta, ...]:
+        """Deltas for what may newly be shown, with the tokens about which all is certain now."""
+        cut = self._stops.cut
+        certain = self._format.certain if cut is None else cut
+        tokens = [*self._tokens.take(certain if self._stops.held_from is None else min(certain, self._stops.held_from))]
+        if cut is not None or all_of_it:
+            tokens += self._tokens.take_before(cut)
+        thoughts = self._format.thoughts
+        if thoughts:
+            self._reasoning_tokens += sum(any(start <= token.start < end for start, end in thoughts) for token in tokens)
+        logprobs = tuple(self._tokens.shown(token, token.logprob, cut=cut) for token in tokens if token.logprob is not None)
+        return self._deltas(parts, tuple(token.token_id for token in tokens), logprobs, owes=not (self.done or all_of_it))
+
+    def _deltas(
+        self,
+        parts: Sequence[AnswerPart],
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenText, ...] = (),
+        *,
+        owes: bool = True,
+    ) -> tuple[OutputDelta, ...]:
+        """One delta for each run of parts of a kind. All tokens stand with the last one; without any they are owed."""
+        if self._owed_ids:
+            token_ids, logprobs = (*self._owed_ids, *token_ids), (*self._owed_logprobs, *logprobs)
+        deltas = [self._delta(part) for part in (parts if len(parts) == 1 else _runs(parts))]
+        if not deltas and token_ids and not owes:
+            deltas.append(TextDelta(index=self.index, text=""))
+        if not deltas:
+            self._owed_ids, self._owed_logprobs = token_ids, logprobs
+            return ()
+        self._owed_ids, self._owed_logprobs = (), ()
+        if token_ids:
+            deltas[-1] = msgspec.structs.replace(deltas[-1], token_ids=token_ids, logprobs=logprobs)
+        return tuple(deltas)
+
+    def _delta(self, part: AnswerPart) -> OutputDelta:
+        separator = self._joints.separator(part)
+        match part:
+            case Segment():
+                return TextDelta(index=self.index, text=part.text, kind=part.kind, separator=separator)
+            case CallBegun():
+                self._begun += 1
+                call_id = self._ids.next(part.name, written=part.id)
+                return ToolCallStarted(index=self.index, call=self._begun - 1, id=call_id, name=part.name)
+            case CallArguments():
+                return ToolArgumentsDelta(index=self.index, call=self._begun - 1, text=part.text)
+            case CallEnded():
+                self._calls += 1
+                return ToolCallFinished(index=self.index, call=self._begun - 1, repairs=part.repairs)
+
+    def _echo(self, scores: tuple[TokenLogprob, ...]) -> tuple[OutputEvent, ...]:
+        """The prompt as the beginning of the answer. Its first token has no score: NaN, since nothing stands before it."""
+        if not self._owes_echo:
+            return ()
+        self._owes_echo = False
+        prompt = self._rules.prompt_token_ids
+        logprobs: list[TokenText] = []
+        if self._rules.want_logprobs and (scores or len(prompt) == 1):
+            prompt_text = detokenizer(self._pieces, show_special=True)
+            offset = 0
+            for token_id, scored in zip(prompt, (None, *scores), strict=True):
+                text, raw = text_and_bytes(self._pieces, token_id)
+                top = () if scored is None else tuple(rival(self._pieces, other, logprob) for other, logprob in scored.top)
+                logprob = math.nan if scored is None else scored.logprob
+                logprobs.append(TokenText(text=text, raw=raw, logprob=logprob, top=top, text_offset=offset))
+                offset += len(prompt_text.push((token_id,)))
+        return (TextDelta(index=self.index, text=self._rules.echo_text, token_ids=tuple(prompt), logprobs=tuple(logprobs)),)
+
+    def _ending(self, reported: FinishReason) -> ChoiceFinished:
+        """Why the answer ended is decided here: the worker's reason, unless a stop string or the only call ended it before."""
+        ended_here = self._stops.cut is not None or (self._rules.one_call and self._calls > 0)
+        return ChoiceFinished(
+            index=self.index,
+            reason=FinishReason.STOP if ended_here else reported,
+            prompt_tokens=len(self._rules.prompt_token_ids),
+            completion_tokens=self.completion_tokens,
+            timings=self.timings,
+            memory=self.memory,
+            divergent=self._divergent_texts(),
+            reasoning_tokens=self._reasoning_tokens,
+            calls=self._calls,
+            stop_string=self._stops.found,
+            resumptions=self.resumptions,
+        )
+
+    def _divergent_texts(self) -> DivergentTexts | None:
+        found = self.memory.divergence
+        if found is None:
+            return None
+        before = self._rules.prompt_token_ids[max(0, found.position - _TOKENS_BEFORE) : found.position]
+        return DivergentTexts(
+            before=b"".join(self._pieces.all_bytes(token_id) for token_id in before).decode("utf-8", "replace"),
+            stored=text_and_bytes(self._pieces, found.stored_token_id)[0],
+            prompt=text_and_bytes(self._pieces, found.prompt_token_id)[0],
+        )
+
+
+def _format(rules: ChoiceRules) -> SegmentFormat:
+    if rules.dialect.is_plain:
+        return PlainFormat()
+    return AnswerReader(rules.dialect, tools=rules.tools, reads_calls=rules.reads_calls, in_reasoning=rules.in_reasoning)
+
+
+def _runs(parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
+    """Segments of one kind and arguments that follow each other as one; none is empty."""
+    for kind, run in groupby(parts, key=lambda part: part.kind if isinstance(part, Segment) else type(part)):
+        if kind is CallArguments:
+            yield CallArguments("".join(part.text for part in run if isinstance(part, CallArguments)))
+            continue
+        if not isinstance(kind, str):
+            yield from run
+            continue
+        segments = [part for part in run if isinstance(part, Segment)]
+        if text := "".join(part.text for part in segments):
+            yield Segment(segments[0].kind, text, segments[0].start)

@@ -1,0 +1,60 @@
+"""Reads an answer that is there as a whole, as it would be read while it comes: to prove what was found of a model. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.toolcalls.call_format import Call
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import ModelDialect
+from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, TextJoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeAnswer:
+    """What an answer is made of. A call whose end is missing is none."""
+
+    text: str
+    reasoning: str
+    calls: tuple[Call, ...]
+    repairs: tuple[str, ...]  # of all calls
+
+
+def read_answer(text: str, dialect: ModelDialect, *, tools: DeclaredTools, in_reasoning: bool = False) -> WholeAnswer:
+    """Read what a model has written, markers as text; those that are tokens of the model count as such."""
+    reader = AnswerReader(dialect, tools=tools, in_reasoning=in_reasoning)
+    return whole_answer([*reader.push(dialect.markers.encode(text)), *reader.flush()])
+
+
+def whole_answer(parts: Iterable[AnswerPart]) -> WholeAnswer:
+    """The parts of an answer, joined. Raises ValueError when a call's arguments are no JSON object."""
+    texts: dict[str, list[str]] = {"text": [], "reasoning": []}
+    joints = TextJoints()
+    calls: list[Call] = []
+    repairs: list[str] = []
+    begun, arguments = CallBegun(""), list[str]()
+    for part in parts:
+        separator = joints.separator(part)
+        match part:
+            case Segment():
+                texts[part.kind].append(separator + part.text)
+            case CallBegun():
+                begun, arguments = part, []
+            case CallArguments():
+                arguments.append(part.text)
+            case CallEnded():
+                calls.append(Call(begun.name, _object(arguments), begun.id))
+                repairs += part.repairs
+    return WholeAnswer(
+        text="".join(texts["text"]), reasoning="".join(texts["reasoning"]), calls=tuple(calls), repairs=tuple(repairs)
+    )
+
+
+def _object(fragments: Sequence[str]) -> dict[str, object]:
+    found = json.loads("".join(fragments))
+    if not isinstance(found, dict):
+        raise ValueError("the arguments of a call are no object")
+    return found

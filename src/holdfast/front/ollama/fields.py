@@ -1,0 +1,146 @@
+"""The fields that /api/chat and /api/generate share, with what they come to."""
+
+from __future__ import annotations
+
+import abc
+import json
+import re
+import uuid
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from holdfast.front.ollama.answer import OllamaAnswer
+from holdfast.front.ollama.names import Capability, capabilities, served_model, shown_name
+from holdfast.front.ollama.options import OllamaOptions
+from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.body import TAG_MARK
+from holdfast.front.server.extensions import SaltField, SharedFields
+from holdfast.front.server.fields import refuse_above
+from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.services import Services
+from holdfast.front.server.thinking import Switch, thinking_of
+from holdfast.front.server.unsupported import UnsupportedFields
+from holdfast.wire.requests import GenerationRequest, OutputFormat, Thinking
+
+_WORD, _SCHEMA = TAG_MARK + "word", TAG_MARK + "schema"
+_NUMBER, _UNIT = r"(?:\d+\.?\d*|\.\d+)", "(?:ns|us|µs|μs|ms|s|m|h)"
+_DURATION = re.compile(rf"[-+]?(?:{_NUMBER}|(?:{_NUMBER}{_UNIT})+)", re.ASCII)
+_LONGEST_DURATION = 64
+_UNSUPPORTED = UnsupportedFields(
+    neutral={
+        "images": ([],),
+        "template": ("",),
+        "suffix": ("",),
+        **dict.fromkeys(("width", "height", "steps"), (0,)),
+    },
+    reasons={
+        "images": "only text is supported so far",
+        "template": "the model's own template is used; send a prompt of your own form with `raw`",
+        "suffix": "no model here is known to fill in between two texts",
+        **dict.fromkeys(("width", "height", "steps"), "no model here makes images"),
+    },
+)
+
+
+def _kind_of_format(value: Any) -> str:
+    return _SCHEMA if isinstance(value, dict) else _WORD
+
+
+def _duration(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("a duration is a number of seconds, or a text such as 5m or 1h30m")
+    if isinstance(value, str) and (len(value) > _LONGEST_DURATION or not _DURATION.fullmatch(value)):
+        raise ValueError("this is no duration; one is written as 5m, 1h30m, 300 or -1")
+    return value
+
+
+FormatField = Annotated[
+    Annotated[Literal["", "json"], Tag(_WORD)] | Annotated[dict[str, Any], Tag(_SCHEMA)], Discriminator(_kind_of_format)
+]
+KeepAlive = Annotated[int | float | str, BeforeValidator(_duration)]
+
+
+class OllamaRequest(SaltField):
+    """Fields of every request that names a model."""
+
+    model: str | None = Field(None, description="A served model, with or without :latest; the first one if not given.")
+    keep_alive: KeepAlive | None = Field(
+        None,
+        description="0: unload the model when it is not used any more, which takes an administrator; else the server decides.",
+    )
+
+    def shown_model(self, services: Services) -> str:
+        """The model's name as the client wrote it. Raises RequestRefused for one that is not served."""
+        model = served_model(self.model, services)
+        return self.model or shown_name(model.id)
+
+    @property
+    def asks_to_unload(self) -> bool:
+        """Whether the model is to be let go of at once."""
+        return self.keep_alive is not None and re.search("[1-9]", str(self.keep_alive)) is None
+
+
+class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
+    """Fields of both generating endpoints."""
+
+    stream: bool | None = Field(None, description="False: the answer in one piece. Otherwise as lines of JSON.")
+    format: FormatField | None = Field(None, description='The form of the answer: "json", or a JSON schema.')
+    options: OllamaOptions | None = Field(None, description="How to draw and when to stop.")
+    think: Switch | None = Field(None, description="Whether to think first: true, false, low, medium, high, max.")
+    logprobs: bool | None = Field(None, description="Give the log-probability of each token of the answer.")
+    top_logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="And of so many of the likeliest at its place.")
+    truncate: bool | None = Field(None, description="Without effect: a prompt that is too long is refused, never cut.")
+    shift: bool | None = Field(None, description="Without effect: an answer ends where the context is full.")
+
+    @property
+    @abc.abstractmethod
+    def asks_nothing(self) -> bool:
+        """Whether there is nothing to be answered."""
+
+    @abc.abstractmethod
+    def form(self, services: Services) -> OllamaAnswer:
+        """How the answer looks."""
+
+    @abc.abstractmethod
+    def plan(self, services: Services) -> AnswerPlan:
+        """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
+
+    def plan_of(self, request: GenerationRequest, form: OllamaAnswer) -> AnswerPlan:
+        """The plan for this request and this form."""
+        return AnswerPlan(requests=[request], form=form, streams=self.stream is not False, **self.plan_options())
+
+    def request(self, services: Services, **prompt: Any) -> GenerationRequest:
+        """What to generate. `prompt`: fields of it that say what the model reads. Raises RequestRefused."""
+        _UNSUPPORTED.refuse(self.model_extra)
+        refuse_above(self.top_logprobs, services.limits.max_top_logprobs, field="top_logprobs")
+        if self.top_logprobs and not self.logprobs:
+            raise RequestRefused("`top_logprobs` is allowed only with `logprobs`", field="top_logprobs")
+        return GenerationRequest(
+            request_id=f"ollama-{uuid.uuid4().hex}",
+            model=served_model(self.model, services).id,
+            want_logprobs=bool(self.logprobs),
+            top_logprobs=self.top_logprobs or 0,
+            thinking=self._thinking(services),
+            output_format=self._output_format(),
+            **(self.options or OllamaOptions.model_validate({})).request_options(services.limits),
+            **prompt,
+        )
+
+    def refuse_unless(self, what: Capability, services: Services) -> None:
+        """Raise RequestRefused, in Ollama's words, when the model cannot do what is asked of it."""
+        model = served_model(self.model, services)
+        if what not in capabilities(model.id, services):
+            name = json.dumps(self.shown_model(services), ensure_ascii=False)
+            raise RequestRefused(f"{name} does not support {what}", code="unsupported_parameter")
+
+    def _thinking(self, services: Services) -> Thinking:
+        thinking = thinking_of(said={"think": self.think})
+        if thinking.effort not in (None, "off"):
+            self.refuse_unless("thinking", services)
+        return thinking
+
+    def _output_format(self) -> OutputFormat | None:
+        if isinstance(self.format, dict):
+            return OutputFormat(kind="json_schema", schema=self.format, field="format")
+        return OutputFormat(kind="json_object", field="format") if self.format else None

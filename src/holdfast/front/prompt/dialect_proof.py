@@ -1,0 +1,227 @@
+"""Proof at load that a model's calls are understood: its template writes a conversation with calls, and they are read back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from holdfast.errors import InvalidRequest
+from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.tokenize import Tokenizer, well_formed
+from holdfast.front.prompt.tool_history import Message
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import PLAIN, Call, ModelDialect
+from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded
+from holdfast.wire.requests import ChatPrompt
+
+_QUESTION: Final = "question3841"
+_RESULTS: Final = ("result5927", "result6038")
+_FOLLOW_UP: Final = "question7162"
+
+
+class _ProbeCall(NamedTuple):
+    name: str
+    arguments: Mapping[str, Any]
+
+
+_CALLS: Final = (
+    _ProbeCall(
+        "find_places",
+        {
+            "query": 'Zürich "Süd", 東京\n<b>1 < 2</b> it\'s',
+            "options": {"limit": 3, "tags": ["a", "b{}"], "deep": {"ratio": 1.5, "open": True}},
+        },
+    ),
+    _ProbeCall("list_all", {}),
+)
+_OBJECT: Final = {"type": "object", "properties": {}}
+PROBE_TOOLS: Final[tuple[dict[str, Any], ...]] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "find_places",
+            "description": "Find places.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "what to look for"},
+                    "options": {
+                        "type": "object",
+                        "properties": {},
+                        "additionalProperties": {"type": "string"},  # asked for by a template that writes types of Python
+                        "description": "how",
+                    },
+                },
+                "required": ["query"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "list_all", "description": "List all.", "parameters": _OBJECT}},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What came of it. `failure` is empty when names and arguments came back as they were."""
+
+    failure: str = ""
+    likeness: float = 0.0  # how much of what the family's own format writes stands so in the template's text; 1: all
+
+
+def shows_tools(template: ChatTemplate) -> bool:
+    """Whether tools that are sent are in the prompt."""
+    return _CALLS[0].name in _rendered(template, ({"role": "user", "content": _QUESTION},))
+
+
+def leaves_out_calls(template: ChatTemplate) -> bool:
+    """Whether the calls of an answer are not in the prompt, though the results are."""
+    answer = _answer(template, _rendered(template, _conversation()), behind=0, dialect=PLAIN)
+    return bool(answer.text) and not any(word in answer.text for word in (*_CALLS[0].arguments, _CALLS[1].name))
+
+
+def follows_results(template: ChatTemplate) -> bool:
+    """Whether a message of the user may stand right behind a result."""
+    return _FOLLOW_UP in _rendered(template, (*_conversation(), {"role": "user", "content": _FOLLOW_UP}))
+
+
+def takes_text_and_thought(template: ChatTemplate) -> bool:
+    """Whether an answer may have a thought, a text and calls."""
+    question, answer, *results = _conversation()
+    return bool(_rendered(template, (question, {**answer, "content": "text", "reasoning_content": "thought"}, *results)))
+
+
+def prove(template: ChatTemplate, dialect: ModelDialect, tokenizer: Tokenizer, *, parallel: bool = True) -> Proof:
+    """Have the template write two calls, and read what stands between question and result.
+
+    parallel: both are in one answer, else in two. The tokens that end an answer end it here too.
+    """
+    messages = _conversation()
+    whole = _rendered(template, messages)
+    if not whole:
+        return Proof(failure="the template refuses a conversation with calls")
+    if any(result not in whole for result in _RESULTS):
+        return Proof(failure="the template leaves out results of tools")
+    ends = [text for token_id in tokenizer.eos_token_ids if (text := tokenizer.backend.id_to_token(token_id))]
+    parts = (_CALLS,) if parallel else (_CALLS[:1], _CALLS[1:])
+    answers = [_answer(template, whole, behind=place, dialect=dialect) for place in range(len(parts))]
+    for answer, calls in zip(answers, parts, strict=True):
+        if failure := _misread(answer, calls, dialect, ends):
+            return Proof(failure=failure)
+    return Proof(likeness=min(_likeness(answer, calls, dialect) for answer, calls in zip(answers, parts, strict=True)))
+
+
+class _Answer(NamedTuple):
+    text: str
+    in_thought: bool
+
+
+def _rendered(template: ChatTemplate, messages: Sequence[Message]) -> str:
+    try:
+        return well_formed(template.render(ChatPrompt(messages=tuple(messages), tools=PROBE_TOOLS)))
+    except InvalidRequest:
+        return ""
+
+
+def _conversation() -> tuple[Message, ...]:
+    calls = [_call(place) for place in range(len(_CALLS))]
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    return ({"role": "user", "content": _QUESTION}, answer, _result(0), _result(1))
+
+
+def _asked(results: int) -> tuple[Message, ...]:
+    """The conversation up to an answer, when so many of the calls have been made, one in each answer."""
+    pairs = ([{"role": "assistant", "content": "", "tool_calls": [_call(place)]}, _result(place)] for place in range(results))
+    return ({"role": "user", "content": _QUESTION}, *(message for pair in pairs for message in pair))
+
+
+def _call(place: int) -> Message:
+    name, arguments = _CALLS[place]
+    return {
+        "type": "function",
+        "id": f"call{place:05}",
+        "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
+    }
+
+
+def _result(place: int) -> Message:
+    return {"role": "tool", "tool_call_id": f"call{place:05}", "name": _CALLS[place].name, "content": _RESULTS[place]}
+
+
+def _answer(template: ChatTemplate, whole: str, *, behind: int, dialect: ModelDialect) -> _Answer:
+    """What the model would have generated behind so many results, and what follows it up to the next one."""
+    prompt = ChatPrompt(messages=_asked(behind), tools=PROBE_TOOLS)
+    before = _rendered(template, prompt.messages)
+    opening = template.opening(prompt, before)
+    begin = len(_common(before, whole))
+    header = before[: len(before) - len(opening)] + _up_to_thought(opening, dialect)
+    if begin < len(before) and whole.startswith(header):  # an answer of the past lacks the thought that a new one begins with
+        begin = len(header)
+    in_thought = opens_thought(whole[len(before) - len(opening) : begin], dialect)
+    end = whole.find(_RESULTS[behind], begin)
+    return _Answer(whole[begin : end if end >= 0 else len(whole)], in_thought)
+
+
+def _common(first: str, second: str) -> str:
+    place = next((at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), None)
+    return first[: min(len(first), len(second)) if place is None else place]
+
+
+def _up_to_thought(opening: str, dialect: ModelDialect) -> str:
+    if dialect.reasoning is None:
+        return opening
+    places = [opening.find(mark) for mark in (dialect.reasoning.start.strip(), dialect.reasoning.end.strip())]
+    found = [place for place in places if place >= 0]
+    return opening[: min(found)] if found else opening
+
+
+def opens_thought(tail: str, dialect: ModelDialect) -> bool:
+    """Whether a text ends within a thought."""
+    if dialect.reasoning is None:
+        return False
+    start, end = dialect.reasoning.start.strip(), dialect.reasoning.end.strip()
+    return tail.rfind(start) > tail.rfind(end)
+
+
+def _likeness(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect) -> float:
+    if dialect.calls is None:
+        return 0.0
+    written = dialect.calls.write(
+        [Call(call.name, call.arguments, f"call{place:05}") for place, call in enumerate(calls)]
+    ).strip()
+    begins = (found.start() for found in re.finditer(re.escape(written[:4]), answer.text))
+    return max((len(_common(written, answer.text[begin:])) for begin in begins), default=0) / len(written)
+
+
+def _misread(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect, ends: Sequence[str]) -> str:
+    """What is wrong with the calls that are read from an answer; empty: nothing."""
+    end = min((place for mark in ends if (place := answer.text.find(mark)) >= 0), default=len(answer.text))
+    reader = AnswerReader(dialect, tools=DeclaredTools(PROBE_TOOLS), in_reasoning=answer.in_thought)
+    parts = [*reader.push(dialect.markers.encode(answer.text[:end])), *reader.flush()]
+    names = [part.name for part in parts if isinstance(part, CallBegun)]
+    if names != [call.name for call in calls]:
+        return f"{len(calls)} calls were written, {len(names)} were read: {', '.join(names)}"
+    for call, arguments in zip(calls, _arguments(parts), strict=False):
+        if not _is_same(arguments, call.arguments):
+            return f"the arguments of {call.name} came back as {arguments[:200]}"
+    return ""
+
+
+def _arguments(parts: Iterable[AnswerPart]) -> Iterator[str]:
+    text = ""
+    for part in parts:
+        if isinstance(part, CallArguments):
+            text += part.text
+        elif isinstance(part, CallEnded):
+            yield text
+            text = ""
+
+
+def _is_same(text: str, arguments: Mapping[str, Any]) -> bool:
+    try:
+        return bool(json.loads(text) == arguments)
+    except ValueError:
+        return False

@@ -1,0 +1,161 @@
+"""Where a protocol hands in a request: makes it servable, submits it, gives back the stream of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+
+from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
+from holdfast.front.link.client import EngineClient, LeaseOf
+from holdfast.front.link.event_stream import EventStream
+from holdfast.front.prompt.answer_observer import Observe, observer
+from holdfast.front.prompt.bundles import Bundles
+from holdfast.front.prompt.embed import embedding_of, embedding_sequences
+from holdfast.front.prompt.prepare import Prepared, prepare, prompt_text, prompt_tokens
+from holdfast.front.prompt.rank import ranking
+from holdfast.front.prompt.read_prompts import read_prompts
+from holdfast.front.prompt.stream import GenerationStream
+from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.prompt.warm_ahead import WarmAhead
+from holdfast.front.structured.answer import is_constrained
+from holdfast.wire.events import ModelInfo
+from holdfast.wire.output import Embedding, Relevance
+from holdfast.wire.prompt import EncodedPrompt
+from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, Prompt, RankRequest
+
+# About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
+_LONG_TEXT_CHARACTERS = 20_000
+_PREPARING_THREADS = 4  # for each model; most of them wait for a template that is rendered in another process
+
+
+class Gateway:
+    """Makes requests servable and submits them. One for all protocols, on the loop's thread. It has a lease of the model for
+    as long as it needs the worker: until the answer has ended.
+    """
+
+    def __init__(self, lease_of: LeaseOf, bundles: Bundles, limits: LimitsSettings, tools: ToolsSettings = DEFAULT_TOOLS) -> None:
+        self._lease_of = lease_of
+        self._bundles = bundles
+        self._limits, self._tools = limits, tools
+        self._warm_ahead = WarmAhead()
+        self._threads: dict[str, ThreadPoolExecutor] = {}  # by model: a slow template delays its own model only
+
+    async def generate(self, request: GenerationRequest) -> GenerationStream:
+        """Submit a request, as soon as its model serves; returns when the worker has accepted all its choices.
+
+        Raises InvalidRequest (UnknownModel, PromptTooLong, …) before any work, QueueFull and WorkerUnavailable.
+        """
+        async with AsyncExitStack() as lease:
+            client, bundle = await self._model(request.model, request.choices, lease)
+            started = time.perf_counter()
+            prepared = await self._prepare(request, bundle, client.info)
+            observe = self._warm_ahead.observer(
+                request,
+                bundle,
+                prepared,
+                client,
+                threads=self._threads_of(request.model),
+                observe=observer(request, bundle, prepared),
+            )
+            stream = await self._submit(request, client, prepared, observe, intake_seconds=time.perf_counter() - started)
+            stream.hold(lease.pop_all())
+        return stream
+
+    async def encode(self, request: GenerationRequest) -> EncodedPrompt:
+        """What the model would read; nothing is generated, and the prompt may be longer than its window.
+
+        Raises InvalidRequest, UnknownModel and WorkerUnavailable; PromptTooLong only far beyond the window.
+        """
+
+        def encoded() -> EncodedPrompt:
+            prompt = prompt_text(request, bundle, info=client.info)
+            tokens = prompt_tokens(request, bundle, prompt, info=client.info)
+            return EncodedPrompt(text=prompt.text, token_ids=tokens.token_ids)
+
+        async with AsyncExitStack() as lease:
+            client, bundle = await self._model(request.model, 0, lease)
+            return await asyncio.get_running_loop().run_in_executor(self._threads_of(request.model), encoded)
+
+    async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
+        """A vector of length 1 for each input, in their order, read in the same steps as all that is generated.
+
+        Raises InvalidRequest before any work (NoEmbeddings where the model cannot), QueueFull, WorkerUnavailable, and
+        GenerationFailed when the model fails on an input. Cancelling it ends what still runs.
+        """
+        async with AsyncExitStack() as lease:
+            client, bundle = await self._model(request.model, 1, lease)
+            sequences = await asyncio.to_thread(embedding_sequences, request, bundle, info=client.info)
+            read = await read_prompts(client, sequences, field_of=request.field_of)
+        return await asyncio.to_thread(lambda: tuple(embedding_of(each.finished, dimensions=request.dimensions) for each in read))
+
+    async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
+        """How much each document is about the query, in their order. Raises as `embed` does."""
+        async with AsyncExitStack() as lease:
+            client, bundle = await self._model(request.model, 1, lease)
+            ranked = partial(ranking, request, bundle, info=client.info)
+            asked = await asyncio.get_running_loop().run_in_executor(self._threads_of(request.model), ranked)
+            if asked.first is not None:
+                await read_prompts(client, [asked.first], field_of=lambda _: "query")
+            read = await read_prompts(client, asked.sequences, field_of=lambda place: f"documents.{asked.places[place]}")
+        return asked.relevances(read)
+
+    async def tokenizer_of(self, model: str) -> Tokenizer:
+        """The tokenizer of a model, which need not be loaded. Raises UnknownModel and WorkerUnavailable."""
+        return (await self._bundles.of(model)).tokenizer
+
+    async def _model(self, model: str, sequences: int, lease: AsyncExitStack) -> tuple[EngineClient, TokenizerBundle]:
+        """A model's link and its tokenizer, which is read while the model is loaded."""
+        self._bundles.begin(model)
+        client = await lease.enter_async_context(self._lease_of(model, sequences))
+        return client, await self._bundles.of(model)
+
+    def _threads_of(self, model: str) -> ThreadPoolExecutor:
+        if model not in self._threads:
+            self._threads[model] = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
+        return self._threads[model]
+
+    async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
+        ready = partial(prepare, request, bundle, info=info, limits=self._limits, tools=self._tools)
+        # A new schema costs milliseconds, most of them without the interpreter.
+        if _takes_long(request.prompt) or is_constrained(request, tools=self._tools):
+            return await asyncio.get_running_loop().run_in_executor(self._threads_of(request.model), ready)
+        return ready()
+
+    async def _submit(
+        self,
+        request: GenerationRequest,
+        client: EngineClient,
+        prepared: Prepared,
+        observe: Observe,
+        *,
+        intake_seconds: float,
+    ) -> GenerationStream:
+        sources: list[EventStream] = []
+        is_accepted = False
+        try:
+            for sequence in prepared.sequences:
+                sources.append(client.submit(sequence))  # noqa: PERF401 - those that were made are closed if the next one raises
+            stream = GenerationStream(
+                request,
+                prepared,
+                sources=sources,
+                intake_seconds=intake_seconds,
+                observe=observe,
+                repeated_thought_tokens=self._limits.repeated_thought_tokens,
+            )
+            await stream.accepted()
+            is_accepted = True
+        finally:
+            if not is_accepted:
+                for source in sources:
+                    await source.aclose()
+        return stream
+
+
+def _takes_long(prompt: Prompt) -> bool:
+    """Whether rendering and tokenizing might hold up the event loop: nobody knows how long a chat template takes."""
+    return isinstance(prompt, ChatPrompt) or (isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARACTERS)

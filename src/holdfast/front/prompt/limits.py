@@ -1,0 +1,81 @@
+"""What a request may ask for, whichever way it came. The protocols check the form of their JSON; this any request must meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from itertools import chain
+from typing import Any, NamedTuple
+
+from holdfast.config import LimitsSettings
+from holdfast.errors import InvalidRequest
+from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
+
+MAX_STOP_CHARACTERS = 1024  # of one stop string: each token's text is searched together with so much that was held back
+
+_MANY = (dict, list, tuple)
+
+
+class Nesting(NamedTuple):
+    """How large a value of JSON is. `parts`: its objects, lists and what stands in them; `levels`: how deep they are nested."""
+
+    parts: int
+    levels: int
+
+
+def nesting_of(value: Any, *, most_parts: int) -> Nesting:
+    """How large a value is; counting ends where there are more parts than `most_parts`."""
+    parts, levels, level = 1, 0, [value]
+    while parts <= most_parts:
+        many = [each for each in level if type(each) is not str and isinstance(each, _MANY)]  # most are strings
+        if not many:
+            break
+        levels += 1
+        level = list(chain.from_iterable(each.values() if isinstance(each, dict) else each for each in many))
+        parts += len(level)
+    return Nesting(parts, levels)
+
+
+def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_size: int) -> None:
+    """Raise InvalidRequest, naming the field, for what this server or the model cannot do."""
+    _between("n", request.choices, 1, limits.max_choices)
+    if request.max_tokens is not None:
+        _between("max_tokens", request.max_tokens, 0, math.inf)
+    _between("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
+    if request.top_logprobs and not request.want_logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs", field="top_logprobs")
+    _check_stops(request.stop, limits.max_stop_strings)
+    _check_sampling(request.sampling, vocab_size)
+
+
+def check_token_ids(token_ids: Collection[int], *, vocab_size: int, field: str) -> None:
+    """Raise InvalidRequest when the model has no such token."""
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        place, token_id = next((place, token_id) for place, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(f"the model has the tokens 0 to {vocab_size - 1}, got {token_id} at place {place}", field=field)
+
+
+def _check_stops(stops: tuple[str, ...], most: int) -> None:
+    if len(stops) > most:
+        raise InvalidRequest(f"at most {most} stop strings, got {len(stops)}", field="stop")
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidRequest(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters, got {len(stop)}", field="stop")
+
+
+def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    for field, (lowest, highest) in SAMPLING_RANGES.items():
+        if field != "logit_bias":
+            _between(field, getattr(sampling, field), lowest, highest)
+    for token_id, bias in sampling.logit_bias.items():
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"the model has the tokens 0 to {vocab_size - 1}, got {token_id}", field="logit_bias")
+        _between("logit_bias", bias, *SAMPLING_RANGES["logit_bias"])
+    if len(sampling.logit_bias) >= vocab_size and max(sampling.logit_bias.values()) <= SAMPLING_RANGES["logit_bias"][0]:
+        raise InvalidRequest(f"logit_bias bans all {vocab_size} tokens of the model: nothing is left to draw", field="logit_bias")
+
+
+def _between(field: str, value: float, lowest: float, highest: float) -> None:
+    if not lowest <= value <= highest:  # also for NaN
+        wanted = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
+        raise InvalidRequest(f"{field} must be {wanted}, got {value}", field=field)

@@ -1,0 +1,205 @@
+"""The answer to one request: the events of its choices, merged, as an asynchronous iterator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
+from holdfast.front.answers.choice import ChoiceText
+from holdfast.front.answers.repetition import RepetitionGuard
+from holdfast.front.link.event_stream import EventStream, RequestEvent
+from holdfast.front.prompt.answer_observer import Observe
+from holdfast.front.prompt.prepare import Prepared
+from holdfast.wire.events import Rejected
+from holdfast.wire.output import ChoiceFinished, OutputEvent, TextDelta, ThoughtEnder
+from holdfast.wire.requests import GenerationRequest
+
+_log = logging.getLogger(__name__)
+_LONG_ANSWER_TOKENS = 2048  # about 20 ms of reading: below, the hop to a thread costs more than it gives
+_MOST_READY = 64  # events of several choices that are taken from the link before they are asked for
+
+
+class GenerationStream:
+    """Events of an accepted request: text deltas, and exactly one `ChoiceFinished` per choice. For one consumer.
+
+    `aclose` cancels what still runs, and so does cancelling a pending `__anext__`. A choice that failed raises GenerationFailed
+    and cancels the others. Use `async with contextlib.aclosing(stream)`.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        prepared: Prepared,
+        *,
+        sources: Sequence[EventStream],
+        intake_seconds: float = 0.0,
+        observe: Observe = lambda event: None,
+        repeated_thought_tokens: int = 0,
+    ) -> None:
+        """sources: of the request's sequences, in their order. repeated_thought_tokens: see `RepetitionGuard`."""
+        self.request = request
+        self.prompt_tokens = prepared.prompt_tokens
+        self.intake_seconds = intake_seconds  # rendering and tokenization
+        self.sampling = prepared.sequences[0].sampling
+        self.put_back_tokens = prepared.put_back_tokens  # of earlier answers, as they were generated
+        self.dropped_tokens = prepared.dropped_tokens  # of earlier answers, which the prompt does not show
+        self.breakpoints = prepared.breakpoints  # the cache breakpoints of its client, in the prompt
+        self.unenforced = prepared.unenforced  # keywords of schemas, by their places
+        self._observe = observe
+        self._choices = tuple(prepared.choice(index) for index in range(len(sources)))
+        self._sources = tuple(sources)
+        self._thought_end = prepared.thought_end
+        self._guards = tuple(RepetitionGuard(repeated_thought_tokens) for _ in sources)
+        self._thought_ended_by: dict[int, ThoughtEnder] = {}  # by choice
+        self._ready: deque[OutputEvent] = deque()
+        self._pumps: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()  # for several choices: something is ready, or a pump has ended
+        self._has_room = asyncio.Event()  # for several choices: few enough events are ready
+        self._has_room.set()
+        self._closed = False
+        self._held = AsyncExitStack()
+
+    def hold(self, resources: AsyncExitStack) -> None:
+        """Keep what the answer needs until it has ended: the lease of its model."""
+        self._held = resources
+
+    def __aiter__(self) -> GenerationStream:
+        return self
+
+    async def __anext__(self) -> OutputEvent:
+        while not self._ready:
+            if self._closed:
+                raise StopAsyncIteration
+            whole = False
+            try:
+                await (self._next_of_one() if len(self._choices) == 1 else self._next_of_many())
+                whole = True
+            finally:
+                if not whole:
+                    await self.aclose()
+        event = self._ready.popleft()
+        if len(self._ready) < _MOST_READY:
+            self._has_room.set()
+        if isinstance(event, ChoiceFinished) and event.completion_tokens > _LONG_ANSWER_TOKENS:
+            await asyncio.to_thread(self._observe, event)  # it reads the whole answer once more
+        else:
+            self._observe(event)
+        return event
+
+    async def accepted(self) -> None:
+        """Wait until the worker has taken all choices. Raises what its refusal means; the caller closes the stream then."""
+        for choice, source in zip(self._choices, self._sources, strict=True):
+            event = await anext(source, None)
+            if event is None:
+                raise WorkerUnavailable("the worker ended before it took the request; please try again")
+            if isinstance(event, Rejected):
+                raise refusal(event)
+            self._ready.extend(choice.feed(event))
+
+    def pause(self) -> None:
+        """Stop generating until `go_on`. What was generated can still be read."""
+        for source in self._sources:
+            source.pause()
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        for source in self._sources:
+            source.go_on()
+
+    def end_thoughts(self) -> bool:
+        """Have no choice think any more. Returns whether that can be done: the model needs a marker for a thought's end."""
+        for index in range(len(self._sources)):
+            self._end_thought(index, by="request")
+        return self._thought_end is not None
+
+    async def aclose(self) -> None:
+        """Cancel what still runs and end the iteration. May be called twice."""
+        self._closed = True
+        self._ready.clear()
+        for pump in self._pumps:
+            pump.cancel()
+        for source in self._sources:  # first of all, so that nothing that interrupts the rest can leave a sequence running
+            await source.aclose()
+        if self._pumps:
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+            self._pumps.clear()
+        await self._held.aclose()
+
+    async def _next_of_one(self) -> None:
+        """Straight from the link: no task and no queue between."""
+        choice, source = self._choices[0], self._sources[0]
+        self._ready.extend(self._watched(choice.feed(await _next_event(source))))
+        if choice.done:
+            self._closed = True
+            await source.aclose()
+            await self._held.aclose()
+
+    async def _next_of_many(self) -> None:
+        if not self._pumps:
+            pairs = zip(self._choices, self._sources, strict=True)
+            self._pumps = [asyncio.create_task(self._pump(choice, source)) for choice, source in pairs]
+            for pump in self._pumps:
+                pump.add_done_callback(lambda _: self._changed.set())
+        self._changed.clear()
+        ended = [pump for pump in self._pumps if pump.done()]
+        for pump in ended:
+            pump.result()  # raises what the pump raised
+        if len(ended) == len(self._pumps):
+            self._closed = True
+            await self._held.aclose()
+        else:
+            await self._changed.wait()
+
+    async def _pump(self, choice: ChoiceText, source: EventStream) -> None:
+        while not choice.done:
+            await self._has_room.wait()  # what nobody reads stays in the link, which stops the worker when it is too much
+            if events := choice.feed(await _next_event(source)):
+                self._ready.extend(self._watched(events))
+                self._changed.set()
+                if len(self._ready) >= _MOST_READY:
+                    self._has_room.clear()
+        await source.aclose()
+
+    def _watched(self, events: Iterable[OutputEvent]) -> Iterator[OutputEvent]:
+        """The same events. A thought that goes round in circles is ended; the end of a choice says what ended its thoughts."""
+        for event in events:
+            if isinstance(event, TextDelta) and event.kind == "reasoning" and self._guards[event.index].take(event.token_ids):
+                self._end_thought(event.index, by="repetition")
+            if isinstance(event, ChoiceFinished) and event.index in self._thought_ended_by:
+                yield msgspec.structs.replace(event, thought_ended_by=self._thought_ended_by[event.index])
+            else:
+                yield event
+
+    def _end_thought(self, index: int, *, by: ThoughtEnder) -> None:
+        if self._thought_end is None or index in self._thought_ended_by or self._choices[index].done:
+            return
+        self._thought_ended_by[index] = by
+        self._sources[index].limit_thoughts(self._thought_end)
+        if by == "repetition":
+            _log.info("the thought of %s went round in circles and was ended", self.request.request_id)
+
+
+async def _next_event(source: EventStream) -> RequestEvent:
+    event = await anext(source, None)
+    if event is None:
+        raise GenerationFailed("the worker's stream ended without a word")
+    return event
+
+
+def refusal(event: Rejected) -> HoldfastError:
+    """The error that a worker's refusal means to the client."""
+    match event.kind:
+        case "queue_full":
+            return QueueFull(queued=event.queued, limit=event.queue_limit, retry_after_seconds=event.retry_after_seconds)
+        case "shutting_down":
+            return WorkerUnavailable(event.message)
+        case "too_large":
+            return TooLargeForMemory(needed_bytes=event.needed_bytes, budget_bytes=event.budget_bytes)
+        case "invalid":
+            return InvalidRequest(event.message, field=event.field)

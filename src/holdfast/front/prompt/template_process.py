@@ -1,0 +1,294 @@
+"""Chat templates come from strangers and may loop or fill the memory, so they are rendered in processes of their own.
+
+A thread cannot be ended, and no check inside an interpreter sees every operation that takes long or much memory. So a process
+renders (`template_worker.py`), and is killed when it takes too long or too much. A render that behaves costs one exchange over
+a pipe more than in the same process. A process is started when none is idle, and may render the templates of any model.
+
+A template that hangs delays other conversations with the same template: only a few of its renders run at once, and the others
+wait. Other templates are rendered meanwhile, unless as many templates hang as there are places. A render that gets no place
+in time fails with an error that a client may retry.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import psutil
+from jinja2 import TemplateError, TemplateSyntaxError
+
+from holdfast.errors import RenderingUnavailable, TemplateOverrun
+from holdfast.front.prompt.jinja_environment import RENDER_ERRORS
+from holdfast.front.prompt.kept_tool import KeptTool, packed_tool
+from holdfast.front.prompt.template_worker import HEAD_BYTES, MOST_MEMORY_BYTES, OUTCOMES, STARTED, Outcome, RenderTask
+
+RENDER_SECONDS: Final = 5  # of processor time; a long conversation takes a hundredth of that
+MOST_PROCESSES: Final = 8
+MOST_PER_TEMPLATE: Final = 2
+_SHARED_PLACES = MOST_PROCESSES // 2  # the others are kept for templates of which nothing is being rendered
+_IDLE_SECONDS = 60.0  # an idle process is ended after this time, unless it is the last one
+_START_SECONDS = 20.0
+_WAITED_PER_SECOND = 3.0  # of processor time that a template may take
+_LOOK_SECONDS = 0.05  # between two looks at how much memory a slow process has
+_PIPE_BYTES = 1 << 20
+
+
+class SandboxedTemplate:
+    """A chat template that is rendered in another process. Thread-safe; a call may block for several seconds."""
+
+    def __init__(self, name: str, source: str, *, grows: bool = False) -> None:
+        """grows: in the form of `growing`. Raises TemplateSyntaxError, TemplateOverrun and RenderingUnavailable."""
+        self._name, self._source, self._grows = name, source, grows
+        self._ask(None)
+
+    def render(self, variables: Mapping[str, Any], **more: Any) -> str:
+        """The text that the template writes.
+
+        Raises TemplateError when the template refuses or fails, TemplateOverrun when it takes too much time or memory,
+        RenderingUnavailable when no process can render it now.
+        """
+        return self._ask({**variables, **more})
+
+    def _ask(self, variables: Mapping[str, Any] | None) -> str:
+        try:
+            task = self._packed(variables)
+        except (pickle.PicklingError, *RENDER_ERRORS) as error:
+            raise TemplateError(f"a value cannot be given to the template: {error}") from error
+        try:
+            outcome, answer = PROCESSES.run(task, source=self._source)
+        except _Overrun as error:
+            raise TemplateOverrun(template=self._name, why=str(error)) from error
+        except _Unavailable as error:
+            raise RenderingUnavailable(template=self._name, why=str(error)) from error
+        text = answer.decode("utf-8", "surrogatepass")
+        match outcome:
+            case "text":
+                return text
+            case "refused":
+                raise TemplateError(text)
+            case "broken":
+                raise TemplateSyntaxError(text, lineno=1)
+            case "memory":
+                raise TemplateOverrun(template=self._name, why=_TOO_MUCH_MEMORY)
+
+    def _packed(self, variables: Mapping[str, Any] | None) -> bytes:
+        if variables is not None and variables.get("tools") is not None:
+            tools = [packed_tool(tool) if isinstance(tool, KeptTool) else tool for tool in variables["tools"]]
+            variables = {**variables, "tools": tools}
+        task = RenderTask(source=self._source, grows=self._grows, variables=variables, seconds=RENDER_SECONDS)
+        return pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
+
+
+_TOO_MUCH_MEMORY = f"needs more than {MOST_MEMORY_BYTES >> 20:,} MiB of memory, or writes too long a text"
+
+
+class _Overrun(Exception):
+    """A template took too much. The message says how, as the predicate of a sentence about the template."""
+
+
+class _Unavailable(Exception):
+    """Rendering could not start, for a reason other than the template, which the message gives."""
+
+
+class _ProcessGone(Exception):
+    """A process ended by itself."""
+
+
+class RenderProcesses:
+    """Starts, keeps and ends the processes that render. Thread-safe."""
+
+    def __init__(self, *, seconds: float = RENDER_SECONDS, idle_seconds: float = _IDLE_SECONDS) -> None:
+        self._seconds, self._idle_seconds = seconds, idle_seconds
+        self._changed = threading.Condition()  # guards what follows
+        self._running: Counter[str] = Counter()  # renders, by the template's source
+        self._idle: list[_RenderProcess] = []  # the last one to be used is the first to be used again
+        self._cleanup: threading.Timer | None = None
+
+    def run(self, task: bytes, *, source: str) -> tuple[Outcome, bytes]:
+        """Have one process do a task for the template with this source. Raises _Overrun and _Unavailable."""
+        with self._place(source):
+            process = self._take_idle()
+            if process is not None:
+                with contextlib.suppress(_ProcessGone):  # somebody may have killed it while it was idle
+                    return self._run_in(process, task)
+            try:
+                return self._run_in(_RenderProcess(), task)
+            except _ProcessGone:
+                raise _Overrun("ended the process that rendered it") from None
+
+    def close(self) -> None:
+        """End the idle processes. A later task starts a new one."""
+        with self._changed:
+            unused = list(self._idle)
+            self._idle.clear()
+            if self._cleanup is not None:
+                self._cleanup.cancel()
+                self._cleanup = None
+        for process in unused:
+            process.kill()
+
+    @contextlib.contextmanager
+    def _place(self, source: str) -> Iterator[None]:
+        seconds = _WAITED_PER_SECOND * self._seconds
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_place(source), timeout=seconds):
+                limits = f"{MOST_PER_TEMPLATE} renders of one template and {MOST_PROCESSES} in all run at once"
+                raise _Unavailable(f"other conversations were being rendered for {seconds:g} s ({limits})")
+            self._running[source] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running[source] -= 1
+                self._running += Counter()  # drops what is zero
+                self._changed.notify_all()
+
+    def _has_place(self, source: str) -> bool:
+        running = self._running.total()
+        if source not in self._running:
+            return running < MOST_PROCESSES
+        return running < _SHARED_PLACES and self._running[source] < MOST_PER_TEMPLATE
+
+    def _take_idle(self) -> _RenderProcess | None:
+        with self._changed:
+            return self._idle.pop() if self._idle else None
+
+    def _run_in(self, process: _RenderProcess, task: bytes) -> tuple[Outcome, bytes]:
+        is_fit = False
+        try:
+            answer = process.ask(task, seconds=self._seconds)
+            is_fit = answer[0] != "memory"
+        finally:
+            if is_fit:
+                self._keep(process)
+            else:
+                process.kill()
+        return answer
+
+    def _keep(self, process: _RenderProcess) -> None:
+        process.last_used = time.monotonic()
+        with self._changed:
+            self._idle.append(process)
+            self._plan_cleanup()
+
+    def _plan_cleanup(self) -> None:
+        if len(self._idle) > 1 and self._cleanup is None:
+            self._cleanup = threading.Timer(self._idle_seconds, self._end_unused)
+            self._cleanup.daemon = True
+            self._cleanup.start()
+
+    def _end_unused(self) -> None:
+        """End the processes that have not been used for long, except the last one used; look again later if some are left."""
+        used_before = time.monotonic() - self._idle_seconds
+        with self._changed:
+            self._cleanup = None
+            unused = [process for process in self._idle[:-1] if process.last_used <= used_before]
+            self._idle = [process for process in self._idle if process not in unused]
+            self._plan_cleanup()
+        for process in unused:
+            process.kill()
+
+
+class _RenderProcess:
+    """One process. One thread at a time uses it. Raises _Unavailable when it cannot be started."""
+
+    def __init__(self) -> None:
+        # -P: a module in the current folder must not replace one of the standard library.
+        command = (sys.executable, "-P", "-m", "holdfast.front.prompt.template_worker")
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        except OSError as error:
+            raise _Unavailable(f"no process to render it could be started ({error.strerror})") from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._tasks, self._answers = self._process.stdin, self._process.stdout
+        self._readable = select.poll()
+        self._readable.register(self._answers, select.POLLIN)
+        self._has_started = False
+        self.last_used = time.monotonic()
+
+    def ask(self, task: bytes, *, seconds: float) -> tuple[Outcome, bytes]:
+        """Have it do a task. Raises _ProcessGone, _Unavailable, and _Overrun when it takes too much time or memory."""
+        if not self._has_started:
+            self._await_start()
+        try:
+            for part in (len(task).to_bytes(HEAD_BYTES, "big"), task):
+                _write_all(self._tasks.fileno(), part)
+        except (BrokenPipeError, ValueError):
+            raise _ProcessGone from None
+        head = self._read(1 + HEAD_BYTES, seconds=seconds)
+        return OUTCOMES[head[0]], self._read(int.from_bytes(head[1:], "big"), seconds=seconds)
+
+    def kill(self) -> None:
+        """End it at once, whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+        self._tasks.close()
+        self._answers.close()
+
+    def _await_start(self) -> None:
+        try:
+            self._read(len(STARTED), seconds=_START_SECONDS)
+        except (_ProcessGone, _Overrun) as error:
+            raise _Unavailable("the process to render it did not start") from error
+        self._has_started = True
+
+    def _read(self, size: int, *, seconds: float) -> bytes:
+        watched = _Watched(self._process.pid, seconds=seconds)
+        parts = bytearray()
+        while len(parts) < size:
+            while not self._readable.poll(_LOOK_SECONDS * 1000):
+                watched.check()
+            part = os.read(self._answers.fileno(), min(size - len(parts), _PIPE_BYTES))
+            if not part:
+                raise _ProcessGone
+            parts += part
+        return bytes(parts)
+
+
+class _Watched:
+    """Checks whether a process has taken too much since this was made.
+
+    Processor time counts before waiting time, because other processes may keep the processor busy.
+    """
+
+    def __init__(self, pid: int, *, seconds: float) -> None:
+        self._pid, self._seconds = pid, seconds
+        self._give_up_at = time.monotonic() + _WAITED_PER_SECOND * seconds
+        self._seconds_before: float | None = None  # of processor time, at the first look
+
+    def check(self) -> None:
+        """Raises _Overrun."""
+        try:
+            process = psutil.Process(self._pid)
+            used = process.cpu_times()
+            resident_bytes = process.memory_info().rss
+        except psutil.Error:
+            return  # it has ended: reading from its pipe will show that
+        used_seconds = used.user + used.system
+        if self._seconds_before is None:
+            self._seconds_before = used_seconds
+        if resident_bytes > MOST_MEMORY_BYTES:  # not every system limits the address space
+            raise _Overrun(_TOO_MUCH_MEMORY)
+        if used_seconds - self._seconds_before >= self._seconds or time.monotonic() >= self._give_up_at:
+            raise _Overrun(f"took longer than {self._seconds:g} s")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+PROCESSES: Final = RenderProcesses()
+atexit.register(PROCESSES.close)

@@ -1,0 +1,154 @@
+"""Everything about a model that the front process knows: its tokenizer and templates. No weights, no MLX."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.config import DEFAULT_MODEL, ModelSettings, WarmAheadChoice
+from holdfast.errors import ModelLoadError, TemplateOverrun
+from holdfast.front.prompt.answer_frame import AnswerFrame, find_frame
+from holdfast.front.prompt.answer_meaning import ReadTexts
+from holdfast.front.prompt.canonical import FirstForms
+from holdfast.front.prompt.defaults import generation_defaults
+from holdfast.front.prompt.dialect_rules import ENDS_BY_FAMILY
+from holdfast.front.prompt.dialects import DialectReport, FoundDialect, find_dialect
+from holdfast.front.prompt.known_answers import KnownAnswers
+from holdfast.front.prompt.rewritten_history import NEXT_TURNS, NextTurn, rewritten_turns
+from holdfast.front.prompt.round_trip import check_round_trip
+from holdfast.front.prompt.template import ChatTemplate, load_template
+from holdfast.front.prompt.thinking import Options, ThinkingSwitch
+from holdfast.front.prompt.token_memory import TokenMemory
+from holdfast.front.prompt.tokenize import Tokenizer, load_tokenizer
+from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
+from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling
+from holdfast.models.tokenizer_files import read_json
+from holdfast.store.answers import AnswerFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerBundle:
+    """Tokenizer, chat template and recommendations of one model. All its requests share it."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None  # None: the model has none and cannot chat
+    generation_defaults: Mapping[str, float]
+    answer_frame: AnswerFrame = AnswerFrame()  # where in a rendered conversation answers stand
+    known_answers: KnownAnswers = field(default_factory=KnownAnswers)
+    read_texts: ReadTexts = field(default_factory=ReadTexts)
+    first_forms: FirstForms = field(default_factory=FirstForms)
+    token_memory: TokenMemory = field(default_factory=TokenMemory)
+    dialect: ModelDialect = PLAIN  # how its answers are read, and written when they are constrained
+    turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
+    thinking_switch: ThinkingSwitch = ThinkingSwitch()
+    template_options: Options = field(default_factory=dict)  # of all conversations, unless a request has its own
+    dialect_report: DialectReport = DialectReport()
+    read_ahead: frozenset[NextTurn] = frozenset()  # what is read ahead of, when an answer has ended
+    own_pooling: OwnPooling = OwnPooling()
+    answer_tokens: AnswerTokens | None = None  # of a model that was trained to judge documents
+
+
+def load_tokenizer_bundle(
+    folder: Path,
+    *,
+    settings: ModelSettings = DEFAULT_MODEL,
+    answers: AnswerFile | None = None,
+    sampling: Mapping[str, float] | None = None,
+    template_arguments: Options | None = None,
+) -> TokenizerBundle:
+    """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
+
+    settings: those of the texts: whether thoughts of earlier turns stay in the prompt, where the template has a switch for it,
+    and how much is kept of texts and their tokens.
+    answers: where answers are kept that are to outlive this process.
+    sampling, template_arguments: what the catalog says where a request says nothing; they go before the makers' own.
+    """
+    try:
+        return _read_bundle(folder, settings=settings, answers=answers, sampling=sampling, template_arguments=template_arguments)
+    except TemplateOverrun as error:
+        raise ModelLoadError(str(error)) from error
+
+
+def _read_bundle(
+    folder: Path,
+    *,
+    settings: ModelSettings,
+    answers: AnswerFile | None,
+    sampling: Mapping[str, float] | None,
+    template_arguments: Options | None,
+) -> TokenizerBundle:
+    tokenizer = load_tokenizer(folder)
+    check_round_trip(tokenizer)
+    template = load_template(folder)
+    found = find_dialect(
+        template,
+        tokenizer,
+        config=read_json(folder / "tokenizer_config.json"),
+        model_type=str(read_json(folder / "config.json").get("model_type", "")),
+    )
+    options = {**(found.switch.keeping if settings.keep_thoughts else {}), **(template_arguments or {})}
+    return TokenizerBundle(
+        tokenizer=tokenizer,
+        template=found.template,
+        answer_frame=frame_of(found.template, tokenizer, found.dialect),
+        generation_defaults={**generation_defaults(folder), **(sampling or {})},
+        known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
+        turn_end_token_ids=() if template is None else turn_ends(template, tokenizer, family=found.dialect.family),
+        token_memory=TokenMemory(most_bytes=settings.known_text_bytes),
+        dialect=found.dialect,
+        thinking_switch=found.switch,
+        template_options=options,
+        dialect_report=found.report,
+        read_ahead=read_ahead_of(found, choice=settings.warm_ahead, options=options),
+        own_pooling=own_pooling(folder),
+        answer_tokens=answer_tokens(folder, token_id=tokenizer.backend.token_to_id),
+    )
+
+
+def read_ahead_of(found: FoundDialect, *, choice: WarmAheadChoice, options: Options) -> frozenset[NextTurn]:
+    """Before which turns a conversation's history is read as they will show it."""
+    if choice == "auto":
+        return rewritten_turns(found.template, found.dialect, options=options)
+    return frozenset(NEXT_TURNS) if choice == "on" else frozenset()
+
+
+def frame_of(template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect) -> AnswerFrame:
+    """Where answers stand in what the template writes."""
+    if template is None:
+        return AnswerFrame()
+    reasoning = dialect.reasoning
+    return find_frame(
+        template,
+        ends=[tokenizer.decode((end,), skip_special_tokens=False) for end in tokenizer.eos_token_ids],
+        thought=None if reasoning is None else (reasoning.start.strip(), reasoning.end.strip()),
+    )
+
+
+def turn_ends(template: ChatTemplate, tokenizer: Tokenizer, *, family: str) -> tuple[int, ...]:
+    """Tokens that end an answer, of those that are not known as ends already."""
+    added = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
+    of_family = (added[content] for content in ENDS_BY_FAMILY.get(family, ()) if content in added)
+    ends = dict.fromkeys([*turn_end(template, tokenizer), *of_family])
+    return tuple(end for end in ends if end not in tokenizer.eos_token_ids)
+
+
+def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token that the template writes behind an answer, unless it is known as an end already.
+
+    Many a converted model names only its end-of-text token in its files and would go on talking to itself.
+    """
+    behind = template.behind_answer().lstrip()
+    added = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.content}
+    written = max((content for content in added if behind.startswith(content)), key=len, default="")
+    return (added[written],) if written and added[written] not in tokenizer.eos_token_ids else ()
+
+
+def _text_fingerprint(folder: Path) -> bytes:
+    """Stands for all that makes tokens of a conversation."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted((*folder.glob("*token*"), *folder.glob("*vocab*"), *folder.glob("*template*"))):
+        if path.is_file():
+            digest.update(path.name.encode() + b"\0" + hashlib.blake2b(path.read_bytes()).digest())
+    return digest.digest()

@@ -1,0 +1,151 @@
+"""POST /v1/rerank, in the form that Jina, Cohere, vLLM and llama.cpp share."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, Discriminator, Field, Tag
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.front.openai.embeddings import ReadUsage, usage_of
+from holdfast.front.server.body import TAG_MARK, parse
+from holdfast.front.server.dialect import operation
+from holdfast.front.server.extensions import SaltField
+from holdfast.front.server.fields import INT32_MAX, STRICT, Model, refuse_too_many
+from holdfast.front.server.openapi import answers_of, request_of
+from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.reading import SESSION_FIELDS, RankPlan, rank
+from holdfast.front.server.services import Services, model_of
+from holdfast.front.server.unsupported import UnsupportedFields
+from holdfast.wire.output import Relevance
+from holdfast.wire.requests import RankMethod, RankRequest
+
+_CUTS = ("max_tokens_per_doc", "max_chunks_per_doc", "max_query_tokens", "truncate_prompt_tokens", "chunk_size", "overlap_tokens")
+_UNSUPPORTED = UnsupportedFields(
+    neutral={
+        **SESSION_FIELDS,
+        **dict.fromkeys(_CUTS, ()),
+        "rank_fields": ([], ["text"]),
+        "return_embeddings": (False,),
+        "raw_scores": (False,),
+    },
+    reasons={
+        **dict.fromkeys(_CUTS, "nothing is cut here: send documents that fit the model's window"),
+        "rank_fields": "write into `text` what is to count",
+        "raw_scores": "a result's `logprob` is what its score was made of",
+    },
+)
+
+
+class TextObject(BaseModel):
+    """A text as an object."""
+
+    model_config = STRICT
+
+    text: str
+
+
+def _kind_of_text(value: Any) -> str:
+    return TAG_MARK + ("object" if isinstance(value, dict | TextObject) else "text")
+
+
+TextOrObject = Annotated[
+    Annotated[str, Tag(TAG_MARK + "text")] | Annotated[TextObject, Tag(TAG_MARK + "object")], Discriminator(_kind_of_text)
+]
+
+
+class RerankBody(SaltField):
+    """A query, and the documents to be ordered by it."""
+
+    query: TextOrObject = Field(description="What is looked for: a text, or an object with `text`.")
+    documents: Annotated[list[TextOrObject], Field(min_length=1, fail_fast=True)] = Field(
+        description="Texts, or objects with `text`."
+    )
+    model: Model | None = Field(None, description="Id of a model that /v1/models lists; the first of them if not given.")
+    top_n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(None, description="Only so many results, the best ones.")
+    return_documents: bool | None = Field(None, description="Give the texts back with the results; so it is if not given.")
+    instruction: str | None = Field(None, description="What makes a document relevant, for models that were trained to be told.")
+    method: RankMethod | None = Field(
+        None,
+        description="The model's yes or no, or how likely the query is behind the document; if not given, as it was trained.",
+    )
+    user: str | None = Field(None, description="Accepted, without effect.")
+
+    def plan(self, services: Services) -> RankPlan:
+        """What to rank and how to answer. Raises RequestRefused naming the field that cannot be served."""
+        _UNSUPPORTED.refuse(self.model_extra)
+        documents = tuple(map(_text, self.documents))
+        refuse_too_many(documents, services.limits.max_inputs, field="documents")
+        if not (query := _text(self.query)):
+            raise RequestRefused("`query`: must not be empty", field="query")
+        request = RankRequest(
+            request_id=f"rank-{uuid.uuid4().hex}",
+            model=model_of(services, self.model),
+            query=query,
+            documents=documents,
+            instruction=self.instruction or "",
+            method=self.method,
+        )
+        return RankPlan(request=request, form=lambda found: self._form(request, found), cache_salt=self.cache_salt or "")
+
+    def _form(self, request: RankRequest, found: Sequence[Relevance]) -> bytes:
+        order = sorted(range(len(found)), key=lambda index: -found[index].score)[: self.top_n]
+        results = [
+            RankedDocument(
+                index=index,
+                relevance_score=found[index].score,
+                logprob=found[index].logprob,
+                document=msgspec.UNSET if self.return_documents is False else RankedText(text=request.documents[index]),
+            )
+            for index in order
+        ]
+        ranked = RankedList(
+            id=request.request_id, model=request.model, method=found[0].method, results=results, usage=usage_of(found)
+        )
+        return msgspec.json.encode(ranked)
+
+
+class RankedText(msgspec.Struct, frozen=True, kw_only=True):
+    """A document's text."""
+
+    text: str
+
+
+class RankedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """One document: its place in the request and how much it is about the query, 0 to 1. logprob: what the score was made of."""
+
+    index: int
+    relevance_score: float
+    logprob: float
+    document: RankedText | msgspec.UnsetType = msgspec.UNSET
+
+
+class RankedList(msgspec.Struct, frozen=True, kw_only=True):
+    """The documents, the most relevant first."""
+
+    id: str
+    object: Literal["list"] = "list"
+    model: str
+    method: RankMethod
+    results: list[RankedDocument]
+    usage: ReadUsage
+
+
+def _text(given: str | TextObject) -> str:
+    return given if isinstance(given, str) else given.text
+
+
+@operation("POST", "/v1/rerank", request_of(RerankBody), answers_of(RankedList), summary="reranking (Jina)")
+async def rerank(request: Request, services: Services) -> Response:
+    """Order documents by how much they are about a query."""
+    return await rank(request, services, lambda body: parse(RerankBody, body).plan(services))
+
+
+@operation("POST", "/v2/rerank", request_of(RerankBody), answers_of(RankedList))
+async def rerank_as_cohere(request: Request, services: Services) -> Response:
+    """The same, where Cohere's clients look for it."""
+    return await rank(request, services, lambda body: parse(RerankBody, body).plan(services))

@@ -1,0 +1,339 @@
+"""The server: puts the rooms together from the settings and runs them. This process never imports MLX.
+
+The worker process is started first; what the front itself imports, it imports while the worker loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from holdfast import __version__
+from holdfast.config import EffectiveSettings, LogLevel, Settings
+from holdfast.errors import WorkerUnavailable
+from holdfast.front.fleet.catalog import Catalog, CatalogEntry
+from holdfast.front.fleet.chosen_catalog import catalog_of
+from holdfast.front.fleet.model_slot import ModelFiles
+from holdfast.front.fleet.residency import Residency
+from holdfast.front.run.addresses import lan_addresses
+from holdfast.front.run.ready import ReadyModel, ReadyServer, announce
+from holdfast.front.run.reload import Hangups, Reload, ReloadedSettings, reload_keys
+from holdfast.front.run.run_folder import run_folder
+from holdfast.front.run.running_servers import RunningServer, write_down
+from holdfast.front.server.key_file import key_file_of, read_keys
+from holdfast.machine.device_memory import MemoryShare
+from holdfast.models.download import resolve_model
+from holdfast.models.model_folder import checked_tensor_bytes
+from holdfast.store.settings import chosen_folder
+from holdfast.telemetry.log_file import LogFile, log_uncaught, open_log_file
+from holdfast.telemetry.logs import configure_logging
+from holdfast.user_folders import compiled_code_folder, crash_reports_folder, hash_cache_file, logs_folder
+from holdfast.wire.assignment import WorkerSettings
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from holdfast.front.server.tls import ServerCertificate
+
+WANTED_OPEN_FILES = 8192  # each client is one; macOS starts with 256
+BROKEN = 1  # exit code
+STOPPED_EARLY = "stopped before the model was ready"
+
+Progress = Callable[[str, float], None]
+logger = logging.getLogger("holdfast.front.run")
+
+
+def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, fraction: None) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit code.
+
+    `progress` gets stages and fractions of loading, "ready" at its end. Raises ModelLoadError or ConfigError (exit code 2) when
+    the model or the address cannot be used.
+    """
+    started_at = time.monotonic()
+    settings = _with_store_folder(effective.settings)
+    hangups = Hangups()
+    log_file = _log_file(settings)
+    configure_logging(settings.log, file=log_file)
+    signal.signal(signal.SIGTERM, _end_at_once)
+    _allow_open_files(WANTED_OPEN_FILES)
+    certificate = _certificate(settings)
+    _check_keys(settings)
+    catalog = catalog_of(settings, os.environ)
+    for left_out in (each for each in catalog.left_out if each.is_asked_for):
+        logger.warning("model %s is left out (%s): %s", left_out.name, left_out.origin, left_out.reason)
+    if not catalog.entries[0].is_pinned:
+        for entry in catalog.entries[: len(catalog.at_start)][:1]:  # the one that was named, or is the only one
+            resolve_model(entry.model, progress=progress)
+    try:
+        with run_folder(os.environ) as private, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            front = Front(settings, catalog, progress=progress, started_at=started_at, certificate=certificate)
+            front.tells_of_itself(private, log_file=log_file)
+            front.reloads.append(ReloadedSettings(effective, on_level=front.set_log_level).reload)
+            runner.run(front.serve(lambda: hangups.reload_on(front.reloads)))
+    except WorkerUnavailable as error:
+        logger.error("%s", error)
+        return BROKEN
+    return 0
+
+
+class Front:
+    """One server from its start to its stop, on one asyncio loop of the main thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        *,
+        progress: Progress,
+        started_at: float,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
+        self._settings, self._started_at, self._certificate = settings, started_at, certificate
+        self.reloads: list[Reload] = [] if certificate is None else [certificate.reload]  # on SIGHUP
+        self._folder_of_record: Path | None = None
+        self._log_path = ""
+        self._was_ready = False
+        self._residency = Residency(
+            catalog,
+            settings.residency,
+            fetch=self._files_of,
+            worker_of=self._worker_of,
+            places=settings.scheduler.max_queued + settings.scheduler.max_running,
+            on_progress=lambda model, event: progress(event.stage, event.fraction),
+        )
+
+    def _files_of(self, entry: CatalogEntry) -> ModelFiles:
+        return _files(entry) if len(self._residency.catalog.entries) > 1 else _folder_alone(entry)
+
+    def _worker_of(self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare) -> WorkerSettings:
+        settings = self._settings
+        return WorkerSettings(
+            folder=str(files.folder),
+            hash_cache=hash_cache_file(os.environ),
+            compiled_code=compiled_code_folder(os.environ),
+            crash_reports=crash_reports_folder(os.environ),
+            model=replace(entry.model, name=entry.name),
+            scheduler=settings.scheduler,
+            store=entry.store,
+            log=settings.log,
+            residency=settings.residency,
+            share=share,
+        )
+
+    def set_log_level(self, level: LogLevel) -> None:
+        """Have all workers log what is so severe, from now on."""
+        self._settings = replace(self._settings, log=replace(self._settings.log, level=level))
+        self._residency.set_log_level(level)
+
+    def tells_of_itself(self, folder: Path, *, log_file: LogFile | None) -> None:
+        """Once it listens, it is to say in this folder who and where it is."""
+        self._folder_of_record = folder
+        self._log_path = "" if log_file is None else str(log_file.path)
+
+    async def serve(self, on_begin: Callable[[], None] = lambda: None) -> None:
+        """Start the worker, then everything else; serve until a signal; end everything in order. on_begin: called in the loop.
+
+        Raises ModelLoadError, ConfigError and WorkerUnavailable for what makes serving impossible.
+        """
+        signals = _EarlySignals()
+        on_begin()
+        try:
+            await self._residency.start()
+            await self._serve_http(signals)
+        except asyncio.CancelledError:
+            if not signals.came:
+                raise
+        finally:
+            signals.end_at_next()
+            await self._residency.stop()
+            if signals.came and not self._was_ready:
+                logger.info(STOPPED_EARLY)
+
+    async def _serve_http(self, signals: _EarlySignals) -> None:
+        from holdfast.front.run.web import build_application
+        from holdfast.front.server import run as http
+
+        with http.listen(self._settings.server) as listener:
+            app = build_application(self._settings, self._residency)
+            self.reloads.append(partial(reload_keys, app.state.services.keys))
+            self.reloads.append(app.state.reloaded_catalog.reload)
+            if signals.came:  # while the lines above were busy: nobody listens yet, and there is nothing to be stopped
+                return
+            listening = asyncio.Event()
+            server = http.server(app, self._settings.server, on_started=listening.set, certificate=self._certificate)
+            signals.disarm()
+            serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+            await asyncio.sleep(0)  # by now it has taken the signals over
+            server.should_exit = signals.came
+            host, port = listener.getsockname()[:2]
+            url = http.url_of(listener, scheme=self._settings.server.scheme)
+            self._write_down(url, port)
+            loading = asyncio.create_task(self._announce(app, listening, url, host), name="ready")
+            await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+            if loading.done() and loading.exception() is not None:
+                server.should_exit = True
+            await serving
+            if not loading.done():
+                signals.came = True  # the HTTP server had taken them over
+                loading.cancel()
+            await asyncio.wait((loading,))
+            if (traces := app.state.services.traces) is not None:
+                await asyncio.to_thread(traces.close)
+        if not loading.cancelled():
+            loading.result()  # raises what made loading fail
+
+    def _write_down(self, url: str, port: int) -> None:
+        if self._folder_of_record is None:
+            return
+        server = RunningServer(
+            pid=os.getpid(),
+            url=url,
+            port=port,
+            started_at=time.time(),
+            version=__version__,
+            store_folder=self._settings.store.folder,
+            log_file=self._log_path,
+            certificate=self._settings.server.tls_cert and os.path.abspath(self._settings.server.tls_cert),
+        )
+        try:
+            write_down(server, self._folder_of_record)
+        except OSError as error:
+            logger.warning("`holdfast ps` will not find this server: %s", error)
+
+    async def _announce(self, app: Starlette, listening: asyncio.Event, url: str, listens_on: str) -> None:
+        await self._residency.wait_ready()
+        await listening.wait()
+        from holdfast.front.server.host_header import is_loopback
+
+        first, *_ = statuses = self._residency.statuses()
+        if first.state == "ready":
+            await app.state.bundles.read(first.id)  # raises what is wrong with its tokenizer
+        figures = (await self._residency.statistics()).get(first.id)
+        gc.collect()
+        gc.freeze()  # what is there now stays: later collections, which delay tokens, need not look at it
+        needs_key: bool = app.state.services.needs_key
+        ready = ReadyServer(
+            url=url,
+            model=first.id,
+            info=first.info,
+            models=tuple(ReadyModel(name=status.id, state=status.state) for status in statuses),
+            ready_seconds=time.monotonic() - self._started_at,
+            needs_key=needs_key,
+            store_folder=self._settings.store.folder,
+            lan_urls=_lan_urls(listens_on, url),
+            is_open=not needs_key and not is_loopback(listens_on),
+            memory=None if figures is None else figures.memory,
+            log_file=self._log_path,
+        )
+        self._was_ready = True
+        announce(ready, self._settings.log)
+
+
+def _files(entry: CatalogEntry) -> ModelFiles:
+    """Where the files of a model are; any thread. Raises ModelLoadError."""
+    folder = _folder_alone(entry).folder
+    return ModelFiles(folder=folder, weight_bytes=checked_tensor_bytes(folder))
+
+
+def _folder_alone(entry: CatalogEntry) -> ModelFiles:
+    """As `_files`, without the size of its weights, which tells who may be loaded beside whom."""
+    return ModelFiles(folder=resolve_model(entry.model, progress=lambda stage, fraction: None))
+
+
+class _EarlySignals:
+    """SIGINT and SIGTERM before the HTTP server takes them over: they cancel the task that made this. Ignored afterwards.
+
+    When the HTTP server is done with them, one more ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._task = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        self._armed, self._ends_at_next = True, False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._cancel)  # not add_signal_handler: uvloop would go on calling that one beside uvicorn's
+
+    def disarm(self) -> None:
+        """From now on signals are another's, or there is nothing left to be cut short."""
+        self._armed = False
+
+    def end_at_next(self) -> None:
+        """All that is left is to wait for the workers, which persist what they have and end by themselves when we are gone."""
+        self._armed, self._ends_at_next = False, True
+
+    def _cancel(self, number: int, frame: FrameType | None) -> None:
+        if self._ends_at_next:
+            logger.warning("ended at once; the workers write down what they have and end by themselves")
+            logging.shutdown()
+            os._exit(128 + number)
+        self.came = True
+        if self._armed:
+            self._loop.call_soon_threadsafe(self._cut_short)
+
+    def _cut_short(self) -> None:
+        if self._armed and self._task is not None:  # asked only now: the signal may have come while the loop was busy
+            self._task.cancel()
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    """SIGTERM before there is anything to be ended in order; a download may be under way, which goes on the next time."""
+    logger.info(STOPPED_EARLY)
+    logging.shutdown()
+    os._exit(0)
+
+
+def _log_file(settings: Settings) -> LogFile | None:
+    """The file for the log, if there is to be one. Raises ConfigError."""
+    file = open_log_file(settings.log, folder=lambda: logs_folder(os.environ), name=f"server-{settings.server.port}")
+    if file is not None:
+        log_uncaught()
+    return file
+
+
+def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:
+    from holdfast.front.server.host_header import is_wildcard
+
+    if not is_wildcard(listens_on):
+        return ()
+    scheme, _, port = (url.partition(":")[0], *url.rpartition(":")[1:])
+    return tuple(f"{scheme}://{address}:{port}" for address in lan_addresses(listens_on=listens_on))
+
+
+def _certificate(settings: Settings) -> ServerCertificate | None:
+    """Read before all that takes its time. Raises ConfigError."""
+    if not settings.server.tls_cert:
+        return None
+    from holdfast.front.server.tls import certificate_of
+
+    return certificate_of(settings.server)
+
+
+def _check_keys(settings: Settings) -> None:
+    """Read before all that takes its time. Raises ConfigError."""
+    if (path := key_file_of(settings.server.keys_file, os.environ)) is not None:
+        read_keys(path)
+
+
+def _with_store_folder(settings: Settings) -> Settings:
+    return replace(settings, store=replace(settings.store, folder=chosen_folder(settings.store, os.environ)))
+
+
+def _allow_open_files(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,0 +1,92 @@
+"""Puts the HTTP front together. Imported while a worker loads: the web framework and the tokenizer take their time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from holdfast import __version__
+from holdfast.config import Settings
+from holdfast.front.application import DIALECTS, create_application
+from holdfast.front.fleet.chosen_catalog import catalog_again
+from holdfast.front.fleet.library import Library
+from holdfast.front.fleet.residency import Residency
+from holdfast.front.prompt import session_commands
+from holdfast.front.prompt.bundles import Bundles
+from holdfast.front.prompt.gateway import Gateway
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, load_tokenizer_bundle
+from holdfast.front.run.awake import Awake
+from holdfast.front.run.reload import ReloadedCatalog
+from holdfast.front.server.active import ActiveRequests
+from holdfast.front.server.dialect import Dialect
+from holdfast.front.server.key_ring import KeyRing
+from holdfast.front.server.sealing import Seal
+from holdfast.front.server.services import Services
+from holdfast.models.hub_cache import hub_cache_folder
+from holdfast.store.answers import AnswerFile
+from holdfast.store.response_thread import ResponseStore
+from holdfast.store.settings import is_folder
+from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.traces import open_traces
+
+
+def build_application(settings: Settings, residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS) -> Starlette:
+    """The application over the models of a residency. Raises ConfigError when what it is told to use is not installed."""
+    store = Path(settings.store.folder) if is_folder(settings.store) else None
+    answers = AnswerFile(store) if store else None
+
+    async def read_bundle(model: str) -> TokenizerBundle:
+        entry, folder = residency.entry(model), (await residency.files(model)).folder
+        return await asyncio.to_thread(
+            load_tokenizer_bundle,
+            folder,
+            settings=entry.model,
+            answers=answers,
+            sampling=entry.sampling,
+            template_arguments=dict(entry.template_arguments),
+        )
+
+    bundles = Bundles(read_bundle)
+    residency.on_changed_entry = bundles.forget
+    for name in residency.catalog.at_start:
+        bundles.begin(name)
+    reloaded = ReloadedCatalog(partial(catalog_again, settings, os.environ), residency)
+    gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools)
+    services = Services(
+        generate=gateway.generate,
+        encode=gateway.encode,
+        embed=gateway.embed,
+        rank=gateway.rank,
+        tokenizer_of=gateway.tokenizer_of,
+        sessions=partial(session_commands.carry_out, residency.lease),
+        catalog=lambda: residency.catalog,
+        control=residency,
+        library=Library(
+            residency,
+            cache=hub_cache_folder(os.environ),
+            with_code=settings.model.trust_remote_code,
+            read_again=reloaded.take_in,
+        ),
+        statuses=residency.statuses,
+        statistics=residency.statistics,
+        dialects=bundles.dialects,
+        server=settings.server,
+        limits=settings.limits,
+        metrics=Metrics(loop_tick_seconds=settings.server.loop_tick_seconds),
+        version=__version__,
+        log=settings.log,
+        traces=open_traces(__version__) if settings.log.traces else None,
+        responses=ResponseStore(store, settings.responses),
+        active=ActiveRequests(on_change=Awake().running),
+        store=settings.store,
+        keys=KeyRing(settings.server.keys_file, os.environ),
+        seal=Seal(store / "answers" if store else None),
+    )
+    app = create_application(services, dialects=dialects)
+    app.state.bundles, app.state.reloaded_catalog = bundles, reloaded
+    return app

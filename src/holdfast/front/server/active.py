@@ -1,0 +1,114 @@
+"""The requests whose answers are being made: who asked for what, how far it is; each of them can be cancelled by its id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from holdfast.errors import HoldfastError, WorkerUnavailable
+from holdfast.front.server.held_answers import HeldAnswer
+from holdfast.front.server.problem import RequestRefused
+from holdfast.telemetry.request_log import RequestRecord
+
+RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]
+_STOPPED = "the server stopped before the answer was done"
+
+
+class Thinker(Protocol):
+    """An answer whose thoughts can be ended."""
+
+    def end_thoughts(self) -> bool:
+        """Have it think no more. Returns whether that can be done with this model."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class ActiveRequest:
+    """One of them."""
+
+    id: str  # the request's, with a number behind it where a client gives several the same
+    record: RequestRecord
+    task: asyncio.Task[object]
+    is_cancelled: bool = False
+    thinker: Thinker | None = None  # once the model has accepted the request
+    makes: HeldAnswer | None = None  # the answer that is generated for it, where others may be given that
+    follows: HeldAnswer | None = None  # the answer to an earlier request, which it was given
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its answer is generated although no client is connected."""
+        return self.makes is not None and self.makes.clients == 0
+
+    @property
+    def state(self) -> RequestState:
+        """Waiting for its model or a place in the queue; in the queue, or its prompt is read; its answer is written.
+
+        Abandoned: its client is gone, and may come back for the answer.
+        """
+        if self.is_abandoned:
+            return "abandoned"
+        if self.follows is not None:
+            return "writing" if self.follows.next_place else "reading"
+        if self.record.answer is None:
+            return "waiting" if self.record.asked is not None else "reading"
+        return "reading" if self.record.answer.first_text_at is None else "writing"
+
+    def ended_by(self) -> HoldfastError:
+        """What its client is told when its task was cancelled: an administrator has done that, or the server's stop."""
+        if self.is_cancelled:
+            return RequestRefused("the server's administrator has cancelled this request", status=403, code="request_cancelled")
+        return WorkerUnavailable(_STOPPED)
+
+
+class ActiveRequests:
+    """All of them, the oldest first. Loop's thread only."""
+
+    def __init__(self, *, on_change: Callable[[int], None] = lambda count: None) -> None:
+        """on_change: told how many there are, whenever that has changed."""
+        self._active: dict[str, ActiveRequest] = {}
+        self._on_change = on_change
+
+    def __iter__(self) -> Iterator[ActiveRequest]:
+        return iter(tuple(self._active.values()))
+
+    @contextmanager
+    def entered(self, record: RequestRecord) -> Iterator[ActiveRequest]:
+        """The current task makes the answer to this request as long as the context lasts."""
+        task = asyncio.current_task()
+        assert task is not None
+        active = ActiveRequest(self._free_id(record.request_id), record, task)
+        self._active[active.id] = active
+        self._on_change(len(self._active))
+        try:
+            yield active
+        finally:
+            del self._active[active.id]
+            self._on_change(len(self._active))
+
+    def answering(self, answer_id: str, *, key: str) -> ActiveRequest | None:
+        """The request whose answer has this id, and came with that named key; None when there is none."""
+        found = (each for each in self if each.record.asked is not None and each.record.asked.request_id == answer_id)
+        return next((each for each in found if each.record.key == key), None)
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether any client is waiting for an answer."""
+        return not all(active.is_abandoned for active in self._active.values())
+
+    def cancel(self, request_id: str) -> ActiveRequest | None:
+        """End a request; its client is told so. None when there is none of that id."""
+        found = self._active.get(request_id)
+        if found is not None and not found.is_cancelled:
+            found.is_cancelled = True
+            found.task.cancel()
+        return found
+
+    def _free_id(self, request_id: str) -> str:
+        number, free = 1, request_id
+        while free in self._active:
+            number += 1
+            free = f"{request_id}.{number}"
+        return free

@@ -1,0 +1,149 @@
+"""From the bytes of a request to a checked pydantic model, whose failures name the field that is to blame; JSON answers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import msgspec
+import pydantic
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.front.server.problem import RequestRefused
+
+M = TypeVar("M", bound=pydantic.BaseModel)
+TAG_MARK = "|"  # union tags begin with it, so that they can be left out of the names of fields
+_LONGEST_SHOWN = 60
+_NOT_JSON = "json_invalid"
+_GZIP = zlib.MAX_WBITS | 16
+_CODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS, "identity": None, "": None}  # → wbits of zlib
+_NAMED_CODINGS = "gzip or deflate"
+_DECOMPRESSED_AT_ONCE = 1 << 20  # about 2 ms
+_ESCAPE = re.compile(  # of JSON: what looks like one behind an escaped backslash is none
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+_REPLACEMENT = b"\\ufffd"
+_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+
+
+async def body_pieces(request: Request, *, limit_bytes: int) -> AsyncIterator[bytes]:
+    """The body as it comes, decompressed.
+
+    Raises RequestRefused: 413 as soon as it is known to be larger than the limit, 415 for an encoding that is not supported,
+    400 for compressed data that is damaged.
+    """
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in _CODINGS:
+        reason = f"`content-encoding`: the body may be sent as {_NAMED_CODINGS}, or as it is"
+        raise RequestRefused(
+            reason, status=415, code="unsupported_encoding", field="content-encoding", shown=f", not {coding[:40]!r}"
+        )
+    declared = request.headers.get("content-length", "")
+    size = int(declared[:20]) if declared.isdecimal() else 0
+    if size > limit_bytes:
+        raise _too_large(limit_bytes)
+    size = 0
+    pieces = request.stream()
+    async for piece in pieces if _CODINGS[coding] is None else _decompressed(pieces, coding):
+        size += len(piece)
+        if size > limit_bytes:
+            raise _too_large(limit_bytes)
+        yield piece
+
+
+async def _decompressed(pieces: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
+    """The body in pieces of bounded size: a small body may decompress to a thousand times as much."""
+    decompressor: zlib._Decompress | None = None
+    async for piece in pieces:
+        rest = piece
+        is_full = False
+        while rest or is_full:  # after a full piece, zlib may hold more output though it has read all its input
+            if decompressor is None or decompressor.eof:  # gzip may consist of several members
+                decompressor = zlib.decompressobj(wbits=_window_bits(coding, rest))
+            try:
+                decompressed = decompressor.decompress(rest, _DECOMPRESSED_AT_ONCE)
+            except zlib.error as error:
+                raise _damaged(coding, str(error)) from None
+            rest = decompressor.unused_data if decompressor.eof else decompressor.unconsumed_tail
+            is_full = len(decompressed) == _DECOMPRESSED_AT_ONCE and not decompressor.eof
+            yield decompressed
+            await asyncio.sleep(0)
+    if decompressor is not None and not decompressor.eof:
+        raise _damaged(coding, "it ends too early")
+
+
+def _window_bits(coding: str, beginning: bytes) -> int:
+    """How zlib is told what comes. Some clients send deflate without its header, whose first byte names the method 8."""
+    bits = _CODINGS[coding]
+    assert bits is not None, "a plain body is not decompressed"
+    return -zlib.MAX_WBITS if coding == "deflate" and beginning[0] & 15 != 8 else bits
+
+
+def _damaged(coding: str, why: str) -> RequestRefused:
+    message = f"`content-encoding`: the body is not valid {coding} data"
+    return RequestRefused(message, code="invalid_encoding", field="content-encoding", shown=f": {why}")
+
+
+async def read_body(request: Request, *, limit_bytes: int) -> bytes:
+    """The whole body. Raises RequestRefused (413) beyond the limit."""
+    return b"".join([piece async for piece in body_pieces(request, limit_bytes=limit_bytes)])
+
+
+def json_response(value: msgspec.Struct, *, status: int = 200) -> Response:
+    """An answer that is sent in one piece."""
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def parse(model: type[M], body: bytes) -> M:
+    """The body as `model`. Raises RequestRefused naming the first field that is wrong.
+
+    Half of a surrogate pair, which clients write when they cut a text within an emoji, counts as U+FFFD.
+    """
+    try:
+        return model.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        if first["type"] == _NOT_JSON and (mended := _ESCAPE.sub(_whole_character, body)) != body:
+            return parse(model, mended)
+        raise _refusal(first["type"], first["loc"], first["msg"], first["input"]) from None
+
+
+def _whole_character(escape: re.Match[bytes]) -> bytes:
+    return _REPLACEMENT if escape["half"] else escape[0]
+
+
+def field_name(location: tuple[int | str, ...]) -> str:
+    """The place of an error as a dotted path, such as messages.0.content."""
+    return ".".join(str(part) for part in location if not (isinstance(part, str) and (part[:1] == TAG_MARK or part == "[key]")))
+
+
+def _refusal(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> RequestRefused:
+    if kind == _NOT_JSON:
+        return RequestRefused(f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}", code="invalid_json")
+    field = field_name(location)
+    if not field:
+        return RequestRefused("the body must be a JSON object", code="invalid_type")
+    code = _CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")
+    if kind == "missing":
+        return RequestRefused(f"`{field}` is required", code=code, field=field)
+    text = "must not be empty" if given in ("", []) and kind.endswith("too_short") else message.removeprefix("Value error, ")
+    return RequestRefused(f"`{field}`: {text[:1].lower()}{text[1:]}", code=code, field=field, shown=_shown(given))
+
+
+def _shown(given: Any) -> str:
+    if given is None:
+        return ", got null"
+    if isinstance(given, bool):
+        return f", got {str(given).lower()}"
+    if isinstance(given, int | float | str):
+        text = repr(given) if not isinstance(given, int) or abs(given) < 10**_LONGEST_SHOWN else "a huge number"
+        return f", got {text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + '…'}"
+    return ""
+
+
+def _too_large(limit_bytes: int) -> RequestRefused:
+    return RequestRefused(f"the body is larger than {limit_bytes:,} bytes", status=413, code="body_too_large")

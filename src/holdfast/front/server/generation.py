@@ -1,0 +1,271 @@
+"""Runs one checked request to its end: opens it, writes the answer, and ends the work when the client is gone for good."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from holdfast.errors import GenerationFailed, HoldfastError, QueueFull, WorkerUnavailable
+from holdfast.front.server.active import ActiveRequest
+from holdfast.front.server.answers import AnswerFormat, AnswerPlan, TokenCounts, WholeChoice
+from holdfast.front.server.batch import open_streams
+from holdfast.front.server.body import read_body
+from holdfast.front.server.disconnect import disconnected, unless_first
+from holdfast.front.server.errors import RECORD
+from holdfast.front.server.explanation import Explanation, explain_choice, explanation_of
+from holdfast.front.server.extensions import extended
+from holdfast.front.server.following import leave, rejoined, send_stopped, send_whole
+from holdfast.front.server.held_answers import HeldAnswer, RequestIdentity, identity_of
+from holdfast.front.server.problem import problem_of, record_problem
+from holdfast.front.server.services import OutputStream, Services, is_waited_for
+from holdfast.front.server.sse import EventWriter
+from holdfast.front.server.time_limit import TimeLimit
+from holdfast.telemetry.request_log import RequestRecord, write_progress
+from holdfast.telemetry.requests import AnswerRecord
+from holdfast.wire.events import FinishReason
+from holdfast.wire.output import ChoiceFinished, OutputEvent, PromptProgress, ThoughtEnder
+from holdfast.wire.requests import ChatPrompt
+
+
+async def generate(
+    request: Request,
+    services: Services,
+    plan_of: Callable[[bytes], AnswerPlan],
+    *,
+    body: bytes | None = None,
+    outlives_client: bool = True,
+) -> Response:
+    """The answer to a request for generated text. `plan_of` makes a plan of its body, or raises RequestRefused.
+
+    body: if it has been read already. outlives_client: the same request sent again may be given the answer.
+    """
+    answer = AnswerRecord(services.metrics)
+    if body is None:
+        body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    identity = identity_of(request, body, services.server) if outlives_client else None
+    if (taken := rejoined(identity, request, services)) is not None:
+        return taken
+    plan = extended(plan_of(body), request, limits=services.limits)
+    return GenerationResponse(services, plan, answer, identity=identity)
+
+
+class GenerationResponse(Response):
+    """The answer to one checked request. Nothing has been submitted before it is called."""
+
+    def __init__(
+        self, services: Services, plan: AnswerPlan, answer: AnswerRecord, *, identity: RequestIdentity | None = None
+    ) -> None:
+        """identity: by which the same request sent again is recognized; None: nobody else is given this answer."""
+        super().__init__()
+        self._services = services
+        self._plan = plan
+        self._answer = answer
+        self._identity = identity
+        self._held: HeldAnswer | None = None
+        self._active: ActiveRequest | None = None
+        self._is_lost = False  # its client is gone; the answer may be generated all the same
+        self._has_sent_all = False
+        self._writer: EventWriter | None = None  # of a stream
+        self._stream: OutputStream | None = None  # once the worker has taken the request
+        self._explained: list[Explanation] = []
+        self._reasoning_tokens = 0
+        self._thought_ended_by: ThoughtEnder | None = None
+        self._limit = TimeLimit(plan.time_limit_seconds)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Generate and send. Being cancelled, by the server's stop or an administrator, ends the answer with an error."""
+        record: RequestRecord = scope[RECORD]
+        record.asked = self._plan.requests[0]
+        record.model = record.asked.model
+        has_ended = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_ended
+            has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+            self._has_sent_all = has_ended
+
+        answers = sum(request.choices for request in self._plan.requests)
+        with ExitStack() as counted, self._services.active.entered(record) as active:
+            counted.enter_context(self._services.at_once.counted(self._plan.caller, answers, limits=self._services.limits))
+            self._active = active
+            self._services.held.make_way()
+            if self._identity is not None:
+                self._held = active.makes = self._services.held.begin(self._identity, self._plan, record)
+            gone = self._gone(receive, record, counted)
+            try:
+                is_done = await unless_first(gone, self._generate(watched_send, record))
+                record.is_aborted = record.is_aborted or not is_done
+            except asyncio.CancelledError:
+                stopped = active.ended_by()
+                if self._held is not None:
+                    self._held.end(stopped)
+                if self._is_lost:
+                    record_problem(record, problem_of(stopped), stopped)
+                else:
+                    await send_stopped(stopped, record, self._plan.form, send, has_ended=has_ended)
+            finally:
+                if self._held is not None:
+                    self._services.held.finish(self._held)
+                    if not self._is_lost:
+                        leave(self._services, self._held, has_all=True)
+
+    async def _gone(self, receive: Receive, record: RequestRecord, counted: ExitStack) -> None:
+        """Wait until nobody wants the answer any more."""
+        await disconnected(receive)
+        held = self._held
+        if self._has_sent_all or (self._writer is not None and self._writer.has_sent_all):
+            await asyncio.Future()  # the answer is delivered: what is left to be done takes a moment
+        self._is_lost = True
+        record.is_aborted = True
+        if held is not None and leave(self._services, held, has_all=False):
+            counted.close()  # its caller may ask for something else meanwhile
+            if self._writer is not None:
+                self._writer.detach()
+            await held.given_up.wait()
+
+    async def _generate(self, send: Send, record: RequestRecord) -> None:
+        try:
+            if not self._plan.streams:
+                await self._write_whole(send, await self._opened(record), record)
+                return
+            # A full queue still gets its own status, which a client understands better. A model that is being loaded may take
+            # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
+            if not is_waited_for(self._services, self._plan.requests[0].model):
+                await self._opened(record)
+            events = self._events(record)
+            if self._held is not None:
+                events = self._services.held.recorded(self._held, events)
+            self._writer = EventWriter(send, self._plan.form, events, request_id=record.request_id)
+            await self._writer.run()
+        except HoldfastError as error:
+            if self._held is not None:
+                self._held.end(error)
+            raise
+        finally:
+            if self._stream is not None:
+                await self._stream.aclose()
+            self._answer.close()
+
+    async def _opened(self, record: RequestRecord) -> OutputStream:
+        """The events; submits the request the first time, which waits for a model that is being loaded."""
+        if self._stream is None:
+            self._stream = await self._submitted()
+            if self._held is not None:
+                self._held.accepted(self._stream)
+            if self._active is not None:
+                self._active.thinker = self._stream
+            self._answer.accepted(
+                self._plan.requests[0].model,
+                prompt_tokens=self._stream.prompt_tokens,
+                put_back_tokens=self._stream.put_back_tokens,
+                dropped_tokens=self._stream.dropped_tokens,
+                choices_per_prompt=self._plan.choices_per_prompt,
+                prompt=_content(self._plan) if self._services.log.content else "",
+            )
+            record.answer = self._answer
+            self._plan.form.sampled_by(self._stream.sampling)
+        return self._stream
+
+    async def _submitted(self) -> OutputStream:
+        """Submit the request. Answers whose clients are gone make room for it, in the queue and in memory."""
+        generate, requests, held = self._services.generate, self._plan.requests, self._services.held
+        if is_waited_for(self._services, requests[0].model):
+            await held.end_lost()
+        try:
+            return await self._limit.stream(open_streams(generate, requests))
+        except QueueFull:
+            if not await held.end_lost():
+                raise
+        return await self._limit.stream(open_streams(generate, requests))
+
+    async def _events(self, record: RequestRecord) -> AsyncIterator[bytes]:
+        form = self._plan.form
+        try:
+            stream = await self._opened(record)
+            yield form.opening(prompt_tokens=stream.prompt_tokens)
+            async for event in stream:
+                self._observe(event, record)
+                yield _piece_of(form, event)
+        except HoldfastError as error:
+            record_problem(record, problem_of(error), error)
+            raise
+        yield form.closing(self._counts(), explanation_of(self._explained))
+
+    async def _write_whole(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
+        choices = [WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)]
+        async for event in stream:
+            self._observe(event, record)
+            if isinstance(event, PromptProgress):
+                continue
+            if isinstance(event, ChoiceFinished):
+                choices[event.index].finish_reason, choices[event.index].end = event.finish_reason, event
+            else:
+                choices[event.index].deltas.append(event)
+        body = self._plan.form.whole(choices, self._counts(), explanation_of(self._explained))
+        if self._held is not None:
+            self._services.held.keep(self._held, body)
+            self._held.end()
+        if not self._is_lost:
+            await send_whole(send, body)
+
+    def _observe(self, event: OutputEvent, record: RequestRecord) -> None:
+        """Count one event. Raises for a choice that ended as none should."""
+        self._answer.observe(event)
+        if isinstance(event, PromptProgress):
+            write_progress(record, event)
+        if not isinstance(event, ChoiceFinished):
+            return
+        _refuse_broken_end(event)
+        self._reasoning_tokens += event.reasoning_tokens
+        self._thought_ended_by = event.thought_ended_by or self._thought_ended_by
+        if self._plan.explains:
+            explained = explain_choice(
+                event,
+                put_back_tokens=self._answer.put_back_tokens,
+                dropped_tokens=self._answer.dropped_tokens,
+                accept_seconds=self._answer.accept_seconds,
+                first_text_seconds=self._answer.first_text_seconds(event.index),
+                unenforced=self._stream.unenforced if self._stream is not None else (),
+            )
+            self._explained.append(explained)
+
+    def _counts(self) -> TokenCounts:
+        answer = self._answer
+        return TokenCounts(
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.tokens,
+            cached_tokens=answer.cached_tokens or 0,
+            reasoning_tokens=self._reasoning_tokens,
+            thought_ended_by=self._thought_ended_by,
+            breakpoints=self._stream.breakpoints if self._stream is not None else (),
+        )
+
+
+def _piece_of(form: AnswerFormat, event: OutputEvent) -> bytes:
+    if isinstance(event, ChoiceFinished):
+        return form.finish(event)
+    return form.progress(event) if isinstance(event, PromptProgress) else form.delta(event)
+
+
+def _refuse_broken_end(event: ChoiceFinished) -> None:
+    """Raise for a choice that ended by anything else than its own stop or length: that is an error, never an answer."""
+    if event.reason is FinishReason.CANCELLED:
+        raise WorkerUnavailable("the server cancelled the request before it was done; please try again")
+    if event.reason is FinishReason.FAILED:
+        raise GenerationFailed("the request failed; the server's log has the details")
+
+
+def _content(plan: AnswerPlan) -> str:
+    """What was asked, for the log."""
+    asked = []
+    for request in plan.requests:
+        prompt = request.prompt.messages if isinstance(request.prompt, ChatPrompt) else request.prompt
+        asked.append(prompt if isinstance(prompt, str) else msgspec.json.encode(prompt).decode())
+    return "\n".join(asked) or "(empty)"

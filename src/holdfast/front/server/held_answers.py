@@ -1,0 +1,363 @@
+"""Answers that outlive the connection of their client, so that the same request sent again gets them.
+
+A client whose connection breaks in mid-answer sends its request again: SDKs do so by themselves, agents do it on an error.
+Generating the answer anew would spend the same tokens twice. So an answer whose connection was lost goes on for a moment, then
+pauses, and is given up if its request does not come again in time.
+
+A lost connection looks like a client that stopped reading on purpose, because its user pressed Stop or because it takes one
+sample after another. Such a client wants another answer. So an identical request gets a lost answer only where nobody could
+have wanted another one: drawing it anew would give the same tokens (temperature 0, or a seed), or the request shows that it is
+a retry, by `x-stainless-retry-count` or by an `Idempotency-Key`. Two requests with the same key are one request: the second one
+gets the answer of the first even if that is still being read, or was delivered. Without a key, an answer has one reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Protocol
+
+from starlette.requests import Request
+
+from holdfast.config import ServerSettings
+from holdfast.errors import GenerationFailed, HoldfastError
+from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.caller import caller_of
+from holdfast.front.server.extensions import tenant_in
+from holdfast.front.server.running import EventLog, NumberedEvent
+from holdfast.telemetry.request_log import RequestRecord
+from holdfast.wire.requests import SamplingParams
+
+IDEMPOTENCY_HEADER = "idempotency-key"
+RETRY_HEADER = "x-stainless-retry-count"  # OpenAI's and Anthropic's SDKs send it with every attempt, beginning at 0
+MOST_BYTES = 32 << 20  # of all answers together, as they were sent
+MOST_LOST = 16  # lost answers of one sender
+_EVENT_BYTES = 150  # Python's overhead per event
+_SHAPING_HEADERS = ("anthropic-", "x-holdfast-", "user-agent", IDEMPOTENCY_HEADER)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIdentity:
+    """What a request shares with the same request sent again; the number of the attempt is not compared."""
+
+    digest: bytes
+    sender: str = ""  # key or address
+    has_key: bool = False  # an `Idempotency-Key`, which is part of the digest
+    attempt: int | None = field(default=None, compare=False)  # from 0; None: the client does not number its attempts
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether the request says that it was sent before."""
+        return self.has_key or (self.attempt or 0) >= 1
+
+
+def identity_of(request: Request, body: bytes, settings: ServerSettings) -> RequestIdentity | None:
+    """The identity of a request: its sender, path, query and body, and the headers that shape the answer.
+
+    Headers that change from one attempt to the next (`x-stainless-retry-count`, `traceparent`) are not part of it.
+    None when the request cannot share its answer: lost answers are not kept, and it has no `Idempotency-Key`.
+    """
+    has_key = IDEMPOTENCY_HEADER in request.headers
+    if not has_key and not settings.reconnect_seconds:
+        return None
+    caller = caller_of(request)
+    headers = [
+        f"{name}: {value}"
+        for name, value in sorted(request.headers.items())
+        if name.startswith(_SHAPING_HEADERS) or "session" in name
+    ]
+    sender = caller.key_name or caller.server_key or caller.address
+    tenant = tenant_in(request, cache_salt="")
+    head = "\n".join([sender, tenant, request.method, request.url.path, request.url.query, *headers])
+    hashed = hashlib.blake2b(head.encode("utf-8", "surrogateescape"), digest_size=32)
+    hashed.update(b"\0")
+    hashed.update(body)
+    attempt = request.headers.get(RETRY_HEADER, "")
+    return RequestIdentity(
+        hashed.digest(),
+        sender=sender,
+        has_key=has_key,
+        attempt=int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) < 10 else None,
+    )
+
+
+class Generating(Protocol):
+    """What generates an answer."""
+
+    sampling: SamplingParams
+
+    def pause(self) -> None:
+        """Have nothing more drawn until `go_on`."""
+        ...
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        ...
+
+
+class KeptEvents(Enum):
+    """Which events of an answer are in memory."""
+
+    ALL = "all"  # so another request can be given the answer
+    UNREAD = "unread"  # only those that its followers have not read yet
+    NONE = "none"
+
+
+class HeldAnswer(EventLog):
+    """One answer from its first event on. Loop's thread only."""
+
+    def __init__(self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord) -> None:
+        """record: the log record of the request that the answer is generated for."""
+        super().__init__()
+        self.identity = identity
+        self.form = plan.form
+        self.streams = plan.streams
+        self.choices = sum(request.choices for request in plan.requests)
+        self.model = record.model
+        self.request_id = record.request_id
+        self.clients = 1  # that are connected: the one that asked, and those that were given the answer later
+        self.kept = KeptEvents.ALL
+        self.held_bytes = 0
+        self.given_up = asyncio.Event()  # it has no client, and nobody can be given it
+        self.is_over = asyncio.Event()  # the worker generates nothing more for it
+        self._is_repeatable = bool(plan.requests) and all(each.sampling.seed is not None for each in plan.requests)
+        self._stream: Generating | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the model has accepted the request."""
+        return self._stream is not None
+
+    def accepted(self, stream: Generating) -> None:
+        """The model has accepted the request, and draws the answer from this stream."""
+        self._stream = stream
+        self._is_repeatable = self._is_repeatable or stream.sampling.temperature == 0
+        numbers_attempts = self.identity.attempt is not None
+        if not (self._is_repeatable or self.identity.has_key or numbers_attempts):
+            self.kept = KeptEvents.NONE
+
+    def can_go_to(self, request: RequestIdentity) -> bool:
+        """Whether an identical request may be given this answer."""
+        if self.kept is not KeptEvents.ALL:
+            return False
+        if request.has_key:
+            return True
+        return self.clients == 0 and (self._is_repeatable or request.is_retry)
+
+    def end(self, error: HoldfastError | None = None) -> None:
+        """No more events follow. Does nothing when the answer has ended already."""
+        if not self.has_ended:
+            super().end(error)
+
+    def call_later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Do something unless `forget_timers` is called before."""
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
+
+    def forget_timers(self) -> None:
+        """Undo what `call_later` was to do."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def pause(self) -> None:
+        """Generate nothing more until somebody wants it."""
+        if self._stream is not None and not self.is_over.is_set():
+            self._stream.pause()
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        if self._stream is not None and not self.is_over.is_set():
+            self._stream.go_on()
+
+
+class HeldAnswers:
+    """The answers that are being generated, and those that another request may be given. Loop's thread only."""
+
+    def __init__(self, *, most_bytes: int = MOST_BYTES, most_lost: int = MOST_LOST) -> None:
+        self._answers: dict[HeldAnswer, None] = {}  # all of them, the oldest first
+        self._by_identity: dict[RequestIdentity, list[HeldAnswer]] = {}  # those that another request may be given
+        self._lost: dict[HeldAnswer, None] = {}  # without a client before their end, the longest lost first
+        self._delivered: dict[HeldAnswer, None] = {}  # with an `Idempotency-Key`, the longest delivered first
+        self._most_bytes = most_bytes
+        self._most_lost = most_lost
+        self.held_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def begin(self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord) -> HeldAnswer:
+        """An answer is being generated for the client that asked, which has to `leave` it."""
+        answer = HeldAnswer(identity, plan, record)
+        self._answers[answer] = None
+        self._by_identity.setdefault(identity, []).append(answer)
+        return answer
+
+    def make_way(self) -> None:
+        """Pause every answer whose client is gone: a connected client is waiting for the model."""
+        for answer in self._lost:
+            answer.pause()
+
+    async def end_lost(self) -> bool:
+        """Give up the lost answers and wait until they have left the worker. Returns whether there were any."""
+        lost = [answer for answer in self._lost if not answer.is_over.is_set()]
+        for answer in lost:
+            self._give_up(answer)
+        for answer in lost:
+            await answer.is_over.wait()
+        return bool(lost)
+
+    def take(self, identity: RequestIdentity) -> HeldAnswer | None:
+        """The answer that a request gets in place of a new one. Whoever takes it has to `leave` it."""
+        same = self._by_identity.get(identity, ())
+        answer = next((each for each in same if each.can_go_to(identity)), None)
+        if answer is None:
+            return None
+        self._lost.pop(answer, None)
+        self._delivered.pop(answer, None)
+        answer.forget_timers()
+        answer.clients += 1
+        answer.go_on()
+        return answer
+
+    def leave(self, answer: HeldAnswer, settings: ServerSettings, *, has_all: bool, is_stopping: bool = False) -> bool:
+        """A client of the answer is gone. Returns whether the answer is still wanted, or may be.
+
+        has_all: the client had received all of it. is_stopping: the server takes no new requests, so nobody can come back.
+        """
+        answer.clients -= 1
+        if answer.clients:
+            return True
+        can_be_taken = answer.kept is KeptEvents.ALL and answer.error is None and answer.is_accepted
+        is_done = has_all and not answer.identity.has_key
+        if is_stopping or is_done or not can_be_taken or not settings.reconnect_seconds:
+            self._give_up(answer)
+            return False
+        if has_all:
+            self._delivered[answer] = None
+        else:
+            self._lose(answer, settings)
+        answer.call_later(settings.reconnect_seconds, partial(self._give_up, answer))
+        return True
+
+    def finish(self, answer: HeldAnswer) -> None:
+        """Nothing more is generated for an answer, complete or not."""
+        answer.is_over.set()
+        answer.end(GenerationFailed("the request failed; the server's log has the details"))
+        if answer.error is not None:
+            self._give_up(answer)
+
+    async def recorded(self, answer: HeldAnswer, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The same events, each of which is kept as it passes."""
+        try:
+            async for frame in events:
+                self.keep(answer, frame)
+                yield frame
+        except HoldfastError as error:
+            answer.end(error)
+            raise
+        answer.end()
+
+    def keep(self, answer: HeldAnswer, frame: bytes) -> None:
+        """Keep one more event, as far as somebody reads it or may come for it, and as far as there is room."""
+        if not frame or answer.kept is KeptEvents.NONE or answer.has_ended:
+            return
+        size = len(frame) + _EVENT_BYTES
+        if not self._make_room(answer, size):
+            return
+        if answer.kept is KeptEvents.UNREAD and not answer.has_followers:
+            return
+        answer.held_bytes += size
+        self.held_bytes += size
+        answer.add(NumberedEvent(answer.next_place, frame))
+
+    def check_invariants(self) -> None:
+        """Assert that the counts are right and within their limits, and that nobody reads a lost answer."""
+        assert sum(answer.held_bytes for answer in self._answers) == self.held_bytes, "bytes are counted that nobody holds"
+        assert self.held_bytes <= self._most_bytes, "more is held than there is room for"
+        for answer in self._answers:
+            kept_bytes = sum(len(event.frame) + _EVENT_BYTES for event in answer.events)
+            assert answer.held_bytes == kept_bytes, "the bytes of an answer are not those of its events"
+        findable = [answer for same in self._by_identity.values() for answer in same]
+        assert all(answer in self._answers for answer in findable), "an answer can be found that is nowhere held"
+        waiting = [*self._lost, *self._delivered]
+        assert all(answer in findable for answer in waiting), "an answer waits for a client that cannot find it"
+        assert not any(answer.clients for answer in waiting), "an answer that has a client waits for one"
+        for sender in {answer.identity.sender for answer in self._lost}:
+            assert len(self._lost_by(sender)) <= self._most_lost, "too many answers of one sender are lost"
+
+    def _lose(self, answer: HeldAnswer, settings: ServerSettings) -> None:
+        of_sender = self._lost_by(answer.identity.sender)
+        if len(of_sender) == self._most_lost:
+            self._give_up(next((each for each in of_sender if each.has_ended), of_sender[0]))
+        self._lost[answer] = None
+        answer.call_later(settings.unattended_seconds, answer.pause)
+
+    def _lost_by(self, sender: str) -> list[HeldAnswer]:
+        return [answer for answer in self._lost if answer.identity.sender == sender]
+
+    def _make_room(self, answer: HeldAnswer, size: int) -> bool:
+        """Make room for an event of a running answer. Returns whether there is room; if not, the answer is not kept."""
+        for ended in self._ended():
+            if self.held_bytes + size <= self._most_bytes:
+                return True
+            self._give_up(ended)
+        if self.held_bytes + size <= self._most_bytes:
+            return True
+        self._keep_unread(answer)
+        if not answer.has_followers:
+            return False
+        for other in [each for each in self._answers if each.clients and not each.has_followers]:
+            self._keep_unread(other)
+        if self.held_bytes + size <= self._most_bytes:
+            return True
+        message = "the answer is too long to be kept for a client that reads it this slowly; please send the request again"
+        answer.end(GenerationFailed(message))
+        self._drop_events(answer)
+        return False
+
+    def _ended(self) -> Iterator[HeldAnswer]:
+        """The answers that wait for a client and have ended, in the order in which they go when room is short."""
+        yield from tuple(self._delivered)
+        yield from [answer for answer in self._lost if answer.has_ended]
+
+    def _keep_unread(self, answer: HeldAnswer) -> None:
+        """Free what the followers of an answer have read; nobody else can be given it from now on."""
+        if answer.clients == 0:
+            self._give_up(answer)
+            return
+        self._hide(answer)
+        freed = sum(len(event.frame) + _EVENT_BYTES for event in answer.free_read())
+        answer.held_bytes -= freed
+        self.held_bytes -= freed
+
+    def _give_up(self, answer: HeldAnswer) -> None:
+        """Give an answer to nobody any more. Clients that are reading it get the rest."""
+        self._hide(answer)
+        if answer.clients:
+            return
+        self._drop_events(answer)
+        self._answers.pop(answer, None)
+        answer.given_up.set()
+
+    def _hide(self, answer: HeldAnswer) -> None:
+        if answer.kept is KeptEvents.ALL:
+            answer.kept = KeptEvents.UNREAD
+        answer.forget_timers()
+        self._lost.pop(answer, None)
+        self._delivered.pop(answer, None)
+        same = self._by_identity.get(answer.identity, [])
+        if answer in same:
+            same.remove(answer)
+            if not same:
+                del self._by_identity[answer.identity]
+
+    def _drop_events(self, answer: HeldAnswer) -> None:
+        self.held_bytes -= answer.held_bytes
+        answer.held_bytes = 0
+        answer.kept = KeptEvents.NONE
+        answer.drop_all()

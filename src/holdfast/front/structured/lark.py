@@ -1,0 +1,195 @@
+"""Pieces of a grammar in llguidance's Lark: literals, markers, JSON values, free text. Each is an expression."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from holdfast.front.structured.formats import EXACT
+from holdfast.front.structured.keywords import LISTS, MAPS, SINGLES
+
+# A space, or a new line and its indent: what models write. Without a bound a small model writes white space for ever.
+WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
+ANY: Final = r"(.|\n)*"  # as regular expressions; tokens that are markers have no text for a grammar, and are never a part of it
+GAP: Final = r"/[ \t\n]{0,4}/"
+_JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": False}
+# `\u` and four digits for any character of a string without `pattern`, `format` or listed values; a pair of them counts as one.
+_ESCAPES: Final = {"json_allow_general_unicode_escapes": True}
+_NO_ESCAPES: Final = {"json_allowed_escapes": 'nrbtf\\"'}
+
+
+class Rules:
+    """The rules of one grammar. Equal ones are written once."""
+
+    def __init__(self, marker_ids: Mapping[str, int]) -> None:
+        """marker_ids: markers that are single tokens of the model."""
+        self.marker_ids = marker_ids
+        self._names: dict[str, str] = {}
+        self._lines: list[str] = []
+        self._cutter = re.compile("(" + "|".join(map(re.escape, sorted(marker_ids, key=len, reverse=True))) + ")")
+
+    def rule(self, body: str, *, is_lazy: bool = False) -> str:
+        """The name of a rule. A lazy one is a single lexeme that ends as soon as it can."""
+        return self._named(body, "r{}[lazy]" if is_lazy else "r{}")
+
+    def terminal(self, body: str) -> str:
+        """The name of a lexeme, of which regular expressions can be made with `&` and `~`."""
+        return self._named(body, "T{}")
+
+    def open_rule(self) -> str:
+        """A name for a rule whose body comes later, since it refers to itself."""
+        name = f"o{len(self._names)}"
+        self._names[name] = name
+        return name
+
+    def close_rule(self, name: str, body: str) -> None:
+        """The body of such a rule."""
+        self._lines.append(f"{name}: {body}")
+
+    def literal(self, text: str) -> str:
+        """A text, the markers in it as their tokens."""
+        if not self.marker_ids or not text:
+            return literal(text)
+        pieces = (piece for piece in self._cutter.split(text) if piece)
+        return " ".join(self.token(piece) if piece in self.marker_ids else literal(piece) for piece in pieces)
+
+    def token(self, marker: str) -> str:
+        """A marker that is a single token."""
+        return f"<[{self.marker_ids[marker]}]>"
+
+    def parted(self, marker: str) -> tuple[str, str, str]:
+        """A text, cut at the first token in it: what is before, the token's marker (empty: there is none), what is behind."""
+        if not self.marker_ids:
+            return marker, "", ""
+        before, *rest = self._cutter.split(marker, maxsplit=1)
+        return (before, rest[0], rest[1]) if rest else (marker, "", "")
+
+    def text_before(self, end: str, *, content: Sequence[str] = (ANY,), never: Iterable[str] = ()) -> str:
+        """Free text and the end that it stops at, the first time that this comes.
+
+        content: regular expressions that the text all matches. never: of what does not occur in it.
+        """
+        before, token, behind = self.parted(end)
+        body = " & ".join(f"/{each}{escaped(before)}/" for each in content)
+        unwanted = "|".join(never)
+        if unwanted:
+            body += f" & ~/{ANY}({unwanted}){ANY}/"
+        if not token:
+            return self.rule(body, is_lazy=True)
+        text = self.terminal(body)
+        return " ".join(filter(None, (text, self.token(token), self.literal(behind) if behind else "")))
+
+    def text_without(self, marks: Iterable[str]) -> str:
+        """Free text up to the end of the answer, without these marks. Those with a token in them cannot occur anyway."""
+        unwanted = "|".join(escaped(mark) for mark in marks if not self.parted(mark)[1])
+        return self.terminal(f"/{ANY}/" + (f" & ~/{ANY}({unwanted}){ANY}/" if unwanted else ""))
+
+    def lark(self, start: str) -> str:
+        """The grammar, beginning with an expression."""
+        return "\n".join((f"start: {start}", *self._lines)) + "\n"
+
+    def _named(self, body: str, form: str) -> str:
+        key = form + body
+        if key not in self._names:
+            self._names[key] = form.format(len(self._names))
+            self._lines.append(f"{self._names[key]}: {body}")
+        return self._names[key].removesuffix("[lazy]")
+
+
+def literal(text: str) -> str:
+    """This text, and no other."""
+    return json.dumps(text)
+
+
+def one_of(expressions: Iterable[str]) -> str:
+    """Any of some expressions."""
+    return "(" + " | ".join(dict.fromkeys(expressions)) + ")"
+
+
+def pattern(regex: str) -> str:
+    """What matches a regular expression, as a whole."""
+    from llguidance import regex_to_lark  # takes 0.1 s to import, for whoever constrains something
+
+    return f"/{regex_to_lark(regex, use_ascii='')}/"
+
+
+def json_value(schema: Any) -> str:
+    """A value of a schema that is clean, as JSON text."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    schema = _with_exact_formats(_with_plain_names(schema))
+    escapes = _NO_ESCAPES if _may_disguise_a_name(schema) else _ESCAPES
+    return "%json " + json.dumps({**schema, "x-guidance": {**_JSON_OPTIONS, **escapes}})
+
+
+def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:
+    """Whether an escape could write a name that has a schema of its own as one that has another.
+
+    llguidance tells declared and free names apart by their letters, not by what they mean: `"\\u0061"` is not `"a"`. Declared
+    names and those of a pattern are never written with `\\u`.
+    """
+    is_named = bool(schema.get("properties") or schema.get("required") or schema.get("patternProperties"))
+    if is_named and schema.get("additionalProperties", True) is not False:
+        return True
+    return any(isinstance(inner, dict) and _may_disguise_a_name(inner) for inner in _subschemas(schema))
+
+
+def _with_plain_names(schema: Any) -> Any:
+    """The schema with a pattern for the free names of objects that declare others, so that no `\\u` is written in them."""
+    if not isinstance(schema, dict):
+        return schema
+    found = _with_each_subschema(schema, _with_plain_names)
+    is_named = bool(found.get("properties") or found.get("required"))
+    is_open = found.get("additionalProperties", True) in (True, {})
+    if is_named and is_open and not found.get("patternProperties"):
+        found |= {"patternProperties": {"": True}, "additionalProperties": False}
+    return found
+
+
+def _with_exact_formats(schema: Any) -> Any:
+    """The schema with patterns in place of those formats that llguidance takes loosely."""
+    if not isinstance(schema, dict):
+        return schema
+    found = _with_each_subschema(schema, _with_exact_formats)
+    regex = EXACT.get(found.get("format", ""))
+    if regex is not None:
+        del found["format"]
+        exact = {"pattern": f"^({regex})$"}
+        found |= {"allOf": [*found.get("allOf", ()), exact]} if "pattern" in found else exact
+    return found
+
+
+def _with_each_subschema(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    found = dict(schema)
+    for keyword in (*MAPS, "$defs"):
+        if keyword in found:
+            found[keyword] = {name: change(inner) for name, inner in found[keyword].items()}
+    for keyword in (*LISTS, *SINGLES):
+        inner = found.get(keyword)
+        if inner is not None:
+            found[keyword] = [*map(change, inner)] if isinstance(inner, list | tuple) else change(inner)
+    return found
+
+
+def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
+    for keyword in (*MAPS, "$defs"):
+        yield from schema.get(keyword, {}).values()
+    for keyword in (*LISTS, *SINGLES):
+        inner = schema.get(keyword)
+        if isinstance(inner, list | tuple):
+            yield from inner
+        else:
+            yield inner
+
+
+def escaped(text: str) -> str:
+    """A text as a part of a regular expression in slashes."""
+    return re.sub(r"[]\\.+*?()|[{}^$#&~/-]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
+
+
+def grammar_text(lark: str, **grammars: str) -> str:
+    """What the worker takes: a grammar, and others that it refers to as `@name`."""
+    texts = {"answer": lark, **grammars}
+    return json.dumps({"grammars": [{"name": name, "lark_grammar": text} for name, text in texts.items()]})

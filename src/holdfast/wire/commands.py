@@ -1,0 +1,172 @@
+"""Frozen commands of the link: from the front to a worker. Leaf module: no MLX, no web framework."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from holdfast.wire.requests import Pooling, RequestId, SamplingParams, ServiceClass
+from holdfast.wire.sessions import SessionCommand
+from holdfast.wire.token_ids import TokenIds
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """After so many tokens of thought, the tokens that end it are drawn, whatever the model would say.
+
+    All thoughts of an answer count together. Where a grammar does not allow the end, the thought goes on until it does.
+    """
+
+    tokens: int
+    start_token_ids: tuple[int, ...] = ()  # behind which the thought begins; empty: with the first token
+    end_token_ids: tuple[int, ...] = ()  # that end it
+
+
+class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):
+    """The first `tokens` tokens of a prompt are to be kept for so many seconds since they were used last."""
+
+    tokens: int
+    seconds: float
+
+
+class ReadAhead(msgspec.Struct, frozen=True, kw_only=True):
+    """That a prompt is read for a later one, while there is nothing else to do. Nothing is drawn behind it."""
+
+    known_tokens: int  # of its beginning, that were read before it was made: a request that has more of it needs no other
+
+
+class ReadAheadRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The tokens from `start` to the end of `token_ids` were read ahead, and no request has begun from them yet.
+
+    As a command of the link: an earlier worker read them. For the figures only.
+    """
+
+    tenant: str
+    token_ids: TokenIds
+    start: int
+
+
+class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One sequence for the worker: token ids in, token ids out. Command of the link."""
+
+    request_id: RequestId
+    prompt_token_ids: TokenIds
+    max_tokens: int
+    sampling: SamplingParams  # seed always set
+    stop_token_ids: tuple[int, ...] = ()
+    want_logprobs: bool = False
+    top_logprobs: int = 0
+    want_prompt_logprobs: bool = False
+    scored_from: int = 1  # the first of the prompt's tokens whose log-probability is wanted
+    pooling: Pooling | None = None  # the hidden states that the prompt's embedding is made of; None: none is wanted
+    is_kept: bool = True  # what is read for it is there for later requests
+    grammar: str = ""  # a text of llguidance: the tokens that may be drawn; empty: all
+    thinking_budget: ThinkingBudget | None = None
+    tenant: str = ""  # what one tenant has read is not there for another
+    session_id: str = ""  # opened by the request if the tenant has none of that id
+    branch_points: tuple[int, ...] = ()  # positions in the prompt from which later ones are likely to go on in another way
+    pins: tuple[PinnedPrefix, ...] = ()  # ascending, each position once
+    service: ServiceClass = ServiceClass()
+    generated_token_ids: TokenIds = TokenIds()  # drawn and told by a worker that is gone: they count, and are not told again
+    read_ahead: ReadAhead | None = None  # None: somebody waits for it
+
+    @property
+    def is_idle_work(self) -> bool:
+        """Whether it runs only while nothing else does, and gives way to whatever comes."""
+        return self.read_ahead is not None
+
+    @property
+    def reusable_tokens(self) -> int:
+        """How many of the prompt's first tokens need not be read where they are cached."""
+        if self.pooling == "mean":
+            return 0
+        return self.scored_from - 1 if self.want_prompt_logprobs else len(self.prompt_token_ids) - 1
+
+
+class AbridgedRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A request whose prompt begins with what the worker was sent before: `request` has only the ids behind that.
+
+    A worker that does not know the beginning says so with `PromptUnknown`, and gets a `WholePrompt`.
+    """
+
+    number: int  # of the link's requests, each its own
+    key: bytes  # of the beginning
+    known_tokens: int  # that it has
+    request: SequenceRequest
+
+
+class WholePrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All ids of the prompt of an `AbridgedRequest`. Command of the link."""
+
+    number: int
+    token_ids: TokenIds
+
+
+ControlAction: TypeAlias = Literal["cancel", "pause", "resume"]
+
+
+class SequenceControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What becomes of one sequence. Command of the link; unknown ids are ignored (it may have just ended).
+
+    cancel: it is stopped within a step. pause: nothing is drawn for it until it is resumed, since nobody reads what it says.
+    """
+
+    request_id: RequestId
+    action: ControlAction
+
+
+class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A sequence gets another thinking budget, of all tokens that it has thought. Command of the link; unknown ids are ignored.
+
+    A budget of 0 ends a thought at once, and keeps further ones from beginning.
+    """
+
+    request_id: RequestId
+    budget: ThinkingBudget
+
+
+class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What the worker as a whole is to do. Command of the link.
+
+    tell_statistics: it answers with its `WorkerStatistics`. shut_down: it ends in order, running requests as cancelled.
+    """
+
+    action: Literal["tell_statistics", "shut_down"]
+
+
+class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How many sequences may run at once from now on, and how much one step reads. Command of the link; nobody is ended by it.
+
+    The next `WorkerStatistics` have what counts then; limits that may not be are left as they are.
+    """
+
+    max_running: int
+    step_tokens: int
+
+
+class LogChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How severe what is logged has to be, from now on. Command of the link."""
+
+    level: str  # as in `log.level`
+
+
+class MemoryChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How much memory KV and blocks in RAM may take together from now on, as other models came or went. Command of the link."""
+
+    state_bytes: int
+
+
+SHUT_DOWN, TELL_STATISTICS = WorkerControl(action="shut_down"), WorkerControl(action="tell_statistics")
+
+Command: TypeAlias = (
+    SequenceRequest
+    | SequenceControl
+    | ThoughtLimit
+    | WorkerControl
+    | SchedulerLimits
+    | LogChange
+    | MemoryChange
+    | SessionCommand
+    | ReadAheadRun
+)
+LinkCommand: TypeAlias = Command | AbridgedRequest | WholePrompt  # as they travel to another process

@@ -1,0 +1,135 @@
+"""What makes one model's keys and values useless to another: weights, configuration, tokenizer, templates, and the code.
+
+Paths and dates are not part of it, so that a copy of a model finds what the original has read, and new weights under an old
+path do not. Every file counts as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from holdfast.errors import ModelLoadError
+from holdfast.models.file_hashing import ModelChanged
+from holdfast.models.model_folder import WEIGHT_FILES, read_json
+
+# A fingerprint begins with the format. Those of format 1 were 64 hexadecimal digits, made of samples of large files. Format 2
+# named our own files by the folders that they lay in then, so that no model has such a fingerprint any more.
+FINGERPRINT_FORMAT = 3
+_PREFIX = f"{FINGERPRINT_FORMAT}-"
+
+_CONFIG = "config.json"
+# Adapters are not loaded by this version; the names are those under which mlx-lm and others keep them beside a model.
+_FILES_OF_A_MODEL = (
+    WEIGHT_FILES, "adapter*.safetensors", "adapter_config.json", _CONFIG, "hf_quant_config.json",
+    "tokenizer*", "*.tiktoken", "spiece.model", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
+    "chat_template*", "additional_chat_templates/*.jinja",
+)  # fmt: skip
+# Parts of a configuration that say nothing about what is computed.
+_IRRELEVANT_KEYS = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
+# Our own files that decide what numbers a kept state has.
+_OWN_CODE = (
+    "worker/engine/attention_seam.py",
+    "worker/engine/head_seam.py",
+    "worker/engine/weight_format.py",
+    "worker/engine/host_attention.py",
+    "worker/engine/keeping.py",
+    "worker/engine/layouts.py",
+    "worker/engine/views.py",
+    "worker/kv/*.py",
+)
+
+
+def files_of_identity(folder: Path, *, runs_own_code: bool) -> dict[str, Path]:
+    """Name → path of every file that makes the model in `folder` what it is, and of the code that computes with it.
+
+    runs_own_code: Python files of the folder are run. They may read whatever lies beside them, so all of it counts then; else
+    none of them does, for nobody runs them.
+    """
+    files = dict(_everything(folder) if runs_own_code else _matching(folder, _FILES_OF_A_MODEL))
+    return {f"model/{name}": path for name, path in files.items()} | _code()
+
+
+def runs_own_code(folder: Path, *, trust_remote_code: bool) -> bool:
+    """Whether the model is built by Python files that came with it."""
+    try:
+        return trust_remote_code and read_json(folder / _CONFIG).get("model_file") is not None
+    except ModelLoadError:  # who loads it says what is wrong with it
+        return False
+
+
+def model_fingerprint(folder: Path, hashes: Mapping[str, str], *, computed_as: str, versions: Iterable[str]) -> str:
+    """The name of everything that shapes the states of the model in `folder`.
+
+    hashes: of `files_of_identity`, by name. computed_as: the compute format (dtype, packed or unpacked weights, codec), which
+    rounds differently. versions: of the packages that compute. Raises ModelChanged.
+    """
+    digest = hashlib.blake2b(digest_size=32)
+    _add(digest, f"holdfast {FINGERPRINT_FORMAT}", computed_as, *versions)
+    configuration = f"model/{_CONFIG}"
+    _add(digest, json.dumps(_relevant(_read_as_hashed(folder / _CONFIG, hashes[configuration])), sort_keys=True))
+    for name in sorted(hashes.keys() - {configuration}):
+        _add(digest, name, hashes[name])
+    return _PREFIX + digest.hexdigest()
+
+
+def is_outdated(fingerprint: str) -> bool:
+    """Whether a fingerprint is of a format that no model gets any more."""
+    return not fingerprint.startswith(_PREFIX)
+
+
+def _read_as_hashed(file: Path, expected: str) -> dict[str, Any]:
+    content = file.read_bytes()
+    if xxhash.xxh3_128_hexdigest(content) != expected:
+        raise ModelChanged(f"{file} was changed while the model was loaded")
+    parsed: dict[str, Any] = json.loads(content)
+    return parsed
+
+
+def _relevant(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in _IRRELEVANT_KEYS}
+
+
+def _matching(root: Path, patterns: Iterable[str]) -> dict[str, Path]:
+    found = (path for pattern in patterns for path in root.glob(pattern))
+    return {path.relative_to(root).as_posix(): path for path in found if path.is_file()}
+
+
+def _everything(folder: Path) -> dict[str, Path]:
+    """All files of a folder but hidden ones, which are those of tools (.git, .cache)."""
+    found = {}
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in names:
+            path = Path(place, name)
+            if not name.startswith(".") and path.is_file():
+                found[path.relative_to(folder).as_posix()] = path
+    return found
+
+
+def _code() -> dict[str, Path]:
+    """mlx-lm as it is installed, and what of Holdfast shapes a state. Looked up without importing anything."""
+    package = importlib.util.find_spec("mlx_lm")
+    places = [] if package is None else list(package.submodule_search_locations or ())
+    theirs = {f"mlx_lm/{name}": path for place in places for name, path in _matching(Path(place), ("**/*.py",)).items()}
+    ours = _matching(Path(__file__).parents[2], _OWN_CODE)
+    return theirs | {f"holdfast/{name}": path for name, path in ours.items()}
+
+
+def _add(digest: hashlib.blake2b, *parts: str) -> None:
+    for part in parts:
+        encoded = part.encode()
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)

@@ -1,0 +1,283 @@
+"""Attention by numpy on all cores, where MLX has no fused kernel and its softmax uses one core: on Linux without a GPU.
+
+There most of the time of reading a long prompt goes into exponentials, one at a time, on one core. numpy computes them with
+vector instructions and lets go of the interpreter, so the heads of all spans are shared out over threads, in blocks that fit a
+core's cache. Measured against mx.fast on 4 cores: 7 to 15 times as fast, see docs/lab-log.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from typing import TypeAlias
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.machine.blas import blas_of_numpy, current_blas
+from holdfast.machine.cores import usable_cores
+
+_BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
+_MIN_ROWS = 64  # of a block: keys are read once for so many queries, however many keys there are
+_SMALL_PRODUCT = 1_000_000  # multiplications, at most, that OpenBLAS does without packing
+_LEAST_STEP = 200  # columns; with fewer, numpy is called too often
+_FEW_ROWS = 32  # with more, packing is worth its time
+SCORES_WORTH_IT = 1 << 15  # below, waiting for MLX and waking threads takes as long as it saves
+
+_Array: TypeAlias = npt.NDArray[np.float32]
+_Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpan:
+    """The queries of one sequence's span and all that the last of them may see."""
+
+    queries: mx.array  # scaled, [1, heads, tokens, head_dim]
+    parts: Sequence[tuple[mx.array, mx.array]]  # adjoining: keys [1, kv_heads, tokens, head_dim], values […, value_dim]
+    window: int | None  # how many positions a query sees, its own included; None: all
+
+    @property
+    def tokens(self) -> int:
+        """Queries per head."""
+        return self.queries.shape[2]
+
+    @property
+    def seen(self) -> int:
+        """How many positions there are keys of."""
+        return sum(keys.shape[2] for keys, _ in self.parts)
+
+    @property
+    def scores(self) -> int:
+        """Products of a query with a key, over all heads."""
+        return self.queries.shape[1] * self.tokens * self.seen
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Queries, their keys and values, and where the result goes: [rows, head_dim], [columns, …], [columns, …], [rows, value_dim].
+
+    Or all heads of a span, with the heads as one dimension more in front. parts: adjoining columns.
+    """
+
+    queries: _Array
+    parts: Sequence[tuple[_Array, _Array]]
+    result: _Array
+
+    @property
+    def columns(self) -> int:
+        """Of all parts."""
+        return sum(keys.shape[-2] for keys, _ in self.parts)
+
+    def of_head(self, head: int, seen: slice) -> list[tuple[_Array, _Array]]:
+        """Those of these columns that belong to one head of keys."""
+        found, first = [], 0
+        for keys, values in self.parts:
+            low, high = max(seen.start - first, 0), min(seen.stop - first, keys.shape[1])
+            if low < high:
+                found.append((keys[head, low:high], values[head, low:high]))
+            first += keys.shape[1]
+        return found
+
+
+def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
+    """Whether `attend` is to be taken: where prompts are read. Decoding waits for memory, not for exponentials.
+
+    host_scores: from so many on it is faster than MLX, mostly SCORES_WORTH_IT; probes and tests have other numbers.
+    """
+    if sys.platform != "linux" or all(span.tokens == 1 for span in spans):
+        return False
+    return sum(span.scores for span in spans) >= host_scores
+
+
+def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx.array]:
+    """Causal attention of each span over its own keys, computed in float32: [1, heads, tokens, value_dim] each, in their type.
+
+    Evaluates what the spans depend on. sinks: [heads], a score per head that takes weight and has no value.
+    A query's result depends on its own keys alone, up to the rounding of products of another number of rows.
+    """
+    lazy = [[_as_float32(array) for array in (span.queries, *itertools.chain(*span.parts))] for span in spans]
+    mx.eval(lazy, *([] if sinks is None else [sinks]))
+    extra = None if sinks is None else np.array(sinks.astype(mx.float32))
+    results: list[_Array] = []
+    work: list[Callable[[], None]] = []
+    for span, arrays in zip(spans, lazy, strict=True):
+        queries, *pairs = (np.array(array, copy=False)[0] for array in arrays)  # views, gone before the next append
+        parts = list(zip(pairs[::2], pairs[1::2], strict=True))
+        results.append(np.empty((*queries.shape[:2], pairs[1].shape[2]), np.float32))
+        work.extend(_pieces(_Block(queries, parts, results[-1]), window=span.window, sinks=extra))
+    _run_all(work)
+    return [mx.array(result[None]).astype(span.queries.dtype) for span, result in zip(spans, results, strict=True)]
+
+
+def _as_float32(array: mx.array) -> mx.array:
+    return array if array.dtype == mx.float32 else array.astype(mx.float32)
+
+
+def _pieces(heads: _Block, *, window: int | None, sinks: _Array | None) -> Iterator[Callable[[], None]]:
+    """Pieces of work that write different parts of the result: rows of one head, or all few rows of heads that share keys."""
+    tokens, held, kv_heads = heads.queries.shape[1], heads.columns, len(heads.parts[0][0])
+    shared = len(heads.queries) // kv_heads
+    together = max(1, min(shared, _MIN_ROWS // tokens, len(heads.queries) // _threads()))
+    rows = min(tokens, max(_MIN_ROWS, _BLOCK_SCORES // held))
+    firsts = itertools.chain(*(range(head, head + shared, together) for head in range(0, len(heads.queries), shared)))
+    for first, start in itertools.product(firsts, range(0, tokens, rows)):
+        asking = slice(start, min(start + rows, tokens))
+        group = slice(first, min(first + together, (first // shared + 1) * shared))
+        seen = slice(0 if window is None else max(0, held - tokens + start + 1 - window), held - tokens + asking.stop)
+        queries, result = heads.queries[group, asking], heads.result[group, asking]
+        if together > 1:  # all tokens then, so that this is a view of the result
+            queries, result = queries.reshape(-1, queries.shape[2]), result.reshape(-1, result.shape[2])
+        else:
+            queries, result = queries[0], result[0]
+        block = _Block(queries, heads.of_head(first // shared, seen), result)
+        hidden = _hidden(asking.stop - start, block.columns, window)
+        yield partial(
+            _attend, block, hidden=hidden, sinks=None if sinks is None else np.repeat(sinks[group], asking.stop - start)[:, None]
+        )
+
+
+@lru_cache(maxsize=8)
+def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
+    """Which of the last columns of a block must get no weight, [rows, some of the columns]; None: every query sees everything."""
+    if window is not None and columns > window:
+        position = np.arange(columns - rows, columns)[:, None]
+        column = np.arange(columns)[None]
+        return (column > position) | (column <= position - window)
+    return None if rows == 1 else np.triu(np.ones((rows, rows), bool), 1)
+
+
+def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
+    """Write the result of one block. hidden: of each head's rows; sinks: [rows, 1]."""
+    scores = _room(len(block.queries), block.columns)
+    ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
+    step = _step(block.queries)
+    for end, (keys, _) in zip(ends, block.parts, strict=True):
+        _score(block.queries, keys, out=scores[:, end - len(keys) : end], step=step)
+    if hidden is not None:
+        by_head = scores.reshape(-1, len(hidden), block.columns)
+        np.copyto(by_head[:, :, block.columns - hidden.shape[1] :], -np.inf, where=hidden)
+    top = scores.max(axis=1, keepdims=True)
+    if sinks is not None:
+        top = np.maximum(top, sinks)
+    np.subtract(scores, top, out=scores)
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks - top)
+    runs = zip(ends, (values for _, values in block.parts), strict=True)
+    attended = [_weighted(scores[:, end - len(values) : end], values, step=step) for end, values in runs]
+    np.divide(sum(attended[1:], start=attended[0]), total, out=block.result)
+
+
+def _step(queries: _Array) -> int:
+    """Of so many keys at a time products are fastest; 0: of all at once.
+
+    For AVX-512 OpenBLAS has kernels for small products that pack nothing. For few rows packing is most of the work.
+    """
+    step = min(1024, _SMALL_PRODUCT // queries.size) if len(queries) <= _FEW_ROWS and _has_small_products() else 0
+    return step if step >= _LEAST_STEP else 0
+
+
+def _score(queries: _Array, keys: _Array, *, out: _Array, step: int) -> None:
+    """Products of queries and keys, [rows, columns]."""
+    if not step:
+        np.matmul(queries, keys.T, out=out)
+        return
+    upright = np.ascontiguousarray(queries.T)
+    for start in range(0, len(keys), step):
+        out[:, start : start + step] = (keys[start : start + step] @ upright).T
+
+
+def _weighted(weights: _Array, values: _Array, *, step: int) -> _Array:
+    """Sums of values by their weights, [rows, value_dim]."""
+    cuts = range(0, len(values), step or len(values))
+    total = weights[:, : cuts.step] @ values[: cuts.step]
+    for start in cuts[1:]:
+        total += weights[:, start : start + step] @ values[start : start + step]
+    return total
+
+
+_scratch = threading.local()  # room for the scores of one block, one for each thread
+
+
+def _room(rows: int, columns: int) -> _Array:
+    room: _Array | None = getattr(_scratch, "room", None)
+    if room is None or room.size < rows * columns:
+        room = _scratch.room = np.empty(max(_BLOCK_SCORES, rows * columns), np.float32)
+    return room[: rows * columns].reshape(rows, columns)
+
+
+_libraries = cache(blas_of_numpy)
+
+
+@cache
+def _has_small_products() -> bool:
+    return any(library.core in ("SkylakeX", "Cooperlake", "SapphireRapids") for library in _libraries())
+
+
+_one_at_a_time = threading.Lock()  # models of one process: each would restore the other's number of threads
+
+
+@cache
+def _threads() -> int:
+    """As many as MLX's products use."""
+    return current_blas().threads or usable_cores()
+
+
+@cache
+def _helpers() -> ThreadPoolExecutor | None:
+    """The threads that work beside the one that asks; None with one core."""
+    return ThreadPoolExecutor(_threads() - 1, thread_name_prefix="attention") if _threads() > 1 else None
+
+
+@contextmanager
+def _products_on_one_thread() -> Iterator[None]:
+    """Our threads share the work out: a product that did too would wait for the others'.
+
+    Set and undone each time, which takes a microsecond: as a library, Holdfast runs in a process where others may use numpy.
+    """
+    before = [(library, library.get()) for library in _libraries()]
+    try:
+        for library, _ in before:
+            library.set(1)
+        yield
+    finally:
+        for library, threads in before:
+            library.set(threads)
+
+
+def _run_all(work: Sequence[Callable[[], None]]) -> None:
+    """Do all pieces of work, each thread taking the next one as it becomes free. Raises what a piece raised."""
+    left = iter(work)  # gives each piece to one thread only
+
+    def take() -> None:
+        with np.errstate(all="ignore"):  # what is not a number is found in the logits
+            for piece in left:
+                piece()
+
+    with _one_at_a_time, _products_on_one_thread():
+        others = list(_started(take, min(len(work), _threads()) - 1))
+        try:
+            take()
+        finally:
+            wait(others)
+    for other in others:
+        other.result()
+
+
+def _started(task: Callable[[], None], count: int) -> Iterator[Future[None]]:
+    helpers = _helpers()
+    if helpers is None:
+        return
+    for _ in range(count):
+        try:
+            yield helpers.submit(task)
+        except RuntimeError:  # the interpreter is ending and takes no more tasks: the one who asks does it all
+            return

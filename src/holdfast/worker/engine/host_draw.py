@@ -1,0 +1,245 @@
+"""Draw tokens by numpy where the logits lie in host memory anyway: on a CPU, from large vocabularies, without top-k.
+
+There MLX computes exponentials one at a time, 13 ns each, and a nucleus takes 21 passes over the vocabulary. Here the largest
+entries of groups of tokens bound what the rest can weigh. Where the bounds decide which tokens are in the nucleus, only those
+that may be get an exponential; where they do not, all get one (0.5 ns each, with vector instructions), but few are sorted.
+What is drawn is what `sampling_draw` draws, up to rounding: the random numbers of a token are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.wire.requests import SamplingParams
+from holdfast.worker.engine.host_rows import LARGE_VOCABULARY, Floats, GroupedRow, Ids, on_host, rows_of
+from holdfast.worker.engine.sampling_draw import BLOCK, HOTTEST, DrawKind
+
+_SMALLEST_FOR_NUCLEUS = 1024  # tokens: from there on numpy is faster for top-p, however many rows there are
+_ALLOWANCE = 1 / 4  # of 1 - top_p: what the tokens that are not looked at may weigh at most
+_FEW_GROUPS = 1 / 16  # of all: where more of them matter, all weights are computed
+_MANY_GROUPS = 1 / 2  # where more of them matter, so many tokens do that none are looked for among the largest
+_SORTED_AT_ONCE = 4096  # weights, which takes 30 µs
+_ROUNDING_NATS = 1e-3  # more than sums and logarithms of one block can be off
+
+_Doubles: TypeAlias = npt.NDArray[np.float64]
+_Words: TypeAlias = npt.NDArray[np.uint32]
+
+
+def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
+    """Whether numpy is faster than MLX here. The same for all rows of a kind, so that nobody's draw depends on the batch."""
+    if kind.greedy or kind.candidates or not on_host():
+        return False
+    return vocab_size >= (_SMALLEST_FOR_NUCLEUS if kind.nucleus else LARGE_VOCABULARY)
+
+
+def draw_on_host(logits: mx.array, *, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]]) -> mx.array:
+    """Draw one token per row, uint32 [rows]. Evaluates `logits`, fp32 [rows, vocab]; none of the rows is greedy or has top-k.
+
+    Tokens equal at the edge of top-p all stay. A row without a finite maximum gets token 0.
+    """
+    with np.errstate(all="ignore"):
+        tokens = [_draw(row, one, key) for row, one, key in zip(rows_of(logits), params, keys, strict=True)]
+    return mx.array(tokens, dtype=mx.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class FewKept:
+    """Tokens that a filter leaves, by rising id, and their weights; the likeliest token of the row weighs 1."""
+
+    ids: Ids
+    weights: Floats
+    columns: int
+
+    def draw(self, key: tuple[int, int]) -> int:
+        """Gumbel-max over the blocks that have a token left, then over the tokens of one, as `sampling_draw` does it over all."""
+        block = self.ids // BLOCK
+        starts = np.flatnonzero(np.diff(block, prepend=-1))
+        sums = np.add.reduceat(self.weights, starts)
+        winner = int(np.argmax(np.log(sums) + _gumbel(key, block[starts])))
+        first = int(starts[winner])
+        last = int(starts[winner + 1]) if winner + 1 < len(starts) else len(self.ids)
+        noise = _gumbel(key, self.ids[first:last] % BLOCK + _blocks(self.columns))
+        return int(self.ids[first + int(np.argmax(np.log(self.weights[first:last]) + noise))])
+
+
+@dataclass(frozen=True, slots=True)
+class ManyKept:
+    """The weights of all tokens, 0 for those that a filter takes away."""
+
+    weights: Floats
+
+    def draw(self, key: tuple[int, int]) -> int:
+        """As `FewKept.draw`."""
+        blocks = _blocks(self.weights.size)
+        whole = self.weights.size // BLOCK
+        sums = self.weights[: whole * BLOCK].reshape(whole, BLOCK).sum(axis=1)
+        if whole < blocks:
+            sums = np.append(sums, self.weights[whole * BLOCK :].sum())
+        first = BLOCK * int(np.argmax(np.log(sums) + _gumbel(key, np.arange(blocks))))
+        inner = self.weights[first : first + BLOCK]
+        return first + int(np.argmax(np.log(inner) + _gumbel(key, np.arange(blocks, blocks + len(inner)))))
+
+
+class WeighedRow:
+    """A row of logits as weights, in the operations of `sampling_draw`: the likeliest token weighs 1."""
+
+    def __init__(self, row: Floats, params: SamplingParams) -> None:
+        self.row = row
+        self.peak: np.float32 = row.max()  # NaN where the row holds one
+        self._coldness = np.float32(1.0 / min(params.temperature, HOTTEST))
+
+    def nats(self, logits: Floats) -> Floats:
+        """Logarithms of the weights."""
+        return (logits - self.peak) * self._coldness
+
+    def weights(self, logits: Floats) -> Floats:
+        """The weights of some of the row's logits."""
+        scaled = self.nats(logits)
+        return np.exp(scaled, out=scaled)
+
+    @cached_property
+    def groups(self) -> GroupedRow:
+        """The row in groups."""
+        return GroupedRow(self.row)
+
+    @cached_property
+    def tops(self) -> Floats:
+        """The weight of each group's likeliest token."""
+        return self.weights(self.groups.maxima)
+
+    def at_least(self, weight: float) -> tuple[Ids, Floats]:
+        """The tokens of all groups that have one of at least this weight, and their weights, in no order."""
+        ids = self.groups.tokens(np.flatnonzero(self.tops >= np.float32(weight)))
+        return ids, self.weights(self.row[ids])
+
+    def few(self, ids: Ids, weights: Floats, *, threshold: float) -> FewKept:
+        """Those of at least this weight."""
+        kept = np.flatnonzero(weights >= np.float32(threshold))
+        ids, weights = ids[kept], weights[kept]
+        order = np.argsort(ids)
+        return FewKept(ids[order], weights[order], self.row.size)
+
+
+def kept_tokens(row: WeighedRow, params: SamplingParams) -> FewKept | ManyKept:
+    """What top-p and min-p leave of a row with a finite maximum. At least one of them is on."""
+    floor = min(params.min_p, 1.0)
+    if params.top_p < 1.0:
+        if row.row.size <= _SORTED_AT_ONCE:
+            weights = row.weights(row.row)
+            return _many(weights, threshold=max(_edge(weights, top_p=params.top_p), floor))
+        return _nucleus(row, top_p=params.top_p, floor=floor)
+    if np.count_nonzero(row.tops >= np.float32(floor)) > len(row.tops) * _MANY_GROUPS:
+        return _many(row.weights(row.row), threshold=floor)
+    return row.few(*row.at_least(floor), threshold=floor)
+
+
+def _draw(logits: Floats, params: SamplingParams, key: tuple[int, int]) -> int:
+    row = WeighedRow(logits, params)
+    if not np.isfinite(row.peak):
+        return 0
+    if params.top_p >= 1.0 and params.min_p <= 0.0:
+        return _draw_unfiltered(row, key)
+    return kept_tokens(row, params).draw(key)
+
+
+def _blocks(columns: int) -> int:
+    return -(-columns // BLOCK)
+
+
+def _many(weights: Floats, *, threshold: float) -> ManyKept:
+    return ManyKept(weights * (weights >= np.float32(threshold)))
+
+
+def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKept:
+    """The tokens that complete `top_p`, from bounds on what most tokens weigh if these decide it, else from what they weigh."""
+    rising = np.sort(row.tops)
+    unseen_at_most = np.append(0.0, np.cumsum(rising, dtype=np.float64)) * row.groups.size  # by the number of groups left out
+    left_out = _groups_within(unseen_at_most, _ALLOWANCE * (1.0 - top_p) * unseen_at_most[-1] / row.groups.size)
+    seen_share = 1 - left_out / len(rising)
+    if seen_share <= _FEW_GROUPS:
+        ids, weights = row.at_least(float(rising[left_out]))
+        edge = _certain_edge(weights, top_p=top_p, unseen_at_most=float(unseen_at_most[left_out]))
+        if edge is not None and edge > (rising[left_out - 1] if left_out else 0.0):
+            return row.few(ids, weights, threshold=max(edge, floor))
+    everything = row.weights(row.row)
+    find = _edge if seen_share <= _MANY_GROUPS else _edge_by_histogram
+    return _many(everything, threshold=max(find(everything, top_p=top_p), floor))
+
+
+def _certain_edge(weights: Floats, *, top_p: float, unseen_at_most: float) -> float | None:
+    """The weight at the edge of the nucleus; None if that depends on what the tokens weigh that are not among these."""
+    falling, cumulated = _falling(weights)
+    least, most = (int(np.searchsorted(cumulated, top_p * (cumulated[-1] + unseen))) for unseen in (0.0, unseen_at_most))
+    return float(falling[least]) if least == most and least < len(falling) else None
+
+
+def _groups_within(unseen_at_most: _Doubles, limit: float) -> int:
+    """The most groups that may be left out for what they weigh; one at least stays."""
+    return min(int(np.searchsorted(unseen_at_most, limit, side="right")) - 1, len(unseen_at_most) - 2)
+
+
+def _falling(weights: Floats) -> tuple[Floats, _Doubles]:
+    falling = np.sort(weights)[::-1]
+    return falling, np.cumsum(falling, dtype=np.float64)
+
+
+def _edge(weights: Floats, *, top_p: float) -> float:
+    """The largest weight such that the tokens of at least so much weigh `top_p` of all: among the largest, or by a histogram."""
+    if len(weights) <= 2 * _SORTED_AT_ONCE:
+        falling, cumulated = _falling(weights)
+        return float(falling[np.searchsorted(cumulated, top_p * cumulated[-1])])
+    falling, cumulated = _falling(np.partition(weights, -_SORTED_AT_ONCE)[-_SORTED_AT_ONCE:])
+    place = int(np.searchsorted(cumulated, top_p * weights.sum(dtype=np.float64)))
+    return float(falling[place]) if place < len(falling) else _edge_by_histogram(weights, top_p=top_p)
+
+
+def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
+    """Adds up what is nearly equal, so that only the bin at the edge is sorted. The bits of positive floats order as they do."""
+    bins = weights.view(np.uint32) >> np.uint32(16)
+    masses = np.bincount(bins, weights=weights)[::-1]
+    heavier = np.cumsum(masses)
+    aim = top_p * heavier[-1]
+    place = int(np.searchsorted(heavier, aim))
+    falling, cumulated = _falling(weights[bins == len(masses) - 1 - place])
+    inside = int(np.searchsorted(cumulated, aim - (heavier[place] - masses[place])))
+    return float(falling[min(inside, len(falling) - 1)])
+
+
+def _draw_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
+    """The same over the whole vocabulary: only blocks that can win, by their largest weight and their noise, are summed."""
+    row = weighed.row
+    whole = row.size // BLOCK
+    maxima = row[: whole * BLOCK].reshape(whole, BLOCK).max(axis=1)
+    if row.size > whole * BLOCK:
+        maxima = np.append(maxima, row[whole * BLOCK :].max())
+    noise = _gumbel(key, np.arange(len(maxima)))
+    least = weighed.nats(maxima) + noise
+    able = np.flatnonzero(least >= least.max() - (math.log(BLOCK) + _ROUNDING_NATS))
+    sums = [weighed.weights(row[at * BLOCK : (at + 1) * BLOCK]).sum() for at in able]
+    block = int(able[np.argmax(np.log(np.array(sums)) + noise[able])])
+    inner = weighed.weights(row[block * BLOCK : (block + 1) * BLOCK])
+    offset = int(np.argmax(np.log(inner) + _gumbel(key, np.arange(len(inner)) + len(maxima))))
+    return block * BLOCK + offset
+
+
+def _gumbel(key: tuple[int, int], numbers: Ids) -> Floats:
+    # As sampling_draw's: see there.
+    hashed = _scramble((numbers.astype(np.uint32) * np.uint32(0x9E3779B1)) ^ np.uint32(key[0]))
+    hashed = _scramble(hashed ^ np.uint32(key[1]))
+    uniform = np.clip(hashed.astype(np.float32) * np.float32(2.0**-32), np.float32(1e-10), np.float32(1.0 - 2.0**-24))
+    noise: Floats = -np.log(-np.log1p(-uniform))
+    return noise
+
+
+def _scramble(words: _Words) -> _Words:
+    words = (words ^ (words >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    words = (words ^ (words >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return words ^ (words >> np.uint32(16))

@@ -1,0 +1,159 @@
+"""Loads a model from a local folder: checked, read lazily, converted layer by layer, never written to."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from holdfast.config import ModelSettings
+from holdfast.errors import ModelLoadError
+from holdfast.machine import device_memory, platform
+from holdfast.models.context_window import context_tokens
+from holdfast.models.model_folder import checked_config, checked_tensor_bytes, read_json
+from holdfast.worker.engine import mlx_lm_import, weight_format
+from holdfast.worker.engine.vocabulary import vocabulary_size
+
+Progress = Callable[[str, float], None]
+_LONGEST_REASON = 300
+# What code of a model raises, besides ValueError and OSError, when a configuration or weights do not fit it.
+_MISFITS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, SystemExit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that is ready to compute, and what is known of it. Stays on the device thread."""
+
+    model: Module
+    model_type: str
+    parameters: int
+    weight_bytes: int  # in memory, after conversion
+    compute_dtype: mx.Dtype
+    context_tokens: int
+    vocab_size: int
+    platform: platform.PlatformReport
+    note: str = ""  # why the weights are not in the preferred format
+
+
+def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> LoadedModel:
+    """Load the model in `folder`. Device thread only; blocks for as long as reading takes.
+
+    `progress` is called with the stage ("checking", "building", "reading") and the fraction that is done of all.
+    Raises ModelLoadError with one line whatever is wrong with the model.
+    """
+    progress("checking", 0.0)
+    stored_config, tensor_bytes = checked_config(folder), checked_tensor_bytes(folder)
+    _refuse_foreign_code(folder, stored_config, settings)
+    context = context_tokens(stored_config, tokenizer_limit=_tokenizer_limit(folder), requested=settings.context_tokens)
+    progress("building", 0.0)
+    model, config = _build(folder, stored_config, settings)
+    report = platform.report()
+    with _one_line_errors(folder):
+        wish = weight_format.choose_format(
+            model,
+            dtype=settings.dtype,
+            dequantize=settings.dequantize,
+            on_cpu=report.device == "cpu",
+            available_bytes=device_memory.usable_bytes(platform.working_set_bytes()),
+        )
+        parameters = weight_format.parameter_count(model)
+        weight_format.convert(model, wish, read=_counting(progress, total_bytes=tensor_bytes))
+    progress("reading", 1.0)
+    return LoadedModel(
+        model=model,
+        model_type=stored_config["model_type"],
+        parameters=parameters,
+        weight_bytes=weight_format.format_bytes(model, weight_format.AS_IT_IS),
+        compute_dtype=weight_format.compute_dtype(model),
+        context_tokens=context,
+        vocab_size=vocabulary_size(model, config),
+        platform=report,
+        note=wish.note,
+    )
+
+
+def _build(folder: Path, stored_config: dict[str, Any], settings: ModelSettings) -> tuple[Module, dict[str, Any]]:
+    """The model with its weights mapped but not read."""
+    utils = mlx_lm_import.mlx_lm_utils()
+    with _one_line_errors(folder), _no_bytecode_written():
+        if "model_file" not in stored_config:
+            _check_architecture(stored_config, utils)
+        model, config = utils.load_model(folder, lazy=True, strict=True, trust_remote_code=settings.trust_remote_code)
+    return model, config
+
+
+def _refuse_foreign_code(folder: Path, stored_config: dict[str, Any], settings: ModelSettings) -> None:
+    code = stored_config.get("model_file")
+    if code is not None and not settings.trust_remote_code:
+        raise ModelLoadError(f"{folder} wants to run its own code ({code}); set model.trust_remote_code = true if you trust it")
+
+
+def _check_architecture(config: dict[str, Any], utils: Any) -> None:
+    """Tell an architecture that mlx-lm does not have from one whose module cannot be imported here."""
+    model_type = config["model_type"]
+    module_name = f"mlx_lm.models.{utils.MODEL_REMAPPING.get(model_type, model_type)}"
+    try:
+        known = importlib.util.find_spec(module_name) is not None
+    except (ImportError, ValueError):
+        known = False
+    if not known and not any(key[0] == model_type for key in utils.MODEL_ARCHITECTURE_REMAPPING):
+        raise ModelLoadError(f"model_type {model_type!r} is not supported by mlx-lm {mlx_lm_import.mlx_lm_version()}")
+    if known:
+        try:
+            importlib.import_module(module_name)
+        except (ImportError, SystemExit) as error:  # some modules call exit() when a package of theirs is missing
+            reason = str(error) if isinstance(error, ImportError) else "it needs a package that is not installed"
+            raise ModelLoadError(
+                f"mlx-lm's module for model_type {model_type!r} cannot be imported: {_one_line(reason)}"
+            ) from error
+
+
+@contextmanager
+def _one_line_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ModelLoadError(f"{folder} cannot be loaded: {_one_line(str(error))}") from error
+    except _MISFITS as error:
+        reason = f"{type(error).__name__}: {_one_line(str(error))}"
+        raise ModelLoadError(f"{folder} does not fit mlx-lm {mlx_lm_import.mlx_lm_version()}: {reason}") from error
+
+
+@contextmanager
+def _no_bytecode_written() -> Iterator[None]:
+    """Code that comes with a model is imported without leaving a __pycache__ in the user's folder."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
+
+
+def _counting(progress: Progress, *, total_bytes: int) -> Callable[[int], None]:
+    done = 0
+
+    def read(stored_bytes: int) -> None:
+        nonlocal done
+        done += stored_bytes
+        progress("reading", min(done / max(total_bytes, 1), 1.0))
+
+    return read
+
+
+def _tokenizer_limit(folder: Path) -> object:
+    file = folder / "tokenizer_config.json"
+    return read_json(file).get("model_max_length") if file.exists() else None

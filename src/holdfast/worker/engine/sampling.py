@@ -1,0 +1,170 @@
+"""Draw one token for each row of a step's logits, on the device, for rows of any mix of parameters.
+
+Nothing is read back from a GPU. On a CPU, rows of large vocabularies go to numpy (`host_draw`, `host_scores`), which waits.
+Order: logit bias, repetition, presence and frequency penalties; log-probabilities are taken there; then the mask of a grammar,
+temperature, top-k, top-p, min-p, the draw. A row's token depends on its logits, its parameters, its mask, its seed and its
+position only. Device thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.requests import SamplingParams
+from holdfast.worker.engine.host_draw import draw_on_host, drawing_pays
+from holdfast.worker.engine.host_rows import rows_of
+from holdfast.worker.engine.host_scores import Scores, score_on_host, scoring_pays
+from holdfast.worker.engine.masking import NO_LIMITS, RowLimits, with_forced, with_masks
+from holdfast.worker.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind, largest
+from holdfast.worker.engine.sampling_edits import RowEdits, apply_edits
+
+
+@dataclass(slots=True, kw_only=True)
+class RowState:
+    """What sampling keeps per sequence. `advance` moves it on after each draw; everything else stays as it was made."""
+
+    params: SamplingParams
+    kind: DrawKind
+    seed: int
+    position: int  # of the token to draw, counted from the beginning of the prompt
+    want_logprobs: bool = False
+    top_logprobs: int = 0
+    edits: RowEdits | None = None  # of its logits, by a bias or penalties
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnRows:
+    """What a call of `sample` gave, lazily, for R rows.
+
+    tokens: uint32 [R]. ok: bool [R], False where the row's logits hold NaN or inf or nothing is left to draw: its token is then
+    meaningless (but a valid id). empty: bool [R], True where nothing is left; None when no row is masked. scores: of R rows, with
+    the largest k that any row wants, so cut each row to its own; those of rows that do not want them mean nothing. None when no
+    row does.
+    """
+
+    tokens: mx.array
+    ok: mx.array
+    empty: mx.array | None = None
+    scores: Scores | None = None
+
+    def arrays(self) -> list[mx.array]:
+        """All arrays that are there, for one evaluation."""
+        empty = [] if self.empty is None else [self.empty]
+        return [self.tokens, self.ok, *empty, *([] if self.scores is None else self.scores.arrays())]
+
+
+def row_state(request: SequenceRequest, *, generated: Sequence[int] = (), vocab_size: int) -> RowState:
+    """The state of a sequence that has `generated` already. vocab_size: columns of the logits.
+
+    Raises InvalidRequest when the logit bias names tokens that the model does not have.
+    """
+    params = request.sampling
+    return RowState(
+        params=params,
+        kind=draw_kind(params, vocab_size=vocab_size),
+        seed=params.seed or 0,
+        position=len(request.prompt_token_ids) + len(generated),
+        want_logprobs=request.want_logprobs,
+        top_logprobs=min(request.top_logprobs, vocab_size) if request.want_logprobs else 0,
+        edits=RowEdits.of(params, prompt_ids=request.prompt_token_ids, generated_ids=generated, vocab_size=vocab_size),
+    )
+
+
+def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
+    """Tell each row which token it drew (tokens: int [R], may be lazy), so that the next step can be laid out at once."""
+    for index, row in enumerate(rows):
+        row.position += 1
+        if row.edits is not None:
+            row.edits = row.edits.with_token(tokens[index : index + 1])
+
+
+def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LIMITS) -> DrawnRows:
+    """Draw a token for each row. Lazy, unless rows are drawn by numpy; changes neither `logits` nor `rows`.
+
+    logits: any float dtype [R, vocab], R = len(rows) ≥ 1.
+    """
+    if any(row.edits is not None for row in rows):
+        logits = _edited(logits.astype(mx.float32), rows)
+    drawable = with_masks(logits, limits)
+    if any(drawing_pays(row.kind, vocab_size=logits.shape[-1]) for row in rows):
+        drawable = drawable.astype(mx.float32)
+        peaks = mx.array(rows_of(drawable).max(axis=-1))
+    else:
+        peaks = mx.max(drawable, axis=-1).astype(mx.float32)  # NaN if the row holds one, here and there
+    tokens = with_forced(_drawn_tokens(drawable, rows, peaks), limits)
+    scores = _scores_of(tokens, logits, rows) if any(row.want_logprobs for row in rows) else None
+    empty = None if limits.words is None else peaks == -mx.inf
+    return DrawnRows(tokens=tokens, ok=mx.isfinite(peaks), empty=empty, scores=scores)
+
+
+def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
+    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely. Lazy, unless numpy does it.
+
+    logits: any float dtype [n, vocab]; token_ids: int [n], the token that follows each row's position.
+    """
+    logits = logits.astype(mx.float32)
+    if scoring_pays(vocab_size=logits.shape[-1]):
+        return score_on_host(logits, token_ids, top_logprobs=min(top_logprobs, logits.shape[-1]))
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = (mx.take_along_axis(logits, token_ids[:, None], axis=-1) - total)[:, 0]
+    if top_logprobs == 0:
+        return Scores(chosen=chosen)
+    values, ids = largest(logits, count=min(top_logprobs, logits.shape[-1]))
+    return Scores(chosen=chosen, top_ids=ids, top_logprobs=values - total)
+
+
+def _edited(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
+    edits = [row.edits for row in rows if row.edits is not None]
+    if len(edits) == len(rows):
+        return apply_edits(logits, edits)
+    edited = [index for index, row in enumerate(rows) if row.edits is not None]
+    plain = [index for index, row in enumerate(rows) if row.edits is None]
+    return _by_groups([(edited, lambda: apply_edits(logits[mx.array(edited)], edits)), (plain, lambda: logits[mx.array(plain)])])
+
+
+def _drawn_tokens(logits: mx.array, rows: Sequence[RowState], peaks: mx.array) -> mx.array:
+    kinds: dict[DrawKind, list[int]] = {}
+    for index, row in enumerate(rows):
+        kinds.setdefault(row.kind, []).append(index)
+    if len(kinds) == 1:
+        return _draw_kind(logits, rows, peaks)
+
+    def part(members: list[int]) -> Callable[[], mx.array]:
+        at = mx.array(members)
+        return lambda: _draw_kind(logits[at], [rows[m] for m in members], peaks[at])
+
+    return _by_groups([(members, part(members)) for members in kinds.values()])
+
+
+def _draw_kind(logits: mx.array, rows: Sequence[RowState], peaks: mx.array) -> mx.array:
+    kind = rows[0].kind
+    if kind.greedy:
+        return mx.argmax(logits, axis=-1)
+    keys = [draw_key(seed=row.seed, position=row.position) for row in rows]
+    if drawing_pays(kind, vocab_size=logits.shape[-1]):
+        return draw_on_host(logits, params=[row.params for row in rows], keys=keys)
+    return draw(logits.astype(mx.float32), kind=kind, params=[row.params for row in rows], keys=keys, peaks=peaks)
+
+
+def _by_groups(groups: Sequence[tuple[list[int], Callable[[], mx.array]]]) -> mx.array:
+    """Compute each group's rows and put them back in the order of the whole."""
+    order = [member for members, _ in groups for member in members]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return mx.concatenate([compute() for _, compute in groups])[mx.array(back)]
+
+
+def _scores_of(tokens: mx.array, logits: mx.array, rows: Sequence[RowState]) -> Scores:
+    wanting = [index for index, row in enumerate(rows) if row.want_logprobs]
+    count = max(rows[index].top_logprobs for index in wanting)
+    if len(wanting) == len(rows):
+        return score_tokens(logits, tokens, top_logprobs=count)
+    at = mx.array(wanting)
+    scores = score_tokens(logits[at], tokens[at], top_logprobs=count)
+    place = {index: number for number, index in enumerate(wanting)}
+    spread = mx.array([place.get(index, 0) for index in range(len(rows))])
+    chosen, *top = (array[spread] for array in scores.arrays())
+    return Scores(chosen=chosen, top_ids=top[0] if top else None, top_logprobs=top[1] if top else None)

@@ -1,0 +1,186 @@
+"""How a token is drawn from a row of logits: temperature, top-k, top-p, min-p, random numbers that belong to (seed, position).
+
+Rows with top-k are drawn among their k candidates; others over the whole vocabulary, where a filter is one threshold per row.
+Scaled logits are (logit - max) / temperature, weights their exponentials, so that the likeliest token weighs 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from holdfast.wire.requests import SamplingParams
+
+GREEDY_BELOW = 1e-5  # temperatures under this differ from greedy by less than fp32 can show
+HOTTEST = 1e30  # hotter changes nothing, and 1 / temperature must not underflow: -inf * 0 is NaN
+BLOCK = 128  # tokens whose weights are summed before the draw
+SEARCH_BLOCK = 32  # tokens whose maximum is taken before the largest entries are searched
+BISECTIONS = 21
+BISECTED_NATS = 32.0  # 262144 tokens under exp(-32) together weigh 3e-9, less than 1 - top_p can be in fp32
+_WORD = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class DrawKind:
+    """What a row asks of the draw. Rows of one kind are drawn together, and always by the same operations."""
+
+    greedy: bool = False
+    candidates: int = 0  # at least the row's top-k; 0: no top-k
+    nucleus: bool = False
+
+
+def draw_kind(params: SamplingParams, *, vocab_size: int) -> DrawKind:
+    """The kind of a row. Numbers of candidates are powers of two, so that few kinds exist."""
+    if params.temperature < GREEDY_BELOW or params.top_k == 1 or params.top_p <= 0.0:
+        return DrawKind(greedy=True)
+    nucleus = params.top_p < 1.0
+    if 0 < params.top_k < vocab_size:
+        return DrawKind(candidates=min(vocab_size, max(32, 1 << (params.top_k - 1).bit_length())), nucleus=nucleus)
+    return DrawKind(nucleus=nucleus)
+
+
+def draw_key(*, seed: int, position: int) -> tuple[int, int]:
+    """The two words of the random key of one draw: a 64-bit mix of any int seed and the token's position."""
+    mixed = _mix((_mix(seed & _WORD) + position * _GOLDEN) & _WORD)
+    return mixed >> 32, mixed & 0xFFFFFFFF
+
+
+def draw(
+    logits: mx.array, *, kind: DrawKind, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]], peaks: mx.array
+) -> mx.array:
+    """Draw one token per row. Lazy.
+
+    logits: fp32 [rows, vocab]; peaks: fp32 [rows], their maxima. All rows are of `kind`. Returns uint32 [rows].
+    Exactly k tokens pass top-k: of equal ones those with the lower ids. Tokens equal at the edge of top-p without top-k all stay.
+    """
+    if kind.greedy:
+        return mx.argmax(logits, axis=-1)
+    key_words = mx.array(list(keys), dtype=mx.uint32)
+    coldness = _column([1.0 / min(p.temperature, HOTTEST) for p in params])
+    if kind.candidates:
+        values, ids = largest(logits, count=kind.candidates)
+        return _draw_candidate((values - peaks[:, None]) * coldness, ids=ids, params=params, keys=key_words)
+    weights = mx.exp((logits - peaks[:, None]) * coldness)
+    threshold = _threshold(weights, nucleus=kind.nucleus, params=params)
+    if threshold is not None:
+        weights = mx.where(weights >= threshold, weights, 0.0)
+    return _draw_weighted(weights, keys=key_words)
+
+
+def largest(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
+    """The `count` largest entries of each row, largest first, equal ones in the order of their columns. Lazy.
+
+    values: fp32 [rows, columns], count ≤ columns. Returns the entries, fp32, and their columns, uint32, [rows, count].
+    They lie in the `count` blocks with the largest maxima, so where that is a small part of the row, only those are looked at.
+    """
+    if count * SEARCH_BLOCK * 2 > values.shape[-1]:
+        return _largest_of(values, count=count)
+    blocks = _in_blocks(values, size=SEARCH_BLOCK, fill=-mx.inf)
+    chosen = _largest_of(mx.max(blocks, axis=-1), count=count)[1]
+    chosen = mx.sort(chosen, axis=-1)
+    found, at = _largest_of(mx.flatten(mx.take_along_axis(blocks, chosen[:, :, None], axis=1), 1), count=count)
+    return found, mx.take_along_axis(chosen, at // SEARCH_BLOCK, axis=-1) * SEARCH_BLOCK + at % SEARCH_BLOCK
+
+
+def _largest_of(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
+    if count * 4 > values.shape[-1]:
+        at = mx.argsort(-values, axis=-1)[:, :count]
+        return mx.take_along_axis(values, at, axis=-1), at
+    among = mx.sort(mx.argpartition(-values, count - 1, axis=-1)[:, :count], axis=-1)
+    found, at = _largest_of(mx.take_along_axis(values, among, axis=-1), count=count)
+    return found, mx.take_along_axis(among, at, axis=-1)
+
+
+def _mix(word: int) -> int:
+    # The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection, so equal keys need equal words.
+    word = (word + _GOLDEN) & _WORD
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+    return word ^ (word >> 31)
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array(list(values), dtype=mx.float32)[:, None]
+
+
+def _draw_candidate(scaled: mx.array, *, ids: mx.array, params: Sequence[SamplingParams], keys: mx.array) -> mx.array:
+    # Top-p is relative to what top-k leaves, as when one is applied after the other. A candidate's random number goes with its
+    # id, not its rank: rounding that swaps two nearly equal candidates then does not change which of them wins.
+    candidates = ids.shape[-1]
+    rank = mx.arange(candidates, dtype=mx.int32)[None, :]
+    kept = rank < mx.array([[min(p.top_k, candidates)] for p in params], dtype=mx.int32)
+    if any(p.top_p < 1.0 for p in params):
+        weights = mx.where(kept, mx.exp(scaled), 0.0)
+        cumulated = mx.cumsum(weights, axis=-1)
+        aim = _column([p.top_p if p.top_p < 1.0 else 2.0 for p in params]) * cumulated[:, -1:]
+        kept = kept & ((cumulated - weights < aim) | (rank == 0))
+    if any(p.min_p > 0.0 for p in params):
+        kept = kept & (mx.exp(scaled) >= _column([min(p.min_p, 1.0) for p in params]))
+    winner = mx.argmax(mx.where(kept, scaled, -mx.inf) + _gumbel(keys, numbers=ids), axis=-1, keepdims=True)
+    return mx.take_along_axis(ids, winner, axis=-1)[:, 0]
+
+
+def _threshold(weights: mx.array, *, nucleus: bool, params: Sequence[SamplingParams]) -> mx.array | None:
+    floor = _column([min(p.min_p, 1.0) for p in params]) if any(p.min_p > 0.0 for p in params) else None
+    if not nucleus:
+        return floor
+    threshold = nucleus_threshold(weights, top_p=_column([p.top_p for p in params]))
+    return threshold if floor is None else mx.maximum(threshold, floor)
+
+
+def nucleus_threshold(weights: mx.array, *, top_p: mx.array) -> mx.array:
+    """The weight from which on tokens are in the nucleus; lazy.
+
+    weights: float32 [rows, vocabulary], exp of the logits less their maximum. top_p, and what is returned: float32 [rows, 1].
+    """
+    # Bisected, because sorting 152K fp32 takes 12 ms per row on CPU and 24 masked sums take 5 ms. What reaches exp(low) always
+    # weighs enough; tokens that the last interval cannot tell apart differ by 2e-5 nats and stay together.
+    aim = top_p * mx.sum(weights, axis=-1, keepdims=True)
+    low = mx.full(aim.shape, -BISECTED_NATS)
+    width = BISECTED_NATS
+    for _ in range(BISECTIONS):
+        width /= 2
+        middle = low + width
+        reached = mx.sum((weights >= mx.exp(middle)) * weights, axis=-1, keepdims=True) >= aim
+        low = mx.where(reached, middle, low)
+    return mx.exp(low)
+
+
+def _in_blocks(values: mx.array, *, size: int, fill: float) -> mx.array:
+    rows, columns = values.shape
+    missing = -columns % size
+    if missing:
+        values = mx.concatenate([values, mx.full((rows, missing), fill, dtype=values.dtype)], axis=-1)
+    return values.reshape(rows, -1, size)
+
+
+def _draw_weighted(weights: mx.array, *, keys: mx.array) -> mx.array:
+    # Gumbel-max twice: a block by its summed weight, then a token in it. Same distribution as over the whole vocabulary, but with
+    # vocab / 128 + 128 random numbers instead of vocab. A weight of 0 is -inf in both, so no filtered token can win.
+    rows = weights.shape[0]
+    blocks = _in_blocks(weights, size=BLOCK, fill=0.0)
+    count = blocks.shape[1]
+    noise = _gumbel(keys, numbers=mx.arange(count + BLOCK, dtype=mx.uint32)[None, :])
+    block = mx.argmax(mx.log(mx.sum(blocks, axis=-1)) + noise[:, :count], axis=-1)
+    inner = mx.take_along_axis(blocks, block[:, None, None], axis=1).reshape(rows, BLOCK)
+    offset = mx.argmax(mx.log(inner) + noise[:, count:], axis=-1)
+    return block * BLOCK + offset
+
+
+def _gumbel(keys: mx.array, *, numbers: mx.array) -> mx.array:
+    # A hash instead of mx.random: it costs only for the numbers asked for, and seeds keep their meaning over MLX's versions.
+    hashed = _scramble((numbers * mx.array(0x9E3779B1, dtype=mx.uint32)) ^ keys[:, :1])
+    hashed = _scramble(hashed ^ keys[:, 1:])
+    # log1p keeps the resolution of small numbers, and those decide. 0 would give inf (NaN at a filtered token's -inf), 1 -inf.
+    uniform = mx.clip(hashed.astype(mx.float32) * 2.0**-32, 1e-10, 1.0 - 2.0**-24)
+    return -mx.log(-mx.log1p(-uniform))
+
+
+def _scramble(words: mx.array) -> mx.array:
+    # The finalizer of MurmurHash3 (Appleby): every bit of the input moves every bit of the output.
+    words = (words ^ (words >> 16)) * mx.array(0x85EBCA6B, dtype=mx.uint32)
+    words = (words ^ (words >> 13)) * mx.array(0xC2B2AE35, dtype=mx.uint32)
+    return words ^ (words >> 16)

@@ -1,0 +1,170 @@
+"""One sequence as the engine keeps it: its tokens, its live state per layer, and what it drew last. Device thread only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.engine.constraints import SequenceConstraint
+from holdfast.worker.engine.plan import KeepPolicy, Span
+from holdfast.worker.engine.sampling import RowState, row_state
+from holdfast.worker.kv.live import LiveBase, LiveState, begin_from
+from holdfast.worker.kv.snapshot import KVBlock, StateCheckpoint, restore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """What a sequence begins from instead of reading it: a live state, adjoining blocks behind it, the state at their end.
+
+    kept_tokens: tokens of it that need not be copied out again; None: all.
+    """
+
+    base: LiveBase | None = None
+    blocks: tuple[KVBlock, ...] = ()
+    state: StateCheckpoint | None = None
+    kept_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class EngineSequence:
+    """Live state. `known` are the tokens that are on the host (prompt, and what was generated before a preemption)."""
+
+    request: SequenceRequest
+    known: mx.array  # int32 [tokens]
+    live: LiveState
+    sampler: RowState
+    constraint: SequenceConstraint | None = None  # of what it may draw
+    drawn: mx.array | None = None  # int32 [rows] of the step that drew last
+    drawn_row: int = 0
+    kept: int = 0  # tokens whose keys and values were copied out, or came from a snapshot
+    keep: KeepPolicy | None = None
+    is_trimmed: bool = True
+    pooled: mx.array | None = None  # float32 [hidden]: the sum of the prompt's hidden states so far, or the last of them
+
+    @staticmethod
+    def begin(request: SequenceRequest, *, live: LiveState, vocab_size: int, generated: tuple[int, ...] = ()) -> EngineSequence:
+        """One that goes on from a live state, and knows its prompt and what it had generated. As `row_state` raises."""
+        known = mx.array(np.frombuffer((request.prompt_token_ids + TokenIds.of(generated)).packed, dtype="<i4"))
+        sampler = row_state(request, generated=generated, vocab_size=vocab_size)
+        return EngineSequence(request=request, known=known, live=live, sampler=sampler)
+
+    def begin_behind(self, prefix: Prefix) -> None:
+        """Hold what need not be read. Lazy. Raises SnapshotMismatch when it does not fit the model."""
+        if prefix.base is not None:
+            self.live = begin_from(prefix.base, self.live.layers, is_restored=prefix.state is not None)
+        if prefix.blocks or prefix.state is not None:
+            self.live.tokens = restore(self.live.layers, prefix.blocks, prefix.state, begin=self.live.tokens)
+        self.kept = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens
+
+    def arrays(self) -> Iterator[mx.array]:
+        """Every array of the live state."""
+        for layer in self.live.layers:
+            yield from layer.arrays()
+
+    def reserve(self, tokens: int) -> None:
+        """Reserve capacity for this many tokens in every layer."""
+        for layer in self.live.layers:
+            layer.reserve(tokens)
+
+    def pool(self, hidden: mx.array) -> None:
+        """Add the hidden states of the prompt's next tokens, [rows, hidden]. Lazy."""
+        rows = hidden.astype(mx.float32)
+        if self.request.pooling == "last":
+            self.pooled = rows[-1]
+        else:
+            self.pooled = rows.sum(axis=0) if self.pooled is None else self.pooled + rows.sum(axis=0)
+
+    def embedding(self) -> mx.array:
+        """Of the prompt, once all of it is pooled: float32 [hidden], not normalized. Lazy."""
+        assert self.pooled is not None, "nothing was pooled"
+        return self.pooled if self.request.pooling == "last" else self.pooled / len(self.request.prompt_token_ids)
+
+    def trim(self) -> None:
+        """Let go of what only the last step needed: its chunk, the states of its batch. Once its forward pass is laid out."""
+        self.is_trimmed = True
+        for layer in self.live.layers:
+            layer.trim()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """A span of the plan together with its sequence. Its rows are its tokens, in their order, known ones or drawn ones."""
+
+    sequence: EngineSequence
+    span: Span
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the span reads what the sequence drew itself, which the host may not know yet."""
+        return self.span.start >= self.sequence.known.size
+
+    @property
+    def is_row(self) -> bool:
+        """Whether the span is one such token: those of several sequences can be the rows of one pass."""
+        return self.is_decoding and self.span.tokens == 1
+
+    @property
+    def wanted_rows(self) -> range:
+        """The rows from whose logits a token is drawn: the last one, where the span reaches the end of what is known."""
+        return range(self.span.tokens - 1 if self.span.draws else self.span.tokens, self.span.tokens)
+
+    @property
+    def scored_tokens(self) -> tuple[int, ...]:
+        """The tokens of the prompt that follow the scored rows, one each."""
+        first, rows = self.span.start + 1, self.scored_rows
+        return tuple(self.sequence.request.prompt_token_ids[first + rows.start : first + rows.stop])
+
+    @property
+    def scored_rows(self) -> range:
+        """The rows whose logits score the tokens of the prompt that follow them, as far as these are to be scored."""
+        request, start = self.sequence.request, self.span.start
+        if not request.want_prompt_logprobs:
+            return range(0)
+        end = min(start + self.span.tokens, len(request.prompt_token_ids) - 1)
+        return range(max(0, request.scored_from - 1 - start), max(0, end - start))
+
+    @property
+    def pooled_rows(self) -> range:
+        """The rows whose hidden states the prompt's embedding is made of."""
+        if self.sequence.request.pooling is None:
+            return range(0)
+        if self.sequence.request.pooling == "mean":
+            return range(self.span.tokens)
+        return range(self.span.tokens - 1 if self.ends_prompt else self.span.tokens, self.span.tokens)
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether the span has the last token of the prompt."""
+        last = len(self.sequence.request.prompt_token_ids) - 1
+        return self.span.start <= last < self.span.start + self.span.tokens
+
+
+def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
+    """int32 [tokens of all spans], in their order, without waiting for those that are still on the device."""
+    pieces: list[mx.array] = []
+    index = 0
+    while index < len(spans):
+        span, sequence = spans[index].span, spans[index].sequence
+        if not spans[index].is_decoding:
+            pieces.append(sequence.known[span.start : span.start + span.tokens])
+            index += 1
+            continue
+        assert sequence.drawn is not None, "a decoding span has no drawn token"
+        rows = _rows_drawn_together(spans[index:])
+        whole = rows == list(range(sequence.drawn.shape[0]))
+        pieces.append(sequence.drawn if whole else sequence.drawn[mx.array(rows)])
+        index += len(rows)
+    return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces)
+
+
+def _rows_drawn_together(spans: Sequence[SequenceSpan]) -> list[int]:
+    """The rows of what the first of these spans' sequences drew in that step, for it and those behind it that drew there too."""
+    drawn = spans[0].sequence.drawn
+    together = itertools.takewhile(lambda each: each.is_decoding and each.sequence.drawn is drawn, spans)
+    return [each.sequence.drawn_row for each in together]

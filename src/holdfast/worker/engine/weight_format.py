@@ -1,0 +1,248 @@
+"""Which number format a model computes in, and whether its packed weights are unpacked at load.
+
+On a CPU matrix products are fast in float32 only (bf16 products are 20 times slower, packed ones with many rows as well, experts
+in bf16 are refused), so there everything becomes float32 as far as memory allows. Elsewhere a model stays as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+
+from holdfast.errors import ModelLoadError
+from holdfast.worker.engine import mlx_lm_import
+
+_FLOAT32_SHARE = 0.75  # of available memory that unpacked weights may take: the rest is for KV and activations
+_GIB = 1 << 30
+_DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+_PACKED_EXPERTS, _PLAIN_EXPERTS = "QuantizedSwitchLinear", "SwitchLinear"
+
+
+@cache
+def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
+    """Packed modules and what they become. Exact types: a subclass may do more in its call than its plain counterpart."""
+    mlx_lm_import.prepare()
+    from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+    return {
+        QuantizedLinear: lambda: Linear(1, 1, bias=False),
+        QuantizedEmbedding: lambda: Embedding(1, 1),
+        QuantizedSwitchLinear: lambda: SwitchLinear(1, 1, 1, bias=False),
+        QuantizedMultiLinear: lambda: MultiLinear(1, 1, 1),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """What becomes of the weights: `dtype` None leaves floating weights as they are."""
+
+    dtype: mx.Dtype | None
+    unpack: bool
+    unpack_experts: bool
+    note: str = ""  # why it is not what one would wish for
+
+    def unpacks(self, module: Module) -> bool:
+        """Whether this module's packed weight is unpacked."""
+        if not self.unpack or type(module) not in _plain_counterparts():
+            return False
+        return self.unpack_experts or type(module).__name__ != _PACKED_EXPERTS
+
+
+AS_IT_IS = WeightFormat(dtype=None, unpack=False, unpack_experts=False)
+
+
+def choose_format(model: Module, *, dtype: str, dequantize: str, on_cpu: bool, available_bytes: int) -> WeightFormat:
+    """The format for a model whose weights are not evaluated yet; `dtype` and `dequantize` as in ModelSettings.
+
+    Raises ModelLoadError when the weights cannot fit in any allowed format.
+    """
+    kinds = {type(module) for module in _modules(model)}
+    packed = not kinds.isdisjoint(_plain_counterparts())
+    wishes = _wishes(packed=packed, dtype=dtype, dequantize=dequantize, on_cpu=on_cpu)
+    if on_cpu:
+        wishes = [wish for wish in wishes if _cpu_computes(wish, {kind.__name__ for kind in kinds})]
+        if not wishes:
+            raise ModelLoadError(f"this model's experts can be computed in float32 only on a CPU, not in {dtype}")
+    needs = [format_bytes(model, wish) for wish in wishes]
+    for wish, need in zip(wishes, needs, strict=True):
+        # The last one is all that was asked for, or cannot be smaller: it may take all there is, others their share only.
+        share = _FLOAT32_SHARE if wish is not wishes[-1] else 1.0
+        if need <= available_bytes * share:
+            return wish if wish is wishes[0] else _noted(wish, first_choice_bytes=needs[0], available_bytes=available_bytes)
+    raise ModelLoadError(f"the weights need {_gib(min(needs))} of memory, {_gib(available_bytes)} are available")
+
+
+def _wishes(*, packed: bool, dtype: str, dequantize: str, on_cpu: bool) -> list[WeightFormat]:
+    """Allowed formats, the best one first."""
+    target = _DTYPES.get(dtype, mx.float32 if on_cpu else None)
+    stored = WeightFormat(dtype=target, unpack=False, unpack_experts=False)
+    unpacked = replace(stored, unpack=True, unpack_experts=True)
+    if packed and dequantize == "always":
+        return [unpacked]
+    wishes = [unpacked, replace(unpacked, unpack_experts=False)] if packed and dequantize == "auto" and on_cpu else []
+    return [*wishes, stored, replace(stored, dtype=None)] if dtype == "auto" and target is not None else [*wishes, stored]
+
+
+def _cpu_computes(wish: WeightFormat, kinds: set[str]) -> bool:
+    """Plain experts must be float32: upstream refuses other formats (`GatherMM`)."""
+    plain_experts = _PLAIN_EXPERTS in kinds or (_PACKED_EXPERTS in kinds and wish.unpack_experts)
+    return not plain_experts or (wish.dtype is not None and wish.dtype == mx.float32)
+
+
+def _noted(wish: WeightFormat, *, first_choice_bytes: int, available_bytes: int) -> WeightFormat:
+    kept = "the experts stay packed" if wish.unpack else "the weights stay as they are stored"
+    note = f"{kept}: in the preferred format they would need {_gib(first_choice_bytes)}, {_gib(available_bytes)} are available"
+    return replace(wish, note=note)
+
+
+def format_bytes(model: Module, wish: WeightFormat) -> int:
+    """Bytes of the model's weights in that format. Nothing is evaluated."""
+    total = 0
+    for module, array, numbers in _weights(model, wish.unpacks):
+        is_unpacked = numbers != array.size
+        total += numbers * ((wish.dtype or module.scales.dtype) if is_unpacked else _target(array, wish.dtype)).size
+    return total
+
+
+def parameter_count(model: Module) -> int:
+    """Weights of the model; packed ones counted one by one, their scales not."""
+    return sum(numbers for _, _, numbers in _weights(model, lambda module: hasattr(module, "bits") and "scales" in module))
+
+
+def _weights(model: Module, unpacks: Callable[[Any], bool]) -> Iterator[tuple[Any, mx.array, int]]:
+    """(module, its array, numbers in it): packed ones unpacked and without their scales, where it is one that `unpacks`."""
+    for module in _modules(model):
+        is_unpacked = unpacks(module)
+        for name, array in _own_arrays(module):
+            if is_unpacked and name == "weight":
+                yield module, array, array.size * 32 // module.bits
+            elif not (is_unpacked and name in ("scales", "biases", "global_scale")):
+                yield module, array, array.size
+
+
+def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -> None:
+    """Read and convert the weights in place, module by module, so that memory never holds more than the result and one module.
+
+    `read` is told how many bytes of stored weights each module took. Device thread only.
+    """
+    waiting = _named_modules(model)[::-1]
+    while waiting:  # not a loop over the list: it would keep the packed modules alive to the end
+        path, module = waiting.pop()
+        arrays = dict(_own_arrays(module))
+        stored_bytes = sum(array.nbytes for array in arrays.values())
+        if wish.unpacks(module):
+            plain = _unpacked(module, wish.dtype)
+            mx.eval(plain.weight, *([plain.bias] if "bias" in plain else []))
+            _put(model, path, plain)
+        else:
+            for name, array in arrays.items():
+                arrays[name] = array.astype(_target(array, wish.dtype))
+            mx.eval(list(arrays.values()))
+            for name, array in arrays.items():
+                _put(module, name, array)
+        del module, arrays
+        if stored_bytes:
+            read(stored_bytes)
+    give_back_freed_memory()
+
+
+def compute_dtype(model: Module) -> mx.Dtype:
+    """The format that most floating weights (or their scales) have."""
+    sizes: dict[mx.Dtype, int] = {}
+    for array in (array for module in _modules(model) for _, array in _own_arrays(module)):
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[array.dtype] = sizes.get(array.dtype, 0) + array.size
+    return max(sizes, key=lambda dtype: sizes[dtype]) if sizes else mx.float32
+
+
+def give_back_freed_memory() -> None:
+    """Return to the system what loading needed in between: MLX's cache and, with glibc, the heap's free pages."""
+    mx.clear_cache()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)
+
+
+def _unpacked(module: Any, dtype: mx.Dtype | None) -> Any:
+    """The plain counterpart of a packed module. Scales are widened first: rounding each product to them would change answers."""
+    target = dtype or (module.scales.dtype if mx.issubdtype(module.scales.dtype, mx.floating) else mx.bfloat16)
+    biases = module.get("biases")
+    scales = module.scales.astype(mx.float32) if biases is not None else module.scales
+    biases = biases.astype(mx.float32) if biases is not None else None
+    packing = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
+    global_scale = module.get("global_scale")
+    if global_scale is None:
+        weight = mx.dequantize(module.weight, scales, biases, **packing, dtype=mx.float32)
+    else:
+        experts = range(module.weight.shape[0])
+        parts = [
+            mx.dequantize(module.weight[e], scales[e], None, **packing, global_scale=global_scale[e], dtype=mx.float32)
+            for e in experts
+        ]
+        weight = mx.stack(parts)
+    plain = _plain_counterparts()[type(module)]()
+    plain.weight = weight.astype(target)
+    if "bias" in module:
+        plain.bias = module.bias.astype(_target(module.bias, dtype))
+    return plain.eval()
+
+
+def _target(array: mx.array, dtype: mx.Dtype | None) -> mx.Dtype:
+    return dtype if dtype is not None and mx.issubdtype(array.dtype, mx.floating) else array.dtype
+
+
+def _named_modules(model: Any) -> list[tuple[str, Any]]:
+    modules: list[tuple[str, Any]] = model.named_modules()
+    return modules
+
+
+def _modules(model: Module) -> Iterator[Any]:
+    for _, module in _named_modules(model):
+        yield module
+
+
+def _own_arrays(module: Any) -> Iterator[tuple[str, mx.array]]:
+    """The module's own parameters, those in its lists and dicts too, but not those of modules inside it."""
+    for key, value in module.items():
+        if not key.startswith("_"):  # as MLX itself tells parameters from other state
+            yield from _arrays_in(value, key)
+
+
+def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, mx.array]]:
+    if isinstance(value, mx.array):
+        yield path, value
+    elif isinstance(value, Module):
+        return
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _arrays_in(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _arrays_in(inner, f"{path}.{index}")
+
+
+def _put(module: Any, path: str, value: mx.array | Module) -> None:
+    *parents, last = path.split(".")
+    holder = module
+    for key in parents:
+        holder = holder[int(key)] if isinstance(holder, list) else holder[key]
+    if isinstance(holder, list):
+        holder[int(last)] = value
+    else:
+        holder[last] = value
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB"

@@ -1,0 +1,253 @@
+"""How much of which prompt goes into a step.
+
+Prompts that are being read share a step like this. The oldest and those that are ahead of it (shorter, or passed over for a
+while) each may count on half of the step; which half is dealt out first alternates, so that both move even when a step has room
+for one chunk only. What one side leaves the other takes, and what is left after that goes to the rest, shortest first. So a short
+prompt never waits for a long one to be read, a long one is slowed down by short ones to half its pace at most, and equal ones are
+read one after the other, which lets the first answer begin early.
+
+That holds within one flow. Where several have prompts to be read, each has an equal share of the step, with what its answers take
+of it, and what one leaves the others take; but short prompts of flows that had none until now are read first (`sparse_flows`).
+Prompts of a batch get what interactive ones leave, until they were passed over for a while.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from holdfast.worker.scheduler.cost_model import CostModel
+from holdfast.worker.scheduler.sequence import ScheduledSequence
+from holdfast.worker.scheduler.sparse_flows import SparseFlows
+
+NO_ROWS: Mapping[str, int] = MappingProxyType({})
+PATIENCE_STEPS = 8  # a prompt that was passed over so often goes ahead of shorter ones
+LEAST_ALONE_TOKENS = 256  # of a prompt that is alone, however slow the device: smaller steps read 2 to 3 times as slowly
+MIXED_STEPS_IN_A_ROW = 32  # then one step only decodes: what chunks add cannot be told without knowing what it takes
+
+
+class Allowance:
+    """What prompts may take of one step: tokens, and seconds when others decode in it."""
+
+    __slots__ = ("_held_seconds", "_held_tokens", "_quantum", "seconds", "tokens")
+
+    def __init__(self, *, tokens: int, seconds: float, quantum_tokens: int) -> None:
+        self.tokens, self.seconds = tokens, seconds
+        self._quantum = quantum_tokens
+        self._held_tokens, self._held_seconds = 0, 0.0
+
+    def hold_back_half(self) -> None:
+        """Keep half of what is left for later takers."""
+        self._held_tokens = self.tokens // 2
+        self._held_seconds = 0.0 if math.isinf(self.seconds) else self.seconds / 2
+
+    def release(self) -> None:
+        """Give out what was held back."""
+        self._held_tokens, self._held_seconds = 0, 0.0
+
+    def hold_back_all_but(self, *, tokens: int, seconds: float) -> None:
+        """Give out so much, and keep the rest for later takers."""
+        self._held_tokens = max(0, self.tokens - tokens)
+        self._held_seconds = 0.0 if math.isinf(self.seconds) else max(0.0, self.seconds - seconds)
+
+    def take(self, costs: CostModel, sequence: ScheduledSequence, *, taken: int, at_least_a_quantum: bool = False) -> int:
+        """Take as much as there is for one prompt that has `taken` tokens of the step already.
+
+        Whole quanta, unless the prompt or a boundary ends with it. `at_least_a_quantum`: at any cost, so that somebody moves.
+        """
+        position = sequence.position + taken
+        wanted = longest_chunk(costs, sequence) - taken
+        entry = 0.0 if taken else costs.seconds_per_chunk()
+        score_seconds = costs.score_seconds if sequence.scores_prompt else 0.0
+        tokens = max(0, min(wanted, self.tokens - self._held_tokens))
+        if not math.isinf(self.seconds):
+            left = self.seconds - self._held_seconds - entry
+            tokens = min(tokens, costs.tokens_within(left, position, score_seconds=score_seconds))
+        if tokens < wanted:
+            tokens -= tokens % self._quantum
+        if at_least_a_quantum:
+            tokens = max(tokens, min(self._quantum, wanted, self.tokens))
+        if tokens > 0:
+            self.tokens -= tokens
+            self.seconds -= entry + costs.more_chunk_seconds(position, tokens, score_seconds=score_seconds)
+        return max(tokens, 0)
+
+
+def longest_chunk(costs: CostModel, sequence: ScheduledSequence) -> int:
+    """How much of its prompt may be in one step: up to the next boundary, and as much as the device takes at this position."""
+    return min(sequence.longest_span, costs.most_chunk_tokens(sequence.position))
+
+
+class ChunkSharing:
+    """Deals the steps' room for prompts out. Remembers whose turn it is to be first, and when a step last did without chunks."""
+
+    def __init__(self, costs: CostModel, *, min_chunk_tokens: int) -> None:
+        self._costs = costs
+        self._min_chunk_tokens = min_chunk_tokens
+        self._oldest_is_first = True
+        self._last_mixed_step = -2
+        self._mixed_steps = MIXED_STEPS_IN_A_ROW
+        self._first_flow = 0  # counts up: whose turn it is to be dealt to first
+        self._sparse = SparseFlows(costs)
+
+    def share(
+        self,
+        prompts: list[ScheduledSequence],
+        *,
+        tokens: int,
+        seconds: float,
+        step: int,
+        rows: Mapping[str, int] = NO_ROWS,
+    ) -> list[tuple[ScheduledSequence, int]]:
+        """Chunks for step number `step`; at least one, if there are prompts and tokens and the step shall not only decode.
+
+        prompts: oldest first, none of them read to its end. seconds: infinite when nobody decodes in this step.
+        rows: answers that are written in this step, by flow; may be left out when all prompts are of one flow.
+        """
+        groups, batch = self._groups(prompts, step)
+        if math.isinf(seconds):
+            seconds = self._costs.seconds_without_decoding
+            if len(prompts) == 1:
+                self._sparse.note(groups, read_first={}, step=step)
+                return [(prompts[0], self._read_alone(prompts[0], tokens=tokens, seconds=seconds))]
+        elif self._should_only_decode(step):
+            return []
+        allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
+        taken: dict[ScheduledSequence, int] = {}
+        first = self._sparse.first(groups, step=step)
+        if first:
+            self._deal(allowance, first, taken, must_move=True)
+            batch = []
+        elif len(groups) == 1:
+            self._share_within(groups[0], allowance, taken, step)
+        elif groups:
+            self._share_between(groups, allowance, taken, step=step, rows=rows)
+        self._deal(allowance, batch, taken, must_move=not groups)
+        self._sparse.note(groups, read_first=taken if first else {}, step=step)
+        return list(taken.items())
+
+    def _read_alone(self, prompt: ScheduledSequence, *, tokens: int, seconds: float) -> int:
+        """How much of the only prompt is read in a step in which nothing else happens."""
+        most = min(tokens, longest_chunk(self._costs, prompt))
+        if math.isinf(seconds):
+            return most
+        within = self._costs.tokens_within(seconds, prompt.position)
+        return min(most, max(within - within % LEAST_ALONE_TOKENS, LEAST_ALONE_TOKENS))
+
+    def pass_time(self, seconds: float) -> None:
+        """A step took so long."""
+        self._sparse.pass_time(seconds)
+
+    def _groups(
+        self, prompts: list[ScheduledSequence], step: int
+    ) -> tuple[list[list[ScheduledSequence]], list[ScheduledSequence]]:
+        """The prompts of each flow, and those of a batch that can wait."""
+        by_flow: dict[str, list[ScheduledSequence]] = {}
+        batch: list[ScheduledSequence] = []
+        for prompt in prompts:
+            if prompt.is_batch and step - prompt.last_step <= PATIENCE_STEPS:
+                batch.append(prompt)
+            else:
+                by_flow.setdefault(prompt.service.flow, []).append(prompt)
+        if not by_flow:
+            return [batch], []
+        return list(by_flow.values()), batch
+
+    def _share_between(
+        self,
+        groups: list[list[ScheduledSequence]],
+        allowance: Allowance,
+        taken: dict[ScheduledSequence, int],
+        *,
+        step: int,
+        rows: Mapping[str, int],
+    ) -> None:
+        """An equal share for each flow. Each is the first to be dealt to in its turn, so that all move."""
+        first = self._first_flow % len(groups)
+        self._first_flow += 1
+        dealt = groups[first:] + groups[:first]
+        for place, (group, (share, part)) in enumerate(
+            zip(dealt, self._equal_shares(dealt, allowance.tokens, rows), strict=True)
+        ):
+            share = share if place else max(self._min_chunk_tokens, share)
+            allowance.hold_back_all_but(tokens=share, seconds=allowance.seconds * part)
+            self._deal(allowance, self._in_order(group, step), taken, must_move=not place)
+        allowance.release()
+        for group in dealt:
+            self._deal(allowance, self._in_order(group, step), taken)
+
+    def _equal_shares(
+        self, groups: list[list[ScheduledSequence]], tokens: int, rows: Mapping[str, int]
+    ) -> list[tuple[int, float]]:
+        """Of each group: tokens, and its part of the time that those before it leave; all flows take the same time of a step."""
+        each = [self._costs.prompt_token_seconds_at(group[0].position) for group in groups]
+        row_seconds = self._costs.decode_row_seconds(sum(rows.values()))
+        writing = [row_seconds * rows.get(group[0].service.flow, 0) for group in groups]
+        rates = sum(1 / cost for cost in each)
+        equal = (tokens + sum(spent / cost for spent, cost in zip(writing, each, strict=True))) / rates
+        reading = [max(0.0, equal - spent) for spent in writing]
+        left = list(itertools.accumulate(reversed(reading)))[::-1]
+        return [
+            (int(seconds / cost), seconds / rest if rest else 0.0)
+            for seconds, cost, rest in zip(reading, each, left, strict=True)
+        ]
+
+    def _in_order(self, prompts: list[ScheduledSequence], step: int) -> list[ScheduledSequence]:
+        """As `_share_within` would serve them if there were room for few: the shorter ones, the oldest, the others."""
+        ahead, behind = self._others(prompts, step)
+        return [*ahead, prompts[0], *behind] if self._first_flow & 1 else [prompts[0], *ahead, *behind]
+
+    def _share_within(
+        self, prompts: list[ScheduledSequence], allowance: Allowance, taken: dict[ScheduledSequence, int], step: int
+    ) -> None:
+        ahead, behind = self._others(prompts, step)
+        oldest = prompts[:1]
+        if not ahead:
+            self._deal(allowance, oldest, taken, must_move=True)
+        else:
+            first, second = (oldest, ahead) if self._oldest_is_first else (ahead, oldest)
+            self._oldest_is_first = not self._oldest_is_first
+            allowance.hold_back_half()
+            self._deal(allowance, first, taken, must_move=True)
+            allowance.release()
+            self._deal(allowance, second, taken)
+            self._deal(allowance, first, taken)
+        self._deal(allowance, behind, taken)
+
+    def _should_only_decode(self, step: int) -> bool:
+        if step > self._last_mixed_step + 1 and self._costs.knows_decoding:
+            self._mixed_steps = 0
+        self._last_mixed_step = step
+        due = self._mixed_steps >= MIXED_STEPS_IN_A_ROW
+        self._mixed_steps = 0 if due else self._mixed_steps + 1
+        return due
+
+    def _others(self, prompts: list[ScheduledSequence], step: int) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
+        """All but the oldest, split in those ahead of it and the rest, each in the order in which they are served."""
+        oldest = prompts[0]
+        passed_over = [other for other in prompts[1:] if step - other.last_step > PATIENCE_STEPS]
+        passed_over.sort(key=lambda other: other.last_step)
+        patient = [other for other in prompts[1:] if step - other.last_step <= PATIENCE_STEPS]
+        patient.sort(key=lambda other: other.unread_tokens)
+        shorter = [other for other in patient if other.unread_tokens < oldest.unread_tokens]
+        return passed_over + shorter, patient[len(shorter) :]
+
+    def _deal(
+        self,
+        allowance: Allowance,
+        takers: Iterable[ScheduledSequence],
+        taken: dict[ScheduledSequence, int],
+        *,
+        must_move: bool = False,
+    ) -> None:
+        for sequence in takers:
+            before = taken.get(sequence, 0)
+            if before == sequence.longest_span:
+                continue
+            more = allowance.take(self._costs, sequence, taken=before, at_least_a_quantum=must_move)
+            must_move = False
+            if more == 0:
+                return
+            taken[sequence] = before + more

@@ -1,0 +1,395 @@
+"""The worker's sessions: carries out commands, keeps where requests have left their tokens. Device thread only."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import msgspec
+
+from holdfast.errors import SessionFailure, SessionRefused
+from holdfast.store.block import BlockKey
+from holdfast.wire.commands import PinnedPrefix
+from holdfast.wire.packed import TOKEN_BYTES
+from holdfast.wire.sessions import (
+    OperationName,
+    SessionAnswer,
+    SessionCommand,
+    SessionInfo,
+    is_fit_metadata,
+    is_fit_ttl,
+    is_session_id,
+)
+from holdfast.worker.prefix.cache import PrefixCache
+from holdfast.worker.prefix.ram import Residence
+from holdfast.worker.sessions.pins import SessionPins
+from holdfast.worker.sessions.portable import Header, SessionFile
+from holdfast.worker.sessions.prefix_pins import PrefixPins
+from holdfast.worker.sessions.record import Session, decode_record, encode_record, record_name
+from holdfast.worker.sessions.registry import SessionRegistry
+from holdfast.worker.sessions.transfer import Transfer, Transfers
+
+RECORD_SECONDS = 0.5  # records of sessions in use are written so often at most
+EXPIRY_SECONDS = 1.0  # between looks at whose time is over
+
+logger = logging.getLogger("holdfast.worker.sessions")
+
+
+class SessionService:
+    """All sessions of one worker."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        *,
+        most: int = 1000,
+        ttl_seconds: float | None = 604800.0,
+        pinned_percent: int = 50,
+        context_tokens: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cache, self._clock = cache, clock
+        self._pinned_percent = pinned_percent
+        self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
+        self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
+        self._prefixes = PrefixPins(cache.index, self._pins)
+        cache.index.limit_pins(cache.index.ram_budget_bytes * pinned_percent // 100)
+        self._transfers = Transfers(cache, context_tokens=context_tokens, check_room=self._check_room, register=self._imported)
+        self._operations: dict[OperationName, Callable[[SessionCommand], SessionAnswer | None]] = {
+            "list": self._list,
+            "open": self._open,
+            "import": self._import,
+            "export": self._export,
+            "get": self._get,
+            "update": self._update,
+            "fork": self._fork,
+            "close": self._close,
+        }
+        self._dirty: dict[str, Session] = {}
+        self._unreadable: set[str] = set()
+        self._asked_records: Future[dict[str, bytes]] | None = None
+        self._recorded_at = self._looked_at = 0.0
+        self._take_over()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a file is being written or taken in: the loop must not sleep then."""
+        return self._transfers.is_busy
+
+    def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
+        """The answer to a command; None when it comes later, out of `tend`."""
+        self._expire()
+        try:
+            _check(command)
+            return self._operations[command.operation](command)
+        except SessionRefused as refusal:
+            return _refused(command, refusal)
+
+    def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
+        """A request of a session has ended and what it leaves is put away. A session that is not there begins with it."""
+        now = self._clock()
+        session = self._registry.find(session_id, tenant=tenant)
+        if session is None:
+            try:
+                self._make_room(tenant)
+                session = self._registry.open(session_id, tenant=tenant, now=now)
+            except SessionRefused as refusal:
+                logger.warning("a request's session cannot be opened: %s", refusal)
+                return
+        session.use(self._cache.index.branch(chain, tenant=tenant), now=now)
+        self._changed(session)
+
+    def keep_prefixes(
+        self, wanted: Sequence[PinnedPrefix], *, tenant: str, chain: bytes | bytearray, began_from: Sequence[BlockKey]
+    ) -> None:
+        """A request has ended and what it leaves is put away: what it has begun from was used, and its own pins begin."""
+        self._prefixes.use(began_from, now=self._clock())
+        self._prefixes.keep(wanted, tenant=tenant, chain=chain, now=self._clock())
+
+    def tend(self) -> list[SessionAnswer]:
+        """Go on with transfers, end sessions whose time is over, write records; returns answers that are due."""
+        ended = [self._ended(transfer) for transfer in self._transfers.advance()]
+        answers = [answer for answer in ended if answer is not None]
+        if answers:
+            return answers  # before anything else can go wrong
+        now = self._clock()
+        if now - self._looked_at >= EXPIRY_SECONDS:
+            self._looked_at = now
+            self._expire()
+            self._prefixes.expire(now)
+        if self._dirty and now - self._recorded_at >= RECORD_SECONDS:
+            self._write_records()
+        return answers
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        self._write_records()
+        self._transfers.close()
+
+    def abandon(self) -> None:
+        """End the threads; nothing else can be done any more."""
+        self._transfers.close()
+
+    # -- what can be done
+
+    def _list(self, command: SessionCommand) -> SessionAnswer:
+        return self._answer(command, *self._registry.of(command.tenant)[: command.limit])
+
+    def _get(self, command: SessionCommand) -> SessionAnswer:
+        return self._answer(command, self._registry.get(command.session_id, tenant=command.tenant))
+
+    def _open(self, command: SessionCommand) -> SessionAnswer:
+        self._registry.refuse_taken(command.session_id, tenant=command.tenant)
+        self._make_room(command.tenant)
+        session = self._registry.open(
+            command.session_id,
+            tenant=command.tenant,
+            now=self._clock(),
+            ttl_seconds=command.ttl_seconds,
+            pinned=command.pinned is True,
+            metadata=command.metadata,
+        )
+        self._changed(session)
+        return self._answer(command, session)
+
+    def _fork(self, command: SessionCommand) -> SessionAnswer:
+        session = self._registry.get(command.session_id, tenant=command.tenant)
+        self._registry.refuse_taken(command.new_session_id, tenant=command.tenant)
+        self._check_pin(command, session)
+        self._make_room(command.tenant, but=session)
+        fork = self._registry.open(
+            command.new_session_id,
+            tenant=command.tenant,
+            now=self._clock(),
+            ttl_seconds=session.ttl_seconds if command.ttl_seconds is msgspec.UNSET else command.ttl_seconds,
+            pinned=command.pinned is True,
+            metadata=session.metadata,
+        )
+        fork.branches, fork.forked_from = session.branches[:1], session.session_id
+        self._changed(fork)
+        return self._answer(command, fork)
+
+    def _update(self, command: SessionCommand) -> SessionAnswer:
+        session = self._registry.get(command.session_id, tenant=command.tenant)
+        if not session.pinned:
+            self._check_pin(command, session)
+        if command.pinned is not msgspec.UNSET:
+            session.pinned = command.pinned
+        if command.ttl_seconds is not msgspec.UNSET:
+            session.ttl_seconds = command.ttl_seconds
+        if command.metadata is not msgspec.UNSET:
+            session.metadata = dict(command.metadata)
+        session.last_used_at = self._clock()
+        self._changed(session)
+        return self._answer(command, session)
+
+    def _close(self, command: SessionCommand) -> SessionAnswer:
+        session = self._registry.get(command.session_id, tenant=command.tenant)
+        answer = self._answer(command, session)
+        if command.forget:  # first: while there is a record, another worker can go on with it
+            self._pins.drop(session)
+            self._forget(session)
+        self._end(session)
+        return answer
+
+    def _export(self, command: SessionCommand) -> None:
+        self._transfers.begin_export(command, self._registry.get(command.session_id, tenant=command.tenant))
+
+    def _import(self, command: SessionCommand) -> None:
+        self._registry.refuse_taken(command.session_id, tenant=command.tenant)
+        self._transfers.begin_import(command)
+
+    # -- what comes of it
+
+    def _end(self, session: Session) -> None:
+        self._pins.drop(session)
+        self._registry.close(session)
+        self._dirty.pop(record_name(session), None)
+        if self._cache.store is not None:
+            self._cache.store.remove_record(record_name(session))
+
+    def _forget(self, session: Session) -> None:
+        """Delete the ends of a session's branches, up to where something else stands on them."""
+        others = [other for other in self._registry.of(session.tenant) if other is not session]
+        needed = {key for other in others for branch in other.branches for key in branch.keys}
+        for branch in session.branches:
+            self._cache.index.forget_branch(branch, needed=needed)
+        self._cache.live.forget_session(session.session_id, tenant=session.tenant)
+
+    def _check_room(self, command: SessionCommand, file: SessionFile) -> None:
+        """Refuse a file that cannot come in, before any of it does and anything has to leave for it. Raises SessionRefused."""
+        self._registry.refuse_taken(command.session_id or file.header.session_id, tenant=command.tenant)
+        self._registry.victims(command.tenant)
+        quota_bytes, free_bytes = self._quota_bytes(), self._budget_bytes() - self._pins.pinned_bytes
+        if file.nbytes > quota_bytes:
+            message = f"the file holds {file.nbytes:,} bytes, a session may bring {quota_bytes:,} (store.pinned_percent)"
+            raise SessionRefused(SessionFailure.OVER_QUOTA, message)
+        while file.nbytes > free_bytes and self._prefixes.give_way():
+            free_bytes = self._budget_bytes() - self._pins.pinned_bytes
+        if file.nbytes > free_bytes:
+            message = f"the file holds {file.nbytes:,} bytes, {max(0, free_bytes):,} are not pinned: unpin a session"
+            raise SessionRefused(SessionFailure.NO_ROOM, message)
+
+    def _imported(self, command: SessionCommand, header: Header, chains: Sequence[bytearray]) -> Session:
+        """A session over chains that have come in. Raises SessionRefused when not all of them has found room."""
+        session_id, tenant = command.session_id or header.session_id, command.tenant
+        self._registry.refuse_taken(session_id, tenant=tenant)
+        branches = tuple(self._cache.index.branch(chain, tenant=tenant) for chain in chains)
+        if any(branch.tokens < len(chain) // TOKEN_BYTES for branch, chain in zip(branches, chains, strict=True)):
+            raise SessionRefused(SessionFailure.NO_ROOM, "there is no room for all of the session")
+        self._make_room(tenant)
+        session = self._registry.open(
+            session_id, tenant=tenant, now=self._clock(), ttl_seconds=header.ttl_seconds, metadata=header.metadata
+        )
+        session.branches = branches
+        self._changed(session)
+        return session
+
+    def _ended(self, transfer: Transfer) -> SessionAnswer | None:
+        """The answer to a transfer; None when it begins again, because the store has lost a part of what was to be exported."""
+        if transfer.lost and self._cache.store is not None:
+            self._cache.index.unreadable(transfer.lost)
+            self._cache.forget([key for key in transfer.lost if self._cache.payload(key) is None])
+            return self.carry_out(transfer.command)
+        if transfer.failure is not None:
+            return _refused(transfer.command, transfer.failure)
+        assert transfer.session is not None
+        return self._answer(transfer.command, transfer.session)
+
+    def _answer(self, command: SessionCommand, *sessions: Session) -> SessionAnswer:
+        return SessionAnswer(call_id=command.call_id, sessions=tuple(map(self._info, sessions)))
+
+    def _info(self, session: Session) -> SessionInfo:
+        index = self._cache.index
+        branch = session.branches[0] if session.branches else None
+        kept = ram = live = at = 0
+        for step in () if branch is None else index.kept_part(branch).steps:
+            kept = step.end
+            if live == at and index.holder_of(step.key) is not None:
+                live = step.end
+            if index.residence(step.key) is not Residence.DISK:
+                ram += step.end - at
+            at = step.end
+        keys = {key for each in session.branches for key in each.keys}
+        return SessionInfo(
+            session_id=session.session_id,
+            created_at=session.created_at,
+            last_used_at=session.last_used_at,
+            expires_at=session.expires_at,
+            pinned=session.pinned,
+            pin_state=self._pins.state_of(session),
+            requests=session.requests,
+            branches=len(session.branches),
+            tokens=0 if branch is None else branch.tokens,
+            kept_tokens=kept,
+            ram_tokens=ram,
+            disk_tokens=kept - ram,
+            live_tokens=live,
+            kept_bytes=sum(index.size_of(key) for key in keys),
+            metadata=session.metadata,
+            forked_from=session.forked_from,
+        )
+
+    def _changed(self, session: Session) -> None:
+        self._dirty[record_name(session)] = session
+        if session.pinned or self._clock() - self._recorded_at >= RECORD_SECONDS:
+            self._write_records()  # before the pins, so that none is without a session that can take it back
+        self._pins.sync(session)
+        while self._pins.state_of(session) == "over_quota" and self._prefixes.give_way():
+            self._pins.sync(session)
+
+    def _write_records(self) -> None:
+        self._recorded_at = self._clock()
+        while self._dirty:
+            name, session = self._dirty.popitem()
+            if self._cache.store is not None:
+                self._cache.store.put_record(name, encode_record(session))
+
+    def _take_over(self) -> None:
+        """Go on with the sessions that an earlier worker on this store has left."""
+        if self._cache.store is None:
+            return
+        for session in self._decoded(self._cache.store.records()).values():
+            self._registry.put(session)
+        for session in self._registry:
+            self._pins.sync(session)
+        self._expire()
+        self._make_room("", sessions=0)
+
+    def _decoded(self, records: dict[str, bytes]) -> dict[str, Session]:
+        """Sessions by the names of their records. Those of other versions are left alone, and logged once."""
+        found: dict[str, Session] = {}
+        for name, data in records.items():
+            if name in self._unreadable:
+                continue
+            try:
+                found[name] = decode_record(data)
+            except ValueError as error:
+                self._unreadable.add(name)
+                logger.warning("a session's record cannot be used: %s", error)
+        return found
+
+    def _expire(self) -> None:
+        """End sessions whose time is over. With a store only when it has said whether another worker has used them since."""
+        over = self._registry.expired(self._clock())
+        store = self._cache.store
+        if not over:
+            self._asked_records = None
+            return
+        recorded: dict[str, Session] = {}
+        if store is not None:
+            if self._asked_records is None:
+                self._asked_records = store.ask_records()
+            if not self._asked_records.done():
+                return
+            if not self._asked_records.cancelled() and self._asked_records.exception() is None:
+                recorded = self._decoded(self._asked_records.result())
+            self._asked_records = None
+        for session in over:
+            other = recorded.get(record_name(session))
+            if other is not None and other.last_used_at > session.last_used_at:
+                self._pins.drop(session)
+                self._registry.put(other)
+                self._pins.sync(other)
+        for session in over:
+            if self._registry.find(session.session_id, tenant=session.tenant) is session:
+                self._end(session)
+
+    def _make_room(self, tenant: str, *, but: Session | None = None, sessions: int = 1) -> None:
+        """End sessions until so many more can be opened. Raises SessionRefused when too many are pinned."""
+        for victim in self._registry.victims(tenant, sessions=sessions, but=but):
+            self._end(victim)
+
+    def _check_pin(self, command: SessionCommand, session: Session) -> None:
+        """Refuse to pin a session that does not fit. Raises SessionRefused."""
+        while command.pinned is True and not self._pins.fits(session):
+            if not self._prefixes.give_way():
+                message = f"pinned sessions may keep {self._quota_bytes():,} bytes, and keep {self._pins.pinned_bytes:,}"
+                raise SessionRefused(SessionFailure.OVER_QUOTA, f"{message}: unpin another one")
+
+    def _quota_bytes(self) -> int:
+        return self._budget_bytes() * self._pinned_percent // 100
+
+    def _budget_bytes(self) -> int:
+        on_disk = None if self._cache.store is None else self._cache.store.statistics()
+        if on_disk is None or on_disk.mode != "writing":
+            return self._cache.index.ram_budget_bytes
+        return on_disk.allowed_bytes
+
+
+def _refused(command: SessionCommand, refusal: SessionRefused) -> SessionAnswer:
+    return SessionAnswer(call_id=command.call_id, failure=refusal.failure, message=str(refusal))
+
+
+def _check(command: SessionCommand) -> None:
+    """Refuse what could not be kept or named. The server has refused it before; the library's callers come here."""
+    is_named_by_file = command.operation == "import" and not command.session_id
+    opened = {"open": command.session_id, "import": command.session_id, "fork": command.new_session_id}.get(command.operation)
+    if opened is not None and not is_named_by_file and not is_session_id(opened):
+        raise SessionRefused(SessionFailure.INVALID, f"not the id of a session: {opened!r}")
+    if command.metadata is not msgspec.UNSET and not is_fit_metadata(command.metadata):
+        raise SessionRefused(SessionFailure.INVALID, "metadata takes up to 16 pairs of texts, of at most 64 and 512 characters")
+    if command.ttl_seconds is not msgspec.UNSET and not is_fit_ttl(command.ttl_seconds):
+        raise SessionRefused(SessionFailure.INVALID, "a session lives for more than 0 seconds and at most ten years")

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.config import ServerSettings
+from holdfast.wire.output import PromptProgress
+from tests.fakes.http_clients import CHAT, MESSAGES, chat_body, client_of, events_of, message_body, named_events_of, served
+from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, answer
+
+REQUESTS = "/admin/requests"
+
+
+def endless(*texts: str) -> ScriptedGateway:
+    """Writes so much, and then waits for what never comes."""
+    return ScriptedGateway(script=[*answer(*texts)[: len(texts)], asyncio.Event()])
+
+
+async def listed(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    return list((await client.get(REQUESTS)).json()["requests"])
+
+
+async def test_a_request_is_listed_while_it_runs_and_cancelled_with_a_clear_end() -> None:
+    gateway = endless("Hel", "lo")
+    async with served(gateway) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        headers = {"x-request-id": "mine", "x-session-id": "agent-1"}
+        async with client.stream("POST", CHAT, json=chat_body(stream=True), headers=headers) as stream:
+            lines = stream.aiter_lines()
+            while '"lo"' not in await anext(lines):
+                continue
+            (shown,) = await listed(client)
+            assert shown.pop("age_seconds") > 0
+            assert shown == {
+                "id": "mine",
+                "model": MODEL,
+                "state": "writing",
+                "path": CHAT,
+                "key": "",
+                "client": "127.0.0.1",
+                "session_id": "agent-1",
+                "prompt_tokens": 7,
+                "prefilled_tokens": 0,
+                "answer_tokens": 2,
+            }
+            assert (await client.delete(f"{REQUESTS}/mine")).json() == {"id": "mine", "cancelled": True}
+            rest = "\n".join([line async for line in lines])
+        *_, error = [event for event in events_of(rest.strip()) if event != "[DONE]"]
+        assert (error["error"]["code"], error["error"]["message"]) == (
+            "request_cancelled",
+            "the server's administrator has cancelled this request",
+        )
+        assert await listed(client) == []
+        assert gateway.closed == [gateway.request.request_id]
+
+
+async def test_a_whole_answer_that_is_cancelled_is_refused_in_the_form_of_its_protocol_and_is_not_tried_again() -> None:
+    async with served(endless("Hel")) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        asked = [
+            asyncio.create_task(client.post(MESSAGES, json=message_body(), headers={"x-request-id": "same"})) for _ in range(2)
+        ]
+        while len(found := await listed(client)) < 2:
+            continue
+        assert [each["id"] for each in found] == ["same", "same.2"]
+        for each in found:
+            assert (await client.delete(f"{REQUESTS}/{each['id']}")).status_code == 200
+        for answered in await asyncio.gather(*asked):
+            assert answered.status_code == 403
+            assert answered.json()["type"] == "error"
+            assert "cancelled" in answered.json()["error"]["message"]
+
+
+async def test_a_stream_of_messages_that_is_cancelled_ends_with_an_error_event() -> None:
+    async with served(endless("Hel")) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        asked = asyncio.create_task(client.post(MESSAGES, json=message_body(stream=True)))
+        while not (found := [each for each in await listed(client) if each["state"] == "writing"]):
+            continue
+        await client.delete(f"{REQUESTS}/{found[0]['id']}")
+        name, event = named_events_of((await asked).text)[-1]
+        assert (name, "cancelled" in event["error"]["message"]) == ("error", True)
+
+
+async def test_a_request_that_waits_for_its_model_is_listed_as_waiting_and_embeddings_as_read() -> None:
+    gateway = ScriptedGateway(accept_when=asyncio.Event())
+    async with served(gateway) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        asked = [
+            asyncio.create_task(client.post(CHAT, json=chat_body())),
+            asyncio.create_task(client.post("/v1/embeddings", json={"model": MODEL, "input": "x"})),
+        ]
+        while len(found := await listed(client)) < 2:
+            continue
+        assert {each["path"]: each["state"] for each in found} == {CHAT: "waiting", "/v1/embeddings": "reading"}
+        for each in found:
+            await client.delete(f"{REQUESTS}/{each['id']}")
+        assert {answered.status_code for answered in await asyncio.gather(*asked)} == {403}
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", REQUESTS), ("DELETE", f"{REQUESTS}/x"), ("GET", "/admin/store")])
+async def test_who_is_no_administrator_is_refused(method: str, path: str) -> None:
+    keyed = ServerSettings(api_key="k")
+    async with client_of(ScriptedGateway(), server=keyed) as client:
+        assert (await client.request(method, path)).status_code == 401
+        allowed = await client.request(method, path, headers={"authorization": "Bearer k"})
+        assert allowed.status_code in (200, 404)
+    async with client_of(ScriptedGateway()) as client:
+        refused = await client.request(method, path, headers={"x-forwarded-for": "192.0.2.1"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_only")
+
+
+async def test_a_request_that_is_not_there_cannot_be_cancelled() -> None:
+    async with client_of(ScriptedGateway()) as client:
+        refused = await client.delete(f"{REQUESTS}/none")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "request_not_found")
+
+
+async def test_it_is_listed_how_far_a_long_prompt_is_read() -> None:
+    progress = PromptProgress(index=0, total_tokens=7, cached_tokens=0, read_tokens=3, seconds=0.5)
+    gateway = ScriptedGateway(script=[progress, asyncio.Event()])
+    async with served(gateway) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        body = chat_body(stream=True, return_progress=True)
+        async with client.stream("POST", CHAT, json=body) as stream:
+            lines = stream.aiter_lines()
+            while "prompt_progress" not in await anext(lines):
+                continue
+            (shown,) = await listed(client)
+            assert (shown["state"], shown["prefilled_tokens"], shown["prompt_tokens"]) == ("reading", 3, 7)

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.front.admin.status import Health
+from holdfast.front.prompt.dialects import DialectReport, ThinkingReport
+from holdfast.wire.events import FinishReason
+from holdfast.wire.figures import CacheFigures, Histogram, ResidencyFigures, StoreFigures, WorkerStatistics
+from tests.fakes.http_clients import CHAT, chat_body, client_of
+from tests.fakes.scripted_gateway import INFO, MODEL, ScriptedDirectory, ScriptedGateway, answer, model_status
+
+
+async def get(path: str, directory: ScriptedDirectory | None = None) -> Any:
+    async with client_of(ScriptedGateway(), directory=directory) as client:
+        return await client.get(path)
+
+
+async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
+    models = (model_status(aliases=("tiny",)), model_status(id="b", state="loading", info=None))
+    response = await get("/v1/models", ScriptedDirectory(models=models))
+    usual = {"object": "model", "created": 1_700_000_000, "owned_by": "holdfast"}
+    lengths = {"max_model_len": 2048, "context_length": 2048, "context_window": 2048, "max_output_tokens": 512}
+    first = usual | lengths | {"id": MODEL, "state": "ready", "aliases": ["tiny"]}
+    second = usual | dict.fromkeys(lengths) | {"id": "b", "state": "loading", "aliases": []}
+    assert response.json() == {"object": "list", "data": [first, second]}
+
+
+async def test_a_model_is_found_by_its_alias() -> None:
+    response = await get("/v1/models/small", ScriptedDirectory(models=(model_status(), model_status(id="b", aliases=("small",)))))
+    assert response.json()["id"] == "b"
+
+
+@pytest.mark.parametrize("path", [f"/v1/models/{MODEL}", "/v1/models/demo%2Ftiny"])
+async def test_a_model_is_found_by_an_id_with_a_slash(path: str) -> None:
+    response = await get(path)
+    assert (response.status_code, response.json()["id"]) == (200, MODEL)
+
+
+@pytest.mark.parametrize("model_id", ["other", "demo", "../demo/tiny"])
+async def test_an_unknown_model_is_a_404(model_id: str) -> None:
+    response = await get(f"/v1/models/{model_id}")
+    assert response.status_code == 404
+
+
+async def test_an_unknown_model_is_told_the_nearest_names() -> None:
+    response = await get(
+        "/v1/models/tinny", ScriptedDirectory(models=(model_status(), model_status(id="kelp", aliases=("tony",))))
+    )
+    assert response.status_code == 404
+    assert response.json()["error"]["message"] == (
+        f"model 'tinny' is not served here; available: {MODEL}, kelp, tony; did you mean {MODEL} or tony?"
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/models", "/v1/v1/models", "//v1//models"])
+async def test_the_list_of_models_is_found_however_the_base_url_was_written(path: str) -> None:
+    assert (await get(path)).json()["data"][0]["id"] == MODEL
+
+
+async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> None:
+    response = await get("/health")
+    assert response.status_code == 200
+    assert response.json() == {
+        "status": "ok",
+        "version": "0.1.0",
+        "models": [
+            {
+                "id": MODEL,
+                "state": "ready",
+                "pid": 4711,
+                "pinned": False,
+                "leases": 0,
+                "idle_seconds_left": None,
+                "footprint_bytes": 0,
+                "failure": None,
+                "layout": "rows",
+                "layout_reason": "both ways agree",
+                "running": 2,
+                "queued": 1,
+                "memory": None,
+                "dialect": None,
+                "kv_bytes_per_token": 8,
+                "fixed_bytes_per_sequence": 0,
+            }
+        ],
+    }
+
+
+async def test_health_tells_how_the_model_writes_calls_and_thoughts() -> None:
+    thinking = ThinkingReport(
+        start="<think>", end="</think>", opened_by_prompt=True, switch=("thinking",), efforts={"off": {"thinking": False}}
+    )
+    report = DialectReport(family="hermes", tools="text", proven=True, why="shows no tools", thinking=thinking)
+    response = await get("/health", ScriptedDirectory(dialects={MODEL: report}))
+    msgspec.json.decode(response.content, type=Health, strict=True)
+    assert response.json()["models"][0]["dialect"] == msgspec.json.decode(msgspec.json.encode(report))
+
+
+async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() -> None:
+    store = StoreFigures(model="f00d", mode="memory-only", blocks=3, stored_bytes=70, allowed_bytes=100, written_today_bytes=9)
+    memory = CacheFigures(kept_tokens=9, ram_bytes=5, ram_budget_bytes=10, parked_sequences=3, parked_bytes=7, store=store)
+    kept = {"kept_tokens": 9, "ram_bytes": 5, "ram_budget_bytes": 10, "parked_sequences": 3, "parked_bytes": 7}
+    for given, shown in (
+        (
+            memory,
+            {
+                "model": "f00d",
+                "mode": "memory-only",
+                "blocks": 3,
+                "stored_bytes": 70,
+                "allowed_bytes": 100,
+                "written_today_bytes": 9,
+            },
+        ),
+        (msgspec.structs.replace(memory, store=None), None),
+    ):
+        response = await get("/health", ScriptedDirectory(models=(model_status(memory=given),)))
+        msgspec.json.decode(response.content, type=Health, strict=True)
+        assert response.json()["models"][0]["memory"] == {**kept, "store": shown}
+
+
+@pytest.mark.parametrize("state", ["loading", "failed"])
+async def test_health_is_a_503_while_the_only_model_loads_or_cannot_be(state: str) -> None:
+    response = await get("/health", ScriptedDirectory(models=(model_status(state=state, pid=None, info=None),)))
+    body = response.json()
+    assert (response.status_code, body["status"], body["models"][0]["state"]) == (503, state, state)
+    assert (body["models"][0]["pid"], body["models"][0]["layout"]) == (None, None)
+
+
+async def test_health_is_ok_as_soon_as_requests_are_taken_with_nothing_loaded_too() -> None:
+    unloaded = model_status(id="b", state="unloaded", pid=None, is_awaited=False)
+    for other, status in (
+        (model_status(state="unloaded"), "ok"),
+        (model_status(state="loading", is_awaited=False), "ok"),  # somebody has asked for it
+        (model_status(state="failed", failure="no room"), "ok"),
+        (model_status(state="loading"), "loading"),
+    ):
+        body = (await get("/health", ScriptedDirectory(models=(unloaded, other)))).json()
+        assert body["status"] == status
+        assert body["models"][1]["failure"] == (other.failure or None)
+
+
+async def test_health_and_metrics_tell_who_uses_a_model_and_when_it_goes() -> None:
+    figures = ResidencyFigures(
+        loaded=1, leases=3, footprint_bytes=77, changes={"loaded": 2, "room": 1}, wait_seconds={"place": 1.5, "load": 2.5}
+    )
+    directory = ScriptedDirectory(models=(model_status(figures=figures, is_pinned=True, idle_seconds_left=4.5),))
+    (model,) = (await get("/health", directory)).json()["models"]
+    assert {name: model[name] for name in ("pinned", "leases", "idle_seconds_left", "footprint_bytes")} == {
+        "pinned": True,
+        "leases": 3,
+        "idle_seconds_left": 4.5,
+        "footprint_bytes": 77,
+    }
+    lines = set((await get("/metrics", directory)).text.splitlines())
+    name = f'model="{MODEL}"'
+    assert {
+        f"holdfast_model_loaded{{{name}}} 1.0",
+        f"holdfast_model_leases{{{name}}} 3.0",
+        f"holdfast_model_footprint_bytes{{{name}}} 77.0",
+        f'holdfast_model_changes_total{{change="loaded",{name}}} 2.0',
+        f'holdfast_model_changes_total{{change="room",{name}}} 1.0',
+        f'holdfast_model_wait_seconds_total{{for="place",{name}}} 1.5',
+    } <= lines
+
+
+async def test_health_is_loading_while_there_are_no_models_yet() -> None:
+    response = await get("/health", ScriptedDirectory(models=()))
+    assert (response.status_code, response.json()["status"]) == (503, "loading")
+
+
+async def test_metrics_show_what_was_answered_and_what_the_workers_do() -> None:
+    steps = Histogram(bounds=(0.1, 1.0), counts=(3, 1, 1), total=4.5)
+    numbers = WorkerStatistics(
+        running=2, queued=5, kv_reserved_bytes=512, kv_budget_bytes=1024, generated_tokens=99, step_seconds=steps
+    )
+    gateway = ScriptedGateway(script=answer("a", "b", reason=FinishReason.LENGTH, cached_tokens=3))
+    async with client_of(gateway, directory=ScriptedDirectory(numbers={MODEL: numbers})) as client:
+        await client.post(CHAT, json=chat_body())
+        await client.post(CHAT, json={})
+        await client.get("/nope/with/a/name/of/its/own")
+        response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    lines = set(response.text.splitlines())
+    model = f'model="{MODEL}"'
+    assert {
+        f'holdfast_http_requests_total{{method="POST",path="{CHAT}",status="200"}} 1.0',
+        f'holdfast_http_requests_total{{method="POST",path="{CHAT}",status="400"}} 1.0',
+        'holdfast_http_requests_total{method="GET",path="other",status="404"} 1.0',
+        f'holdfast_requests_total{{{model},reason="length"}} 1.0',
+        f"holdfast_request_completion_tokens_total{{{model}}} 2.0",
+        f"holdfast_request_cached_tokens_total{{{model}}} 3.0",
+        f"holdfast_load_seconds{{{model}}} {INFO.load_seconds}",
+        f'holdfast_worker_restarts_total{{cause="hung",{model}}} 2.0',
+        f"holdfast_worker_running{{{model}}} 2.0",
+        f"holdfast_worker_queued{{{model}}} 5.0",
+        f"holdfast_worker_kv_reserved_bytes{{{model}}} 512.0",
+        f"holdfast_worker_generated_tokens_total{{{model}}} 99.0",
+        f'holdfast_worker_step_seconds_bucket{{le="1.0",{model}}} 4.0',
+        f'holdfast_worker_step_seconds_bucket{{le="+Inf",{model}}} 5.0',
+        f"holdfast_worker_step_seconds_sum{{{model}}} 4.5",
+    } <= lines
+    for name in ("queue", "prefill", "first_token", "inter_token", "request"):
+        assert f"holdfast_{name}_seconds_count{{{model}}} 1.0" in lines

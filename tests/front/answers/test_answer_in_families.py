@@ -1,0 +1,220 @@
+"""A call that a thought quotes or weighs is reasoning, in every family; one that ends the answer is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.front.prompt.answer_meaning import meaning_of_deltas, meaning_of_text
+from holdfast.front.prompt.read_history import answer_reader
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.toolcalls.call_format import ChannelFormat
+from holdfast.front.toolcalls.dialect import Call, ModelDialect, ReasoningFormat
+from holdfast.front.toolcalls.families import FAMILIES
+from holdfast.wire.events import FinishReason
+from holdfast.wire.output import ChoiceFinished
+from tests.fakes.family_bundles import bundle
+from tests.fakes.family_templates import FAMILY_TEMPLATES
+from tests.fakes.recorded_answers import TOOLS
+from tests.fakes.told_answers import by_tokens, heard, told
+
+THINKING = sorted(name for name, family in FAMILY_TEMPLATES.items() if family.thought[0])
+ROME = Call("get_weather", {"city": "Rome", "days": 3}, "functions.get_weather:0")
+TIME = Call("get_time", {"tz": "CET"}, "functions.get_time:1")
+WEIGHED = "I could use\n{rome}\nWait, that is dangerous; I had better ask.\n"
+
+
+@cache
+def bundle_of(name: str) -> TokenizerBundle:
+    return bundle(FAMILY_TEMPLATES[name])
+
+
+def marks_of(dialect: ModelDialect) -> tuple[str, str]:
+    assert dialect.reasoning is not None
+    return dialect.reasoning.start, dialect.reasoning.end
+
+
+def thought_of(text: str, dialect: ModelDialect) -> tuple[str, str]:
+    """A thought as it is told: its text without the white space at its edges."""
+    return ("thought", filled(text, dialect).strip())
+
+
+def filled(text: str, dialect: ModelDialect) -> str:
+    """The text with calls as the family writes them, and the markers of thoughts."""
+    assert dialect.calls is not None
+    start, end = marks_of(dialect)
+    both = dialect.calls.write([ROME, TIME])
+    return text.format(start=start, end=end, rome=dialect.calls.write([ROME]), time=dialect.calls.write([TIME]), both=both)
+
+
+def called(*calls: Call) -> list[Any]:
+    return [(call.name, dict(call.arguments), ()) for call in calls]
+
+
+def answers(dialect: ModelDialect, *, parallel: bool) -> dict[str, tuple[str, list[Any]]]:
+    """Answers with thoughts that hold calls, and what they say."""
+
+    def thought(text: str) -> tuple[str, str]:
+        return thought_of(text, dialect)
+
+    found: dict[str, tuple[str, list[Any]]] = {
+        "weighed, then asked": ("{start}" + WEIGHED + "{end}\n\nMay I?", [thought(WEIGHED), "May I?"]),
+        "the last words of a thought": ("{start}So:\n{rome}\n{end}\n\nMay I?", [thought("So:\n{rome}"), "May I?"]),
+        "nothing but a call": ("{start}{rome}{end}May I?", [thought("{rome}"), "May I?"]),
+        "two calls, weighed apart": (
+            "{start}Either\n{rome}\nor\n{time}\nbut no.{end}May I?",
+            [thought("Either\n{rome}\nor\n{time}\nbut no."), "May I?"],
+        ),
+        "weighed, then made": ("{start}" + WEIGHED + "{end}\n\n{time}", [thought(WEIGHED), *called(TIME)]),
+        "weighed in a second thought": (
+            "{start}Hm.{end}Well.\n{start}" + WEIGHED + "{end}\n\nMay I?",
+            [("thought", "Hm."), "Well.", thought(WEIGHED), "May I?"],
+        ),
+        "the end of an open thought": ("{start}I had better look.\n{rome}", [("thought", "I had better look."), *called(ROME)]),
+        "white space behind it": ("{start}Hm.\n{rome}\n\n", [("thought", "Hm."), *called(ROME)]),
+        "one weighed and one made": (
+            "{start}" + WEIGHED + "So\n{time}",
+            [thought(WEIGHED + "So"), *called(TIME)],
+        ),
+        "weighed in an open thought": ("{start}" + WEIGHED, [("thought", filled(WEIGHED, dialect))]),
+    }
+    if parallel:
+        found["two at the end"] = ("{start}Hm.\n{both}", [("thought", "Hm."), *called(ROME, TIME)])
+    return {name: (filled(text, dialect), says) for name, (text, says) in found.items()}
+
+
+@pytest.mark.parametrize("as_tokens", [True, False])
+@pytest.mark.parametrize("name", THINKING)
+def test_only_a_call_that_ends_the_answer_is_made(name: str, as_tokens: bool) -> None:
+    found = bundle_of(name)
+    dialect = found.dialect if as_tokens else replace(found.dialect, marker_ids={})
+    for case, (text, says) in answers(dialect, parallel=found.dialect_report.parallel).items():
+        for at in ([], range(len(text)), range(0, len(text), 5)):
+            assert told(dialect, TOOLS, text, at=at) == says, case
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_a_client_sees_the_same_token_by_token(name: str) -> None:
+    found = bundle_of(name)
+    for case, (text, says) in answers(found.dialect, parallel=found.dialect_report.parallel).items():
+        assert heard(by_tokens(found.tokenizer, found.dialect, TOOLS, text)) == says, case
+
+
+@pytest.mark.parametrize("case", ["weighed, then asked", "one weighed and one made"])
+@pytest.mark.parametrize("name", THINKING)
+def test_two_pieces_say_what_the_whole_says_wherever_they_part(name: str, case: str) -> None:
+    found = bundle_of(name)
+    text, says = answers(found.dialect, parallel=False)[case]
+    encoded = found.dialect.markers.encode(text)
+    for place in range(len(encoded)):
+        assert told(found.dialect, TOOLS, text, at=[place]) == says, encoded[place:]
+
+
+def test_a_call_in_a_thought_that_the_length_has_cut_is_reasoning() -> None:
+    for name in THINKING:
+        dialect = bundle_of(name).dialect
+        for text in ("Hm.\n{rome}", "Hm.\n{rome}\n", "Hm.\n{rome}\n{time}"):
+            whole = filled("{start}" + text, dialect)
+            for at in ([], range(len(whole))):
+                assert told(dialect, TOOLS, whole, at=at, ends_cut=True) == [("thought", filled(text, dialect))], name
+        events = by_tokens(bundle_of(name).tokenizer, dialect, TOOLS, whole, reason=FinishReason.LENGTH)
+        assert isinstance(events[-1], ChoiceFinished)
+        assert (events[-1].calls, events[-1].finish_reason) == (0, "length")
+        assert heard(events) == [("thought", filled(text, dialect))]
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("name", THINKING)
+def test_what_is_kept_of_an_answer_is_what_its_client_saw(name: str, reason: FinishReason) -> None:
+    found = bundle_of(name)
+    for case, (text, _) in answers(found.dialect, parallel=found.dialect_report.parallel).items():
+        events = by_tokens(found.tokenizer, found.dialect, TOOLS, text, reason=reason)
+        deltas = [event for event in events if not isinstance(event, ChoiceFinished)]
+        encoded = found.dialect.markers.encode(text)
+        read = meaning_of_text(encoded, answer_reader(TOOLS, found), cut=reason is FinishReason.LENGTH)
+        assert meaning_of_deltas(deltas) in (read, None), case
+
+
+def test_a_channel_of_visible_text_ends_a_thought() -> None:
+    dialect = bundle_of("kimi_k3").dialect
+    text = "<|open|>think<|sep|>Hm.<|open|>response<|sep|>Yes.<|close|>response<|sep|>"
+    assert told(dialect, TOOLS, text) == [("thought", "Hm."), "Yes."]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("<|channel><|channel>thought\nHm.<channel|>Yes.", [("thought", "Hm."), "Yes."]),
+        ("<|channel>thought\n<|channel>thought\nHm.<channel|>Yes.", [("thought", "Hm."), "Yes."]),
+        ("<|channel>thought\nHm.<channel|><|channel>Yes.", [("thought", "Hm."), "Yes."]),
+        ("Yes.<|channel>thought\n<channel|><channel|>", ["Yes."]),
+    ],
+)
+def test_a_marker_that_is_written_twice_or_alone_is_not_shown(text: str, says: list[Any]) -> None:
+    dialect = bundle_of("gemma4").dialect
+    assert told(dialect, TOOLS, text) == says
+    assert told(dialect, TOOLS, text, at=range(len(text))) == says
+
+
+def test_the_end_of_a_thought_counts_within_a_call_too() -> None:
+    for name in THINKING:
+        dialect = bundle_of(name).dialect
+        _, end = marks_of(dialect)
+        half, _, rest = filled("Hm.\n{rome}", dialect).partition("Rome")
+        said = told(dialect, TOOLS, marks_of(dialect)[0] + half + end + "May I?")
+        assert said == [("thought", half.strip()), "May I?"], name
+        assert said == told(dialect, TOOLS, marks_of(dialect)[0] + half + end + "May I?", at=range(len(half + rest)))
+
+
+# The same for every family that there is, whatever its models do: with <think>, as of Qwen.
+
+GENERAL = sorted(name for name, family in FAMILIES.items() if any(family.write([ROME]).startswith(mark) for mark in family.marks))
+
+
+def general(name: str) -> ModelDialect:
+    marks = [mark for mark in FAMILIES[name].marks if not any(other in mark for other in FAMILIES[name].marks if other != mark)]
+    return ModelDialect(
+        family=name,
+        calls=FAMILIES[name],
+        reasoning=ReasoningFormat(start="<think>", end="</think>"),
+        marker_ids={mark: number for number, mark in enumerate(("<think>", "</think>", *marks))},
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in GENERAL if not isinstance(FAMILIES[name], ChannelFormat)])
+def test_a_call_that_ends_the_answer_is_made_in_an_open_thought_of_every_family(name: str) -> None:
+    dialect = general(name)
+    text = filled("Hm.\n{rome}", dialect)
+    for at in ([], range(len(text))):
+        assert told(dialect, TOOLS, text, at=at, in_reasoning=True) == [("thought", "Hm."), *called(ROME)]
+    weighed = filled(WEIGHED, dialect)
+    assert told(dialect, TOOLS, weighed, in_reasoning=True) == [("thought", weighed)]
+
+
+words = st.sampled_from(["{end}", "{rome}", "{time}", "Hm.", " ", "\n", "`", "{both}"])
+
+
+@given(
+    name=st.sampled_from(GENERAL),
+    thought=st.lists(words.filter("{end}".__ne__), max_size=6).map("".join),
+    behind=st.lists(words, max_size=3).map("".join),
+    at=st.lists(st.integers(0, 400), max_size=8),
+    ends_cut=st.booleans(),
+)
+def test_what_stands_in_a_thought_that_ends_is_a_thought(
+    name: str, thought: str, behind: str, at: Sequence[int], ends_cut: bool
+) -> None:
+    dialect = general(name)
+    inner = filled(thought, dialect)
+    outer = filled(f"So{behind}", dialect)
+    said = told(dialect, TOOLS, f"{inner}</think>{outer}", at=at, in_reasoning=True, ends_cut=ends_cut)
+    if inner.strip():
+        kind, text = said.pop(0)
+        assert (kind, text.strip()) == ("thought", inner.strip())
+    assert said == told(dialect, TOOLS, outer, ends_cut=ends_cut)

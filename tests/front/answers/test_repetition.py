@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.front.answers.repetition import LEAST_ROUNDS, RepetitionGuard, is_periodic
+
+TOKENS = 128
+
+
+def fired_at(token_ids: list[int], *, pieces: int = 1, tokens: int = TOKENS) -> int | None:
+    """After how many tokens the guard says that they repeat; None: never."""
+    guard = RepetitionGuard(tokens)
+    for begin in range(0, len(token_ids), pieces):
+        if guard.take(token_ids[begin : begin + pieces]):
+            return min(begin + pieces, len(token_ids))
+    return None
+
+
+def repeats_somewhere(token_ids: list[int]) -> bool:
+    """Whether any TOKENS tokens in a row are rounds of one piece, by definition."""
+    for begin in range(len(token_ids) - TOKENS + 1):
+        window = token_ids[begin : begin + TOKENS]
+        for period in range(1, TOKENS // LEAST_ROUNDS + 1):
+            if all(window[place] == window[place - period] for place in range(period, TOKENS)):
+                return True
+    return False
+
+
+@given(
+    before=st.lists(st.integers(0, 3), max_size=200),
+    piece=st.lists(st.integers(0, 3), min_size=1, max_size=TOKENS // LEAST_ROUNDS),
+    pieces=st.integers(1, 5),
+)
+def test_rounds_of_one_piece_are_noticed_soon_after_there_are_enough(before: list[int], piece: list[int], pieces: int) -> None:
+    rounds = piece * (2 * TOKENS // len(piece) + 2)
+    at = fired_at([*before, *rounds], pieces=pieces)
+    assert at is not None
+    assert at <= len(before) + TOKENS + 64 + pieces
+
+
+@given(
+    parts=st.lists(
+        st.one_of(
+            st.lists(st.integers(0, 2), max_size=30),
+            st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(2, 12)).map(lambda it: it[0] * it[1]),
+        ),
+        max_size=8,
+    ),
+    pieces=st.integers(1, 5),
+)
+def test_whatever_does_not_repeat_for_long_enough_is_left_alone(parts: list[list[int]], pieces: int) -> None:
+    token_ids = [token_id for part in parts for token_id in part]
+    if fired_at(token_ids, pieces=pieces) is not None:
+        assert repeats_somewhere(token_ids)
+
+
+def test_one_token_that_differs_begins_the_count_anew() -> None:
+    rounds = [1, 2, 3] * (TOKENS // 3 - 1)
+    assert fired_at([*rounds, 9, *rounds, 9, *rounds, 9, *rounds]) is None
+
+
+def test_a_table_of_zeros_and_a_counted_list_are_no_repetition_by_default() -> None:
+    grid = ([5, 6] * 30 + [7]) * 30
+    assert fired_at(grid, tokens=2048) is None
+    counted = [token_id for number in range(2000) for token_id in (1, 2, 3, 1000 + number, 4)]
+    assert fired_at(counted, tokens=2048) is None
+
+
+def test_random_tokens_never_repeat() -> None:
+    dice = random.Random(3)
+    assert fired_at([dice.randrange(3) for _ in range(20_000)], pieces=7) is None
+
+
+def test_a_guard_of_nothing_says_nothing() -> None:
+    assert fired_at([1] * 1000, tokens=0) is None
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "longest", "expected"),
+    [
+        ([], 4, False),
+        ([1], 4, False),
+        ([1, 1], 1, True),
+        ([1, 2, 1, 2, 1], 2, True),
+        ([1, 2, 1, 2, 1], 1, False),
+        ([1, 2, 3, 1, 2], 3, True),
+        ([1, 2, 3, 1, 3], 3, False),
+    ],
+)
+def test_a_period_may_be_cut_short_at_its_end(token_ids: list[int], longest: int, expected: bool) -> None:
+    assert is_periodic(token_ids, longest_period=longest) is expected

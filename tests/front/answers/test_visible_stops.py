@@ -1,0 +1,43 @@
+"""A stop string is found in visible text, and its place in the answer is known."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.front.answers.visible_stops import VisibleStops
+from holdfast.front.toolcalls.segments import CallEnded, Segment
+from holdfast.wire.output import TextKind
+
+pieces = st.lists(
+    st.tuples(st.sampled_from(["text", "text", "reasoning"]), st.sampled_from(["s", "st", "stop", "top", "a", "p"]))
+)
+
+
+@given(pieces)
+def test_the_cut_is_where_the_stop_string_begins_in_one_piece_of_visible_text(parts: list[tuple[TextKind, str]]) -> None:
+    answer, visible, shown, place = "", "", "", 0
+    stops, cut = VisibleStops(["stop"]), None
+    for kind, text in parts:
+        given_now = [*stops.scan(Segment(kind, text, place))]
+        place += len(text)
+        visible = visible + text if kind == "text" else ""
+        answer += text
+        if cut is None and "stop" in visible:
+            cut = place - len(visible) + visible.index("stop")
+        shown += "".join(part.text for part in given_now if isinstance(part, Segment))
+        assert stops.cut == cut
+        if cut is not None:
+            assert shown == answer[:cut]
+            return
+        held = 0 if stops.held_from is None else place - stops.held_from
+        assert shown == answer[: len(answer) - held] and "stop".startswith(answer[len(answer) - held :])
+    shown += "".join(part.text for part in stops.flush())
+    assert shown == answer
+
+
+def test_what_is_no_text_shows_what_was_held_before_it() -> None:
+    stops = VisibleStops(["stop"])
+    assert [*stops.scan(Segment("text", "a st", 0))] == [Segment("text", "a ", 0)]
+    assert [*stops.scan(CallEnded())] == [Segment("text", "st", 2), CallEnded()]
+    assert [*stops.scan(Segment("text", "op", 9))] == [Segment("text", "op", 9)]

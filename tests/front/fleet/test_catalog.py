@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.config import ModelSettings, StoreSettings
+from holdfast.front.fleet.catalog import Catalog, CatalogChange, CatalogEntry, LeftOut, change_between
+
+
+def entry(name: str, *aliases: str) -> CatalogEntry:
+    return CatalogEntry(name=name, model=ModelSettings(), store=StoreSettings(), origin="", aliases=aliases)
+
+
+CATALOG = Catalog(entries=(entry("mlx-community/Qwen3-Coder-30B-4bit", "coder"), entry("kelp")))
+
+
+def test_a_model_is_found_by_name_and_by_alias() -> None:
+    first, second = CATALOG.entries
+    assert CATALOG.find("coder") is CATALOG.find(first.name) is first
+    assert CATALOG.find("kelp") is second
+    assert CATALOG.find("Kelp") is None
+
+
+def test_a_name_that_is_none_is_answered_with_the_nearest_names_and_aliases() -> None:
+    error = CATALOG.unknown("codre")
+    assert error.available == ("mlx-community/Qwen3-Coder-30B-4bit", "kelp", "coder")
+    assert str(error).endswith("kelp, coder; did you mean coder?")
+
+
+def test_what_has_changed_is_told_by_name_in_one_line() -> None:
+    bad = LeftOut(name="bad", origin="models.toml", reason="unknown key contxt", is_asked_for=True)
+    found = LeftOut(name="found", origin="cache", reason="no weights", is_asked_for=False)
+    after = Catalog(entries=(entry("new"), entry("kelp", "k")), left_out=(bad, found))
+    change = change_between(CATALOG, after)
+    assert change == CatalogChange(added=("new",), gone=(CATALOG.entries[0].name,), changed=("kelp",), left_out=(bad,))
+    assert str(change) == (
+        "added: new; gone: mlx-community/Qwen3-Coder-30B-4bit; changed, from the next load on: kelp; "
+        "left out: bad (unknown key contxt)"
+    )
+    assert str(change_between(after, after)) == "nothing has changed"
+
+
+@given(before=st.lists(st.sampled_from("abcd"), unique=True), after=st.lists(st.sampled_from("abcd"), unique=True))
+def test_each_name_is_told_once(before: list[str], after: list[str]) -> None:
+    change = change_between(*(Catalog(entries=tuple(map(entry, names))) for names in (before, after)))
+    assert (set(change.added), set(change.gone)) == (set(after) - set(before), set(before) - set(after))
+    assert change.changed == ()

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import ModelSettings, ResidencySettings, Settings, StoreSettings
+from holdfast.errors import ConfigError
+from holdfast.front.fleet.catalog_file import CatalogFile, read_catalog_file
+
+
+def model_folder(parent: Path, name: str = "kelp") -> Path:
+    folder = parent / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def read(folder: Path, text: str, settings: Settings | None = None) -> CatalogFile:
+    file = folder / "models.toml"
+    file.write_text(text, encoding="utf-8")
+    return read_catalog_file(file, settings or Settings())
+
+
+def reason(folder: Path, text: str) -> str:
+    """Why the only model that is left out is."""
+    found = read(folder, text)
+    (left_out,) = found.left_out
+    assert left_out.is_asked_for
+    assert left_out.origin == str(folder / "models.toml")
+    return left_out.reason
+
+
+def test_an_entry_says_all_that_can_be_said(tmp_path: Path) -> None:
+    model_folder(tmp_path)
+    text = """
+    [models.coder]
+    path = "kelp"
+    aliases = ["gpt-4o", "sonnet"]
+    context = 4096
+    dtype = "float32"
+    codec = "q8"
+    idle = "15 min"
+    pin = true
+    draft = "small"
+    sampling = { temperature = 0.2, top_k = 20 }
+    template = { enable_thinking = false }
+    """
+    (entry,) = read(tmp_path, text).entries
+    assert entry.name == entry.model.name == "coder"
+    assert entry.model.path == str(tmp_path / "kelp")
+    assert (entry.model.context_tokens, entry.model.dtype, entry.store.codec) == (4096, "float32", "q8")
+    assert (entry.aliases, entry.idle_seconds, entry.is_pinned, entry.draft) == (("gpt-4o", "sonnet"), 900.0, True, "small")
+    assert entry.sampling == {"temperature": 0.2, "top_k": 20}
+    assert entry.template_arguments == {"enable_thinking": False}
+    assert entry.origin == str(tmp_path / "models.toml")
+
+
+def test_what_an_entry_does_not_say_is_the_servers_own(tmp_path: Path) -> None:
+    settings = Settings(
+        model=ModelSettings(context_tokens=512, threads=3, revision="v1"),
+        store=StoreSettings(codec="q4", folder="/kept"),
+        residency=ResidencySettings(idle_seconds=60.0),
+    )
+    found = read(tmp_path, '[models.a]\nid = "owner/name"\n[models.b]\nid = "owner/other@v2"\nidle = "never"', settings)
+    first, second = found.entries
+    assert (first.model.context_tokens, first.model.threads, first.store) == (512, 3, settings.store)
+    assert (first.model.path, first.model.revision) == ("owner/name", "")
+    assert (second.model.path, second.model.revision) == ("owner/other", "v2")
+    assert (first.idle_seconds, second.idle_seconds) == (60.0, None)
+
+
+def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    text = "".join(f'[models."{name}"]\nid = "o/{name}"\n' for name in "zax")
+    assert [entry.name for entry in read(tmp_path, text).entries] == ["z", "a", "x"]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ('path = "gone"', "there is no model folder"),
+        ('path = "kelb"', "did you mean"),
+        ('path = "empty"', "has no config.json"),
+        ('path = "unweighted"', "has no weights"),
+        ('path = "small.gguf"', "is a GGUF file"),
+        ('id = "no id at all"', "a model on the Hub is written owner/name"),
+        ("", "either path (a folder) or id"),
+        ('path = "kelp"\nid = "o/n"', "either path (a folder) or id"),
+        ('path = "kelp"\nrevision = "v1"', "revision goes with id"),
+        ("path = 3", "path = 3 is not allowed; allowed: a text"),
+        ('id = "o/n"\ncontxt = 4096', "unknown key contxt; did you mean context?"),
+        ('id = "o/n"\ncontext = "much"', 'context = "much" is not allowed'),
+        ('id = "o/n"\ncontext = 1', "at least 64"),
+        ('id = "o/n"\ncodec = "q5"', "allowed: native | q8 | q4"),
+        ('id = "o/n"\nidle = "soon"', "or never"),
+        ('id = "o/n"\nidle = -1', "at least 0"),
+        ('id = "o/n"\npin = "yes"', "allowed: true or false"),
+        ('id = "o/n"\naliases = [1]', "a list of texts"),
+        ('id = "o/n"\nsampling = { temprature = 1 }', "unknown key sampling.temprature; did you mean temperature?"),
+        ('id = "o/n"\nsampling = { temperature = -1 }', "a number from 0 to 100"),
+        ('id = "o/n"\nsampling = { top_k = 1.5 }', "sampling.top_k = 1.5"),
+        ('id = "o/n"\nsampling = { top_p = nan }', "a number from 0 to 1"),
+        ('id = "o/n"\nsampling = 1', "sampling = 1 is not allowed"),
+        ('id = "o/n"\ntemplate = "x"', "template = x is not allowed"),
+        ('id = "o/n"\ntemplate = { tools = 1 }', "template.tools is what each request brings itself"),
+        ('id = "o/n"\ntemplate = { date = 2026-01-01 }', "template.date = 2026-01-01 is not allowed"),
+        ('id = "o/n"\ndraft = 1', "draft = 1 is not allowed"),
+        ('path = "~nobody-has-this-name/kelp"', "there is no model folder"),
+        (f'path = "{"x" * 300}"', "cannot be looked into: File name too long"),
+    ],
+)
+def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(tmp_path: Path, table: str, words: str) -> None:
+    model_folder(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (model_folder(tmp_path, "unweighted") / "model.safetensors").unlink()
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    text = f'[models.good]\npath = "kelp"\n[models.bad]\n{table}\n'
+    assert words in reason(tmp_path, text)
+    assert [entry.name for entry in read(tmp_path, text).entries] == ["good"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[models.a\n", "the file is not TOML"),
+        ("[model.a]\nid = 'o/n'\n", "unknown section [model]; did you mean models?"),
+        ("models = 3\n", "write each model as [models.NAME]"),
+        ("[models]\na = 3\n", "write [models.a]"),
+        ("[models.'']\nid = 'o/n'\n", "a name is a text"),
+        ("[models.kelp2.5-7b]\nid = 'o/n'\n", '5-7b is no key; a name with a dot in it stands in quotes: [models."kelp2.5-7b"]'),
+    ],
+)
+def test_a_file_that_is_wrong_as_a_whole_stops_nothing_either(tmp_path: Path, text: str, words: str) -> None:
+    assert words in reason(tmp_path, text)
+    assert read(tmp_path, text).entries == ()
+
+
+def test_a_file_that_is_no_text_stops_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_bytes("[models.a]\nid = 'o/n'\n".encode("utf-16"))
+    assert "the file is not TOML" in read_catalog_file(file, Settings()).left_out[0].reason
+
+
+def test_of_two_equal_aliases_the_second_entry_is_left_out(tmp_path: Path) -> None:
+    aliases = {"a": ["x", "x"], "b": ["y", "x"], "c": ["y"]}
+    text = "".join(f'[models.{name}]\nid = "o/{name}"\naliases = {given}\n' for name, given in aliases.items())
+    found = read(tmp_path, text)
+    assert [entry.name for entry in found.entries] == ["a", "c"]
+    assert [(left_out.name, left_out.reason) for left_out in found.left_out] == [("b", "its alias x is one of a already")]
+
+
+def test_an_alias_that_is_a_models_name_leaves_out_whose_alias_it_is(tmp_path: Path) -> None:
+    text = "[models.a]\nid = 'o/a'\naliases = ['b', 'a']\n[models.b]\nid = 'o/b'\n"
+    found = read(tmp_path, text)
+    assert [entry.name for entry in found.entries] == ["b"]
+    assert found.left_out[0].reason == "its alias b is the name of another model"
+
+
+def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"models\.toml cannot be read: No such file"):
+        read_catalog_file(tmp_path / "models.toml", Settings())

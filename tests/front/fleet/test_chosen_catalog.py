@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import CatalogSettings, ModelSettings, Settings
+from holdfast.errors import ConfigError, ModelLoadError
+from holdfast.front.fleet.catalog import Catalog
+from holdfast.front.fleet.chosen_catalog import catalog_of
+from holdfast.models.demo import DEMO_ID
+
+TWO = "[models.a]\nid = 'o/a'\naliases = ['x']\n[models.b]\nid = 'o/b'\n"
+
+
+def written(folder: Path, text: str = TWO) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / "models.toml"
+    file.write_text(text)
+    return file
+
+
+def chosen(model: str = "", *, file: Path | None = None, environ: dict[str, str] | None = None) -> Catalog:
+    catalog = CatalogSettings(file="" if file is None else str(file), folders=(), hub_cache=False)
+    return catalog_of(Settings(model=ModelSettings(path=model), catalog=catalog), environ or {})
+
+
+def names(catalog: Catalog) -> list[str]:
+    return [entry.name for entry in catalog.entries]
+
+
+def test_without_anything_the_bundled_model_is_served_and_loaded_at_the_start() -> None:
+    catalog = chosen()
+    assert names(catalog) == [DEMO_ID]
+    assert catalog.at_start == (DEMO_ID,)
+
+
+def test_a_named_file_is_the_catalog_and_nothing_of_it_is_loaded_at_the_start(tmp_path: Path) -> None:
+    catalog = chosen(file=written(tmp_path))
+    assert names(catalog) == ["a", "b"]
+    assert catalog.at_start == ()
+
+
+def test_pinned_models_are_loaded_at_the_start(tmp_path: Path) -> None:
+    assert chosen(file=written(tmp_path, TWO + "pin = true\n")).at_start == ("b",)
+
+
+def test_the_users_own_file_is_found_beside_the_settings(tmp_path: Path) -> None:
+    written(tmp_path / "holdfast")
+    assert names(chosen(environ={"XDG_CONFIG_HOME": str(tmp_path)})) == ["a", "b"]
+
+
+@pytest.mark.parametrize("model", ["b", "x"])
+def test_a_model_of_the_file_that_is_named_comes_first_and_is_loaded_at_the_start(tmp_path: Path, model: str) -> None:
+    catalog = chosen(
+        model, file=written(tmp_path, TWO.replace("'x'", "'y'").replace("[models.b]", "[models.b]\naliases = ['x']"))
+    )
+    assert names(catalog) == ["b", "a"]
+    assert catalog.at_start == ("b",)
+
+
+def test_another_model_that_is_named_is_served_alone(tmp_path: Path) -> None:
+    written(tmp_path / "holdfast")
+    catalog = chosen("o/other", environ={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert names(catalog) == ["o/other"]
+    assert catalog.at_start == ("o/other",)
+
+
+def test_another_model_stands_in_front_of_a_file_that_is_named_too(tmp_path: Path) -> None:
+    catalog = chosen("o/other", file=written(tmp_path))
+    assert names(catalog) == ["o/other", "a", "b"]
+    assert catalog.at_start == ("o/other",)
+
+
+def test_a_file_of_which_nothing_can_be_served_leaves_the_bundled_model(tmp_path: Path) -> None:
+    catalog = chosen(file=written(tmp_path, "[models.a]\npath = 'gone'\n"))
+    assert names(catalog) == [DEMO_ID]
+    assert [left_out.name for left_out in catalog.left_out] == ["a"]
+
+
+def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        chosen(file=tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("broken", r"model broken of .*models\.toml cannot be served: unknown key contxt; did you mean context\?"),
+        ("codr", r"there is no model folder codr; .*; did you mean coder\?"),
+        ("quite-another", r"models\.toml: unknown key contxt"),
+    ],
+)
+def test_a_name_that_cannot_be_served_is_told_with_what_the_file_says(tmp_path: Path, model: str, words: str) -> None:
+    file = written(tmp_path, "[models.coder]\nid = 'o/a'\n[models.broken]\nid = 'o/b'\ncontxt = 1\n")
+    with pytest.raises(ModelLoadError, match=words):
+        chosen(model, file=file)
+
+
+def test_a_model_of_a_watched_folder_is_named_as_it_is_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "watched" / "o" / "kelp"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors").write_bytes(b"")
+    settings = Settings(
+        model=ModelSettings(path="o/kelp"), catalog=CatalogSettings(folders=(str(tmp_path / "watched"),), hub_cache=False)
+    )
+    (entry,) = catalog_of(settings, {}).entries
+    assert (entry.name, entry.model.path) == ("o/kelp", str(folder))
+
+
+def test_a_user_without_a_home_is_served_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(user: object) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert names(catalog_of(Settings(), {})) == [DEMO_ID]

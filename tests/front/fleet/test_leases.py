@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from holdfast.errors import QueueFull, WorkerUnavailable
+from holdfast.front.fleet.leases import Leases
+
+LONG = 60.0
+
+
+class Counted(Leases):
+    """Counts how often it says that something has changed."""
+
+    def __init__(self, *, places: int = 9) -> None:
+        self.changes = 0
+        super().__init__(places=places, numbers=itertools.count(), on_change=self.count)
+
+    def count(self) -> None:
+        self.changes += 1
+
+
+async def waiting(leases: Leases, *, sequences: int = 1, seconds: float = LONG) -> asyncio.Task[None]:
+    task = asyncio.create_task(leases.take(sequences=sequences, seconds=seconds))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_who_comes_to_an_open_model_has_a_lease_at_once() -> None:
+    leases = Counted()
+    leases.open()
+    await leases.take(sequences=1, seconds=0)
+    assert (leases.held, leases.waiting_since) == (1, None)
+    leases.give_back()
+    assert (leases.held, leases.changes) == (0, 1)
+
+
+async def test_all_who_wait_have_their_leases_from_the_moment_on_in_which_it_opens() -> None:
+    leases = Counted()
+    tasks = [await waiting(leases) for _ in range(3)]
+    assert (leases.held, leases.waiting, leases.waiting_since) == (0, 3, 0)
+    leases.open()
+    assert (leases.held, leases.waiting, leases.waiting_since) == (3, 0, None)
+    await asyncio.gather(*tasks)
+    assert leases.held == 3
+
+
+async def test_who_goes_away_leaves_the_line() -> None:
+    leases = Counted()
+    first, second = await waiting(leases), await waiting(leases)
+    first.cancel()
+    await asyncio.wait([first])
+    assert (leases.waiting, leases.waiting_since) == (1, 1)
+    second.cancel()
+    await asyncio.wait([second])
+    assert (leases.waiting, leases.waiting_since, leases.changes) == (0, None, 4)
+
+
+async def test_who_goes_away_in_the_moment_in_which_it_opens_gives_the_lease_back() -> None:
+    leases = Counted()
+    task = await waiting(leases)
+    leases.open()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert leases.held == 0
+
+
+async def test_nobody_waits_for_longer_than_is_said() -> None:
+    leases = Counted()
+    with pytest.raises(TimeoutError):
+        await leases.take(sequences=1, seconds=0.0)
+    assert (leases.waiting, leases.held) == (0, 0)
+
+
+async def test_who_waits_is_told_why_there_is_none() -> None:
+    leases = Counted()
+    tasks = [await waiting(leases) for _ in range(3)]
+    leases.turn_away(WorkerUnavailable("it is broken"))
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["it is broken"] * 3
+    assert (leases.waiting, leases.held) == (0, 0)
+
+
+async def test_no_more_wait_than_may() -> None:
+    leases = Counted(places=3)
+    task = await waiting(leases, sequences=2)
+    with pytest.raises(QueueFull) as refused:
+        await leases.take(sequences=2, seconds=LONG)
+    assert (refused.value.queued, refused.value.limit) == (2, 3)
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import zmq
+
+from holdfast.config import ResidencySettings
+from holdfast.errors import ModelLoadError, QueueFull, SessionFailure, UnknownModel, WorkerUnavailable
+from holdfast.front.fleet.crash_reports import CrashReport
+from holdfast.front.fleet.supervisor import WorkerSupervisor
+from holdfast.front.link.event_stream import EventStream, RequestEvent
+from holdfast.wire.events import Accepted, Finished, FinishReason, Started, TokensGenerated
+from holdfast.wire.prompt_keys import STEP_TOKENS
+from holdfast.wire.sessions import SessionCommand
+from tests.fakes.fake_engine import expected_tokens
+from tests.fakes.fake_models import OneModel
+from tests.fakes.fake_worker import SETTINGS, a_request, fake_settings
+
+
+async def collected(stream: EventStream) -> list[RequestEvent]:
+    return [event async for event in stream]
+
+
+def tokens_of(events: Sequence[RequestEvent]) -> list[int]:
+    return [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+
+
+async def kill(made: OneModel) -> None:
+    """Kill the worker that serves, and wait until it is seen to be gone."""
+    pid, link = made.statuses()[0].pid, (await made.client("m")).worker
+    psutil.Process(pid).kill()
+    await link.lost
+
+
+async def begun(streams: Sequence[EventStream]) -> None:
+    """Wait until each of the streams has a token that it did not have."""
+    known = [len(stream.token_ids) for stream in streams]
+    while any(len(stream.token_ids) == count for stream, count in zip(streams, known, strict=True)):
+        await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def residency(behaviour: str = "good", *, settings: ResidencySettings | None = None) -> AsyncIterator[OneModel]:
+    made = OneModel(fake_settings(behaviour, residency=settings))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+        (status,) = made.statuses()
+        assert (status.state in ("unloaded", "failed"), status.pid) == (True, None)
+
+
+async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:
+    async with residency() as made:
+        (loading,) = made.statuses()
+        assert loading.state == "loading"
+        assert loading.pid is not None
+        await made.wait_ready()
+        (ready,) = made.statuses()
+        assert (ready.state, ready.created) == ("ready", loading.created)
+        events = [event async for event in (await made.client("m")).submit(a_request())]
+        assert isinstance(events[-1], Finished)
+        assert (await made.statistics())["m"].finished == 1
+
+
+async def test_an_unknown_model_has_no_client() -> None:
+    async with residency() as made:
+        with pytest.raises(UnknownModel, match="available: m"):
+            await made.client("other")
+
+
+async def test_a_dead_worker_is_replaced_at_once_and_its_streams_go_on() -> None:
+    asked = [a_request(str(index), max_tokens=20_000 + index) for index in range(3)]
+    async with residency() as made:
+        await made.wait_ready()
+        client = await made.client("m")
+        streams = [client.submit(each) for each in asked]
+        for _ in range(3):
+            await begun(streams)
+            await kill(made)
+        answers = [await collected(stream) for stream in streams]
+        assert [tokens_of(events) for events in answers] == [expected_tokens(each) for each in asked]
+        for each, events in zip(asked, answers, strict=True):
+            assert [type(event) for event in events if not isinstance(event, TokensGenerated)] == [Accepted, Started, Finished]
+            (end,) = [event for event in events if isinstance(event, Finished)]
+            assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, each.max_tokens)
+            assert end.resumptions == 3
+        assert made.statuses()[0].restarts == {"died": 3, "hung": 0}
+        assert made.statuses()[0].resumed == 9
+
+
+async def test_a_session_command_that_a_dead_worker_had_is_answered_by_the_next_one() -> None:
+    async with residency() as made:
+        client = await made.client("m")
+        pid = made.statuses()[0].pid
+        psutil.Process(pid).suspend()
+        asked = asyncio.create_task(client.ask_session(SessionCommand(operation="list", tenant="")))
+        await asyncio.sleep(0)
+        await kill(made)
+        assert (await asked).failure is SessionFailure.OFF  # this one keeps nothing
+        assert made.statuses()[0].pid != pid
+
+
+async def test_when_no_worker_comes_up_again_all_streams_end_with_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.front.fleet.supervisor.backoff_seconds", lambda failures: 0.0)
+    crashes = tmp_path / "crashes"
+    made = OneModel(fake_settings("good-once", place=str(tmp_path), crash_reports=str(crashes)))
+    await made.start()
+    try:
+        client = await made.client("m")
+        streams = [client.submit(a_request(str(index), max_tokens=900_000)) for index in range(2)]
+        await begun(streams)
+        await kill(made)
+        for stream in streams:
+            *_, end = await collected(stream)
+            assert isinstance(end, Finished)
+            assert end.reason is FinishReason.FAILED
+            assert "has died and cannot be started again: it died while loading (signal SIGKILL)" in end.error
+    finally:
+        await made.stop()
+    first, *later = [msgspec.json.decode(path.read_bytes(), type=CrashReport) for path in sorted(crashes.iterdir())]
+    assert [request.prompt_tokens for request in first.requests] == [3, 3]
+    assert first.served_seconds is not None
+    assert [report.served_seconds for report in later[:2]] == [None, None]
+
+
+async def test_streams_that_are_open_when_the_server_stops_end() -> None:
+    async with residency() as made:
+        client = await made.client("m")
+        running = client.submit(a_request("a", max_tokens=900_000))
+        await begun([running])
+        await kill(made)
+        waiting = client.submit(a_request("b"))
+    for stream in (running, waiting):
+        *_, end = await collected(stream)
+        assert isinstance(end, Finished)
+        assert (end.reason, end.error) == (FinishReason.FAILED, "the server is shutting down")
+
+
+async def test_a_new_worker_is_sent_whole_what_the_dead_one_knew() -> None:
+    prompt = tuple(range(1000, 1000 + 3 * STEP_TOKENS))
+    async with residency() as made:
+        first = await made.client("m")
+        for name in ("first", "known"):
+            await collected(first.submit(a_request(name, prompt=prompt)))
+        before = (await made.statistics())["m"].link
+        assert before is not None
+        assert (before.new_tokens, before.known_tokens) == (3 * STEP_TOKENS, 3 * STEP_TOKENS)
+        await kill(made)
+        again = a_request("again", prompt=prompt)
+        events = await collected((await made.client("m")).submit(again))
+        tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+        assert tokens == expected_tokens(again)
+        after = (await made.statistics())["m"].link
+        assert after is not None
+        assert (after.new_tokens, after.known_tokens) == (3 * STEP_TOKENS, 0)
+
+
+async def test_a_model_at_fault_is_not_tried_again() -> None:
+    async with residency("bad") as made:
+        with pytest.raises(ModelLoadError, match="the folder is bad"):
+            await made.wait_ready()
+        assert made.statuses()[0].state == "failed"
+
+
+async def test_a_worker_that_never_came_up_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.front.fleet.supervisor.backoff_seconds", lambda failures: 0.0)
+    async with residency("dies-loading") as made:
+        with pytest.raises(WorkerUnavailable, match="SIGKILL"):
+            await made.wait_ready()
+
+
+async def test_a_client_is_waited_for_until_the_model_serves() -> None:
+    async with residency() as made:
+        clients = await asyncio.gather(*(made.client("m") for _ in range(20)))
+        assert made.statuses()[0].state == "ready"
+        events = [event async for event in clients[7].submit(a_request())]
+        assert isinstance(events[-1], Finished)
+
+
+async def test_a_client_is_waited_for_while_a_dead_worker_is_replaced() -> None:
+    async with residency() as made:
+        await made.client("m")
+        first = made.statuses()[0].pid
+        await kill(made)
+        second = await made.client("m")
+        assert made.statuses()[0].pid != first
+        assert isinstance([event async for event in second.submit(a_request())][-1], Finished)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+async def test_nobody_waits_longer_than_the_settings_say(seconds: float) -> None:
+    async with residency("hangs", settings=ResidencySettings(load_seconds=seconds)) as made:
+        with pytest.raises(WorkerUnavailable, match="still loading"):
+            await made.client("m")
+        assert made.statuses()[0].state == "loading"
+
+
+async def test_all_who_wait_for_a_model_that_cannot_be_loaded_are_told_why() -> None:
+    async with residency("bad") as made:
+        outcomes = await asyncio.gather(*(made.client("m") for _ in range(5)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [WorkerUnavailable] * 5
+        assert all("the folder is bad" in str(outcome) for outcome in outcomes)
+        with pytest.raises(WorkerUnavailable, match="the folder is bad"):
+            await made.client("m")
+        with pytest.raises(ModelLoadError):
+            await made.wait_ready()
+
+
+async def test_no_more_wait_than_the_worker_can_take() -> None:
+    async with residency("hangs") as made:
+        places = SETTINGS.max_queued + SETTINGS.max_running
+        many = asyncio.create_task(made.client("m", places - 1))
+        one = asyncio.create_task(made.client("m"))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull) as refused:
+            await made.client("m")
+        assert (refused.value.queued, refused.value.limit) == (places, places)
+        one.cancel()  # who leaves makes room
+        await asyncio.wait([one])
+        another = asyncio.create_task(made.client("m"))
+        await asyncio.sleep(0)
+        assert not another.done()
+    for waiting in (many, another):
+        with pytest.raises(WorkerUnavailable, match="shutting down"):
+            await waiting
+
+
+async def test_sockets_that_cannot_be_had_for_a_moment_do_not_end_the_supervision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.front.fleet.supervisor.backoff_seconds", lambda failures: 0.0)
+    make, failures = zmq.Context.socket, [zmq.ZMQError(errno.EMFILE)]
+
+    def socket(context: zmq.Context[zmq.Socket[bytes]], *arguments: Any, **options: Any) -> zmq.Socket[bytes]:
+        if failures:
+            raise failures.pop()
+        return make(context, *arguments, **options)
+
+    async with residency() as made:
+        await made.client("m")
+        monkeypatch.setattr(zmq.Context, "socket", socket)
+        await kill(made)
+        second = await made.client("m")
+        assert failures == []
+        assert isinstance([event async for event in second.submit(a_request())][-1], Finished)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), ValueError("a fault of ours")])
+async def test_what_goes_wrong_beside_a_restart_leaves_nobody_waiting(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(folder: str, report: CrashReport) -> None:
+        raise error
+
+    monkeypatch.setattr("holdfast.front.fleet.supervisor.write_report", fails)
+    async with residency() as made:
+        stream = (await made.client("m")).submit(a_request(max_tokens=20_000))
+        await begun([stream])
+        await kill(made)
+        *_, end = await collected(stream)
+        assert isinstance(end, Finished)
+        assert end.reason is (FinishReason.LENGTH if isinstance(error, RuntimeError) else FinishReason.FAILED)
+        assert ("not looked after any more (ValueError" in end.error) is isinstance(error, ValueError)
+        assert str(error) in caplog.text
+
+
+async def test_who_waits_for_a_first_load_is_told_when_the_server_stops() -> None:
+    made = OneModel(fake_settings("hangs"))
+    await made.start()
+    waiting = asyncio.create_task(made.load("m"))
+    await asyncio.sleep(0)
+    await made.stop()
+    with pytest.raises(WorkerUnavailable, match="shutting down"):
+        await waiting
+
+
+async def test_who_waits_for_a_process_to_be_launched_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins = asyncio.Event()
+
+    async def never(supervisor: WorkerSupervisor) -> None:
+        begins.set()
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(WorkerSupervisor, "start", never)
+    made = OneModel(fake_settings())
+    starting = asyncio.create_task(made.start())
+    await begins.wait()
+    waiting = asyncio.create_task(made.client("m"))
+    await asyncio.sleep(0)
+    await made.stop()
+    for task in (starting, waiting):
+        await asyncio.wait([task])
+    assert isinstance(waiting.exception(), WorkerUnavailable)

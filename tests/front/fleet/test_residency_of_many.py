@@ -1,0 +1,377 @@
+"""Several models on few places: real worker processes with a fake engine, loaded, used, drained and swapped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from holdfast.config import ModelSettings, ResidencySettings
+from holdfast.errors import HoldfastError, InvalidRequest, ModelPinned, UnknownModel, WorkerUnavailable
+from holdfast.front.fleet import residency as residency_module
+from holdfast.front.fleet.catalog import Catalog
+from holdfast.front.fleet.residency import ModelState, Residency
+from holdfast.machine.device_memory import MemoryShare
+from holdfast.wire.commands import SchedulerLimits
+from holdfast.wire.events import Finished, FinishReason
+from tests.fakes.fake_models import FakeModels, catalog_over
+from tests.fakes.fake_worker import a_request
+
+TWO = ResidencySettings(max_loaded=2, turn_seconds=0.0)
+ONE = replace(TWO, max_loaded=1)
+LONG = 900_000
+
+
+@asynccontextmanager
+async def models(catalog: Catalog, settings: ResidencySettings = TWO, **bytes_of: int) -> AsyncIterator[FakeModels]:
+    made = FakeModels(catalog, settings, **bytes_of)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+        assert {(status.state, status.pid) for status in made.statuses()} <= {("unloaded", None), ("failed", None)}
+
+
+def states(made: Residency) -> dict[str, ModelState]:
+    return {status.id: status.state for status in made.statuses()}
+
+
+async def until(made: Residency, **wanted: ModelState) -> None:
+    while states(made) | wanted != states(made):
+        await asyncio.sleep(0.005)
+
+
+async def answered(made: Residency, model: str, *, name: str = "a", max_tokens: int = 10) -> int:
+    """Have an answer made; returns the process that made it."""
+    async with made.lease(model) as client:
+        (pid,) = (status.pid for status in made.statuses() if status.id == model)
+        *_, end = [event async for event in client.submit(a_request(name, max_tokens=max_tokens))]
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.LENGTH
+    assert pid is not None
+    return pid
+
+
+async def test_nothing_is_loaded_before_it_is_asked_for_and_then_once_for_all_who_ask() -> None:
+    async with models(catalog_over("a", "b", "c")) as made:
+        await made.wait_ready()
+        assert states(made) == {"a": "unloaded", "b": "unloaded", "c": "unloaded"}
+        processes = await asyncio.gather(*(answered(made, "b", name=f"r{number}") for number in range(30)))
+        assert len(set(processes)) == 1
+        assert states(made) == {"a": "unloaded", "b": "ready", "c": "unloaded"}
+        assert made.statuses()[1].figures.changes == {"loaded": 1}
+        with pytest.raises(UnknownModel, match="available: a, b, c"):
+            await answered(made, "other")
+
+
+async def test_the_context_window_is_known_before_a_model_is_loaded_where_somebody_has_said_it() -> None:
+    said = {"model": ModelSettings(path="b", context_tokens=2048), "own_context_tokens": 4096}
+    made = FakeModels(catalog_over("a", "b", "c", b=said, c={"own_context_tokens": 4096}))
+    assert [status.context_tokens for status in made.statuses()] == [None, 2048, 4096]
+
+
+async def test_many_requests_over_three_models_on_two_places_are_all_answered() -> None:
+    async with models(catalog_over("a", "b", "c")) as made:
+        most = 0
+
+        async def watched(number: int) -> int:
+            nonlocal most
+            pid = await answered(made, "abc"[number % 3], name=f"r{number}", max_tokens=1 + number % 7)
+            most = max(most, sum(status.pid is not None for status in made.statuses()))
+            return pid
+
+        processes = await asyncio.gather(*map(watched, range(90)))
+        assert len(processes) == 90
+        assert most <= 2
+
+
+async def test_who_uses_a_model_keeps_it_and_then_it_makes_room() -> None:
+    async with models(catalog_over("a", "b"), ONE) as made:
+        async with made.lease("a") as client:
+            stream = client.submit(a_request(max_tokens=LONG))
+            await anext(stream)
+            waiting = asyncio.create_task(answered(made, "b"))
+            await until(made, a="stopping")
+            late = asyncio.create_task(answered(made, "a"))  # it has had its turn: who comes now comes after b
+            for _ in range(200):
+                await anext(stream)
+            assert not waiting.done()
+            await stream.aclose()
+        first = await waiting
+        again = await late
+        assert first != again
+        assert states(made) == {"a": "ready", "b": "unloaded"}
+        assert made.statuses()[0].figures.changes == {"loaded": 2, "room": 1}
+
+
+async def test_a_place_is_waited_for_no_longer_than_is_set() -> None:
+    settings = replace(ONE, place_seconds=0.05, turn_seconds=LONG)
+    async with models(catalog_over("a", "b"), settings) as made, made.lease("a"):
+        with pytest.raises(WorkerUnavailable, match=r"no room for model 'b'.*in use \(a\)"):
+            await answered(made, "b")
+        assert states(made) == {"a": "ready", "b": "unloaded"}
+
+
+async def test_who_waits_no_more_has_nobody_unloaded() -> None:
+    async with models(catalog_over("a", "b"), ONE) as made:
+        async with made.lease("a"):
+            waiting = asyncio.create_task(answered(made, "b"))
+            await until(made, a="stopping")
+            waiting.cancel()
+            await until(made, a="ready")
+            await answered(made, "a")
+        assert states(made) == {"a": "ready", "b": "unloaded"}
+
+
+async def test_a_model_that_cannot_be_loaded_tells_all_who_wait_and_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with models(catalog_over("a", "b")) as made:
+        made.behaviours["a"] = "bad"
+        outcomes = await asyncio.gather(*(answered(made, "a", name=f"r{n}") for n in range(9)), return_exceptions=True)
+        assert {(type(outcome), str(outcome)) for outcome in outcomes} == {
+            (WorkerUnavailable, "model 'a' cannot be served: the folder is bad")
+        }
+        await until(made, a="failed")
+        with pytest.raises(WorkerUnavailable, match="the folder is bad") as refused:
+            await answered(made, "a")
+        assert 0 < refused.value.retry_after_seconds <= 1
+        (status, other) = made.statuses()
+        assert (status.failure, status.figures.changes, other.state) == ("the folder is bad", {"failed": 1}, "unloaded")
+        made.behaviours["a"] = "good"
+        monkeypatch.setattr(made._slots["a"], "retry_at", 0.0)  # as after the back-off
+        await answered(made, "a")
+        assert made.statuses()[0].failure == ""
+
+
+async def test_whom_a_model_that_cannot_be_loaded_has_driven_out_is_there_again() -> None:
+    async with models(catalog_over("a", "b"), ONE) as made:
+        before = await answered(made, "a")
+        made.behaviours["b"] = "bad"
+        with pytest.raises(WorkerUnavailable, match="the folder is bad"):
+            await answered(made, "b")
+        await until(made, a="ready", b="failed")
+        assert await answered(made, "a") != before
+
+
+async def test_an_unused_model_goes_when_its_time_is_over() -> None:
+    catalog = catalog_over("a", "b", a={"idle_seconds": 0.05}, b={"idle_seconds": 0.0})
+    async with models(catalog) as made:
+        pid = await answered(made, "a")
+        left = made.statuses()[0].idle_seconds_left
+        assert left is not None
+        assert left <= 0.05
+        await answered(made, "b")
+        await until(made, a="unloaded", b="unloaded")
+        assert not psutil.pid_exists(pid)
+        assert made.statuses()[0].figures.changes == {"loaded": 1, "idle": 1}
+        assert await answered(made, "a") != pid
+
+
+async def test_pinned_models_are_there_from_the_start_and_whom_they_leave_no_room_is_told() -> None:
+    async with models(catalog_over("a", "b", a={"is_pinned": True}), ONE) as made:
+        await made.wait_ready()
+        assert states(made) == {"a": "ready", "b": "unloaded"}
+        with pytest.raises(WorkerUnavailable, match=r"pinned \(a\) leave no room"):
+            await answered(made, "b")
+        with pytest.raises(ModelPinned):
+            await made.unload("a")
+        with pytest.raises(HoldfastError, match="leave no room"):
+            await made.pin("b", pinned=True)
+        await made.pin("a", pinned=False)
+        await made.pin("b", pinned=True)
+        assert [(status.state, status.is_pinned) for status in made.statuses()] == [("unloaded", False), ("ready", True)]
+
+
+async def test_a_model_is_loaded_and_unloaded_when_somebody_asks_for_that() -> None:
+    async with models(catalog_over("a", "b")) as made:
+        await made.load("a")
+        assert states(made)["a"] == "ready"
+        async with made.lease("a"):
+            unloading = asyncio.create_task(made.unload("a"))
+            await until(made, a="stopping")
+            late = asyncio.create_task(answered(made, "a"))
+            await asyncio.sleep(0)
+        await unloading
+        await late
+        await made.unload("a")
+        await made.unload("b")  # it is not loaded
+        assert states(made) == {"a": "unloaded", "b": "unloaded"}
+        assert made.statuses()[0].figures.changes == {"loaded": 2, "asked": 2}
+
+
+async def test_limits_that_were_changed_count_through_a_restart_and_a_load_until_the_server_ends() -> None:
+    async with models(catalog_over("a", "b")) as made:
+        with pytest.raises(InvalidRequest, match="a is not loaded"):
+            await made.set_limits("a", max_running=3)
+        loading = asyncio.create_task(made.load("a"))
+        while made.statuses()[0].pid is None:
+            await asyncio.sleep(0.001)
+        changed = await made.set_limits("a", max_running=3, step_tokens=48)  # its process has been told others already
+        assert changed == SchedulerLimits(max_running=3, step_tokens=48)
+        await loading
+        assert (await made.statistics())["a"].step_tokens == 48
+        psutil.Process(made.statuses()[0].pid).kill()
+        await answered(made, "a")
+        assert (await made.statistics())["a"].step_tokens == 48
+        await made.unload("a")
+        await made.load("a")
+        assert (await made.statistics())["a"].step_tokens == 48
+        assert await made.set_limits("a") == changed
+        with pytest.raises(InvalidRequest, match="step_tokens"):
+            await made.set_limits("a", max_running=49)
+        assert await made.set_limits("a") == changed
+
+
+async def test_another_catalog_is_taken_while_models_are_used() -> None:
+    async with models(catalog_over("a", "b", "c"), ONE) as made:
+        forgotten: list[str] = []
+        made.on_changed_entry = forgotten.append
+        async with made.lease("a") as client:
+            stream = client.submit(a_request(max_tokens=LONG))
+            await anext(stream)
+            waiting = asyncio.create_task(answered(made, "b"))
+            await until(made, a="stopping")
+            change = await made.take_catalog(catalog_over("c", "d", c={"aliases": ("e",)}))
+            assert (change.added, change.gone, change.changed) == (("d",), ("a", "b"), ("c",))
+            with pytest.raises(UnknownModel, match="available: c, d, e"):
+                await waiting
+            with pytest.raises(UnknownModel):
+                await answered(made, "a")
+            assert states(made) == {"c": "unloaded", "d": "unloaded", "a": "stopping"}
+            for _ in range(100):
+                await anext(stream)
+            await stream.aclose()
+        async with made.lease("e"):
+            await until(made, c="ready")
+            assert states(made) == {"c": "ready", "d": "unloaded"}
+        assert forgotten == ["c", "b", "a"]
+
+
+async def test_a_changed_entry_counts_from_the_next_load_on_and_a_new_pin_at_once() -> None:
+    async with models(catalog_over("a", "b")) as made:
+        pid = await answered(made, "a")
+        await made.take_catalog(catalog_over("a", "b", a={"idle_seconds": LONG, "draft": "d"}, b={"is_pinned": True}))
+        await until(made, b="ready")
+        assert (made.entry("a").draft, await answered(made, "a")) == (None, pid)
+        assert made.statuses()[0].idle_seconds_left is not None
+        await made.unload("a")
+        assert made.entry("a").draft == "d"
+        await made.take_catalog(catalog_over("b"))
+        await made.unload("b")
+        await made.take_catalog(catalog_over("a", "b"))
+        assert states(made)["a"] == "unloaded"
+        assert await answered(made, "a") != pid
+
+
+async def test_a_model_that_went_and_came_back_while_it_was_used_stays() -> None:
+    async with models(catalog_over("a", "b")) as made:
+        pid = await answered(made, "a")
+        async with made.lease("a"):
+            await made.take_catalog(catalog_over("b"))
+            assert states(made) == {"b": "unloaded", "a": "stopping"}
+            await made.take_catalog(catalog_over("a", "b"))
+        assert await answered(made, "a") == pid
+
+
+async def test_memory_is_a_limit_too_and_kv_memory_is_shared_out() -> None:
+    async with models(catalog_over("a", "b", "c"), replace(TWO, max_loaded=None, memory_bytes=10), a=6, b=6, c=11) as made:
+        await answered(made, "a")
+        await answered(made, "b")
+        assert states(made) == {"a": "unloaded", "b": "ready", "c": "unloaded"}
+        await answered(made, "c")  # larger than all there is: it is tried alone
+        assert states(made) == {"a": "unloaded", "b": "unloaded", "c": "ready"}
+    async with models(catalog_over("a", "b", "c"), TWO) as made:
+        await made.load("a")
+        while not made.statuses()[0].figures.footprint_bytes:  # until its worker has told
+            await asyncio.sleep(0.005)
+        await made.load("b")
+        assert [made.shares[name].parts for name in "ab"] == [2, 1]
+        assert made.shares["b"].taken_bytes > 0
+        assert made.shares["b"].promised_bytes > 0
+
+
+@pytest.mark.parametrize(("max_loaded", "parts"), [(None, [2, 2, 2, 1]), (4, [4, 3, 2, 1]), (2, [2, 1])])
+async def test_each_has_its_part_of_the_kv_memory_that_is_left(max_loaded: int | None, parts: list[int]) -> None:
+    async with models(catalog_over(*"abcd"), replace(TWO, max_loaded=max_loaded)) as made:
+        for name in "abcd"[: len(parts)]:
+            await made.load(name)
+        assert [made.shares[name].parts for name in "abcd"[: len(parts)]] == parts
+    together = replace(TWO, max_loaded=max_loaded)
+    async with models(catalog_over(*"abcd", at_start="ab"), together) as made:
+        await made.wait_ready()
+        assert {made.shares[name].parts for name in "ab"} <= {parts[0], parts[1], parts[1] + 1}
+
+
+async def test_it_is_told_that_a_model_keeps_the_memory_that_it_was_given_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async with models(catalog_over("a")) as made:
+        await made.load("a")
+        with caplog.at_level(logging.INFO, logger="holdfast.front.fleet"):
+            await made.take_catalog(catalog_over("a", "b"))
+        assert "model a keeps the memory that it was given as the only one" in caplog.text
+
+
+async def test_who_waits_for_an_unload_is_not_left_waiting_when_the_server_stops() -> None:
+    made = FakeModels(catalog_over("a", "b"))
+    await made.start()
+    async with AsyncExitStack() as held:
+        await held.enter_async_context(made.lease("a"))
+        unloading = asyncio.create_task(made.unload("a"))
+        await until(made, a="stopping")
+        await made.stop()
+        await unloading
+    assert states(made)["a"] == "unloaded"
+
+
+async def test_a_pinned_model_that_fails_does_not_stop_the_server_but_a_named_one_does() -> None:
+    async with models(catalog_over("a", "b", a={"is_pinned": True}, b={"is_pinned": True})) as made:
+        made.behaviours["a"] = "bad"
+        await made.wait_ready()
+    made = FakeModels(catalog_over("a", "b", at_start=["a"]))
+    made.behaviours["a"] = "bad"
+    await made.start()
+    with pytest.raises(HoldfastError, match="the folder is bad"):
+        await made.wait_ready()
+    await made.stop()
+
+
+async def test_a_server_that_ends_turns_everybody_away() -> None:
+    made = FakeModels(catalog_over("a", "b"), replace(ONE, turn_seconds=LONG))
+    await made.start()
+    async with made.lease("a"):
+        waiting = asyncio.create_task(answered(made, "b"))
+        await asyncio.sleep(0.01)
+        await made.stop()
+    with pytest.raises(WorkerUnavailable, match="shutting down"):
+        await waiting
+    with pytest.raises(WorkerUnavailable, match="shutting down"):
+        await answered(made, "a")
+
+
+async def kv_budgets(made: Residency, **wanted: int) -> None:
+    """Wait until the workers report these budgets."""
+    async with asyncio.timeout(60):
+        while {name: figures.kv_budget_bytes for name, figures in (await made.statistics()).items()} != wanted:
+            await asyncio.sleep(0.01)
+
+
+async def test_on_a_mac_loaded_models_divide_what_their_weights_and_steps_leave_of_the_working_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(residency_module, "HAS_UNIFIED_MEMORY", True)
+    settings = replace(TWO, memory_bytes=1 << 40)  # the fakes tell less than their processes take
+    async with models(catalog_over("a", "b"), settings, a=1_000_000, b=1_000_000) as made:
+        made.behaviours.update(a="on-a-mac", b="on-a-mac")
+        await answered(made, "a")
+        assert made.shares["a"] == MemoryShare(parts=1), "nobody knows the working set before a worker has told it"
+        await kv_budgets(made, a=18_500_000)
+        await answered(made, "b")
+        assert made.shares["b"].wired_bytes == 1_000_000
+        assert made.shares["b"].state_bytes is not None
+        await kv_budgets(made, a=8_500_000, b=8_500_000)  # (20 - 2 * 1.5) / 2 MB each
+        await made.unload("b")
+        await kv_budgets(made, a=18_500_000)

@@ -1,0 +1,210 @@
+"""Real worker processes that stop or hang: seen, killed, replaced; who waited and who comes next gets the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from holdfast.config import ResidencySettings
+from holdfast.front.fleet.worker_process import WorkerProcess
+from holdfast.front.link.event_stream import EventStream
+from holdfast.wire.events import Finished, FinishReason, Heartbeat, TokensGenerated, WorkerFailed, WorkerReady
+from tests.fakes.fake_engine import HANGS, expected_tokens
+from tests.fakes.fake_models import OneModel
+from tests.fakes.fake_worker import IMPATIENT, ROOT, a_request, fake_settings
+
+LIMIT_SECONDS = 60.0
+ENDLESS = 900_000
+
+
+@asynccontextmanager
+async def residency(behaviour: str = "good", *, settings: ResidencySettings = IMPATIENT) -> AsyncIterator[OneModel]:
+    made = OneModel(fake_settings(behaviour, residency=settings))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def pid_of(made: OneModel) -> int:
+    pid = made.statuses()[0].pid
+    assert pid is not None
+    return pid
+
+
+async def replaced(made: OneModel, *, old: int) -> None:
+    """Once the old worker is lost, wait for another one that serves, and see that the old one is gone and reaped."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await made.client("m")
+    assert pid_of(made) != old
+    assert not psutil.pid_exists(old)
+
+
+async def last_of(stream: EventStream) -> Finished:
+    """The end of a stream; there is exactly one."""
+    ends = [event async for event in stream if isinstance(event, Finished)]
+    assert len(ends) == 1
+    return ends[0]
+
+
+async def assert_answers(made: OneModel) -> None:
+    events = [event async for event in (await made.client("m")).submit(a_request("next"))]
+    tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+    assert tokens == expected_tokens(a_request("next"))
+
+
+async def test_a_worker_that_is_stopped_at_rest_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    async with residency() as made:
+        await made.wait_ready()
+        old = pid_of(made)
+        client = await made.client("m")
+        os.kill(old, signal.SIGSTOP)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await client.worker.lost
+        await replaced(made, old=old)
+        await assert_answers(made)
+    (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "no sign of life" in line.message
+    assert "restarting in 0 s" in line.message
+
+
+async def test_all_who_wait_for_a_stopped_worker_get_the_answers_that_they_would_have_had() -> None:
+    asked = [a_request(str(index), max_tokens=20_000) for index in range(3)]
+    async with residency() as made:
+        await made.wait_ready()
+        old = pid_of(made)
+        client = await made.client("m")
+        streams = [client.submit(each) for each in asked]
+        for stream in streams:
+            while not isinstance(await anext(stream), TokensGenerated):
+                continue
+        os.kill(old, signal.SIGSTOP)
+        asked.append(a_request("never accepted"))
+        streams.append(client.submit(asked[-1]))
+        for end in await asyncio.gather(*map(last_of, streams)):
+            assert end.reason is FinishReason.LENGTH
+        assert [stream.token_ids for stream in streams] == [expected_tokens(each) for each in asked]
+        await replaced(made, old=old)
+        assert made.statuses()[0].restarts == {"died": 0, "hung": 1}
+
+
+async def test_a_worker_that_is_stopped_while_it_loads_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = await WorkerProcess.start(
+        fake_settings("hangs", residency=IMPATIENT), on_progress=lambda event: None, deliver=lambda events: None
+    )
+    look, was_heard = worker.watchdog.look, asyncio.Event()
+
+    def observed(beat: Heartbeat | None, *, elapsed_seconds: float) -> str | None:
+        if beat is not None:
+            was_heard.set()
+        return look(beat, elapsed_seconds=elapsed_seconds)
+
+    monkeypatch.setattr(worker.watchdog, "look", observed)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await was_heard.wait()
+    os.kill(worker.pid, signal.SIGSTOP)
+    outcome = await worker.wait_started(timeout_seconds=10 * LIMIT_SECONDS)
+    assert isinstance(outcome, WorkerFailed)
+    assert "while loading it has given no sign of life" in outcome.message
+    assert not outcome.fatal_input
+    assert not psutil.pid_exists(worker.pid)
+
+
+async def test_a_worker_that_serves_but_never_was_heard_to_beat_is_killed() -> None:
+    """As one that is stopped in the moment in which it gets ready, its first heartbeat still on the way."""
+    worker = await WorkerProcess.start(
+        fake_settings(residency=IMPATIENT), on_progress=lambda event: None, deliver=lambda events: None
+    )
+    worker.link.heartbeats.close()
+    assert isinstance(await worker.wait_started(timeout_seconds=LIMIT_SECONDS), WorkerReady)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await worker.wait_death()
+    assert worker.hang is not None
+    assert "has given no sign of life" in worker.hang
+
+
+async def test_a_call_of_the_device_that_never_returns_is_seen_and_the_worker_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with residency() as made:
+        await made.wait_ready()
+        old = pid_of(made)
+        await assert_answers(made)  # such steps are measured from now on
+        client = await made.client("m")
+        asked = a_request("bystander", max_tokens=20_000)
+        bystander = client.submit(asked)
+        while not isinstance(await anext(bystander), TokensGenerated):
+            continue
+        hanging = client.submit(a_request("hanging", prompt=(1, HANGS)))
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await client.worker.lost
+        await hanging.aclose()
+        await replaced(made, old=old)
+        assert (await last_of(bystander)).reason is FinishReason.LENGTH
+        assert bystander.token_ids == expected_tokens(asked)
+    assert any("in one and the same step" in record.message for record in caplog.records)
+
+
+@pytest.mark.slow
+async def test_who_hangs_every_worker_is_refused_and_the_others_go_on() -> None:
+    async with residency(settings=ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.5)) as made:
+        await made.wait_ready()
+        client = await made.client("m")
+        asked = [a_request(str(index), max_tokens=20_000) for index in range(3)]
+        others = [client.submit(each) for each in asked[:2]]
+        hanging = client.submit(a_request("hanging", prompt=(1, HANGS)))
+        others.append(client.submit(asked[2]))
+        async with asyncio.timeout(LIMIT_SECONDS):
+            end = await last_of(hanging)
+            assert end.reason is FinishReason.FAILED
+            assert "when it ran alone" in end.error
+            for stream in others:
+                assert (await last_of(stream)).reason is FinishReason.LENGTH
+        assert [stream.token_ids for stream in others] == [expected_tokens(each) for each in asked]
+
+
+async def test_a_worker_that_only_works_is_left_alone() -> None:
+    async with residency() as made:
+        await made.wait_ready()
+        old = pid_of(made)
+        stream = (await made.client("m")).submit(a_request(max_tokens=20_000))  # many beats long, made of short steps
+        assert (await last_of(stream)).reason is FinishReason.LENGTH
+        assert pid_of(made) == old
+
+
+def test_a_front_and_a_worker_that_are_stopped_together_go_on_together() -> None:
+    """In a process of its own, as Ctrl-Z or a laptop that sleeps meets both."""
+    front = subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes.front_main"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+    )
+    assert front.stdin is not None
+    assert front.stdout is not None
+    try:
+        worker = int(front.stdout.readline())
+        for pid in (worker, front.pid):
+            os.kill(pid, signal.SIGSTOP)
+        threading.Event().wait(2 * IMPATIENT.hang_seconds)  # what is tested is that this time passes for neither
+        for pid in (front.pid, worker):
+            os.kill(pid, signal.SIGCONT)
+        front.stdin.write("\n")
+        front.stdin.flush()
+        assert front.stdout.readline() == f"{worker} answers\n"
+    finally:
+        front.kill()
+        front.wait()

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.front.fleet.worker_process import WorkerProcess, describe_exit
+from holdfast.front.link import worker_link
+from holdfast.front.link.model_client import ModelClient
+from holdfast.wire.events import Finished, FinishReason, LoadProgress, TokensGenerated, WorkerFailed, WorkerReady
+from tests.fakes.fake_engine import expected_tokens
+from tests.fakes.fake_worker import a_request, fake_settings
+
+ENDLESS = 900_000
+
+
+@asynccontextmanager
+async def worker(
+    behaviour: str = "good",
+    *,
+    on_progress: Callable[[LoadProgress], None] = lambda event: None,
+    client: ModelClient | None = None,
+) -> AsyncIterator[WorkerProcess]:
+    deliver = (client or ModelClient(unread_bytes=1 << 20)).deliver
+    process = await WorkerProcess.start(fake_settings(behaviour), on_progress=on_progress, deliver=deliver)
+    try:
+        yield process
+    finally:
+        await process.stop()
+        assert not process.is_alive
+
+
+@asynccontextmanager
+async def serving(
+    behaviour: str = "good", *, on_progress: Callable[[LoadProgress], None] = lambda event: None
+) -> AsyncIterator[tuple[WorkerProcess, ModelClient]]:
+    """A worker that serves, and a client that it is the first and last worker of."""
+    client = ModelClient(unread_bytes=1 << 20)
+    async with worker(behaviour, on_progress=on_progress, client=client) as process:
+        ready = await process.wait_started(timeout_seconds=30)
+        assert isinstance(ready, WorkerReady)
+        assert ready.pid == process.pid
+        client.begin_with(process.link)
+        yield process, client
+
+
+async def test_a_start_that_fails_before_there_is_a_process_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_long = tmp_path / ("x" * 120)  # for sockets, and there is no other place for them
+    too_long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(too_long))
+    monkeypatch.setattr(worker_link, "SHORT_FOLDER", tmp_path / "missing")
+    with pytest.raises(FileNotFoundError):
+        await WorkerProcess.start(fake_settings("good"), on_progress=lambda event: None, deliver=lambda events: None)
+    assert list(too_long.iterdir()) == []
+
+
+async def test_a_worker_says_when_it_is_ready_and_serves() -> None:
+    stages: list[str] = []
+    async with serving(on_progress=lambda event: stages.append(event.stage)) as (process, client):
+        events = [event async for event in client.submit(a_request())]
+    tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+    assert tokens == expected_tokens(a_request())
+    assert stages == ["reading"]
+    assert await process.wait_exit() == 0
+
+
+async def test_a_bad_model_is_reported_as_such() -> None:
+    async with worker("bad") as process:
+        outcome = await process.wait_started(timeout_seconds=30)
+        assert outcome == WorkerFailed(message="the folder is bad", fatal_input=True)
+
+
+async def test_a_worker_that_dies_while_loading_is_reported() -> None:
+    async with worker("dies-loading") as process:
+        outcome = await process.wait_started(timeout_seconds=30)
+        assert isinstance(outcome, WorkerFailed)
+        assert "SIGKILL" in outcome.message
+        assert not outcome.fatal_input
+
+
+async def test_a_worker_that_does_not_get_ready_in_time_is_killed() -> None:
+    async with worker("hangs") as process:
+        outcome = await process.wait_started(timeout_seconds=0.3)
+        assert isinstance(outcome, WorkerFailed)
+        assert "not loaded within" in outcome.message
+        assert not process.is_alive
+
+
+async def test_a_killed_worker_cuts_no_stream() -> None:
+    async with serving() as (process, client):
+        streams = [client.submit(a_request(str(index), max_tokens=ENDLESS)) for index in range(3)]
+        for stream in streams:
+            while not isinstance(await anext(stream), TokensGenerated):
+                continue
+        psutil.Process(process.pid).kill()
+        assert await process.wait_death() == -signal.SIGKILL
+        loss = client.lose_worker()
+        assert (len(loss.requests), loss.had_progress, loss.refused) == (3, True, ())
+        assert all(loss.drawn_tokens)
+        assert client.open_streams == 3
+        with pytest.raises(WorkerUnavailable):
+            process.link.submit(a_request("late"))
+
+
+async def test_a_broken_device_ends_the_process_and_leaves_its_requests(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="holdfast.worker.loop"):
+        async with serving("broken-device") as (process, client):
+            for index in range(4):
+                client.submit(a_request(str(index)))
+            assert await process.wait_exit() == 1
+            assert client.open_streams == 4
+    assert any("the device refuses the step" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_to_the_whole_group_leaves_the_worker_to_its_front(number: signal.Signals) -> None:
+    async with serving() as (process, client):
+        psutil.Process(process.pid).send_signal(number)
+        events = [event async for event in client.submit(a_request())]
+        assert isinstance(events[-1], Finished)
+        assert events[-1].reason is FinishReason.LENGTH
+
+
+async def test_a_worker_ends_when_the_link_is_cut() -> None:
+    async with serving() as (process, _):
+        await process.link.close()
+        async with asyncio.timeout(60):
+            assert await process.wait_exit() == 0
+
+
+@pytest.mark.parametrize(("code", "words"), [(0, "exit code 0"), (-9, "signal SIGKILL"), (-99, "signal 99")])
+def test_an_exit_is_described_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words
+
+
+async def test_a_process_that_the_worker_has_left_behind_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.front.fleet.worker_process.LOG_SECONDS", 0.05)
+    async with serving("has-a-child") as (process, _):
+        worker = psutil.Process(process.pid)
+        (child,) = worker.children()
+        worker.kill()
+        assert await process.wait_death() == -signal.SIGKILL
+        assert child.is_running()
+        child.kill()

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from holdfast.front.link.event_stream import EventStream, RequestEvent
+from holdfast.wire.commands import ControlAction
+from holdfast.wire.events import (
+    Accepted,
+    CacheReport,
+    Finished,
+    FinishReason,
+    PromptRead,
+    Rejected,
+    Started,
+    Timings,
+    TokenLogprob,
+    TokensGenerated,
+)
+
+
+def finished(request_id: str = "a") -> Finished:
+    return Finished(request_id=request_id, reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=2)
+
+
+def tokens(request_id: str = "a") -> TokensGenerated:
+    return TokensGenerated(request_id=request_id, token_ids=(4, 5))
+
+
+class Front:
+    """Streams with room for ten plain tokens, by their ids, and what they asked for."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, EventStream] = {}
+        self.asked: list[str] = []
+
+    def open(self, request_id: str = "a") -> EventStream:
+        stream = EventStream(request_id, control=self._steer, unread_bytes=10 * 256, prompt_tokens=1)
+        self.streams[request_id] = stream
+        return stream
+
+    def route(self, events: Sequence[RequestEvent]) -> None:
+        for event in events:
+            self.streams[event.request_id].push(event)
+
+    def _steer(self, request_id: str, action: ControlAction) -> None:
+        self.asked.append(f"{action} {request_id}")
+
+
+async def test_a_waiting_reader_is_woken() -> None:
+    front = Front()
+    stream = front.open()
+    reader = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    front.route([tokens()])
+    assert await reader == tokens()
+
+
+async def test_a_refusal_is_the_only_event() -> None:
+    front = Front()
+    stream = front.open()
+    refusal = Rejected(request_id="a", kind="invalid", message="no")
+    front.route([refusal])
+    assert [event async for event in stream] == [refusal]
+
+
+async def test_closing_early_cancels_once_and_ends_the_iteration() -> None:
+    front = Front()
+    stream = front.open()
+    front.route([Accepted(request_id="a"), tokens()])
+    await stream.aclose()
+    await stream.aclose()
+    front.route([tokens(), finished()])  # what was under way is dropped
+    assert [event async for event in stream] == []
+    assert front.asked == ["cancel a"]
+
+
+async def test_closing_after_the_end_cancels_nothing() -> None:
+    front = Front()
+    stream = front.open()
+    front.route([Accepted(request_id="a"), finished()])
+    _ = [event async for event in stream]
+    await stream.aclose()
+    assert front.asked == []
+
+
+async def test_a_cancelled_reader_cancels_the_request() -> None:
+    front = Front()
+    stream = front.open()
+    reader = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert front.asked == ["cancel a"]
+
+
+async def test_a_failure_is_told_behind_what_came_to_who_was_accepted_and_who_was_not() -> None:
+    front = Front()
+    begun, fresh = front.open("a"), front.open("b")
+    front.route([Accepted(request_id="a"), tokens("a")])
+    for stream in (begun, fresh):
+        stream.fail("it died")
+    *_, last = [event async for event in begun]
+    assert isinstance(last, Finished)
+    assert (last.reason, last.error, last.completion_tokens) == (FinishReason.FAILED, "it died", 2)
+    assert [type(event) for event in [event async for event in fresh]] == [Accepted, Finished]
+
+
+async def test_a_reader_is_told_once_what_two_workers_say() -> None:
+    front = Front()
+    stream = front.open()
+    began = Started(request_id="a", memory=CacheReport(ram_tokens=3), timings=Timings(prefill_seconds=2.0))
+    front.route([Accepted(request_id="a"), began, tokens()])
+    stream.resume()
+    again = Started(request_id="a", memory=CacheReport(disk_tokens=1), timings=Timings())
+    front.route([Accepted(request_id="a"), again, tokens(), finished()])
+    events = [event async for event in stream]
+    assert [type(event) for event in events] == [Accepted, Started, TokensGenerated, TokensGenerated, Finished]
+    end = events[-1]
+    assert isinstance(end, Finished)
+    assert (end.memory, end.timings.prefill_seconds, end.resumptions) == (began.memory, 2.0, 1)
+
+
+async def test_what_was_begun_by_the_second_worker_is_told_by_it() -> None:
+    front = Front()
+    stream = front.open()
+    front.route([Accepted(request_id="a")])
+    stream.resume()
+    front.route([Accepted(request_id="a"), msgspec.structs.replace(finished(), memory=CacheReport(disk_tokens=1))])
+    *_, end = [event async for event in stream]
+    assert isinstance(end, Finished)
+    assert (end.memory.disk_tokens, end.resumptions) == (1, 1)
+
+
+async def test_a_second_worker_that_refuses_fails_what_the_first_has_accepted() -> None:
+    front = Front()
+    stream = front.open()
+    front.route([Accepted(request_id="a"), tokens()])
+    stream.resume()
+    front.route([Rejected(request_id="a", kind="too_large", message="no room")])
+    *_, end = [event async for event in stream]
+    assert isinstance(end, Finished)
+    assert (end.reason, end.error, end.completion_tokens) == (FinishReason.FAILED, "no room", 2)
+
+
+async def test_a_stream_that_nobody_reads_is_paused_once_and_resumed_when_half_of_it_is_read() -> None:
+    front = Front()
+    stream, other = front.open("a"), front.open("b")
+    front.route([tokens("b"), *[tokens("a")] * 5])
+    assert front.asked == []
+    front.route([tokens("a")] * 3)  # what was under way when it was told
+    assert front.asked == ["pause a"]
+    for _ in range(5):
+        await anext(stream)
+    assert front.asked == ["pause a"]
+    await anext(stream)
+    assert front.asked == ["pause a", "resume a"]
+    await anext(other)
+    assert front.asked == ["pause a", "resume a"]
+
+
+async def test_a_reader_can_pause_a_stream_and_what_is_unread_keeps_it_paused() -> None:
+    front = Front()
+    stream = front.open()
+    stream.pause()
+    stream.pause()
+    assert (front.asked, stream.is_paused) == (["pause a"], True)
+    stream.go_on()
+    assert (front.asked, stream.is_paused) == (["pause a", "resume a"], False)
+    front.route([tokens()] * 8)
+    stream.pause()
+    for _ in range(8):
+        await anext(stream)
+    assert front.asked == ["pause a", "resume a", "pause a"]
+    stream.go_on()
+    assert front.asked == ["pause a", "resume a", "pause a", "resume a"]
+
+
+async def test_a_stream_that_has_ended_is_not_paused() -> None:
+    front = Front()
+    stream = front.open()
+    front.route([Rejected(request_id="a", kind="invalid", message="no")])
+    stream.pause()
+    assert front.asked == []
+
+
+async def test_a_stream_that_is_read_as_it_comes_is_never_paused() -> None:
+    front = Front()
+    stream = front.open()
+    for _ in range(1000):
+        front.route([tokens()])
+        await anext(stream)
+    assert front.asked == []
+
+
+async def test_rivals_of_tokens_count() -> None:
+    front = Front()
+    front.open()
+    scored = TokenLogprob(4, -1.0, tuple((token, -2.0) for token in range(20)))
+    front.route([TokensGenerated(request_id="a", token_ids=(4,), logprobs=(scored,))] * 2)
+    assert front.asked == ["pause a"]
+
+
+async def test_a_paused_stream_that_is_closed_is_cancelled_and_never_resumed() -> None:
+    front = Front()
+    stream = front.open()
+    front.route([tokens()] * 8)
+    await stream.aclose()
+    assert front.asked == ["pause a", "cancel a"]
+
+
+async def test_a_stream_that_has_ended_is_neither_paused_nor_resumed() -> None:
+    front = Front()
+    stream = front.open()
+    front.route([*[tokens()] * 5, finished()])
+    front.route([tokens()] * 50)
+    _ = [event async for event in stream]
+    assert front.asked == []
+
+
+async def test_how_far_the_prompt_is_read_is_told_until_the_answer_has_begun() -> None:
+    front = Front()
+    stream = front.open()
+    read = PromptRead(request_id="a", total_tokens=9, cached_tokens=0, read_tokens=4, seconds=1.0)
+    started = Started(request_id="a", memory=CacheReport(), timings=Timings())
+    front.route([read, started, read, finished()])
+    assert [type(event) async for event in stream] == [PromptRead, Started, Finished]

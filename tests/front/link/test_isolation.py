@@ -1,0 +1,176 @@
+"""Who is tried alone after workers died, and who is refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.front.link.isolation import DEATHS_OF_A_LIFE, DEATHS_OF_ONE, FEW_TOKENS, Isolation
+
+MANY = 10 * FEW_TOKENS
+WORST = 64  # deaths that one request may cause, however it behaves
+
+
+def died(isolation: Isolation, drawn: Mapping[str, int], *, also_open: tuple[str, ...] = ()) -> str | None:
+    return isolation.worker_died(drawn, had_progress=any(drawn.values()), open_requests={*drawn, *also_open})
+
+
+def test_one_death_has_nobody_run_alone() -> None:
+    isolation = Isolation()
+    assert died(isolation, {"a": 1, "b": 0}) is None
+    assert isolation.is_over
+
+
+def test_after_a_second_death_without_a_new_token_they_are_tried_one_at_a_time_and_the_guilty_one_is_refused() -> None:
+    isolation = Isolation()
+    died(isolation, {"a": 1, "b": 1, "c": 1})
+    assert died(isolation, {"a": 0, "b": 0, "c": 0}) is None
+    assert isolation.next_of(["a", "b", "c", "new"]) == "a"
+    assert isolation.tokens_to_pass == 1
+    isolation.has_passed("a")
+    assert isolation.next_of(["a", "b", "c", "new"]) == "b"
+    assert died(isolation, {"b": 0}, also_open=("a", "c")) == "b"
+    assert isolation.is_over, "its deaths are explained"
+
+
+def test_a_request_that_draws_a_token_or_two_in_each_life_is_tried_alone_and_refused() -> None:
+    isolation = Isolation()
+    for tokens in (2, 1, 2):
+        assert isolation.is_over
+        assert died(isolation, {"innocent": MANY, "guilty": tokens}) is None
+    assert isolation.next_of(["innocent", "guilty"]) == "guilty"
+    assert isolation.tokens_to_pass == 5, "more than twice the two of its last life"
+    assert died(isolation, {"guilty": 2}, also_open=("innocent",)) == "guilty"
+    assert isolation.is_over
+
+
+def test_a_request_that_meets_many_deaths_is_tried_alone_whatever_it_achieved_in_between() -> None:
+    isolation = Isolation()
+    for _ in range(DEATHS_OF_A_LIFE):
+        assert isolation.is_over
+        died(isolation, {"guilty": MANY})
+        died(isolation, {"another": MANY}, also_open=("guilty",))
+    assert isolation.next_of(["guilty"]) == "guilty"
+    assert isolation.tokens_to_pass > 2 * MANY
+
+
+def test_one_that_never_has_a_token_while_others_have_is_tried_alone() -> None:
+    isolation = Isolation()
+    for _ in range(DEATHS_OF_ONE):
+        assert isolation.is_over
+        died(isolation, {"a": MANY, "guilty": 0})
+    assert isolation.next_of(["a", "guilty"]) == "guilty"
+    assert died(isolation, {"guilty": 0}, also_open=("a",)) == "guilty"
+    assert isolation.is_over
+
+
+def test_those_that_drew_few_tokens_are_tried_before_those_that_may_have_been_queued() -> None:
+    isolation = Isolation()
+    for _ in range(DEATHS_OF_ONE):
+        died(isolation, {"queued": 0, "slow": 4, "guilty": 2})
+    assert [isolation.next_of(["queued", "slow", "guilty"])] == ["guilty"]
+    isolation.has_passed("guilty")
+    assert isolation.next_of(["queued", "slow", "guilty"]) == "slow"
+    isolation.has_passed("slow")
+    assert isolation.next_of(["queued", "slow", "guilty"]) == "queued"
+
+
+def test_each_further_trial_of_a_request_is_twice_as_long() -> None:
+    isolation = Isolation()
+    to_pass = []
+    for _ in range(3):
+        while isolation.is_over:
+            died(isolation, {"a": 3})
+        isolation.next_of(["a"])
+        to_pass.append(isolation.tokens_to_pass)
+        isolation.has_passed("a")
+    assert to_pass == [7, 14, 28]
+
+
+def test_who_cannot_run_is_tried_later() -> None:
+    isolation = Isolation()
+    died(isolation, {"a": 0, "b": 0})
+    died(isolation, {"a": 0, "b": 0})
+    assert isolation.next_of(["b"]) == "b"
+    isolation.has_passed("b")
+    assert isolation.next_of(["b"]) is None
+    assert isolation.next_of(["a", "b"]) == "a", "it can run again, and has not been tried"
+
+
+def test_when_the_guilty_one_is_found_those_that_died_beside_it_are_believed_again() -> None:
+    """They may have waited in the queue all the time."""
+    isolation = Isolation()
+    queued = {f"queued {number}": 0 for number in range(100)}
+    for _ in range(DEATHS_OF_ONE):
+        died(isolation, {"a": MANY, "guilty": 1, **queued})
+    assert isolation.next_of(["a", "guilty", *queued]) == "guilty"
+    assert died(isolation, {"guilty": 1}, also_open=("a", *queued)) == "guilty"
+    assert isolation.is_over
+    for number in range(DEATHS_OF_ONE):
+        assert isolation.is_over
+        died(isolation, {"a": MANY, f"another {number}": 1, **queued})
+    assert not isolation.is_over
+
+
+@given(data=st.data(), count=st.integers(1, 8))
+def test_whoever_kills_is_refused_in_the_end_and_nobody_else(data: st.DataObject, count: int) -> None:
+    """Workers die of some requests whenever these run, each after as many tokens as it likes."""
+    killers = data.draw(st.dictionaries(st.integers(0, count - 1).map(str), st.integers(0, 3 * FEW_TOKENS)))
+    isolation = Isolation()
+    alive = [str(index) for index in range(count)]
+    refused = set()
+    for _ in range(WORST * count):
+        if not killers.keys() & set(alive):
+            break
+        ran = alive
+        if not isolation.is_over:
+            alone = isolation.next_of(alive)
+            if alone is None:
+                continue
+            if alone not in killers or killers[alone] >= isolation.tokens_to_pass:
+                isolation.has_passed(alone)
+                continue
+            ran = [alone]
+        drawn = {each: data.draw(st.integers(0, MANY)) for each in ran}
+        drawn |= {each: tokens for each, tokens in killers.items() if each in ran}
+        guilty = isolation.worker_died(drawn, had_progress=any(drawn.values()), open_requests=alive)
+        if guilty is not None:
+            alive.remove(guilty)
+            refused.add(guilty)
+    assert refused == killers.keys()
+
+
+@given(lives=st.lists(st.tuples(st.integers(0, 200), st.booleans()), min_size=1, max_size=8))
+def test_the_deaths_that_one_request_can_cause_are_bounded_however_it_behaves(lives: list[tuple[int, bool]]) -> None:
+    """In each life it draws so many tokens; or nobody reads it for a while, once it runs alone."""
+    isolation = Isolation()
+    deaths = 0
+    for tokens, pauses in itertools.islice(itertools.cycle(lives), 8 * WORST):
+        alone = isolation.next_of(["a"])
+        if alone is not None and pauses:
+            isolation.interrupt_trial()
+            assert isolation.next_of([]) is None
+        elif alone is not None and tokens >= isolation.tokens_to_pass:
+            isolation.has_passed(alone)
+        else:
+            deaths += 1
+            assert deaths <= WORST
+            if died(isolation, {"a": tokens}) is not None:
+                return
+    assert any(pauses for _, pauses in lives), "it was never refused"
+
+
+def test_a_suspect_that_is_not_read_waits_for_its_trial_and_no_death_is_forgotten() -> None:
+    isolation = Isolation()
+    for _ in range(DEATHS_OF_ONE):
+        died(isolation, {"innocent": MANY, "guilty": 2})
+    assert isolation.next_of(["innocent", "guilty"]) == "guilty"
+    isolation.interrupt_trial()
+    assert isolation.next_of(["innocent"]) is None
+    assert died(isolation, {"innocent": MANY}, also_open=("guilty",)) is None
+    assert isolation.is_untried("guilty")
+    assert isolation.next_of(["innocent", "guilty"]) == "guilty"
+    assert died(isolation, {"guilty": 2}, also_open=("innocent",)) == "guilty"

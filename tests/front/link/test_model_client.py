@@ -1,0 +1,438 @@
+"""Requests of one model through several workers, with a worker's link that only writes down what it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from holdfast.errors import SessionFailure, WorkerUnavailable
+from holdfast.front.link.event_stream import EventStream, RequestEvent
+from holdfast.front.link.model_client import ModelClient
+from holdfast.wire.commands import ControlAction, ReadAhead, ReadAheadRun, SequenceRequest, ThinkingBudget, ThoughtLimit
+from holdfast.wire.events import Accepted, CacheReport, Finished, FinishReason, LinkEvent, Rejected, TokensGenerated
+from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
+from tests.fakes.fake_worker import a_request
+from tests.fakes.scripted_client import model_info
+
+UNREAD_BYTES = 1024
+
+
+class WrittenLink:
+    """What one worker was sent, and that it answers."""
+
+    def __init__(self) -> None:
+        self.info = model_info()
+        self.is_open = True
+        self.sent: list[SequenceRequest] = []
+        self.commands: list[SessionCommand] = []
+        self.steered: list[str] = []
+        self.limited: list[ThoughtLimit] = []
+        self.read_ahead: list[ReadAheadRun] = []
+
+    def submit(self, request: SequenceRequest) -> None:
+        if not self.is_open:
+            raise WorkerUnavailable("gone")
+        self.sent.append(request)
+
+    def send_session(self, command: SessionCommand) -> None:
+        if not self.is_open:
+            raise WorkerUnavailable("gone")
+        self.commands.append(command)
+
+    def steer(self, request_id: str, action: ControlAction) -> None:
+        self.steered.append(f"{action} {request_id}")
+
+    def limit_thoughts(self, limit: ThoughtLimit) -> None:
+        self.limited.append(limit)
+
+    def note_read_ahead(self, run: ReadAheadRun) -> None:
+        self.read_ahead.append(run)
+
+    @property
+    def ids(self) -> list[str]:
+        return [request.request_id for request in self.sent]
+
+
+class Front:
+    def __init__(self) -> None:
+        self.client = ModelClient(unread_bytes=UNREAD_BYTES)
+        self.worker = WrittenLink()
+
+    def next_worker(self) -> WrittenLink:
+        self.worker = WrittenLink()
+        self.client.begin_with(self.worker)  # type: ignore[arg-type]
+        return self.worker
+
+    def die(self) -> tuple[str, ...]:
+        self.worker.is_open = False
+        return self.client.lose_worker().refused
+
+    def submit(self, *names: str) -> list[EventStream]:
+        return [self.client.submit(a_request(name, max_tokens=100)) for name in names]
+
+    def tokens(self, *names: str, count: int = 1) -> None:
+        events: list[LinkEvent] = []
+        for name in names:
+            events += [Accepted(request_id=name), TokensGenerated(request_id=name, token_ids=tuple(range(count)))]
+        self.client.deliver(events)
+
+
+@pytest.fixture
+def front() -> Front:
+    made = Front()
+    made.next_worker()
+    return made
+
+
+async def events_of(stream: EventStream) -> list[RequestEvent]:
+    return [event async for event in stream]
+
+
+def finished(name: str, reason: FinishReason = FinishReason.LENGTH, *, ram_tokens: int = 0) -> Finished:
+    memory = CacheReport(ram_tokens=ram_tokens)
+    return Finished(request_id=name, reason=reason, prompt_tokens=3, completion_tokens=9, memory=memory)
+
+
+def read_ahead(tokens: int) -> SequenceRequest:
+    request = a_request("ahead", prompt=tuple(range(tokens)))
+    return msgspec.structs.replace(request, read_ahead=ReadAhead(known_tokens=1))
+
+
+async def test_a_request_goes_on_behind_the_tokens_that_came(front: Front) -> None:
+    (stream,) = front.submit("a")
+    front.tokens("a", count=3)
+    front.die()
+    second = front.next_worker()
+    (again,) = second.sent
+    assert tuple(again.generated_token_ids) == (0, 1, 2)
+    assert again.prompt_token_ids == a_request("a").prompt_token_ids
+    front.tokens("a", count=2)
+    front.die()
+    third = front.next_worker()
+    assert tuple(third.sent[0].generated_token_ids) == (0, 1, 2, 0, 1)
+    front.client.deliver([finished("a")])
+    events = await events_of(stream)
+    assert [type(event) for event in events] == [Accepted, TokensGenerated, TokensGenerated, Finished]
+    assert front.client.resumed == 2
+    assert front.client.open_streams == 0
+
+
+async def test_what_waits_while_there_is_no_worker_is_sent_to_the_next_one_in_order(front: Front) -> None:
+    front.submit("a")
+    front.die()
+    front.submit("b", "c")
+    assert front.next_worker().ids == ["a", "b", "c"]
+    assert front.client.resumed == 0, "none was accepted by the first"
+
+
+async def test_a_request_that_its_reader_has_left_is_not_sent_again(front: Front) -> None:
+    left, _ = front.submit("a", "b")
+    front.die()
+    await left.aclose()
+    assert front.next_worker().ids == ["b"]
+    assert front.client.open_streams == 1
+
+
+async def test_an_unread_stream_is_paused_at_the_next_worker_too_and_goes_on_when_it_is_read(front: Front) -> None:
+    (stream,) = front.submit("a")
+    front.tokens("a", count=8)
+    assert front.worker.steered == ["pause a"]
+    front.die()
+    assert front.next_worker().steered == ["pause a"]
+    await anext(stream)
+    await anext(stream)
+    assert front.worker.steered == ["pause a", "resume a"]
+
+
+async def test_a_thought_that_was_ended_stays_ended_at_the_next_worker(front: Front) -> None:
+    budget = ThinkingBudget(tokens=0, end_token_ids=(7,))
+    (stream,) = front.submit("a")
+    front.tokens("a")
+    stream.limit_thoughts(budget)
+    assert front.worker.limited == [ThoughtLimit(request_id="a", budget=budget)]
+    front.die()
+    (again,) = front.next_worker().sent
+    assert (again.thinking_budget, front.worker.limited) == (budget, [])
+
+
+async def test_when_no_worker_comes_all_end_with_one_error_and_later_ones_are_taken(front: Front) -> None:
+    streams = front.submit("a", "b")
+    front.tokens("a")
+    front.die()
+    front.client.end_all("it cannot be started")
+    for stream in streams:
+        *_, end = await events_of(stream)
+        assert isinstance(end, Finished)
+        assert (end.reason, end.error) == (FinishReason.FAILED, "it cannot be started")
+    front.submit("c")
+    assert front.next_worker().ids == ["c"]
+
+
+async def test_after_the_end_nothing_is_taken(front: Front) -> None:
+    (stream,) = front.submit("a")
+    front.client.close("the server is shutting down")
+    assert [type(event) for event in await events_of(stream)] == [Accepted, Finished]
+    with pytest.raises(WorkerUnavailable, match="shutting down"):
+        front.submit("b")
+
+
+async def test_an_id_in_use_cannot_be_opened_twice(front: Front) -> None:
+    front.submit("a")
+    with pytest.raises(ValueError, match="in use"):
+        front.submit("a")
+
+
+async def test_the_one_that_kills_alone_is_refused_and_the_others_go_on(front: Front) -> None:
+    streams = dict(zip("abc", front.submit("a", "b", "c"), strict=True))
+    front.tokens("a", "b", "c")
+    front.die()
+    assert front.next_worker().ids == ["a", "b", "c"]
+    front.die()  # without a new token
+    alone = front.next_worker()
+    assert alone.ids == ["a"]
+    front.submit("new")
+    assert alone.ids == ["a"]
+    front.tokens("a")
+    assert (alone.ids, alone.steered) == (["a", "b"], ["pause a"])
+    assert front.die() == ("b",)
+    *_, end = await events_of(streams["b"])
+    assert isinstance(end, Finished)
+    assert "died 3 times" in end.error
+    assert end.is_deadly
+    assert "ran alone" in end.error
+    last = front.next_worker()
+    assert last.ids == ["a", "c", "new"]
+    assert last.steered == []
+    assert front.client.open_streams == 3
+
+
+async def test_a_request_that_is_set_aside_during_its_trial_is_tried_again_when_it_goes_on(front: Front) -> None:
+    """Else a client whose connection comes and goes would kill one worker after the other."""
+    (guilty,) = front.submit("guilty")
+    for _ in range(3):
+        front.tokens("guilty")
+        front.die()
+        front.next_worker()
+    front.submit("innocent")
+    for _ in range(3):
+        guilty.pause()
+        assert front.worker.ids == ["guilty", "innocent"]
+        guilty.go_on()
+    later_rounds = ["pause guilty", "resume innocent", "pause innocent", "resume guilty"] * 2
+    assert front.worker.steered == ["pause guilty", "pause innocent", "resume guilty", *later_rounds]
+    assert front.die() == ("guilty",)
+    assert front.next_worker().ids == ["innocent"]
+
+
+async def test_one_that_draws_a_token_in_every_life_is_refused_and_those_beside_it_go_on(front: Front) -> None:
+    guilty, _ = front.submit("guilty", "innocent")
+    for _ in range(3):
+        front.tokens("guilty")
+        front.tokens("innocent", count=20)
+        assert front.die() == ()
+        front.next_worker()
+    assert front.worker.ids == ["guilty"]
+    front.tokens("guilty")
+    assert front.worker.ids == ["guilty"], "it has died after as much before"
+    assert front.die() == ("guilty",)
+    *_, end = await events_of(guilty)
+    assert isinstance(end, Finished)
+    assert "died 4 times" in end.error
+    assert front.next_worker().ids == ["innocent"]
+
+
+async def test_one_that_is_not_read_while_it_is_tried_makes_room_for_the_next(front: Front) -> None:
+    front.submit("a", "b")
+    for _ in range(3):
+        front.tokens("a", "b", count=1)
+        front.die()
+        front.next_worker()
+    assert front.worker.ids == ["a"]
+    front.tokens("a", count=2)
+    assert front.worker.steered == ["pause a"]
+    assert front.worker.ids == ["a", "b"]
+
+
+async def test_those_that_have_passed_go_on_when_all_were_tried(front: Front) -> None:
+    front.submit("a", "b")
+    front.die()
+    front.next_worker()
+    front.die()
+    worker = front.next_worker()
+    front.tokens("a")
+    front.tokens("a", "b")  # what was under way when it was told to stand still
+    assert worker.ids == ["a", "b"]
+    assert worker.steered == ["pause a", "resume a"]
+
+
+@pytest.mark.parametrize("leave", ["ends", "is left"])
+async def test_one_that_ends_while_it_is_tried_makes_room_for_the_next(front: Front, leave: str) -> None:
+    first, _ = front.submit("a", "b")
+    front.die()
+    front.next_worker()
+    front.die()
+    worker = front.next_worker()
+    if leave == "ends":
+        front.client.deliver([Accepted(request_id="a"), finished("a")])
+    else:
+        await first.aclose()
+    assert worker.ids == ["a", "b"]
+
+
+async def test_a_reader_is_woken_by_what_another_worker_says(front: Front) -> None:
+    (stream,) = front.submit("a")
+    reader: asyncio.Task[RequestEvent] = asyncio.create_task(_next(stream))
+    await asyncio.sleep(0)
+    front.die()
+    front.next_worker()
+    front.tokens("a")
+    assert await reader == Accepted(request_id="a")
+
+
+async def asked(front: Front, operation: OperationName = "get") -> asyncio.Task[SessionAnswer]:
+    """A command that has been handed over."""
+    command = SessionCommand(operation=operation, tenant="", call_id="c", session_id="s", new_session_id="t")
+    task = asyncio.create_task(front.client.ask_session(command))
+    await asyncio.sleep(0)
+    return task
+
+
+def answers(front: Front, failure: SessionFailure | None = None) -> None:
+    front.client.deliver([SessionAnswer(call_id="c", failure=failure, message="so it is" if failure else "")])
+
+
+async def test_a_command_that_comes_while_there_is_no_worker_waits_for_the_next_one(front: Front) -> None:
+    front.die()
+    command = await asked(front)
+    assert [each.call_id for each in front.next_worker().commands] == ["c"]
+    answers(front)
+    assert (await command).failure is None
+    assert front.next_worker().commands == []
+
+
+async def test_a_command_without_an_answer_is_sent_once_more_behind_the_requests(front: Front) -> None:
+    command = await asked(front, "close")
+    front.die()
+    front.submit("a")
+    second = front.next_worker()
+    assert (second.ids, len(second.commands)) == (["a"], 1)
+    answers(front)
+    assert (await command).message == ""
+
+
+@pytest.mark.parametrize(
+    ("operation", "failure", "is_told"),
+    [
+        ("close", SessionFailure.NOT_FOUND, True),
+        ("fork", SessionFailure.EXISTS, True),
+        ("fork", SessionFailure.NOT_FOUND, False),
+        ("get", SessionFailure.NOT_FOUND, False),
+    ],
+)
+async def test_it_is_told_where_the_first_worker_may_have_done_it(
+    front: Front, operation: OperationName, failure: SessionFailure, is_told: bool
+) -> None:
+    command = await asked(front, operation)
+    front.die()
+    front.next_worker()
+    answers(front, failure)
+    answer = await command
+    assert answer.failure is failure
+    assert ("may be this very command" in answer.message) is is_told
+
+
+async def test_a_failure_of_the_first_worker_is_told_as_it_is(front: Front) -> None:
+    command = await asked(front, "close")
+    answers(front, SessionFailure.NOT_FOUND)
+    assert (await command).message == "so it is"
+
+
+async def test_a_command_of_which_two_workers_died_is_not_sent_to_a_third_one(front: Front) -> None:
+    command = await asked(front, "import")
+    front.die()
+    front.next_worker()
+    front.die()
+    with pytest.raises(WorkerUnavailable, match="ended 2 times"):
+        await command
+    assert front.next_worker().commands == []
+
+
+async def test_a_command_waits_until_those_that_may_kill_have_run_alone(front: Front) -> None:
+    front.submit("a")
+    command = await asked(front)
+    front.die()
+    front.next_worker()
+    answers(front)
+    await command
+    front.die()
+    third = front.next_worker()
+    later = await asked(front)
+    assert (third.ids, third.commands) == (["a"], [])
+    front.tokens("a")
+    assert len(third.commands) == 1
+    answers(front)
+    await later
+
+
+async def test_when_no_worker_comes_commands_are_told_why(front: Front) -> None:
+    front.die()
+    command = await asked(front)
+    front.client.end_all("it cannot be started")
+    with pytest.raises(WorkerUnavailable, match="cannot be started"):
+        await command
+    front.client.close("the server is shutting down")
+    with pytest.raises(WorkerUnavailable, match="shutting down"):
+        await (await asked(front))
+
+
+async def test_who_asks_no_longer_has_nothing_sent(front: Front) -> None:
+    front.die()
+    command = await asked(front)
+    command.cancel()
+    await asyncio.wait([command])
+    assert front.next_worker().commands == []
+
+
+@pytest.mark.parametrize("event", [Rejected(request_id="b", kind="invalid", message="no"), finished("ahead")])
+async def test_neither_a_refusal_nor_reading_ahead_counts_as_progress(front: Front, event: Rejected | Finished) -> None:
+    """Else who kills workers would never be tried alone while others ask for what cannot be."""
+    front.submit("a")
+    front.die()
+    worker = front.next_worker()
+    front.submit("b")
+    front.client.submit(msgspec.structs.replace(a_request("ahead"), read_ahead=ReadAhead(known_tokens=1)))
+    front.client.deliver([event])
+    front.die()
+    assert front.next_worker().ids == ["a"]
+    assert worker.ids == ["a", "b", "ahead"]
+    assert front.die() == ("a",)
+
+
+async def test_the_next_worker_is_told_what_was_read_ahead_until_a_request_has_begun_from_it(front: Front) -> None:
+    request = read_ahead(9)
+    front.client.submit(request)
+    front.client.deliver([finished("ahead", ram_tokens=5)])
+    front.die()
+    run = ReadAheadRun(tenant="", token_ids=request.prompt_token_ids, start=5)
+    assert front.next_worker().read_ahead == [run]
+    front.client.submit(a_request("other", prompt=(*range(5), 8)))
+    front.client.deliver([finished("other")])
+    front.die()
+    assert front.next_worker().read_ahead == [run]
+    front.client.submit(a_request("next", prompt=tuple(range(12))))
+    front.client.deliver([finished("next")])
+    front.die()
+    assert front.next_worker().read_ahead == []
+
+
+async def test_what_was_not_read_to_its_end_is_not_called_read_ahead(front: Front) -> None:
+    front.client.submit(read_ahead(9))
+    front.client.deliver([finished("ahead", FinishReason.CANCELLED)])
+    front.die()
+    assert front.next_worker().read_ahead == []
+
+
+async def _next(stream: EventStream) -> RequestEvent:
+    return await anext(stream)

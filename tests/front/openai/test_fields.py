@@ -1,0 +1,178 @@
+"""Bad values of the fields that both endpoints share: each is a 400 that names the field, and nothing is submitted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pydantic
+import pytest
+
+from holdfast.config import LimitsSettings
+from holdfast.front.openai.chat import ChatCompletionRequest
+from tests.fakes.http_clients import CHAT, COMPLETIONS, HELLO, chat_body, client_of, completion_body
+from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
+
+HUGE = 10**400
+BAD_VALUES: dict[str, list[Any]] = {
+    "model": [1, "", [], {}],
+    "stream": ["true", 1, 0, []],
+    "stream_options": [True, [], "usage"],
+    "max_tokens": [-1, 1.5, "5", True, 2**31, HUGE, [], float("nan"), float("inf")],
+    "n": [0, -1, 17, 10**9, 1.5, "2", True, HUGE, {}],
+    "temperature": [-0.1, 2.1, "hot", True, HUGE, float("nan"), float("inf"), []],
+    "top_p": [0, -0.5, 1.1, "1", float("nan"), True],
+    "top_k": [-1, 1.5, "3", 2**31, True],
+    "min_p": [-0.1, 1.1, "0", float("nan")],
+    "presence_penalty": [-2.1, 2.1, "0", float("-inf")],
+    "frequency_penalty": [-2.1, 2.1, "0", []],
+    "repetition_penalty": [0, -1, 101, "1", float("nan")],
+    "seed": [2**63, -(2**63) - 1, 1.5, "1", True, HUGE],
+    "stop": [1, "", ["a", ""], ["a", 1], [None], {"a": 1}, ["x"] * 17],
+    "ignore_eos": ["yes", 1],
+    "logit_bias": [[], "1", 5],
+    "user": [1, [], {}],
+    "metadata": ["x", 1, []],
+}
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(field, value, id=f"{field}={str(value)[:30]}") for field, values in BAD_VALUES.items() for value in values
+    ]
+
+
+@pytest.mark.parametrize(("field", "value"), cases())
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_bad_value_is_a_400_that_names_the_field(path: str, field: str, value: Any) -> None:
+    gateway = ScriptedGateway()
+    body = (chat_body if path == CHAT else completion_body)(**{field: value})
+    async with client_of(gateway) as client:
+        response = await client.post(path, content=json.dumps(body))
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"].split(".")[0] == field
+    assert error["type"] == "invalid_request_error"
+    assert field in error["message"]
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize(
+    ("bias", "param"),
+    [({"a": 1}, "logit_bias.a"), ({"-1": 1}, "logit_bias.-1"), ({"7": 101}, "logit_bias.7"), ({"7": "x"}, "logit_bias.7")],
+)
+async def test_a_bad_logit_bias_is_named_down_to_the_token(bias: dict[str, Any], param: str) -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json=chat_body(logit_bias=bias))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+HOSTILE: dict[str, Any] = {
+    "logit_bias": {f"x{place}": 1 for place in range(20_000)},
+    "stop": [1] * 50_000,
+    "messages": [1] * 50_000,
+}
+
+
+@pytest.mark.parametrize("field", HOSTILE)
+def test_of_a_field_full_of_mistakes_only_the_first_is_kept(field: str) -> None:
+    # All of them took seconds and gigabytes.
+    with pytest.raises(pydantic.ValidationError) as refusal:
+        ChatCompletionRequest.model_validate_json(json.dumps(chat_body(**{field: HOSTILE[field]})))
+    assert refusal.value.error_count() == 1
+
+
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (COMPLETIONS, "prompt")])
+async def test_a_missing_field_is_named(path: str, field: str) -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(path, json={"model": MODEL})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, field, "missing_required_parameter")
+
+
+@pytest.mark.parametrize("given", [{}, {"model": None}])
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": ["a", "b"]})])
+async def test_without_a_model_the_first_one_answers_and_is_named(path: str, body: dict[str, Any], given: dict[str, Any]) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(path, json={**body, **given})
+    assert (response.status_code, response.json()["model"]) == (200, MODEL)
+    assert {request.model for request in gateway.requests} == {MODEL}
+
+
+async def test_an_empty_list_is_said_to_be_empty() -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json={"messages": []})
+    assert response.json()["error"]["message"] == "`messages`: must not be empty"
+
+
+async def test_a_bias_on_something_else_than_a_token_id_is_refused_in_words() -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json=chat_body(logit_bias={"the": 1}))
+    error = response.json()["error"]
+    assert (error["param"], error["message"]) == ("logit_bias.the", "`logit_bias.the`: the keys are token ids, got 'the'")
+
+
+async def test_a_model_that_is_not_served_is_a_404() -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json={"model": "gpt-4o", "messages": HELLO})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (404, "model", "model_not_found")
+    assert MODEL in error["message"]
+
+
+async def test_stream_options_without_a_stream_are_refused() -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json=chat_body(stream_options={"include_usage": True}))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "stream_options")
+
+
+async def test_every_field_may_be_null_but_the_prompt() -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json=chat_body(**dict.fromkeys(BAD_VALUES)))
+    assert response.status_code == 200
+
+
+async def test_sampling_fields_reach_the_gateway_as_they_are() -> None:
+    gateway = ScriptedGateway()
+    given = {
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.1,
+        "presence_penalty": -1,
+        "frequency_penalty": 2,
+        "repetition_penalty": 1.1,
+    }
+    async with client_of(gateway) as client:
+        await client.post(CHAT, json=chat_body(**given, seed=5, logit_bias={"12": -100}, ignore_eos=True, stop="x"))
+    sampling = gateway.request.sampling
+    assert {name: getattr(sampling, name) for name in given} == given
+    assert (sampling.seed, sampling.logit_bias) == (5, {12: -100})
+    assert (gateway.request.ignore_eos, gateway.request.stop) == (True, ("x",))
+
+
+async def test_the_fields_left_open_are_named_so_that_the_models_own_defaults_can_fill_them() -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        await client.post(CHAT, json=chat_body(temperature=0, top_k=None))
+    assert "temperature" not in gateway.request.unset_sampling
+    assert {"top_k", "top_p", "min_p", "repetition_penalty"} <= set(gateway.request.unset_sampling)
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1, 0])
+async def test_every_allowed_seed_leaves_room_to_count_up_for_more_choices(seed: int) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        await client.post(CHAT, json=chat_body(seed=seed))
+    assert gateway.request.sampling.seed is not None
+    assert 0 <= gateway.request.sampling.seed < 2**63
+
+
+async def test_the_limits_are_the_configured_ones() -> None:
+    limits = LimitsSettings(max_choices=2, max_stop_strings=1, max_top_logprobs=3)
+    bad: list[dict[str, Any]] = [{"n": 3}, {"stop": ["a", "b"]}, {"logprobs": True, "top_logprobs": 4}]
+    async with client_of(ScriptedGateway(), limits=limits) as client:
+        for fields in bad:
+            response = await client.post(CHAT, json=chat_body(**fields))
+            assert (response.status_code, response.json()["error"]["param"]) == (400, list(fields)[-1])

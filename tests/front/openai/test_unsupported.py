@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from holdfast.front.openai.chat import ChatCompletionRequest
+from holdfast.front.openai.completions import CompletionRequest
+from holdfast.front.openai.unsupported import KNOWN
+from tests.fakes.http_clients import CHAT, COMPLETIONS, chat_body, client_of, completion_body
+from tests.fakes.scripted_gateway import ScriptedGateway
+
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+REFUSED: list[tuple[str, Any]] = [
+    ("audio", {"voice": "alloy", "format": "wav"}),
+    ("modalities", ["text", "audio"]),
+    ("web_search_options", {}),
+    ("prediction", {"type": "content", "content": "x"}),
+    ("grammar", 'root ::= "x"'),
+    ("guided_whitespace_pattern", " "),
+    ("use_beam_search", True),
+    ("min_tokens", 5),
+    ("min_tokens", False),
+    ("stop_token_ids", [1]),
+    ("repeat_penalty", 1.1),
+]
+OF_CHATS: list[tuple[str, Any]] = [
+    ("tools", [TOOL]),
+    ("tool_choice", "required"),
+    ("tool_choice", {"type": "function", "function": {"name": "look_up"}}),
+    ("functions", [{"name": "look_up"}]),
+    ("function_call", {"name": "look_up"}),
+    ("messages", [{"role": "user", "content": "x"}]),
+    ("enable_thinking", True),
+    ("reasoning_effort", "low"),
+    ("thinking", {"type": "enabled"}),
+    ("think", True),
+    ("thinking_budget", 5),
+    ("parallel_tool_calls", False),
+    ("chat_template_kwargs", {"x": 1}),
+]
+OF_TEXTS: list[tuple[str, Any]] = [("prompt", "x"), ("echo", True), ("suffix", "x"), ("best_of", 2)]
+HARMLESS: list[tuple[str, Any]] = [
+    ("tools", []),
+    ("tools", None),
+    ("tool_choice", "none"),
+    ("response_format", {"type": "text"}),
+    ("response_format", None),
+    ("modalities", ["text"]),
+    ("min_tokens", 0),
+    ("length_penalty", 1.0),
+    ("parallel_tool_calls", True),
+    ("user", "me"),
+    ("metadata", {"a": "b"}),
+    ("store", False),
+    ("service_tier", "auto"),
+    ("reasoning_effort", "low"),
+    ("verbosity", "low"),
+    ("prompt_cache_key", "k"),
+    ("safety_identifier", "s"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_known_field_that_asks_for_something_unsupported_is_refused_by_name(path: str, field: str, value: Any) -> None:
+    gateway = ScriptedGateway()
+    body = (chat_body if path == CHAT else completion_body)(**{field: value})
+    async with client_of(gateway) as client:
+        response = await client.post(path, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, field, "unsupported_parameter")
+    assert field in error["message"]
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize(("field", "value"), HARMLESS)
+async def test_a_known_field_that_asks_for_nothing_is_accepted(field: str, value: Any) -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json=chat_body(**{field: value}))
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(("field", "value"), OF_CHATS)
+async def test_what_is_for_conversations_is_refused_by_name_where_text_is_completed(field: str, value: Any) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(COMPLETIONS, json=completion_body(**{field: value}))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, field, "unsupported_parameter")
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize(("field", "value"), OF_TEXTS)
+async def test_what_is_for_raw_text_is_refused_by_name_in_a_chat(field: str, value: Any) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(CHAT, json=chat_body(**{field: value}))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, field, "unsupported_parameter")
+    assert gateway.requests == []
+
+
+async def test_an_unknown_field_is_ignored_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with client_of(ScriptedGateway()) as client:
+        for _ in range(3):
+            response = await client.post(CHAT, json=chat_body(frobnicate_this_test=1))
+            assert response.status_code == 200
+    assert caplog.text.count("frobnicate_this_test") == 1
+
+
+def test_no_field_that_both_routes_serve_stands_among_the_refused() -> None:
+    served = set(ChatCompletionRequest.model_fields) & set(CompletionRequest.model_fields)
+    assert served & set(KNOWN) == set()

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.errors import ModelLoadError, UnknownModel, WorkerUnavailable
+from holdfast.front.prompt.bundles import Bundles
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+
+
+class Shelf:
+    """Reads a bundle when it is told to, and counts."""
+
+    def __init__(self, bundle: TokenizerBundle) -> None:
+        self._bundle = bundle
+        self.reads: list[str] = []
+        self.failure: Exception | None = None
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    async def read(self, model: str) -> TokenizerBundle:
+        self.reads.append(model)
+        await self.may_end.wait()
+        if self.failure is not None:
+            raise self.failure
+        return self._bundle
+
+
+async def test_many_who_need_it_at_once_have_it_read_once(bundle: TokenizerBundle) -> None:
+    shelf = Shelf(bundle)
+    bundles = Bundles(shelf.read)
+    found = await asyncio.gather(*(bundles.of("a") for _ in range(9)))
+    assert all(each is bundle for each in found)
+    assert shelf.reads == ["a"]
+    assert bundles.dialects == {"a": bundle.dialect_report}
+
+
+async def test_who_goes_away_does_not_keep_others_from_having_it(bundle: TokenizerBundle) -> None:
+    shelf = Shelf(bundle)
+    shelf.may_end.clear()
+    bundles = Bundles(shelf.read)
+    gone, stays = asyncio.create_task(bundles.of("a")), asyncio.create_task(bundles.of("a"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.wait([gone])
+    shelf.may_end.set()
+    assert await stays is bundle
+
+
+@pytest.mark.parametrize("failure", [ModelLoadError("no tokenizer"), UnknownModel(model="a", available=())])
+async def test_after_a_failure_the_next_one_tries_again(bundle: TokenizerBundle, failure: Exception) -> None:
+    shelf = Shelf(bundle)
+    shelf.failure = failure
+    bundles = Bundles(shelf.read)
+    with pytest.raises(WorkerUnavailable if isinstance(failure, ModelLoadError) else UnknownModel):
+        await bundles.of("a")
+    shelf.failure = None
+    await asyncio.sleep(0)
+    assert await bundles.of("a") is bundle
+
+
+async def test_the_longest_unused_goes(bundle: TokenizerBundle) -> None:
+    shelf = Shelf(bundle)
+    bundles = Bundles(shelf.read, most_kept=2)
+    for model in ("a", "b", "a", "c", "a", "b"):
+        await bundles.of(model)
+    assert shelf.reads == ["a", "b", "c", "b"]
+    assert bundles.dialects.keys() == {"a", "b", "c"}
+
+
+async def test_what_is_forgotten_is_read_anew_and_who_waits_for_the_old_one_has_it(bundle: TokenizerBundle) -> None:
+    shelf = Shelf(bundle)
+    bundles = Bundles(shelf.read)
+    shelf.may_end.clear()
+    waiting = asyncio.create_task(bundles.of("a"))
+    await asyncio.sleep(0)
+    bundles.forget("a")
+    shelf.may_end.set()
+    assert await waiting is bundle
+    assert await bundles.of("a") is bundle
+    assert shelf.reads == ["a", "a"]

@@ -1,0 +1,214 @@
+"""What says the same comes out the same, and what does not stays apart."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.front.prompt.canonical import FirstForms, canonical, in_usual_order
+from holdfast.wire.requests import ChatPrompt
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.7.e2b; cc_entrypoint=cli; cch=1f83a;"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells it.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "zone": {"type": "string", "description": "Where"},
+                "day": {"anyOf": [{"type": "string", "enum": ["b", "a"]}, {"type": "null"}], "default": None},
+                "type": {"type": "array", "items": {"type": "object", "properties": {"y": {}, "x": {}}}},
+            },
+            "required": ["zone"],
+        },
+    },
+}
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "properties", "items", "anyOf", "required", "default", "enum", "description", "x"]),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+def shuffled(value: Any, order: random.Random) -> Any:
+    if isinstance(value, dict):
+        keys = list(value)
+        order.shuffle(keys)
+        return {key: shuffled(value[key], order) for key in keys}
+    return [shuffled(each, order) for each in value] if isinstance(value, list) else value
+
+
+def text(value: Any) -> str:
+    return json.dumps(value)
+
+
+@given(seed=st.integers(0, 1000))
+def test_a_tool_whose_keys_are_shuffled_is_the_same_tool(seed: int) -> None:
+    forms = FirstForms()
+    first = forms.tool(WEATHER)
+    assert text(first) == text(WEATHER)  # its names stay as they were sent
+    assert text(forms.tool(shuffled(WEATHER, random.Random(seed)))) == text(first)
+
+
+@given(seed=st.integers(0, 1000))
+def test_keys_with_a_usual_order_have_it_even_in_a_new_process(seed: int) -> None:
+    settled = FirstForms().tool(shuffled(WEATHER, random.Random(seed)))
+    assert list(settled) == ["type", "function"]
+    assert list(settled["function"]) == ["name", "description", "parameters"]
+    assert list(settled["function"]["parameters"]) == ["type", "properties", "required"]
+    assert list(settled["function"]["parameters"]["properties"]["zone"]) == ["type", "description"]
+
+
+@given(parameters=json_values, seed=st.integers(0, 1000))
+def test_nothing_but_the_order_of_keys_changes(parameters: Any, seed: int) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert in_usual_order(tool) == tool
+    forms = FirstForms()
+    assert text(forms.tool(shuffled(tool, random.Random(seed)))) == text(forms.tool(tool))
+    assert forms.tool(tool) == tool
+
+
+def test_tools_that_differ_stay_apart_and_so_do_tenants() -> None:
+    forms = FirstForms()
+    one, other = (
+        {"name": "f", "parameters": {"properties": {"a": {}, "b": {}}}},
+        {"name": "f", "parameters": {"properties": {"b": {}, "a": {}}}},
+    )
+    assert text(forms.tool(one, tenant="1")) == text(one)
+    assert text(forms.tool(other, tenant="2")) == text(other)
+    assert text(forms.tool(other, tenant="1")) == text(one)
+    assert forms.tool({"name": "g"}, tenant="1") == {"name": "g"}
+
+
+def test_forms_are_remembered_within_bounds() -> None:
+    forms = FirstForms(most_bytes=2000)
+    for number in range(20):
+        forms.tool({"name": f"f{number}", "parameters": {"properties": {"b": {}, "a": {}}}})
+        assert forms._bytes <= 2000
+    turned = {"name": "f0", "parameters": {"properties": {"a": {}, "b": {}}}}
+    assert text(forms.tool(turned)) == text(turned)  # forgotten, so this is the first
+
+
+def test_arguments_that_are_empty_take_room_too() -> None:
+    forms = FirstForms(most_bytes=10_000)
+    for number in range(1000):
+        forms.arguments("", call_id=f"call_{number}")
+    assert len(forms._first) < 100
+
+
+@pytest.mark.parametrize(("content", "expected"), [
+    (f"{BILLING}\nYou are helpful.", "You are helpful."),
+    (f"You are helpful.\n{BILLING}", "You are helpful.\n"),
+    (f"One.\n{BILLING}\nTwo.", "One.\nTwo."),
+    (f"{BILLING}\n\nYou.", "You."),
+    ([{"type": "text", "text": BILLING}, {"type": "text", "text": "You."}], "You."),
+    ([{"type": "text", "text": f"{BILLING}\nYou."}, "Two."], "You.\nTwo."),
+    ([BILLING, "You."], "You."),
+    ([BILLING], None),
+    ("Ask about x-anthropic-billing-header: now", "Ask about x-anthropic-billing-header: now"),
+    (None, None),
+])  # fmt: skip
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_accounting_in_the_system_prompt_is_left_out(role: str, content: Any, expected: Any) -> None:
+    prompt = canonical(ChatPrompt(messages=({"role": role, "content": content},)), FirstForms())
+    assert prompt.messages == ({"role": role, "content": expected},)
+
+
+def test_what_users_write_is_not_touched() -> None:
+    messages = ({"role": "user", "content": BILLING}, {"role": "assistant", "content": BILLING})
+    assert canonical(ChatPrompt(messages=messages), FirstForms()).messages == messages
+
+
+def system(content: Any, forms: FirstForms, tenant: str = "") -> Any:
+    return canonical(ChatPrompt(messages=({"role": "system", "content": content},)), forms, tenant=tenant).messages[0]["content"]
+
+
+SAME_TEXT = (("one\ntwo", ["one", "two"]), ("one", [{"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}]))
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+@pytest.mark.parametrize(("text", "parts"), [*SAME_TEXT, (None, ""), (None, []), (None, [{"type": "text", "text": ""}])])
+def test_text_says_the_same_in_a_string_and_in_parts(role: str, text: str | None, parts: Any) -> None:
+    forms = FirstForms()
+    sent = [canonical(ChatPrompt(messages=({"role": role, "content": each},)), forms) for each in (text, parts)]
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("separator", ["\n", "\n\n", "", " "])
+@pytest.mark.parametrize("parts_first", [True, False])
+def test_a_system_prompt_keeps_its_first_form_however_its_parts_are_joined_later(separator: str, parts_first: bool) -> None:
+    forms = FirstForms()
+    parts = [{"type": "text", "text": "You are helpful."}, {"type": "text", "text": "Today is Monday."}]
+    joined = separator.join(part["text"] for part in parts)
+    sent = [system(each, forms) for each in ((parts, joined) if parts_first else (joined, parts))]
+    assert sent[0] == sent[1]
+    assert system(joined, forms, tenant="other") == joined
+
+
+@pytest.mark.parametrize(
+    "content", [[{"type": "image_url", "image_url": {"url": "data:"}}], [{"type": "text"}], 7, [7], {"text": "a"}]
+)
+def test_what_is_no_text_stays_for_an_error_that_names_it(content: Any) -> None:
+    messages = ({"role": "user", "content": content},)
+    assert canonical(ChatPrompt(messages=messages), FirstForms()).messages == messages
+
+
+def with_call(arguments: Any, call_id: str = "call_1") -> ChatPrompt:
+    call = {"type": "function", "id": call_id, "function": {"name": "f", "arguments": arguments}}
+    return ChatPrompt(messages=({"role": "assistant", "content": None, "tool_calls": [call]},))
+
+
+@given(arguments=st.dictionaries(st.text(max_size=4), json_values, max_size=4), seed=st.integers(0, 1000))
+def test_arguments_that_a_client_wrote_anew_are_those_that_it_was_given(arguments: dict[str, Any], seed: int) -> None:
+    forms = FirstForms()
+    given_text = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    again = json.dumps(shuffled(arguments, random.Random(seed)), indent=1)
+    assert canonical(with_call(given_text), forms) == canonical(with_call(again), forms) == with_call(given_text)
+    assert canonical(with_call(again, "call_2"), forms) == with_call(again, "call_2")
+
+
+def test_arguments_that_a_client_changed_are_its_own() -> None:
+    forms = FirstForms()
+    for arguments in ('{"path": "a"}', '{"path": "b"}', "no json", "", {"path": "an object"}, None):
+        assert canonical(with_call(arguments), forms) == with_call(arguments)
+
+
+def test_a_found_tool_is_defined_at_its_first_reference_and_named_at_the_others() -> None:
+    reference = {"type": "tool_reference", "tool_name": "weather"}
+    unknown = {"type": "tool_reference", "tool_name": "nobody"}
+    messages = tuple(
+        {"role": "tool", "content": [each, {"type": "text", "text": "x"}]} for each in (reference, reference, unknown)
+    )
+    ready = canonical(ChatPrompt(messages=messages, tools=(WEATHER,), found_tools=("weather",)), FirstForms())
+    first, second, third = (message["content"] for message in ready.messages)
+    said, definition, rest = first.split("\n")
+    assert said == "The tool weather can be called from now on. This is its definition:"
+    assert (json.loads(definition), rest) == (WEATHER["function"], "x")
+    assert second == "The tool weather can be called from now on.\nx"
+    assert third == "The tool nobody can be called from now on.\nx"
+    assert (ready.tools, ready.listed_tools) == ((WEATHER,), ())
+
+
+@given(seed=st.integers(0, 1000))
+def test_a_found_tool_is_defined_in_its_first_form(seed: int) -> None:
+    forms, order = FirstForms(), random.Random(seed)
+    message = {"role": "tool", "content": [{"type": "tool_reference", "tool_name": "weather"}]}
+    prompts = [
+        ChatPrompt(messages=(message,), tools=(tool,), found_tools=("weather",)) for tool in (WEATHER, shuffled(WEATHER, order))
+    ]
+    assert canonical(prompts[0], forms).messages == canonical(prompts[1], forms).messages

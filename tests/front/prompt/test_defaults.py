@@ -1,0 +1,36 @@
+"""What a model's makers recommend fills what the client left open, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from holdfast.front.prompt.defaults import generation_defaults, usable_defaults, with_model_defaults
+from holdfast.wire.requests import SamplingParams
+
+
+def test_only_open_fields_are_filled() -> None:
+    sampling = SamplingParams(temperature=1.0, top_p=0.5)
+    filled = with_model_defaults(sampling, unset=("top_p", "min_p"), defaults={"temperature": 0.6, "top_p": 0.95, "top_k": 20})
+    assert filled == SamplingParams(temperature=1.0, top_p=0.95)
+
+
+def test_without_open_fields_nothing_changes() -> None:
+    assert with_model_defaults(SamplingParams(), unset=(), defaults={"temperature": 0.6}) == SamplingParams()
+
+
+def test_nonsense_is_left_out() -> None:
+    recommended = {"temperature": "hot", "top_p": 3, "top_k": True, "min_p": None, "repetition_penalty": 1.05, "max_length": 20}
+    assert usable_defaults(recommended) == {"repetition_penalty": 1.05}
+
+
+def test_a_model_that_is_not_to_be_sampled_is_greedy_unless_a_client_says_otherwise() -> None:
+    assert usable_defaults({"do_sample": False, "temperature": 0.7}) == {"temperature": 0.0}
+    assert usable_defaults({"do_sample": True, "temperature": 0.7}) == {"temperature": 0.7}
+
+
+def test_they_come_from_generation_config(tmp_path: Path) -> None:
+    assert generation_defaults(tmp_path) == {}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 1, "top_k": 64.0}))
+    assert generation_defaults(tmp_path) == {"temperature": 1.0, "top_k": 64}
+    assert isinstance(generation_defaults(tmp_path)["top_k"], int)

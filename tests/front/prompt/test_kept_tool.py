@@ -1,0 +1,113 @@
+"""Definitions of tools that are kept: the same text for templates as plain ones, and nothing of one goes over to another."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.front.prompt.canonical import FirstForms
+from holdfast.front.prompt.control_tokens import guarded
+from holdfast.front.prompt.jinja_environment import jinja_environment
+from holdfast.front.prompt.kept_tool import KeptTool, exact_key, made_once
+from holdfast.wire.requests import ChatPrompt
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "dü", "parameters": {"properties": {"b": {}, "a": {}}}},
+}
+FORMS = ("tool | tojson", "tool | tojson(indent=4)", "tool | tojson(separators=(',', ':'))", "tool | tojson(sort_keys=true)")
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-2, 2) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_templates_write_it_as_they_write_a_plain_one_each_time(form: str) -> None:
+    template = jinja_environment().from_string(f"{{{{ {form} }}}}")
+    kept = KeptTool(TOOL)
+    expected = template.render(tool=TOOL)
+    assert [template.render(tool=kept) for _ in range(3)] == [expected] * 3
+
+
+def test_forms_of_its_json_are_told_apart_however_many_a_template_asks_for() -> None:
+    text = "\n".join(
+        f"{{{{ {form} }}}}" for form in (*FORMS, *FORMS, "tool | tojson(ensure_ascii=true)", "tool | tojson(indent=1)")
+    )
+    template, kept = jinja_environment().from_string(text), KeptTool(TOOL)
+    assert template.render(tool=kept) == template.render(tool=kept) == template.render(tool=TOOL)
+
+
+def test_what_is_made_of_it_is_made_once_and_only_a_few_things_are_kept() -> None:
+    kept, asked = KeptTool(TOOL), []
+    for kind in (0, 0, *range(1, 10), 9):
+        assert made_once(kept, kind, lambda kind=kind: asked.append(kind) or kind) == kind  # type: ignore[misc, func-returns-value]
+    assert asked == [*range(10), 9]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda tool: pickle.loads(pickle.dumps(tool))])
+def test_a_copy_is_a_plain_dictionary_so_that_what_is_changed_in_it_is_written(copied: Any) -> None:
+    kept = KeptTool(TOOL)
+    template = jinja_environment().from_string("{{ tool | tojson }}")
+    template.render(tool=kept)
+    changed = copied(kept)
+    assert type(changed) is dict and changed == TOOL
+    changed["type"] = "other"
+    assert json.loads(template.render(tool=changed))["type"] == "other"
+    assert kept == TOOL
+
+
+def test_a_definition_that_comes_again_is_the_object_that_was_kept_for_its_tenant_only() -> None:
+    forms = FirstForms()
+    first = forms.tool(copy.deepcopy(TOOL), tenant="1")
+    assert forms.tool(copy.deepcopy(TOOL), tenant="1") is first
+    assert forms.tool(copy.deepcopy(TOOL), tenant="2") is not first
+
+
+def test_who_changes_what_was_sent_changes_nothing_that_is_kept_under_its_content() -> None:
+    forms = FirstForms()
+    sent = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["a"]}}}
+    before = copy.deepcopy(sent)
+    forms.tool(sent)
+    sent["function"]["parameters"]["enum"].append("b")  # type: ignore[index]
+    assert forms.tool(sent) == sent
+    assert forms.tool(before) == before
+
+
+@given(one=json_values, other=json_values)
+def test_what_is_written_another_way_has_another_hash(one: Any, other: Any) -> None:
+    first, second = (exact_key({"parameters": value}, tenant="t") for value in (one, other))
+    if json.dumps(one) != json.dumps(other):
+        assert first != second
+    if repr(one) == repr(other):
+        assert first == second
+    assert first != exact_key({"parameters": one}, tenant="u")
+
+
+def test_what_json_does_not_bring_has_none_and_is_passed_on() -> None:
+    deep: Any = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    assert exact_key({"parameters": deep}, tenant="") is None
+    assert exact_key({"parameters": object()}, tenant="") is None
+    odd = {"type": "function", "function": object()}
+    assert FirstForms().tool(odd) == odd
+
+
+def test_control_tokens_in_it_are_broken_every_time_by_the_guard_that_is_asked_for() -> None:
+    forms = FirstForms()
+
+    def shown(guard: Any) -> Any:
+        prompt = ChatPrompt(messages=({"role": "user", "content": "x"},), tools=(forms.tool(TOOL),))
+        return guarded(prompt, guard).tools[0]["function"]["description"]
+
+    assert [shown(str.upper), shown(str.upper), shown(str.title)] == ["DÜ", "DÜ", "Dü"]
+    assert forms.tool(TOOL) == TOOL

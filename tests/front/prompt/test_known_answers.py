@@ -1,0 +1,147 @@
+"""Answers as the tokens that were generated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.prompt.answer_frame import AnswerFrame
+from holdfast.front.prompt.answer_meaning import AnswerMeaning, meaning, meaning_of_text
+from holdfast.front.prompt.known_answers import KnownAnswers, PastAnswers
+from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
+from holdfast.wire.prompt import PlacedAnswer
+
+THINKS = ModelDialect(reasoning=ReasoningFormat(start="<think>", end="</think>"))
+FRAME = AnswerFrame(headers=("A:",), ends=("|",))
+
+
+def read(text: str) -> AnswerMeaning:
+    return meaning_of_text(text, AnswerReader(THINKS))
+
+
+def said(content: str, *, reasoning: str = "", calls: tuple[tuple[str, Any], ...] = ()) -> AnswerMeaning:
+    return meaning(reasoning, content, calls)
+
+
+def answer(content: str | None, *, ids: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+    calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}} for each in ids]
+    return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {}), **fields}
+
+
+def placed(past: PastAnswers, text: str) -> list[PlacedAnswer]:
+    return list(past.places(text, frame=FRAME, read=read))
+
+
+def test_an_answer_comes_back_as_it_was_generated() -> None:
+    known = KnownAnswers()
+    known.add(said("abba"), [7, 8])
+    past = known.recall([{"role": "user", "content": "abba"}, answer("abba")])
+    assert placed(past, "U:abba|A: abba |U:A:abba|") == [PlacedAnswer(9, 15, (7, 8))]  # white space is no difference
+    assert known.count(past, placed=1) == 0
+    assert (known.put_back_answers, known.dropped_tokens) == (1, 0)
+
+
+def test_what_an_answer_says_has_to_be_in_the_text() -> None:
+    known = KnownAnswers()
+    known.add(said("Yes", reasoning="because"), [7, 8])
+    past = known.recall([answer("Yes", reasoning="because")])
+    assert placed(past, "A:<think>another</think>Yes|") == []
+    assert placed(past, "A:Yes|") == []
+    assert placed(past, "A:<think>because</think>\n\nYes|") == [PlacedAnswer(2, 29, (7, 8))]
+
+
+def test_answers_that_say_the_same_are_told_apart_by_the_ids_of_their_calls() -> None:
+    known = KnownAnswers()
+    same = said("", calls=(("f", "{}"),))
+    for number in range(3):
+        known.add(same, [number], call_ids=[f"call_{number}"])
+    sent = [answer(None, ids=(call_id,)) for call_id in ("call_2", "call_0", "call_1", "of another server")]
+    past = known.recall(sent)
+    found = past.places("A:1|U:|A:2|U:|A:3|U:|A:4|U:|A:5|", frame=FRAME, read=lambda text: same)
+    assert [each.token_ids for each in found] == [(2,), (0,), (1,), (2,)]
+
+
+def test_the_thought_before_a_call_of_ours_is_put_in_where_a_client_left_it_out() -> None:
+    known = KnownAnswers()
+    known.add(said("", reasoning="why", calls=(("f", "{}"),)), [1], call_ids=["call_1"])
+    known.add(said("Done.", reasoning="how"), [2])
+    sent = [
+        answer(None, ids=("call_1",)),
+        answer(None, ids=("call_2",)),
+        answer("Done."),
+        answer(None, ids=("call_1",), reasoning="no"),
+    ]
+    ready = known.recall(sent).messages
+    assert ready == ({**sent[0], "reasoning_content": "why"}, *sent[1:])
+
+
+def test_an_answer_that_tokenizes_as_it_was_generated_needs_no_putting_back() -> None:
+    known = KnownAnswers()
+    known.add(said("abc"), [1, 2, 3], is_as_tokenized=True)
+    past = known.recall([answer("abc")])
+    assert placed(past, "A:abc|") == []
+    assert known.count(past, placed=0) == 0
+
+
+def test_another_tenants_answers_are_not_used() -> None:
+    known = KnownAnswers()
+    known.add(said("ab"), [5], tenant="one")
+    assert placed(known.recall([answer("ab")], tenant="two"), "A:ab|") == []
+    assert placed(known.recall([answer("ab")], tenant="one"), "A:ab|") == [PlacedAnswer(2, 4, (5,))]
+
+
+@given(lengths=st.lists(st.integers(1, 5), max_size=20), again=st.integers(0, 3))
+def test_the_longest_unused_answers_go_first(lengths: list[int], again: int) -> None:
+    known = KnownAnswers(most_tokens=8)
+    for number, length in enumerate(lengths):
+        known.add(said(f"answer {number % 7}"), [number] * length)
+        known.recall([answer(f"answer {again}")])
+        known.check_invariants()
+        assert placed(known.recall([answer(f"answer {number % 7}")]), f"A:answer {number % 7}|")
+
+
+def test_of_many_answers_that_say_the_same_the_latest_are_remembered() -> None:
+    known = KnownAnswers()
+    for number in range(1000):
+        known.add(said("", calls=(("f", {}),)), [number], call_ids=[f"call_{number}"])
+    known.check_invariants()
+    assert len(known) < 500
+
+
+def test_an_answer_that_is_longer_than_all_that_may_be_remembered_is_not() -> None:
+    known = KnownAnswers(most_tokens=2)
+    known.add(said("one"), [1])
+    known.add(said("two"), [1, 2, 3])
+    known.check_invariants()
+    assert len(known) == 1
+
+
+def test_an_answer_that_comes_back_without_its_thought_is_a_loss_and_counts_once() -> None:
+    known = KnownAnswers()
+    thought = "because"
+    known.add(said("Yes", reasoning=thought), [1, 2, 3, 4], is_as_tokenized=True)
+    known.add(said("No"), [5, 6], is_as_tokenized=True)
+    sent = [answer("Yes", reasoning=thought), answer("No \n")]
+
+    def lost(text: str, tenant: str = "") -> int:
+        past = known.recall(sent, tenant=tenant)
+        placed(past, text)
+        return known.count(past, placed=0, tenant=tenant)
+
+    whole, cut = f"A:<think>{thought}</think>Yes|U:Is it?|A:No|", "A:Yes|U:Is it?|A:No|"
+    assert [lost(whole), lost(cut, "another"), lost(cut), lost(cut)] == [0, 0, 4, 0]
+    assert known.dropped_tokens == 4
+    known.check_invariants()
+
+
+def test_what_others_wrote_into_a_history_is_no_loss() -> None:
+    known = KnownAnswers()
+    assert known.count(known.recall([answer("I never said that")]), placed=0) == 0
+
+
+def test_messages_that_no_template_could_use_are_left_to_others() -> None:
+    sent: list[Any] = ["text", 7, {"role": "assistant", "content": 7}, {"role": "assistant", "tool_calls": "f"}]
+    assert list(KnownAnswers().recall(sent).messages) == sent

@@ -1,0 +1,24 @@
+"""Families of models: the next turn of an agent begins with all that was read and written."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from tests.fakes.agent_turns import turns
+from tests.fakes.family_bundles import bundle
+from tests.fakes.family_templates import FAMILY_TEMPLATES
+
+
+@cache
+def bundle_of(name: str) -> TokenizerBundle:
+    return bundle(FAMILY_TEMPLATES[name])
+
+
+@pytest.mark.parametrize("keeps_thoughts", [True, False])
+@pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
+def test_the_next_turn_of_each_family_begins_with_all_that_was_read_and_written(name: str, keeps_thoughts: bool) -> None:
+    for before, after in turns(bundle_of(name), keeps_thoughts=keeps_thoughts):
+        assert after[: len(before)] == before

@@ -1,0 +1,97 @@
+"""What no server or model can do is refused by field, before any work."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from holdfast.config import LimitsSettings
+from holdfast.errors import InvalidRequest
+from holdfast.front.prompt.limits import MAX_STOP_CHARACTERS, check_limits, check_token_ids, nesting_of
+from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
+
+
+def check(*, sampling: dict[str, Any] | None = None, **fields: Any) -> None:
+    request = GenerationRequest(request_id="r", model="m", prompt="x", sampling=SamplingParams(**(sampling or {})), **fields)
+    check_limits(request, limits=LimitsSettings(), vocab_size=100)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"choices": 0}, "n"),
+        ({"choices": 17}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"top_logprobs": 21, "want_logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stop": ("x",) * 17}, "stop"),
+        ({"stop": ("",)}, "stop"),
+        ({"stop": ("x" * (MAX_STOP_CHARACTERS + 1),)}, "stop"),
+        ({"sampling": {"temperature": -0.1}}, "temperature"),
+        ({"sampling": {"temperature": math.nan}}, "temperature"),
+        ({"sampling": {"temperature": math.inf}}, "temperature"),
+        ({"sampling": {"top_p": 1.1}}, "top_p"),
+        ({"sampling": {"top_k": -2}}, "top_k"),
+        ({"sampling": {"min_p": -1.0}}, "min_p"),
+        ({"sampling": {"presence_penalty": 2.5}}, "presence_penalty"),
+        ({"sampling": {"frequency_penalty": -2.5}}, "frequency_penalty"),
+        ({"sampling": {"repetition_penalty": 0.0}}, "repetition_penalty"),
+        ({"sampling": {"logit_bias": {100: 1.0}}}, "logit_bias"),
+        ({"sampling": {"logit_bias": {-1: 1.0}}}, "logit_bias"),
+        ({"sampling": {"logit_bias": {5: 101.0}}}, "logit_bias"),
+        ({"sampling": {"logit_bias": dict.fromkeys(range(100), -100.0)}}, "logit_bias"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(**fields)
+    assert caught.value.field == named
+
+
+def test_values_at_the_edges_are_taken() -> None:
+    edges = {"temperature": 0.0, "top_p": 0.0, "top_k": 0, "min_p": 1.0, "logit_bias": {99: -100.0}}
+    check(choices=16, max_tokens=1, top_logprobs=20, want_logprobs=True, stop=("x" * MAX_STOP_CHARACTERS,) * 16, sampling=edges)
+    check(max_tokens=0, echo=True)
+    check(max_tokens=0)
+    check(sampling={"logit_bias": dict.fromkeys(range(99), -100.0)})
+    check(sampling={"logit_bias": dict.fromkeys(range(100), -99.0)})
+
+
+@pytest.mark.parametrize("field", SAMPLING_RANGES)
+def test_both_ends_of_every_range_of_the_table_are_taken_and_what_is_beyond_is_not(field: str) -> None:
+    lowest, highest = SAMPLING_RANGES[field]
+    for value, is_good in ((lowest, True), (highest, True), (lowest - 1, False), (highest + 1, False)):
+        sampling = {field: {7: value} if field == "logit_bias" else value}
+        if is_good:
+            check(sampling=sampling)
+        else:
+            with pytest.raises(InvalidRequest, match=f"{field} must be"):
+                check(sampling=sampling)
+
+
+def test_every_sampling_field_but_the_seed_has_a_range() -> None:
+    assert {*SAMPLING_RANGES, "seed"} == set(SamplingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize(("token_ids", "place"), [((1, 100), 1), ((-1,), 0)])
+def test_a_token_the_model_does_not_have_is_refused_with_its_place(token_ids: tuple[int, ...], place: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"at place {place}") as caught:
+        check_token_ids(token_ids, vocab_size=100, field="prompt")
+    assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("value", "nesting"),
+    [(5, (1, 0)), ([], (1, 1)), ({"a": 1, "b": [2, 3]}, (5, 2)), ([[[[]]]], (4, 4)), (({"a": ()},), (3, 3))],
+)
+def test_the_size_of_a_value_is_its_parts_and_its_levels(value: Any, nesting: tuple[int, int]) -> None:
+    assert nesting_of(value, most_parts=100) == nesting
+
+
+def test_counting_ends_where_it_is_enough() -> None:
+    itself: list[Any] = []
+    itself.append([itself, itself])
+    assert nesting_of(itself, most_parts=50).parts > 50

@@ -1,0 +1,215 @@
+"""Requests become sequences: whole prompts, true limits, one seed per choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.config import LimitsSettings
+from holdfast.errors import InvalidRequest, PromptTooLong
+from holdfast.front.prompt.dialects import find_dialect
+from holdfast.front.prompt.prepare import Prepared, prepare
+from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.wire.events import ModelInfo
+from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, Prompt, SamplingParams, Thinking, ThinkingEffort
+from holdfast.wire.token_ids import TokenIds
+from tests.fakes import toy_tokenizers
+from tests.fakes.scripted_client import model_info
+
+HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
+
+
+def ready(bundle: TokenizerBundle, prompt: Prompt, *, info: ModelInfo | None = None, **fields: Any) -> Prepared:
+    request = GenerationRequest(request_id="r", model="m", prompt=prompt, **fields)
+    return prepare(request, bundle, info=info or model_info(), limits=LimitsSettings())
+
+
+def test_a_conversation_is_rendered_and_tokenized_without_further_special_tokens(bundle: TokenizerBundle) -> None:
+    prepared = ready(bundle, HELLO)
+    text = bundle.tokenizer.decode(prepared.sequences[0].prompt_token_ids, skip_special_tokens=False)
+    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert prepared.sequences[0].stop_token_ids == bundle.tokenizer.eos_token_ids
+
+
+def test_text_is_tokenized_with_the_tokenizers_special_tokens(base_side: TokenizerBundle) -> None:
+    ids = tuple(ready(base_side, "hello").sequences[0].prompt_token_ids)
+    assert ids[0] == base_side.tokenizer.bos_token_id
+    assert ids.count(ids[0]) == 1
+
+
+def test_a_bos_in_the_text_is_not_doubled(base_side: TokenizerBundle) -> None:
+    once = ready(base_side, "hello").sequences[0].prompt_token_ids
+    assert ready(base_side, "<|begin_of_text|>hello").sequences[0].prompt_token_ids == once
+
+
+def test_token_ids_are_used_as_they_are(base_side: TokenizerBundle) -> None:
+    assert ready(base_side, (5, 6, 5)).sequences[0].prompt_token_ids == TokenIds.of((5, 6, 5))
+
+
+def test_what_an_answer_is_held_to_is_known_by_its_field(bundle: TokenizerBundle) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    form = OutputFormat(kind="json_object", field="format")
+    offered = msgspec.structs.replace(HELLO, tools=(tool,))
+    assert ready(bundle, HELLO).rules.form_field == ""
+    assert ready(bundle, offered).rules.form_field == "tools"
+    assert ready(bundle, offered, output_format=form).rules.form_field == "format"
+
+
+@pytest.mark.parametrize("prompt", ["", ()])
+def test_an_empty_prompt_is_the_bos_token_or_refused(prompt: Prompt, bundle: TokenizerBundle, base_side: TokenizerBundle) -> None:
+    assert ready(base_side, prompt).sequences[0].prompt_token_ids.view.tolist() == [base_side.tokenizer.bos_token_id]
+    with pytest.raises(InvalidRequest, match="empty") as caught:
+        ready(bundle, prompt, prompt_field="prompt")
+    assert caught.value.field == "prompt"
+
+
+def test_no_messages_are_refused(bundle: TokenizerBundle) -> None:
+    with pytest.raises(InvalidRequest, match="at least one message") as caught:
+        ready(bundle, ChatPrompt(messages=()))
+    assert caught.value.field == "messages"
+
+
+def test_a_model_without_template_cannot_chat(base_side: TokenizerBundle) -> None:
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        ready(base_side, HELLO)
+
+
+@pytest.mark.parametrize("token_ids", [(1, -1), (1, 1000)])
+def test_tokens_outside_the_vocabulary_are_refused(bundle: TokenizerBundle, token_ids: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidRequest, match="0 to 999") as caught:
+        ready(bundle, token_ids, prompt_field="prompt")
+    assert caught.value.field == "prompt"
+
+
+def test_a_tokenizer_larger_than_the_model_is_not_trusted(bundle: TokenizerBundle) -> None:
+    with pytest.raises(InvalidRequest, match="0 to 9"):
+        ready(bundle, "hello", info=model_info(vocab_size=10))
+
+
+def test_a_prompt_that_leaves_no_room_is_too_long(bundle: TokenizerBundle) -> None:
+    info = model_info(context_tokens=8)
+    assert ready(bundle, (1,) * 7, info=info).sequences[0].max_tokens == 1
+    with pytest.raises(PromptTooLong) as caught:
+        ready(bundle, (1,) * 8, info=info, prompt_field="prompt")
+    assert (caught.value.prompt_tokens, caught.value.context_tokens, caught.value.field) == (8, 8, "prompt")
+
+
+def test_a_prompt_to_be_scored_only_may_fill_the_window(bundle: TokenizerBundle) -> None:
+    prepared = ready(bundle, (1,) * 8, info=model_info(context_tokens=8), max_tokens=0, echo=True)
+    assert prepared.sequences[0].max_tokens == 0
+
+
+def test_a_text_of_many_megabytes_is_judged_by_its_beginning(bundle: TokenizerBundle) -> None:
+    with pytest.raises(PromptTooLong) as caught:
+        ready(bundle, "hello " * 2_000_000)
+    assert caught.value.prompt_tokens > 1_000_000
+
+
+def test_a_long_text_of_few_tokens_is_not_refused(bundle: TokenizerBundle) -> None:
+    text = "<|endoftext|>" * 180  # 13 characters per token
+    assert len(ready(bundle, text).sequences[0].prompt_token_ids) == 180
+
+
+@pytest.mark.parametrize(("asked", "granted"), [(None, 195), (10, 10), (32_000, 195)])
+def test_max_tokens_is_cut_to_what_the_window_leaves(bundle: TokenizerBundle, asked: int | None, granted: int) -> None:
+    assert ready(bundle, (1,) * 5, max_tokens=asked).sequences[0].max_tokens == granted
+
+
+def test_choices_share_the_prompt_and_count_up_the_seed(bundle: TokenizerBundle) -> None:
+    prepared = ready(bundle, HELLO, choices=3, sampling=SamplingParams(seed=2**63 - 2))
+    assert [sequence.sampling.seed for sequence in prepared.sequences] == [2**63 - 2, 2**63 - 1, 0]
+    assert [sequence.request_id for sequence in prepared.sequences] == ["r/0", "r/1", "r/2"]
+    assert prepared.sequences[0].prompt_token_ids is prepared.sequences[2].prompt_token_ids
+
+
+def test_without_a_seed_every_request_draws_its_own(bundle: TokenizerBundle) -> None:
+    seeds = {ready(bundle, HELLO).sequences[0].sampling.seed for _ in range(8)}
+    assert len(seeds) == 8
+
+
+def test_the_models_recommendations_fill_open_fields(bundle: TokenizerBundle) -> None:
+    sampling = ready(bundle, HELLO, unset_sampling=("temperature",)).sequences[0].sampling
+    assert (sampling.temperature, sampling.top_k) == (0.6, 0)
+
+
+def test_the_end_of_a_turn_ends_a_chat_but_not_a_text(bundle: TokenizerBundle) -> None:
+    ending = replace(bundle, turn_end_token_ids=(7,))
+    assert 7 in ready(ending, HELLO).sequences[0].stop_token_ids
+    assert 7 not in ready(ending, "hello").sequences[0].stop_token_ids
+
+
+def test_nothing_ends_a_text_when_eos_is_ignored(bundle: TokenizerBundle) -> None:
+    assert ready(bundle, HELLO, ignore_eos=True).sequences[0].stop_token_ids == ()
+
+
+def test_stop_tokens_that_the_model_does_not_have_are_not_sent(base_side: TokenizerBundle) -> None:
+    ids = ready(base_side, "x", info=model_info(vocab_size=998)).sequences[0].stop_token_ids
+    assert ids == tuple(token_id for token_id in base_side.tokenizer.eos_token_ids if token_id < 998)
+
+
+def test_an_echo_repeats_the_text_as_it_was_sent(base_side: TokenizerBundle) -> None:
+    assert ready(base_side, "hello <|eot_id|>", echo=True).rules.echo_text == "hello <|eot_id|>"
+    assert (
+        ready(base_side, tuple(base_side.tokenizer.encode("hello", add_special_tokens=False)), echo=True).rules.echo_text
+        == "hello"
+    )
+
+
+THINKING = (
+    toy_tokenizers.CHATML
+    + "{% if add_generation_prompt %}{% if enable_thinking %}<think>\n{% else %}<think></think>{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def thinker() -> TokenizerBundle:
+    """A model that thinks when it is asked to, with markers that are tokens."""
+    tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
+    found = find_dialect(ChatTemplate({"default": THINKING}, special_tokens={}), tokenizer, config={})
+    return TokenizerBundle(
+        tokenizer=tokenizer,
+        template=found.template,
+        generation_defaults={},
+        dialect=found.dialect,
+        thinking_switch=found.switch,
+        dialect_report=found.report,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "opened"),
+    [
+        (Thinking(), {}, False),
+        (Thinking(effort="high"), {}, True),
+        (Thinking(effort="off"), {}, False),
+        (Thinking(effort="high"), {"enable_thinking": False}, False),
+        (Thinking(budget_tokens=0), {}, False),
+    ],
+)
+def test_what_is_asked_of_thinking_becomes_the_template_s_option_unless_the_client_sets_it(
+    thinker: TokenizerBundle, asked: Thinking, options: dict[str, Any], opened: bool
+) -> None:
+    prompt = ChatPrompt(messages=HELLO.messages, template_options=options)
+    prepared = ready(thinker, prompt, thinking=asked)
+    assert prepared.rules.in_reasoning is opened
+
+
+@pytest.mark.parametrize(("effort", "opened"), [("on", True), (None, True), ("off", False)])
+def test_a_budget_of_thought_is_sent_as_the_tokens_that_end_it(
+    thinker: TokenizerBundle, effort: ThinkingEffort | None, opened: bool
+) -> None:
+    budget = ready(thinker, HELLO, thinking=Thinking(effort=effort, budget_tokens=50)).sequences[0].thinking_budget
+    assert budget is not None
+    start, end = (thinker.tokenizer.backend.token_to_id(mark) for mark in ("<think>", "</think>"))
+    assert (budget.tokens, budget.end_token_ids) == (50, (end,))
+    assert budget.start_token_ids == (() if opened else (start,))
+
+
+def test_without_a_budget_or_markers_nothing_ends_a_thought(thinker: TokenizerBundle, bundle: TokenizerBundle) -> None:
+    assert ready(thinker, HELLO, thinking=Thinking(effort="on")).sequences[0].thinking_budget is None
+    assert ready(bundle, HELLO, thinking=Thinking(budget_tokens=50)).sequences[0].thinking_budget is None

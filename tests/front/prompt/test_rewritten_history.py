@@ -1,0 +1,55 @@
+"""Which templates write answers of the past otherwise than they were generated."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.front.prompt.rewritten_history import rewritten_turns
+from holdfast.front.prompt.template import ChatTemplate, load_template
+from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect, ReasoningFormat
+from holdfast.models.demo import demo_folder
+from tests.fakes.thinking_bundle import TEMPLATE
+
+THINKING = ModelDialect(family="hermes", reasoning=ReasoningFormat(start="<think>", end="</think>"))
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, special_tokens={})
+
+
+def test_thoughts_that_are_dropped_behind_a_question_and_kept_behind_results() -> None:
+    assert rewritten_turns(template(TEMPLATE), THINKING, options={}) == {"user"}
+
+
+def test_thoughts_that_are_always_dropped() -> None:
+    source = TEMPLATE.replace("m.reasoning_content and", "false and")
+    assert rewritten_turns(template(source), THINKING, options={}) == {"user", "results"}
+
+
+def test_thoughts_that_are_kept() -> None:
+    source = TEMPLATE.replace(" and loop.index0 > ns.last", "")
+    assert rewritten_turns(template(source), THINKING, options={}) == set()
+
+
+def test_thoughts_that_an_option_keeps() -> None:
+    source = TEMPLATE.replace("loop.index0 > ns.last", "(keep or loop.index0 > ns.last)")
+    assert rewritten_turns(template(source), THINKING, options={}) == {"user"}
+    assert rewritten_turns(template(source), THINKING, options={"keep": True}) == set()
+
+
+def test_an_answer_that_is_asked_for_with_other_words_than_it_has_in_the_past() -> None:
+    source = TEMPLATE.replace("{%- if add_generation_prompt %}", "{%- if add_generation_prompt %}{{ '\\n' }}")
+    assert rewritten_turns(template(source), PLAIN, options={}) == {"user", "results"}
+
+
+@pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ messages[0].content }}"])
+def test_a_template_that_refuses_such_a_conversation_or_does_not_show_it_is_left_alone(source: str) -> None:
+    assert rewritten_turns(template(source), THINKING, options={}) == set()
+
+
+def test_without_a_template_there_is_nothing_to_rewrite() -> None:
+    assert rewritten_turns(None, THINKING, options={}) == set()
+
+
+def test_the_bundled_model_shows_the_thoughts_that_it_is_sent() -> None:
+    assert rewritten_turns(load_template(demo_folder()), THINKING, options={}) == set()

@@ -1,0 +1,149 @@
+"""Streams under disorder: whatever is closed when, each sequence ends or is cancelled once, and each choice ends at most once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import aclosing
+
+import pytest
+
+from holdfast.front.answers.choice import ChoiceRules
+from holdfast.front.answers.pieces import TokenPieces
+from holdfast.front.prompt.prepare import Prepared
+from holdfast.front.prompt.stream import GenerationStream
+from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
+from holdfast.wire.commands import SequenceRequest, ThinkingBudget
+from holdfast.wire.events import Event, FinishReason
+from holdfast.wire.output import ChoiceFinished
+from holdfast.wire.requests import GenerationRequest, SamplingParams
+from holdfast.wire.token_ids import TokenIds
+from tests.fakes import toy_tokenizers
+from tests.fakes.scripted_client import ScriptedClient, answers
+
+TOKENIZER = toy_tokenizers.byte_level()
+PIECES = TokenPieces(TOKENIZER)
+WORDS = tuple(TOKENIZER.encode("hello world ", add_special_tokens=False).ids)
+
+
+async def open_stream(engine: ScriptedClient, name: str, *, choices: int, stops: tuple[str, ...] = ()) -> GenerationStream:
+    rules = ChoiceRules(prompt_token_ids=TokenIds.of((1,)), stop_token_ids=frozenset(), max_tokens=1000, stops=stops)
+    sequences = tuple(
+        SequenceRequest(
+            request_id=f"{name}/{index}", prompt_token_ids=TokenIds.of((1,)), max_tokens=1000, sampling=SamplingParams(seed=1)
+        )
+        for index in range(choices)
+    )
+    stream = GenerationStream(
+        GenerationRequest(request_id=name, model="toy", prompt="x"),
+        Prepared(sequences=sequences, rules=rules, pieces=PIECES),
+        sources=[engine.submit(sequence) for sequence in sequences],
+    )
+    await stream.accepted()
+    return stream
+
+
+THINKING = ModelDialect(reasoning=ReasoningFormat(start="<think>", end="</think>"))
+END = ThinkingBudget(tokens=0, end_token_ids=(7,))
+
+
+async def thinking_stream(engine: ScriptedClient, *, thought_end: ThinkingBudget | None = END) -> GenerationStream:
+    """A choice that is in a thought from its first token on; 32 tokens that repeat are enough to end it."""
+    rules = ChoiceRules(
+        prompt_token_ids=TokenIds.of((1,)), stop_token_ids=frozenset(), max_tokens=1000, dialect=THINKING, in_reasoning=True
+    )
+    sequence = SequenceRequest(
+        request_id="a/0", prompt_token_ids=TokenIds.of((1,)), max_tokens=1000, sampling=SamplingParams(seed=1)
+    )
+    stream = GenerationStream(
+        GenerationRequest(request_id="a", model="toy", prompt="x"),
+        Prepared(sequences=(sequence,), rules=rules, pieces=PIECES, thought_end=thought_end),
+        sources=[engine.submit(sequence)],
+        repeated_thought_tokens=32,
+    )
+    await stream.accepted()
+    return stream
+
+
+async def test_a_thought_that_goes_round_in_circles_is_ended_once_and_its_end_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    engine = ScriptedClient(answers(*WORDS[:3] * 100))
+    async with aclosing(await thinking_stream(engine)) as stream:
+        *_, end = [event async for event in stream]
+    assert isinstance(end, ChoiceFinished)
+    assert end.thought_ended_by == "repetition"
+    assert engine.thought_limits == [("a/0", END)]
+    assert caplog.text.count("went round in circles") == 1
+
+
+async def test_a_thought_that_goes_on_and_what_is_said_again_and_again_behind_it_are_left_alone() -> None:
+    dice = random.Random(1)
+    thought = [dice.choice(WORDS) for _ in range(300)]
+    said = TOKENIZER.encode("</think>", add_special_tokens=False).ids + list(WORDS[:3] * 100)
+    engine = ScriptedClient(answers(*thought, *said))
+    async with aclosing(await thinking_stream(engine)) as stream:
+        *_, end = [event async for event in stream]
+    assert isinstance(end, ChoiceFinished)
+    assert (end.thought_ended_by, engine.thought_limits) == (None, [])
+
+
+async def test_thoughts_are_ended_on_request_where_the_model_has_a_marker() -> None:
+    engine = ScriptedClient(answers(*WORDS))
+    async with aclosing(await thinking_stream(engine)) as stream:
+        assert stream.end_thoughts()
+        assert stream.end_thoughts()
+        *_, end = [event async for event in stream]
+    assert isinstance(end, ChoiceFinished)
+    assert (end.thought_ended_by, engine.thought_limits) == ("request", [("a/0", END)])
+    async with aclosing(await thinking_stream(engine, thought_end=None)) as stream:
+        assert not stream.end_thoughts()
+    assert len(engine.thought_limits) == 1
+
+
+async def read(engine: ScriptedClient, name: str, *, choices: int, events: int, stops: tuple[str, ...]) -> Counter[int]:
+    """Read so many events and leave; returns how often each choice ended."""
+    ended: Counter[int] = Counter()
+    async with aclosing(await open_stream(engine, name, choices=choices, stops=stops)) as stream:
+        async for event in stream:
+            if isinstance(event, ChoiceFinished):
+                ended[event.index] += 1
+            events -= 1
+            if events <= 0:
+                break
+    return ended
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_readers_that_come_and_go_leave_nothing_open(seed: int) -> None:
+    dice = random.Random(seed)
+    lengths: dict[str, int] = {}
+
+    def script(request: SequenceRequest) -> list[Event]:
+        lengths[request.request_id] = dice.randrange(6)
+        reason = dice.choice([FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED])
+        return list(answers(*WORDS * lengths[request.request_id], reason=reason)(request))
+
+    engine = ScriptedClient(script)
+    choices = [dice.randint(1, 3) for _ in range(40)]
+    readers = [
+        asyncio.create_task(
+            read(engine, str(place), choices=n, events=dice.choice([1, 3, 1000]), stops=dice.choice([(), ("d h",)]))
+        )
+        for place, n in enumerate(choices)
+    ]
+    for reader in dice.sample(readers, 8):
+        for _ in range(dice.randrange(10)):
+            await asyncio.sleep(0)
+        reader.cancel()
+    for ended in await asyncio.gather(*readers, return_exceptions=True):
+        assert isinstance(ended, asyncio.CancelledError) or all(times == 1 for times in ended.values())
+    assert all(times == 1 for times in Counter(engine.cancelled).values())
+    await engine.close()
+
+
+async def test_whole_readers_see_every_choice_end_once() -> None:
+    engine = ScriptedClient(answers(*WORDS * 3))
+    ended = await asyncio.gather(*(read(engine, str(name), choices=3, events=1000, stops=()) for name in range(10)))
+    assert ended == [Counter({0: 1, 1: 1, 2: 1})] * 10
+    assert engine.cancelled == []

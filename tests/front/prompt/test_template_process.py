@@ -1,0 +1,177 @@
+"""Templates that take too much are ended, wherever they do it, and the others go on."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from jinja2 import TemplateError
+
+from holdfast.errors import ModelLoadError, RenderingUnavailable, TemplateOverrun
+from holdfast.front.prompt import template_process
+from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.template_process import RenderProcesses, SandboxedTemplate
+from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
+from holdfast.wire.requests import ChatPrompt
+from tests.fakes.server_process import children_running, until
+from tests.fakes.tiny_models import write_tokenizer
+
+ENDLESS = """
+{%- macro again(depth) -%}
+  {%- for _ in range(100000) -%}{%- if depth < 50 -%}{{- again(depth + 1) -}}{%- endif -%}{%- endfor -%}
+{%- endmacro -%}
+{{- again(0) -}}
+"""
+NESTED_RANGES = """
+{%- for a in range(100000) -%}{%- for b in range(100000) -%}{%- for c in range(100000) -%}
+{%- endfor -%}{%- endfor -%}{%- endfor -%}
+"""
+DOUBLED = """
+{%- set ns = namespace(text='ab') -%}
+{%- for _ in range(64) -%}{%- set ns.text = ns.text + ns.text -%}{%- endfor -%}
+{{- ns.text|length -}}
+"""
+SHARED = """
+{%- set ns = namespace(value=['x']) -%}
+{%- for _ in range(30) -%}{%- set ns.value = [ns.value, ns.value, ns.value] -%}{%- endfor -%}
+{{- ns.value|tojson -}}
+"""
+HOSTILE = {
+    "macros that call each other for ever": ENDLESS,
+    "nested loops": NESTED_RANGES,
+    "a string that is doubled": DOUBLED,
+    "lists within lists that share their content": SHARED,
+    "a constant that is computed while it is compiled": "{{ ('a' * 3000000000)|length }}",
+    "a repeated string": "{{ (messages[0].role[0] * 3000000000)|length }}",
+    "a product of lists": "{{ ((messages[0].role[0] * 10000000)|list + [1]) * 1000 }}",
+    "a format's width": "{{ '%2000000000d' % messages|length }}",
+    "a width for format": "{{ '{:2000000000d}'.format(messages|length) }}",
+    "a power": "{{ (messages|length + 9) ** (10 ** 10) > 1 }}",
+    "a join": "{% set x = messages[0].role[0] * 100000 %}{{ (x * 100).join(x|list)|length }}",
+    "a replacement": "{% set x = messages[0].role[0] * 100000 %}{{ x.replace(x[0], x)|length }}",
+}
+PROMPT = ChatPrompt(messages=({"role": "user", "content": "Hi"},))
+GOOD = "{% for message in messages %}{{ message.content }}{% endfor %}"
+BUSY = "{% for i in range(99999) %}{% for j in range(8) %}{% endfor %}{% endfor %}"
+SLOW = "{% if messages[0].content == 'Hi' %}" + BUSY + "{% endif %}" + GOOD
+PICKY = "{% if messages[0].content == 'loop' %}" + NESTED_RANGES + "{% endif %}" + GOOD
+
+
+@pytest.fixture(autouse=True)
+def one_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    processes = RenderProcesses(seconds=1.0)
+    monkeypatch.setattr(template_process, "PROCESSES", processes)
+    yield
+    processes.close()
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+def test_a_template_that_takes_too_much_is_stopped_by_name_and_the_next_is_rendered(source: str) -> None:
+    with pytest.raises(TemplateOverrun, match="chat template 'default'"):
+        SandboxedTemplate("default", source).render({"messages": PROMPT.messages})
+    assert SandboxedTemplate("default", GOOD).render({"messages": PROMPT.messages}) == "Hi"
+
+
+def test_a_range_without_end_is_refused_as_the_sandbox_does() -> None:
+    with pytest.raises(Exception, match="Range too big"):
+        SandboxedTemplate("default", "{% for i in range(10 ** 9) %}x{% endfor %}").render({})
+
+
+def test_a_template_that_takes_too_much_while_it_is_probed_ends_the_load() -> None:
+    with pytest.raises(TemplateOverrun, match="took longer"):
+        ChatTemplate({"default": ENDLESS}, special_tokens={})
+
+
+@pytest.mark.parametrize("templates", [1, 4])
+def test_templates_that_hang_on_many_conversations_hold_up_no_other_template(templates: int) -> None:
+    hostile = [ChatTemplate({"default": PICKY + "x" * number}, special_tokens={}) for number in range(templates)]
+    innocent = ChatTemplate({"default": GOOD}, special_tokens={})
+    endless = ChatPrompt(messages=({"role": "user", "content": "loop"},))
+
+    def until_stopped(number: int) -> None:
+        with suppress(RenderingUnavailable), pytest.raises(TemplateOverrun, match="took longer"):
+            hostile[number % templates].render(endless)
+
+    with ThreadPoolExecutor(16) as threads:
+        hanging = [threads.submit(until_stopped, number) for number in range(16)]
+        while not all(each.done() for each in hanging):
+            assert innocent.render(PROMPT) == "Hi"
+    for each in hanging:
+        each.result()
+
+
+def test_a_render_that_waited_too_long_for_its_template_may_be_tried_again() -> None:
+    template = ChatTemplate({"default": PICKY}, special_tokens={})
+    endless = ChatPrompt(messages=({"role": "user", "content": "loop"},))
+    with ThreadPoolExecutor(16) as threads:
+        outcomes = [each.exception() for each in [threads.submit(template.render, endless) for _ in range(16)]]
+    assert {type(outcome) for outcome in outcomes} == {TemplateOverrun, RenderingUnavailable}
+    waited = [str(outcome) for outcome in outcomes if isinstance(outcome, RenderingUnavailable)]
+    assert all("2 renders of one template and 8 in all run at once" in message for message in waited)
+    assert template.render(PROMPT) == "Hi"
+
+
+def test_a_process_that_cannot_be_started_is_not_the_templates_fault() -> None:
+    used = psutil.Process().num_fds()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+    try:
+        with pytest.raises(RenderingUnavailable, match=r"'default' cannot be rendered now: .* could be started"):
+            SandboxedTemplate("default", GOOD)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert SandboxedTemplate("default", GOOD).render({"messages": PROMPT.messages}) == "Hi"
+
+
+def test_values_that_are_nested_too_deeply_are_an_error_of_the_template() -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(TemplateError, match="cannot be given to the template"):
+        SandboxedTemplate("default", GOOD).render({"messages": nested})
+
+
+def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("resource", "pickle", "jinja2"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('poisoned')")
+    monkeypatch.chdir(tmp_path)
+    assert SandboxedTemplate("default", GOOD).render({"messages": PROMPT.messages}) == "Hi"
+
+
+def test_idle_processes_are_ended_except_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = RenderProcesses(idle_seconds=0.0)
+    monkeypatch.setattr(template_process, "PROCESSES", processes)
+    before = set(renderers())
+    template = ChatTemplate({"default": SLOW}, special_tokens={})
+    with ThreadPoolExecutor(2) as threads:
+        rendered = threads.map(template.render, [PROMPT] * 2)
+        until(lambda: len(set(renderers()) - before) == 2, "two processes render")
+        assert list(rendered) == ["Hi"] * 2
+    until(lambda: len(set(renderers()) - before) == 1, "only one process is left")
+    assert template.render(PROMPT) == "Hi"
+    processes.close()
+    assert set(renderers()) - before == set()
+
+
+def renderers() -> list[psutil.Process]:
+    return children_running("holdfast.front.prompt.template_worker")
+
+
+def test_a_process_that_was_ended_from_outside_is_replaced() -> None:
+    template = SandboxedTemplate("default", GOOD)
+    for child in renderers():
+        child.kill()
+        child.wait()
+    assert template.render({"messages": PROMPT.messages}) == "Hi"
+
+
+def test_a_model_whose_template_takes_too_much_is_not_loaded(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(ENDLESS)
+    with pytest.raises(ModelLoadError, match="chat template 'default' took longer"):
+        load_tokenizer_bundle(tmp_path)

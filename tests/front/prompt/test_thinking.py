@@ -1,0 +1,101 @@
+"""Switches of thinking are found by rendering; nothing is sent that nobody asked for."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from holdfast.errors import InvalidRequest
+from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.thinking import ThinkingSwitch, find_switch
+from holdfast.wire.requests import ChatPrompt, Thinking, ThinkingEffort
+
+EFFORTS: tuple[ThinkingEffort, ...] = get_args(ThinkingEffort)
+BODY = "{% for m in messages %}{{ m.content }}{% endfor %}"
+TOGGLE = BODY + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% endif %}"
+PRINTED = "effort: {{ reasoning_effort | default('medium') }}" + BODY
+WORDS = (
+    "{% if reasoning_effort is not defined %}{% set reasoning_effort = 'no_think' %}{% endif %}"
+    "{% if reasoning_effort not in ['no_think', 'low', 'high'] %}{{ raise_exception('unknown') }}{% endif %}"
+    + BODY
+    + "{{ reasoning_effort }}"
+)
+ONLY_MAX = BODY + "{% if thinking %}<think>{% if reasoning_effort == 'max' %}Think hard.{% endif %}{% endif %}"
+MODES = BODY + "{% if thinking_mode == 'disabled' %}</t>{% elif thinking_mode == 'enabled' %}<t>{% endif %}"
+BUDGET = BODY + "{% if thinking_budget is defined %}{{ thinking_budget }}{% endif %}"
+LOW = BODY + "{% if enable_thinking %}<think>{% if low_effort %}briefly{% endif %}{% endif %}"
+
+
+def switch(source: str) -> ThinkingSwitch:
+    template = ChatTemplate({"default": source}, special_tokens={})
+
+    def rendered(options: dict[str, Any]) -> str:
+        try:
+            return template.render(ChatPrompt(messages=({"role": "user", "content": "u"},), template_options=options))
+        except InvalidRequest:
+            return ""
+
+    return find_switch(source, rendered)
+
+
+def options(source: str, effort: ThinkingEffort) -> dict[str, Any]:
+    return switch(source).asked(Thinking(effort=effort))
+
+
+def test_a_switch_for_yes_and_no_takes_the_least_for_no() -> None:
+    asked = {effort: options(TOGGLE, effort).get("enable_thinking") for effort in EFFORTS}
+    assert asked == {"off": False, "minimal": False, "on": True, "low": True, "medium": True, "high": True, "max": True}
+
+
+def test_words_that_are_only_printed_are_the_usual_three() -> None:
+    asked = [options(PRINTED, effort).get("reasoning_effort") for effort in ("minimal", "low", "medium", "high", "max")]
+    assert asked == ["low", "low", "medium", "high", "high"]
+
+
+def test_a_word_that_the_template_refuses_becomes_the_nearest_that_it_takes() -> None:
+    asked = {effort: options(WORDS, effort).get("reasoning_effort") for effort in EFFORTS}
+    assert asked == {
+        "off": "no_think", "on": "high", "minimal": "low", "low": "low", "medium": "high", "high": "high", "max": "high"
+    }  # fmt: skip
+
+
+def test_where_only_the_most_has_a_word_the_rest_is_the_option_left_out() -> None:
+    assert options(ONLY_MAX, "max") == {"thinking": True, "reasoning_effort": "max"}
+    assert options(ONLY_MAX, "high") == options(ONLY_MAX, "low") == {"thinking": True}
+    assert options(ONLY_MAX, "off") == {"thinking": False}
+
+
+def test_modes_have_words_for_yes_and_no() -> None:
+    assert options(MODES, "off") == {"thinking_mode": "disabled"}
+    assert options(MODES, "high") == {"thinking_mode": "enabled"}
+
+
+def test_a_budget_is_the_template_s_own_where_it_has_one() -> None:
+    found = switch(BUDGET)
+    assert found.asked(Thinking(effort="off")) == {"thinking_budget": 0}
+    assert found.asked(Thinking(budget_tokens=777)) == {"thinking_budget": 777}
+    assert found.asked(Thinking(effort="on")) == {"thinking_budget": -1}
+
+
+def test_little_thought_has_a_switch_of_its_own_in_some() -> None:
+    assert options(LOW, "low") == {"enable_thinking": True, "low_effort": True}
+    assert options(LOW, "high") == {"enable_thinking": True}
+
+
+def test_a_budget_alone_asks_for_thought_and_one_of_nothing_for_none() -> None:
+    assert switch(TOGGLE).asked(Thinking(budget_tokens=100)) == {"enable_thinking": True}
+    assert switch(TOGGLE).asked(Thinking(budget_tokens=0)) == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("source", [TOGGLE, PRINTED, WORDS, MODES, BUDGET, BODY])
+def test_who_asks_nothing_sends_nothing(source: str) -> None:
+    assert switch(source).asked(Thinking()) == {}
+
+
+def test_an_option_that_is_named_and_changes_nothing_is_no_switch() -> None:
+    assert switch(BODY + "{# enable_thinking #}").options == {}
+
+
+def test_options_that_keep_past_thoughts_are_known_by_name() -> None:
+    assert switch(BODY + "{% if clear_thinking %}{% endif %}").keeping == {"clear_thinking": False}

@@ -1,0 +1,143 @@
+"""Past calls and results in the form that a template wants, whatever the client sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from holdfast.front.prompt.tool_history import Message, ToolHabits, with_habits
+from holdfast.front.toolcalls.dialect import Call, CallFormat, IdForm
+from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
+
+
+def answer(*names: str, content: Any = "", ids: Sequence[str] = ("x-1", "x-2", "x-3")) -> Message:
+    calls = [{"id": ids[at], "function": {"name": name, "arguments": {"at": at}}} for at, name in enumerate(names)]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def result(call_id: str | None, text: str, **more: Any) -> Message:
+    return {"role": "tool", "content": text, **({} if call_id is None else {"tool_call_id": call_id}), **more}
+
+
+def ids(messages: Sequence[Message]) -> list[str]:
+    return [call["id"] for message in messages for call in message.get("tool_calls", ())]
+
+
+def results(messages: Sequence[Message]) -> list[tuple[str, str, str]]:
+    return [(each["tool_call_id"], each["name"], each["content"]) for each in messages if each["role"] == "tool"]
+
+
+def test_results_stand_in_the_order_of_their_calls_and_have_names() -> None:
+    ready = with_habits([answer("f", "g"), result("x-2", "second"), result("x-1", "first")], ToolHabits())
+    assert results(ready) == [("x-1", "f", "first"), ("x-2", "g", "second")]
+
+
+def test_results_without_ids_belong_to_calls_by_name_and_then_by_place() -> None:
+    ready = with_habits(
+        [answer("f", "g", "f"), result(None, "2", tool_name="g"), result(None, "1"), result(None, "3")], ToolHabits()
+    )
+    assert results(ready) == [("x-1", "f", "1"), ("x-2", "g", "2"), ("x-3", "f", "3")]
+
+
+def test_calls_of_the_same_id_each_keep_a_result() -> None:
+    ready = with_habits([answer("f", "g", ids=("a", "a")), result("a", "1"), result("a", "2")], ToolHabits())
+    assert results(ready) == [("a", "f", "1"), ("a", "g", "2")]
+
+
+def test_a_result_of_no_call_stays_behind_the_others() -> None:
+    ready = with_habits([answer("f"), result("unknown", "?"), result("x-1", "1")], ToolHabits())
+    assert [each["content"] for each in ready[1:]] == ["1", "?"]
+
+
+@pytest.mark.parametrize(
+    ("form", "given", "expected"),
+    [
+        ("random", "toolu_01", "toolu_01"),
+        ("alnum9", "Abc123xyZ", "Abc123xyZ"),
+        ("function_number", "functions.f:7", "functions.f:7"),
+        ("function_number", "call_1", "functions.f:0"),
+        ("number", "call_1", "0"),
+        ("random", "", "call_0"),
+    ],
+)
+def test_ids_have_the_form_of_the_family(form: IdForm, given: str, expected: str) -> None:
+    ready = with_habits([answer("f", ids=(given,)), result(given or None, "r")], ToolHabits(id_form=form))
+    assert ids(ready) == [expected]
+    assert results(ready) == [(expected, "f", "r")]
+
+
+def test_foreign_ids_become_nine_letters_and_digits_that_are_the_same_in_every_turn() -> None:
+    habits = ToolHabits(id_form="alnum9")
+    first = ids(with_habits([answer("f", "g")], habits))
+    again = ids(with_habits([{"role": "user", "content": "more"}, answer("f", "g")], habits))
+    assert first == again
+    assert len(set(first)) == 2
+    assert all(len(each) == 9 and each.isascii() and each.isalnum() for each in first)
+
+
+def test_numbers_count_over_the_whole_conversation() -> None:
+    messages = [answer("f", "g"), result("x-1", ""), result("x-2", ""), answer("h")]
+    assert ids(with_habits(messages, ToolHabits(id_form="function_number"))) == [
+        "functions.f:0",
+        "functions.g:1",
+        "functions.h:2",
+    ]
+
+
+@pytest.mark.parametrize("content", ["text", [{"type": "text", "text": "text"}]])
+def test_parallel_calls_become_pairs_where_a_template_refuses_them(content: Any) -> None:
+    ready = with_habits([answer("f", "g", content=content), result("x-2", "2"), result("x-1", "1")], ToolHabits(parallel=False))
+    assert [each["role"] for each in ready] == ["assistant", "tool", "assistant", "tool"]
+    assert [each["content"] for each in ready] == [content, "1", content[:0], "2"]
+    assert ids(ready) == ["x-1", "x-2"]
+
+
+@dataclass(frozen=True)
+class Written(TaggedParameters):
+    """Writes calls so that they can be told apart easily."""
+
+    def write(self, calls: Sequence[Call]) -> str:
+        return json.dumps([[call.name, call.arguments] for call in calls])
+
+
+WRITTEN: CallFormat = Written()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", '[["f", {"at": 0}]]'),
+        ("text", 'text\n[["f", {"at": 0}]]'),
+        ([{"type": "text", "text": "a"}], [{"type": "text", "text": "a"}, {"type": "text", "text": '[["f", {"at": 0}]]'}]),
+    ],
+)
+def test_calls_that_a_template_leaves_out_are_written_into_the_text(content: Any, expected: Any) -> None:
+    ready = with_habits([answer("f", content=content), result("x-1", "1")], ToolHabits(written=WRITTEN))
+    assert ready[0]["content"] == expected
+    assert "tool_calls" not in ready[0]
+    assert results(ready) == [("x-1", "f", "1")]
+
+
+def test_an_answer_stands_between_a_result_and_the_user_where_a_template_wants_one() -> None:
+    messages = [answer("f"), result("x-1", "1"), {"role": "user", "content": "and?"}]
+    ready = with_habits(messages, ToolHabits(answer_behind_results=""))
+    assert [each["role"] for each in ready] == ["assistant", "tool", "assistant", "user"]
+
+
+def test_messages_without_tools_stay_as_they_are() -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    assert (
+        with_habits(messages, ToolHabits(id_form="alnum9", parallel=False, written=WRITTEN, answer_behind_results="")) == messages
+    )
+
+
+@pytest.mark.parametrize(("content", "thinks"), [("text", False), ("", True)])
+def test_a_thought_is_left_out_beside_a_text_where_a_template_refuses_both(content: str, thinks: bool) -> None:
+    turn = answer("f", content=content) | {"reasoning_content": "hm", "thinking": "hm"}
+    (ready,) = with_habits([turn], ToolHabits(thought_beside_text=False))
+    assert ("thinking" in ready, "reasoning_content" in ready) == (thinks, thinks)
+    assert with_habits([turn], ToolHabits())[0]["thinking"] == "hm"

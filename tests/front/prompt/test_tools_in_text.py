@@ -1,0 +1,101 @@
+"""Tools for templates that have none: nothing but texts of ordinary messages is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from holdfast.front.prompt.conversation import RoleHabits, with_roles
+from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.tool_history import Message, ToolHabits
+from holdfast.front.prompt.tools_in_text import tools_in_text, tools_told
+from holdfast.front.toolcalls.dialect import Call, CallFormat
+from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
+from holdfast.wire.requests import ChatPrompt
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "description": "Größe {x}", "parameters": {}}}
+
+
+@dataclass(frozen=True)
+class Written(TaggedParameters):
+    """Writes calls so that they can be told apart easily."""
+
+    def write(self, calls: Sequence[Call]) -> str:
+        return ";".join(f"CALL {call.name} {json.dumps(call.arguments)}" for call in calls)
+
+
+FORM: CallFormat = Written()
+
+
+def conversation(*before: Message) -> list[Message]:
+    calls = [{"id": at, "function": {"name": name, "arguments": {}}} for at, name in (("1", "f"), ("2", "g"))]
+    return [
+        *before,
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "one"},
+        {"role": "tool", "tool_call_id": "2", "content": "two"},
+    ]
+
+
+@pytest.mark.parametrize("before", [[], [{"role": "system", "content": "Be kind."}]])
+def test_tools_are_told_in_the_system_message(before: list[Message]) -> None:
+    first, *_ = tools_in_text(conversation(*before), [TOOL], FORM)
+    assert first["role"] == "system"
+    assert first["content"].startswith("Be kind.\n\n# Tools" if before else "# Tools")
+    assert json.dumps(TOOL["function"], ensure_ascii=False) in first["content"]
+
+
+def test_tools_may_be_told_in_another_syntax_and_nothing_else_changes() -> None:
+    first, *rest = tools_told(conversation({"role": "system", "content": "Be kind."}), [TOOL], FORM)
+    assert rest == conversation()
+    assert first["content"].startswith("Be kind.\n\n# Tools")
+    assert json.dumps(TOOL["function"], ensure_ascii=False) in first["content"]
+    assert "CALL first_function" in first["content"]
+    assert "<tool_call>" not in first["content"]
+    assert tools_told(conversation(), [], FORM) == conversation()
+
+
+def test_without_tools_nothing_is_told() -> None:
+    assert tools_in_text([{"role": "user", "content": "go"}], [], FORM) == [{"role": "user", "content": "go"}]
+
+
+def test_calls_are_the_text_of_the_answer_and_results_one_message_of_the_user() -> None:
+    _, _, answer, results = tools_in_text(conversation(), [TOOL], FORM)
+    assert answer == {"role": "assistant", "content": "CALL f {};CALL g {}"}
+    assert results["role"] == "user"
+    assert results["content"] == "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"
+
+
+@pytest.mark.parametrize(
+    ("habits", "roles"),
+    [
+        (RoleHabits(), ["system", "user", "user"]),
+        (RoleHabits(same_in_a_row=False), ["system", "user"]),
+        (RoleHabits(system=False), ["user"]),
+    ],
+)
+def test_roles_that_a_template_refuses_are_joined(habits: RoleHabits, roles: list[str]) -> None:
+    messages: list[Message] = [{"role": role, "content": role} for role in ("system", "user", "user")]
+    ready = with_roles(messages, habits)
+    assert [each["role"] for each in ready] == roles
+    assert "\n\n".join(each["content"] for each in ready) == "system\n\nuser\n\nuser"
+
+
+STRICT = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate!') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def test_a_template_without_system_tools_and_two_messages_in_a_row_serves_tools_all_the_same() -> None:
+    template = ChatTemplate({"default": STRICT}, special_tokens={}).with_tool_habits(ToolHabits(in_text=FORM))
+    messages = (*conversation({"role": "system", "content": "Be kind."}), {"role": "user", "content": "and?"})
+    text = template.render(ChatPrompt(messages=messages, tools=(TOOL,)))
+    assert [part.partition("]")[0] for part in text.split("[")[1:]] == ["user", "assistant", "user", "assistant"]
+    assert text.startswith("[user]Be kind.\n\n# Tools")
+    assert text.endswith("two\n</tool_response>\n\nand?[assistant]")

@@ -1,0 +1,104 @@
+"""When an answer has ended, what the next turn begins with goes to the worker; nobody waits for it, and nothing depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from holdfast.config import LimitsSettings
+from holdfast.front.link.client import EngineClient
+from holdfast.front.prompt.bundles import Bundles
+from holdfast.front.prompt.gateway import Gateway
+from holdfast.front.prompt.known_answers import KnownAnswers
+from holdfast.front.prompt.rewritten_history import NextTurn
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.events import Accepted, Event, Finished, FinishReason
+from holdfast.wire.requests import ChatPrompt, GenerationRequest
+from tests.fakes.agent_turns import QUESTION, TOOLS, in_any_tokens
+from tests.fakes.scripted_client import ScriptedClient, answers, model_info
+from tests.fakes.thinking_bundle import bundle_of
+
+LONG = "hello world, hello. " * 30
+SAID = f"<think>\nwhy\n</think>\n\n{LONG}"
+CALLED = SAID + '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+INFO = model_info(context_tokens=100_000)
+
+
+def bundle(*turns: NextTurn) -> TokenizerBundle:
+    return replace(bundle_of(), known_answers=KnownAnswers(), read_ahead=frozenset(turns))
+
+
+def client_that_says(text: str, served: TokenizerBundle, *, reason: FinishReason = FinishReason.STOP) -> ScriptedClient:
+    """One that answers with a text, and reads what is to be read ahead."""
+    ids = (*in_any_tokens(text, served, random.Random(0)), served.tokenizer.eos_token_ids[0])
+    answered = answers(*ids, reason=reason)
+
+    def script(request: SequenceRequest) -> Sequence[Event]:
+        if not request.is_idle_work:
+            return answered(request)
+        end = Finished(request_id=request.request_id, reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=0)
+        return [Accepted(request_id=request.request_id), end]
+
+    return ScriptedClient(script, info=INFO)
+
+
+async def ask(client: ScriptedClient, served: TokenizerBundle, **fields: Any) -> list[SequenceRequest]:
+    """One answer is read to its end; returns what was submitted to be read ahead."""
+
+    @asynccontextmanager
+    async def lease_of(model: str, sequences: int) -> AsyncIterator[EngineClient]:
+        yield client
+
+    async def read(model: str) -> TokenizerBundle:
+        return served
+
+    gateway = Gateway(lease_of, Bundles(read), LimitsSettings())
+    prompt = ChatPrompt(messages=(QUESTION,), tools=TOOLS)
+    stream = await gateway.generate(GenerationRequest(request_id="r", model="m", prompt=prompt, **fields))
+    async with aclosing(stream):
+        async for _ in stream:
+            continue
+    await asyncio.sleep(0)  # the end may have been seen on another thread
+    while tasks := [task for task in asyncio.all_tasks() if task.get_name() == "warm-ahead"]:
+        await asyncio.gather(*tasks)
+    await asyncio.sleep(0)
+    return [request for request in client.submitted if request.is_idle_work]
+
+
+async def test_the_history_of_an_answer_is_read_ahead_under_an_id_of_its_own() -> None:
+    served = bundle("user")
+    (ahead,) = await ask(client := client_that_says(SAID, served), served)
+    assert ahead.request_id not in {request.request_id for request in client.submitted if request is not ahead}
+    assert "<think>" not in served.tokenizer.decode(ahead.prompt_token_ids, skip_special_tokens=False)
+
+
+async def test_where_the_template_rewrites_nothing_before_what_comes_next_nothing_is_done() -> None:
+    assert await ask(client_that_says(SAID, bundle()), bundle()) == []
+    assert await ask(client_that_says(CALLED, bundle("user")), bundle("user")) == []
+    assert await ask(client_that_says(SAID, bundle("results")), bundle("results")) == []
+
+
+async def test_of_several_answers_nobody_knows_which_one_is_gone_on_from() -> None:
+    assert await ask(client_that_says(SAID, bundle("user")), bundle("user"), choices=2) == []
+
+
+async def test_an_answer_that_was_cut_is_not_gone_on_from() -> None:
+    client = client_that_says(SAID, bundle("user"), reason=FinishReason.LENGTH)
+    assert await ask(client, bundle("user")) == []
+
+
+async def test_a_long_answer_whose_end_is_seen_on_another_thread_is_read_ahead_too() -> None:
+    served = bundle("user")
+    assert len(await ask(client_that_says(SAID + LONG * 30, served), served)) == 1
+
+
+async def test_a_worker_that_is_gone_harms_nobody() -> None:
+    served = bundle("user")
+    client = client_that_says(SAID, served)
+    client.refuses_after = 1
+    assert await ask(client, served) == []

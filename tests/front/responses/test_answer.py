@@ -1,0 +1,273 @@
+"""What is generated becomes a response: whole, and as the events that the official client takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai import omit
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull, WorkerUnavailable
+from holdfast.front.responses.answer import ResponseAnswer, Shows
+from holdfast.front.responses.shapes import ResponseObject
+from holdfast.front.responses.tools import ClientTool, OfferedTools
+from holdfast.front.server.answers import TokenCounts, WholeChoice
+from holdfast.front.server.problem import problem_of
+from holdfast.wire.events import FinishReason
+from holdfast.wire.output import ChoiceFinished, OutputDelta, TextDelta, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
+from tests.fakes.scripted_gateway import token
+
+COUNTS = TokenCounts(prompt_tokens=7, completion_tokens=5, cached_tokens=3, reasoning_tokens=2)
+TOOLS = OfferedTools(
+    by_model_name={
+        "f": ClientTool(name="f"),
+        "ns__f": ClientTool(name="f", namespace="ns"),
+        "patch": ClientTool(name="patch", is_custom=True),
+    }
+)
+ENDED = {FinishReason.STOP: "response.completed", FinishReason.LENGTH: "response.incomplete"}
+PLAIN = Shows()
+THOUGHT = TextDelta(index=0, text="hm", kind="reasoning")
+TEXT = TextDelta(index=0, text="Hi")
+
+
+@cache
+def events_type() -> TypeAdapter[Any]:
+    return TypeAdapter(ResponseStreamEvent)
+
+
+def answer_of(shows: Shows = PLAIN, **facts: Any) -> ResponseAnswer:
+    return ResponseAnswer(
+        ResponseObject(id="resp_00", created_at=1, model="m", text={"format": {"type": "text"}}),
+        tools=TOOLS,
+        shows=shows,
+        **facts,
+    )
+
+
+def call(name: str, *arguments: str, number: int = 0, is_complete: bool = True) -> list[OutputDelta]:
+    parts = [ToolArgumentsDelta(index=0, call=number, text=text) for text in arguments]
+    end = [ToolCallFinished(index=0, call=number)] if is_complete else []
+    return [ToolCallStarted(index=0, call=number, id=f"call_{number}", name=name), *parts, *end]
+
+
+def finished(reason: FinishReason, deltas: Sequence[OutputDelta]) -> ChoiceFinished:
+    calls = sum(isinstance(delta, ToolCallFinished) for delta in deltas)
+    return ChoiceFinished(index=0, reason=reason, prompt_tokens=7, completion_tokens=5, calls=calls)
+
+
+def read(data: bytes) -> list[Any]:
+    """The events, each framed as it has to be."""
+    events = []
+    for frame in data.decode().split("\n\n")[:-1]:
+        name, _, body = frame.partition("\n")
+        events.append(json.loads(body.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def streamed(answer: ResponseAnswer, deltas: Sequence[OutputDelta], reason: FinishReason = FinishReason.STOP) -> list[Any]:
+    data = [answer.opening(prompt_tokens=7), *map(answer.delta, deltas), answer.finish(finished(reason, deltas))]
+    return read(b"".join([*data, answer.closing(COUNTS, None)]))
+
+
+def whole(answer: ResponseAnswer, deltas: Sequence[OutputDelta], reason: FinishReason = FinishReason.STOP) -> Any:
+    choice = WholeChoice(deltas=list(deltas), finish_reason=finished(reason, deltas).finish_reason)
+    return json.loads(answer.whole([choice], COUNTS, None))
+
+
+def kinds(events: Sequence[Any]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+texts = st.text(max_size=5)
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> tuple[list[OutputDelta], FinishReason]:
+    """Any answer: texts, thoughts and calls in any order, perhaps cut within the last call."""
+    reason = draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
+    deltas: list[OutputDelta] = []
+    pieces = draw(st.lists(st.sampled_from(["text", "reasoning", "f", "ns__f", "patch", "made_up"]), max_size=8))
+    for number, piece in enumerate(pieces):
+        if piece in ("text", "reasoning"):
+            deltas.append(TextDelta(index=0, text=draw(texts), kind=piece))  # type: ignore[arg-type]
+            continue
+        said = json.dumps({"input": draw(texts)})
+        cut = draw(st.integers(0, len(said)))
+        is_complete = not (reason is FinishReason.LENGTH and number == len(pieces) - 1 and draw(st.booleans()))
+        deltas += call(piece, said[:cut], *([said[cut:]] if is_complete else []), number=number, is_complete=is_complete)
+    return deltas, reason
+
+
+def without_ids_of_time(response: Any) -> Any:
+    return {key: value for key, value in response.items() if key != "completed_at"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(outputs(), st.booleans(), st.booleans())
+def test_any_answer_is_a_stream_that_the_official_client_takes_and_whose_end_is_the_whole_answer(
+    output: tuple[list[OutputDelta], FinishReason], summaries: bool, sealed: bool
+) -> None:
+    deltas, reason = output
+    shows = Shows(summaries=summaries, sealed_thoughts=sealed)
+    events = streamed(answer_of(shows, seal=lambda thought: f"sealed {thought}"), deltas, reason)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["type"] == ENDED[reason]
+    state = ResponseStreamState[None](input_tools=omit, text_format=omit)
+    for event in events:
+        parsed = events_type().validate_python(event)
+        assert parsed.type == event["type"]
+        state.handle_event(parsed)
+    got = events[-1]["response"]
+    assert without_ids_of_time(got) == without_ids_of_time(
+        whole(answer_of(shows, seal=lambda thought: f"sealed {thought}"), deltas, reason)
+    )
+    assert_deltas_join(events, got["output"])
+
+
+def assert_deltas_join(events: Sequence[Any], output: Sequence[Any]) -> None:
+    """What was sent in pieces is what the items have in the end, and each item is done but a call that was cut."""
+    said = [
+        "".join(event["delta"] for event in events if event["type"].endswith(".delta") and event["output_index"] == at)
+        for at in range(len(output))
+    ]
+    assert said == [text_of(item) for item in output]
+    done = {event["output_index"]: event["item"] for event in events if event["type"] == "response.output_item.done"}
+    for at, item in enumerate(output):
+        is_cut = item["status"] == "incomplete" and item["type"].endswith("call")
+        assert done.get(at) == (None if is_cut else item)
+
+
+def text_of(item: Any) -> str:
+    if item["type"] in ("message", "reasoning"):
+        return "".join(part["text"] for part in [*item.get("content", ()), *item.get("summary", ())])
+    return str(item["arguments"] if item["type"] == "function_call" else item["input"])
+
+
+def test_the_events_of_an_answer_come_in_openais_order() -> None:
+    assert kinds(streamed(answer_of(), [THOUGHT, TEXT, *call("f", "{}")])) == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+
+
+def test_a_thought_is_shown_as_summary_where_one_is_asked_for() -> None:
+    events = streamed(answer_of(Shows(summaries=True)), [THOUGHT])
+    assert kinds(events)[2:-1] == [
+        *("output_item.added", "reasoning_summary_part.added", "reasoning_summary_text.delta", "reasoning_summary_text.done"),
+        *("reasoning_summary_part.done", "output_item.done"),
+    ]
+    assert events[-2]["item"] == {
+        "type": "reasoning",
+        "id": "rs_0000",
+        "summary": [{"type": "summary_text", "text": "hm"}],
+        "status": "completed",
+    }
+
+
+def test_a_call_in_a_namespace_has_the_clients_names() -> None:
+    item = streamed(answer_of(), call("ns__f", "{}"))[-2]["item"]
+    assert (item["name"], item["namespace"], item["call_id"]) == ("f", "ns", "call_0")
+
+
+def test_a_call_of_a_custom_tool_has_its_text() -> None:
+    events = streamed(answer_of(), call("patch", '{"in', 'put": "a\\', 'nb"}'))
+    assert [event["delta"] for event in events if event["type"].endswith("input.delta")] == ["a", "\nb"]
+    assert events[-2]["item"]["input"] == "a\nb"
+
+
+def test_a_call_that_was_cut_is_never_said_to_be_done() -> None:
+    events = streamed(answer_of(), call("patch", '{"input": "rm -rf /', is_complete=False), FinishReason.LENGTH)
+    assert kinds(events)[2:] == ["output_item.added", "custom_tool_call_input.delta", "incomplete"]
+    assert events[-1]["response"]["output"][0]["status"] == "incomplete"
+    assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_log_probabilities_come_with_the_text_and_again_at_its_end() -> None:
+    delta = TextDelta(index=0, text="Hi", logprobs=(token("Hi", rivals=(("Ho", -1.0),)),))
+    events = streamed(answer_of(Shows(logprobs=True)), [delta])
+    shown = [event["logprobs"] for event in events if event["type"].startswith("response.output_text.")]
+    assert shown[0] == shown[1] == events[-1]["response"]["output"][0]["content"][0]["logprobs"]
+    assert [(each["token"], each["top_logprobs"][0]["token"]) for each in shown[0]] == [("Hi", "Ho")]
+
+
+def test_counts_are_told_as_usage() -> None:
+    assert whole(answer_of(), [TEXT])["usage"] == {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 12,
+    }
+
+
+def test_the_line_is_kept_open_by_events_that_clients_count_even_before_the_opening() -> None:
+    answer = answer_of()
+    events = read(answer.keep_alive() + answer.keep_alive() + answer.opening(prompt_tokens=7) + answer.keep_alive())
+    assert kinds(events) == ["created", "in_progress", "in_progress", "in_progress", "in_progress"]
+    assert [event["sequence_number"] for event in events] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (PromptTooLong(prompt_tokens=9, context_tokens=8), "context_length_exceeded"),
+        (QueueFull(queued=1, limit=1, retry_after_seconds=3), "rate_limit_exceeded"),
+        (WorkerUnavailable("gone"), "server_is_overloaded"),
+        (GenerationFailed("broken"), "server_error"),
+    ],
+)
+def test_an_error_within_a_stream_fails_the_response_with_a_code_that_codex_acts_upon(error: Exception, code: str) -> None:
+    answer = answer_of()
+    events = read(answer.opening(prompt_tokens=7) + answer.delta(TEXT) + answer.broken(problem_of(error)))
+    failed = events[-1]
+    assert (failed["type"], failed["response"]["status"], failed["response"]["error"]["code"]) == (
+        "response.failed",
+        "failed",
+        code,
+    )
+    assert failed["response"]["output"][0]["content"][0]["text"] == "Hi"
+    if code == "rate_limit_exceeded":
+        assert "try again in 3 s" in failed["response"]["error"]["message"]
+
+
+def test_a_failure_before_the_opening_begins_with_the_response_that_failed() -> None:
+    events = read(answer_of().broken(problem_of(WorkerUnavailable("gone"))))
+    assert kinds(events) == ["created", "failed"]
+
+
+@pytest.mark.parametrize("reason", list(ENDED))
+def test_every_event_is_heard_and_at_the_last_one_the_response_is_final(reason: FinishReason) -> None:
+    heard: list[tuple[int, bytes, str]] = []
+    answer = answer_of(hear=lambda number, event: heard.append((number, event, answer.response.status)))
+    events = streamed(answer, [TEXT], reason)
+    assert [(number, json.loads(event.partition(b"data: ")[2])) for number, event, _ in heard] == list(enumerate(events))
+    assert [status for _, _, status in heard] == ["in_progress"] * (len(events) - 1) + [events[-1]["response"]["status"]]
+
+
+def test_a_cancelled_response_keeps_what_it_has() -> None:
+    answer = answer_of()
+    answer.delta(TEXT)
+    answer.cancel()
+    assert answer.response.status == "cancelled"
+    assert answer.response.output[0].status == "incomplete"
+
+
+def test_a_whole_response_is_one_of_the_official_types() -> None:
+    got = whole(answer_of(Shows(sealed_thoughts=True), seal=lambda _: "sealed"), [THOUGHT, TEXT, *call("patch", '{"input": ""}')])
+    assert Response.model_validate(got).output_text == "Hi"
+    assert got["output"][0]["encrypted_content"] == "sealed"

@@ -1,0 +1,279 @@
+"""Responses in the background, streams that are taken up again, and what becomes of those whose client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.config import ResponsesSettings
+from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
+from holdfast.front.application import create_application
+from holdfast.front.server.services import Services
+from holdfast.store.response_thread import ResponseStore
+from holdfast.wire.output import TextDelta
+from tests.fakes.http_clients import Exchange, served
+from tests.fakes.scripted_gateway import ScriptedDirectory, ScriptedGateway, answer, model_status, scripted_services
+
+RESPONSES = "/v1/responses"
+TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
+
+
+@asynccontextmanager
+async def client_over(services: Services) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application in memory; all that runs is ended with it."""
+    transport = httpx.ASGITransport(create_application(services))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as client:
+        yield client
+    await services.running.close()
+    await services.responses.close()
+
+
+def parts(*texts: str, then: asyncio.Event | None = None, rest: str = "") -> Any:
+    """A script that stops behind the texts until it is released."""
+    whole = answer(*texts, rest)
+    return [*whole[: len(texts)], *([then] if then else []), *whole[len(texts) :]]
+
+
+def events(text: str) -> list[Any]:
+    return [json.loads(frame.partition("data: ")[2]) for frame in text.split("\n\n") if frame]
+
+
+async def until(client: httpx.AsyncClient, response_id: str, *statuses: str) -> Any:
+    while True:
+        found = (await client.get(f"{RESPONSES}/{response_id}")).json()
+        if found["status"] in statuses:
+            return found
+        await asyncio.sleep(0.001)
+
+
+async def begun(client: httpx.AsyncClient, **fields: Any) -> Any:
+    response = await client.post(RESPONSES, json={"input": "hello", "background": True, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_a_response_in_the_background_is_answered_before_it_is_made() -> None:
+    release = asyncio.Event()
+    async with client_over(scripted_services(ScriptedGateway(script=parts("a", then=release, rest="b")))) as client:
+        got = await begun(client)
+        assert (got["status"], got["background"], got["output"]) == ("queued", True, [])
+        assert (await until(client, got["id"], "in_progress"))["output"] == []
+        release.set()
+        done = await until(client, got["id"], "completed")
+    assert done["output"][0]["content"][0]["text"] == "ab"
+
+
+async def test_its_events_begin_with_being_queued_and_can_be_read_from_any_place() -> None:
+    async with client_over(scripted_services(ScriptedGateway(script=answer("a", "b", "c")))) as client:
+        text = (await client.post(RESPONSES, json={"input": "hi", "background": True, "stream": True})).text
+        streamed = events(text)
+        assert [event["type"] for event in streamed[:3]] == ["response.created", "response.queued", "response.in_progress"]
+        assert [event["response"]["status"] for event in streamed[:3]] == ["queued", "queued", "in_progress"]
+        assert [event["sequence_number"] for event in streamed] == list(range(len(streamed)))
+        path = f"{RESPONSES}/{streamed[0]['response']['id']}?stream=true"
+        assert (await client.get(path)).text == text
+        for number in range(len(streamed)):
+            again = events((await client.get(f"{path}&starting_after={number}")).text)
+            assert again == streamed[number + 1 :]
+
+
+async def test_two_clients_take_a_stream_up_again_while_it_runs() -> None:
+    release = asyncio.Event()
+    gateway = ScriptedGateway(script=parts("a", "b", then=release, rest="c"))
+    async with served(gateway) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        got = await begun(client)
+        path = f"{RESPONSES}/{got['id']}"
+
+        async def follow(after: int) -> list[Any]:
+            async with client.stream("GET", f"{path}?stream=true&starting_after={after}") as stream:
+                text = ""
+                async for piece in stream.aiter_text():
+                    text += piece
+                    if '"delta":"b"' in text:
+                        release.set()
+            return events(text)
+
+        one, two = await asyncio.gather(follow(0), follow(4))
+    assert one[0]["sequence_number"] == 1
+    assert two[0]["sequence_number"] == 5
+    assert one[4:] == two
+    assert one[-1]["type"] == "response.completed"
+
+
+async def test_the_lines_of_followers_are_kept_open_by_what_is_no_event_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.front.server.sse.HEADER_GRACE_SECONDS", 0.002)
+    monkeypatch.setattr("holdfast.front.server.sse.KEEP_ALIVE_SECONDS", 0.002)
+    release = asyncio.Event()
+    async with (
+        served(ScriptedGateway(script=parts("a", then=release, rest="b"))) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
+        path = f"{RESPONSES}/{(await begun(client))['id']}?stream=true"
+        async with client.stream("GET", path) as stream:
+            text = ""
+            async for piece in stream.aiter_text():
+                text += piece
+                if text.count(": keep-alive\n\n") == 2:
+                    release.set()
+        told = events(text.replace(": keep-alive\n\n", ""))
+        assert told == events((await client.get(path)).text)
+
+
+async def test_a_client_that_leaves_a_stream_in_the_background_does_not_end_it() -> None:
+    release = asyncio.Event()
+    services = scripted_services(ScriptedGateway(script=parts("a", then=release, rest="b")))
+    app = create_application(services)
+    exchange = Exchange(ScriptedGateway())
+    exchange.app = app
+    leaving = asyncio.create_task(exchange.run(RESPONSES, {"input": "hi", "background": True, "stream": True}))
+    await exchange.until(lambda: "delta" in exchange.text)
+    exchange.gone.set()
+    await leaving
+    response_id = events(exchange.text.partition("\n\n")[0])[0]["response"]["id"]
+    release.set()
+    async with client_over(services) as client:
+        assert (await until(client, response_id, "completed"))["output"][0]["content"][0]["text"] == "ab"
+
+
+async def test_a_client_that_leaves_any_other_stream_cancels_it_and_what_was_said_is_kept() -> None:
+    gateway = ScriptedGateway(script=parts("a", then=asyncio.Event()))
+    services = scripted_services(gateway)
+    exchange = Exchange(gateway)
+    exchange.app = create_application(services)
+    leaving = asyncio.create_task(exchange.run(RESPONSES, {"input": "hi", "stream": True}))
+    await exchange.until(lambda: '"delta":"a"' in exchange.text)
+    exchange.gone.set()
+    await leaving
+    assert gateway.closed
+    async with client_over(services) as client:
+        response_id = events(exchange.text.partition("\n\n")[0])[0]["response"]["id"]
+        kept = (await client.get(f"{RESPONSES}/{response_id}")).json()
+        assert (kept["status"], kept["output"][0]["status"]) == ("cancelled", "incomplete")
+        assert kept["output"][0]["content"][0]["text"] == "a"
+        again = events((await client.get(f"{RESPONSES}/{response_id}?stream=true")).text)
+    assert again[-1]["response"]["status"] == "cancelled"
+
+
+async def test_cancelling_ends_the_work_and_every_stream_and_may_be_done_twice() -> None:
+    gateway = ScriptedGateway(script=parts("a", then=asyncio.Event()))
+    services = scripted_services(gateway)
+    async with client_over(services) as client:
+        got = await begun(client)
+        path = f"{RESPONSES}/{got['id']}"
+        await until(client, got["id"], "in_progress")
+        following = asyncio.create_task(client.get(f"{path}?stream=true"))
+        await asyncio.sleep(0.001)
+        cancelled = (await client.post(f"{path}/cancel")).json()
+        assert cancelled["status"] == "cancelled"
+        assert events((await following).text)[-1]["response"]["status"] == "cancelled"
+        await gateway.until(lambda: bool(gateway.closed))
+        assert (await client.post(f"{path}/cancel")).json() == cancelled
+        assert (await client.get(path)).json() == cancelled
+        assert not services.running.logs
+
+
+async def test_only_what_is_made_in_the_background_can_be_cancelled() -> None:
+    async with client_over(scripted_services(ScriptedGateway())) as client:
+        got = (await client.post(RESPONSES, json={"input": "hello"})).json()
+        refused = await client.post(f"{RESPONSES}/{got['id']}/cancel")
+        done = await begun(client)
+        await until(client, done["id"], "completed")
+        assert (await client.post(f"{RESPONSES}/{done['id']}/cancel")).json()["status"] == "completed"
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_id")
+
+
+async def test_one_that_is_deleted_while_it_is_made_ends_and_does_not_come_back() -> None:
+    gateway = ScriptedGateway(script=parts("a", then=asyncio.Event()))
+    services = scripted_services(gateway)
+    async with client_over(services) as client:
+        got = await begun(client)
+        assert (await client.delete(f"{RESPONSES}/{got['id']}")).status_code == 200
+        await gateway.until(lambda: bool(gateway.closed))
+        assert (await client.get(f"{RESPONSES}/{got['id']}")).status_code == 404
+        assert not services.running.logs
+
+
+async def test_what_is_being_made_cannot_be_continued() -> None:
+    async with client_over(scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event())))) as client:
+        got = await begun(client)
+        refused = await client.post(RESPONSES, json={"input": "and?", "previous_response_id": got["id"]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "previous_response_in_progress")
+
+
+async def test_what_is_refused_is_refused_at_once_and_not_kept() -> None:
+    for refusal, status in (
+        (PromptTooLong(prompt_tokens=9, context_tokens=8), 400),
+        (QueueFull(queued=1, limit=1, retry_after_seconds=1), 503),
+    ):
+        services = scripted_services(ScriptedGateway(refusal=refusal))
+        async with client_over(services) as client:
+            for fields in ({}, {"stream": True}, {"background": True}, {"background": True, "stream": True}):
+                response = await client.post(RESPONSES, json={"input": "hello", **fields})
+                assert response.status_code == status, fields
+            assert await services.responses.call(lambda file: file.totals()) == (0, 0)
+            assert not services.running.logs
+
+
+async def test_what_fails_on_the_way_is_kept_as_failed() -> None:
+    script = [TextDelta(index=0, text="a", token_ids=(1,)), GenerationFailed("the device broke")]
+    async with client_over(scripted_services(ScriptedGateway(script=script))) as client:
+        got = await begun(client)
+        failed = await until(client, got["id"], "failed")
+        streamed = events((await client.get(f"{RESPONSES}/{got['id']}?stream=true")).text)
+    assert failed["error"]["message"] == "the device broke"
+    assert streamed[-1]["type"] == "response.failed"
+
+
+async def test_while_a_model_loads_it_is_queued_and_fails_if_the_model_does() -> None:
+    accepted = asyncio.Event()
+    gateway = ScriptedGateway(accept_when=accepted)
+    services = scripted_services(gateway, directory=ScriptedDirectory(models=(model_status(state="loading"),)))
+    async with client_over(services) as client:
+        got = await begun(client)
+        assert (await client.get(f"{RESPONSES}/{got['id']}")).json()["status"] == "queued"
+        accepted.set()
+        await until(client, got["id"], "completed")
+        accepted.clear()
+        gateway.refusal_at_last = PromptTooLong(prompt_tokens=9, context_tokens=8)
+        got = await begun(client)
+        accepted.set()
+        assert (await until(client, got["id"], "failed"))["error"]["code"] == "context_length_exceeded"
+
+
+async def test_so_many_are_made_in_the_background_and_no_more() -> None:
+    store = ResponseStore(limits=ResponsesSettings(max_background=1))
+    services = replace(scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event()))), responses=store)
+    async with client_over(services) as client:
+        await begun(client)
+        refused = await client.post(RESPONSES, json={"input": "hello", "background": True})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["type"]) == (429, "background", "rate_limit_error")
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_what_runs_in_the_background_when_the_server_stops_is_kept_as_failed() -> None:
+    services = scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event())))
+    app = create_application(services)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321") as client:
+        got = await begun(client)
+        await until(client, got["id"], "in_progress")
+        await services.running.close()
+        failed = (await client.get(f"{RESPONSES}/{got['id']}")).json()
+    await services.responses.close()
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_is_overloaded")
+
+
+async def test_a_whole_answer_has_its_events_as_well() -> None:
+    async with client_over(scripted_services(ScriptedGateway(script=answer("a", "b")))) as client:
+        got = (await client.post(RESPONSES, json={"input": "hello"})).json()
+        streamed = events((await client.get(f"{RESPONSES}/{got['id']}?stream=true")).text)
+    assert [event["delta"] for event in streamed if event["type"] == "response.output_text.delta"] == ["a", "b"]
+    assert streamed[-1]["response"] == got
+    assert {event["type"] for event in streamed} & TERMINAL == {"response.completed"}

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from holdfast.config import LogSettings
+from holdfast.front.run.ready import OPEN, ReadyServer, announce
+from holdfast.wire.figures import CacheFigures, StoreFigures
+from tests.fakes.worker_main import INFO
+
+READY = ReadyServer(
+    url="http://127.0.0.1:8321",
+    model="demo",
+    info=INFO,
+    ready_seconds=1.234,
+    needs_key=False,
+    store_folder="",
+    memory=CacheFigures(),
+)
+
+
+def test_people_read_where_the_server_is_and_how_to_ask_it(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(READY, LogSettings())
+    shown = capsys.readouterr().out
+    assert "is ready at http://127.0.0.1:8321" in shown
+    assert "ready in  1.23 s" in shown
+    words = shlex.split(shown[shown.index("curl") :].replace("\\\n", " "))
+    assert words[1] == "http://127.0.0.1:8321/v1/chat/completions"
+    assert json.loads(words[-1])["model"] == "demo"
+
+
+def test_a_key_is_part_of_the_example_but_never_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(replace(READY, needs_key=True), LogSettings())
+    assert "$HOLDFAST_SERVER_API_KEY" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        (CacheFigures(store=StoreFigures(model="m", mode="writing", blocks=1)), "store  /kept (1 block of this model)"),
+        (CacheFigures(store=StoreFigures(model="m", mode="writing", blocks=2000)), "store  /kept (2,000 blocks of this model)"),
+        (
+            CacheFigures(store=StoreFigures(model="m", mode="memory-only")),
+            "store  /kept CANNOT BE WRITTEN: what is read is kept in",
+        ),
+        (CacheFigures(), "store  off: what is read is kept in RAM"),
+        (None, "store  nothing is kept: the layout rows"),
+    ],
+)
+def test_people_read_where_what_is_read_is_kept_and_whether_it_can_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, memory: CacheFigures | None, said: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    announce(replace(READY, store_folder="/kept", memory=memory), LogSettings())
+    assert said in capsys.readouterr().out
+
+
+def test_where_logs_are_json_nothing_else_is_printed(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="holdfast.front.run"):
+        announce(READY, LogSettings(format="json"))
+    assert capsys.readouterr().out == ""
+    assert "http://127.0.0.1:8321" in caplog.text
+
+
+OPEN_READY = replace(
+    READY, url="http://127.0.0.1:8321", lan_urls=("http://192.168.1.5:8321", "http://[fd00::2]:8321"), is_open=True
+)
+
+
+def test_a_server_for_others_says_where_they_find_it_and_what_that_means(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(OPEN_READY, LogSettings())  # the brackets of an address are no mark-up
+    shown = capsys.readouterr().out
+    assert re.findall(r"for others +(\S+)", shown) == list(OPEN_READY.lan_urls)
+    (line,) = [line for line in shown.splitlines() if "warning" in line]
+    assert line == f"warning: {OPEN}"
+    assert "curl http://127.0.0.1:8321/" in shown
+
+
+def test_the_risk_is_in_the_log_too_where_that_is_all_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="holdfast.front.run"):
+        announce(OPEN_READY, LogSettings(format="json"))
+        assert OPEN in caplog.text
+        assert "http://192.168.1.5:8321" in caplog.text
+        caplog.clear()
+        announce(READY, LogSettings(format="json"))
+    assert OPEN not in caplog.text

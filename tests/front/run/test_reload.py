@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import LogLevel, load_settings
+from holdfast.front.run.reload import Hangups, ReloadedSettings
+
+
+@pytest.fixture(autouse=True)
+def _the_level_and_the_handler_are_put_back() -> Iterator[None]:
+    level, handler = logging.getLogger().level, signal.getsignal(signal.SIGHUP)
+    yield
+    logging.getLogger().setLevel(level)
+    signal.signal(signal.SIGHUP, handler)
+
+
+LEVELS: list[LogLevel] = []  # that workers were told
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "holdfast.toml").write_text('[log]\nlevel = "info"\n')
+    return tmp_path / "holdfast.toml"
+
+
+def reloaded(file: Path, caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    """The lines that the log gets when the file has become this."""
+    settings = ReloadedSettings(load_settings(file=file, environ={}, flags={"server.port": "9000"}), on_level=LEVELS.append)
+    file.write_text(text)
+    LEVELS.clear()
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "holdfast.front.run"):
+        settings.reload()
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_the_level_of_the_log_changes_in_one_line(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert reloaded(file, caplog, '[log]\nlevel = "debug"\n') == ["the level of the log is debug; it was info"]
+    assert (logging.getLogger().level, LEVELS) == (logging.DEBUG, ["debug"])
+
+
+def test_what_needs_a_restart_is_named_in_the_same_line(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (line,) = reloaded(file, caplog, "[scheduler]\nmax_running = 3\n[server]\nport = 1\n")
+    assert (
+        line == "the level of the log is info, as before; changed, but only after a restart: scheduler.max_running"
+    )  # port: flag
+
+
+def test_settings_that_cannot_be_used_change_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = logging.getLogger().level
+    (line,) = reloaded(file, caplog, '[log]\nlevel = "loud"\n')
+    assert line.startswith("the settings stay as they are: log.level")
+    assert logging.getLogger().level == before
+
+
+async def test_a_hangup_reloads_everything_once() -> None:
+    done: list[str] = []
+    Hangups().reload_on([lambda: done.append("one"), lambda: done.append("two")])
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert done == ["one", "two"]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from holdfast.claims import claim
+from holdfast.errors import ConfigError
+from holdfast.front.run.run_folder import run_folder
+from holdfast.user_folders import CLAIM_PREFIX
+
+
+@pytest.fixture
+def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files of everybody."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def test_temporary_files_lie_in_a_private_folder_and_go_with_it(tmp_path: Path, outside: Path) -> None:
+    with run_folder({"XDG_CACHE_HOME": str(tmp_path / "caches")}) as folder:
+        assert folder.parent == tmp_path / "caches" / "holdfast" / "run"
+        assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+        assert os.environ["TMPDIR"] == str(folder)
+        Path(tempfile.mkdtemp(), "session").write_text("in the clear")
+    assert not folder.exists()
+    assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(outside)
+    assert list(outside.iterdir()) == []
+
+
+def test_without_a_place_among_the_caches_it_lies_beside_other_temporary_files(
+    tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TMPDIR")
+    (tmp_path / "caches").write_text("a file")
+    with run_folder({"XDG_CACHE_HOME": str(tmp_path / "caches")}) as folder:
+        assert folder.parent == outside
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert list(outside.iterdir()) == []
+    assert "TMPDIR" not in os.environ
+
+
+def test_what_was_left_behind_is_removed_wherever_it_lies(tmp_path: Path, outside: Path) -> None:
+    places = (outside, tmp_path / "holdfast" / "run")
+    places[1].mkdir(parents=True)
+    dead, living = ([claim(place, prefix=CLAIM_PREFIX) for place in places] for _ in range(2))
+    for left in dead:
+        os.close(left.file)  # what a kill does
+    with run_folder({"XDG_CACHE_HOME": str(tmp_path)}):
+        assert [left.folder.exists() for left in dead] == [False, False]
+        assert [held.folder.exists() for held in living] == [True, True]
+    for held in living:
+        held.give_back()
+
+
+def test_no_place_at_all_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    (tmp_path / "caches").write_text("a file")
+    with (
+        pytest.raises(ConfigError, match="no place for temporary files"),
+        run_folder({"XDG_CACHE_HOME": str(tmp_path / "caches")}),
+    ):
+        pass

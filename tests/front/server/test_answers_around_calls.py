@@ -1,0 +1,67 @@
+"""One answer with text on either side of a call, in the form of each protocol."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from holdfast.front.anthropic.answer import MessagesAnswer
+from holdfast.front.ollama.answer import ChatLines
+from holdfast.front.openai.chat_answer import ChatAnswer
+from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
+from holdfast.front.server.sealing import Seal
+from holdfast.front.toolcalls.dialect import Call
+from holdfast.wire.output import ChoiceFinished, OutputEvent
+from tests.fakes.family_bundles import bundle
+from tests.fakes.family_templates import FAMILY_TEMPLATES
+from tests.fakes.http_clients import events_of, named_events_of
+from tests.fakes.recorded_answers import TOOLS
+from tests.fakes.told_answers import by_tokens
+
+COUNTS = TokenCounts(prompt_tokens=9, completion_tokens=9, cached_tokens=0)
+
+
+@pytest.fixture(scope="module")
+def script() -> list[OutputEvent]:
+    """The events of `I look.`, a call, and `I answer.`."""
+    model = bundle(FAMILY_TEMPLATES["qwen3"])
+    assert model.dialect.calls is not None
+    call = model.dialect.calls.write([Call("get_time", {"tz": "CET"})])
+    return by_tokens(model.tokenizer, model.dialect, TOOLS, f"I look.\n{call}\nI answer.")
+
+
+def whole(form: AnswerFormat, script: list[OutputEvent]) -> Any:
+    deltas = [event for event in script if not isinstance(event, ChoiceFinished)]
+    end = script[-1]
+    assert isinstance(end, ChoiceFinished)
+    return json.loads(form.whole([WholeChoice(deltas=deltas, finish_reason=end.finish_reason, end=end)], COUNTS, None))
+
+
+def streamed(form: AnswerFormat, script: list[OutputEvent]) -> str:
+    form.opening(prompt_tokens=9)
+    return b"".join(form.delta(event) for event in script if not isinstance(event, ChoiceFinished)).decode()
+
+
+def test_one_string_has_a_newline_where_the_call_stood(script: list[OutputEvent]) -> None:
+    chat = whole(ChatAnswer(choices=1, model="m", version="1"), script)
+    assert chat["choices"][0]["message"]["content"] == "I look.\nI answer."
+    chunks = events_of(streamed(ChatAnswer(choices=1, model="m", version="1"), script))
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "I look.\nI answer."
+    assert whole(ChatLines(model="m"), script)["message"]["content"] == "I look.\nI answer."
+    lines = [json.loads(line) for line in streamed(ChatLines(model="m"), script).splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == "I look.\nI answer."
+
+
+def test_blocks_of_messages_have_their_own_text_and_nothing_more(script: list[OutputEvent]) -> None:
+    def form() -> MessagesAnswer:
+        return MessagesAnswer(model="m", seal=Seal(), max_tokens=99)
+
+    blocks = whole(form(), script)["content"]
+    assert [block.get("text", block["type"]) for block in blocks] == ["I look.", "tool_use", "I answer."]
+    texts = {0: "", 2: ""}
+    for name, data in named_events_of(streamed(form(), script)):
+        if name == "content_block_delta" and data["delta"]["type"] == "text_delta":
+            texts[data["index"]] += data["delta"]["text"]
+    assert texts == {0: "I look.", 2: "I answer."}

@@ -1,0 +1,293 @@
+"""What a client may hold of the server, through real sockets. Limits are short here; what waits is the client, for the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.config import ServerSettings
+from holdfast.front.server.connections import MOST_HEAD_BYTES, Addresses
+from tests.fakes.http_clients import CHAT, chat_body, served
+from tests.fakes.scripted_gateway import ScriptedGateway, answer
+
+SHORT = 0.05  # seconds
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def short(**settings: Any) -> ServerSettings:
+    return ServerSettings(port=0, shutdown_seconds=0, **{"head_seconds": SHORT, "body_seconds": SHORT, **settings})
+
+
+class Peer:
+    """A raw connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def rest(self) -> bytes:
+        """All that comes until the server closes."""
+        got = b""
+        with suppress(ConnectionResetError):
+            while piece := await self.reader.read(65536):
+                got += piece
+        return got
+
+
+@asynccontextmanager
+async def peer(url: str) -> AsyncIterator[Peer]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    try:
+        yield Peer(reader, writer)
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def trickle(one: Peer, piece: bytes) -> AsyncIterator[None]:
+    """Something is sent all the time, a little at a time: the server, on the same loop, has many turns for each piece."""
+
+    async def send() -> None:
+        with suppress(ConnectionError):
+            while True:
+                await one.send(piece)
+                for _ in range(2000):  # few pieces: one that crosses the answer would reset the connection
+                    await asyncio.sleep(0)
+
+    sending = asyncio.create_task(send())
+    try:
+        yield
+    finally:
+        sending.cancel()
+
+
+@pytest.mark.parametrize("head", [b"P", POST, POST + b"X: ", b"\r\nGET / HTTP/1.1\r\n"])
+async def test_half_a_head_is_waited_for_and_then_told_so(head: bytes) -> None:
+    async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
+        await one.send(head)
+        got = await one.rest()
+    assert got.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"request_timeout"' in got
+
+
+async def test_a_connection_without_a_byte_is_closed_without_a_word() -> None:
+    async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
+        assert await one.rest() == b""
+
+
+@pytest.mark.parametrize("begin", [POST + b"X: ", POST])
+async def test_a_head_that_trickles_gets_no_more_time_for_it(begin: bytes) -> None:
+    async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
+        await one.send(begin)
+        async with trickle(one, b"a" if begin != POST else b"A: b\r\n"):
+            assert (await one.rest()).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("line", [b"a", b"A: b\r\n"])
+async def test_a_head_may_have_only_so_many_bytes(line: bytes) -> None:
+    async with served(ScriptedGateway(), settings=short(head_seconds=60)) as url, peer(url) as one:
+        with suppress(ConnectionError):
+            await one.send(POST + b"X: ")
+            await one.send(line * (2 * MOST_HEAD_BYTES // len(line)))
+        assert (await one.rest()).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_long_head_in_one_piece_is_too_long_as_well() -> None:
+    async with served(ScriptedGateway(), settings=short(head_seconds=60)) as url, peer(url) as one:
+        await one.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * (MOST_HEAD_BYTES + 1) + b"\r\n\r\n")
+        got = await one.rest()
+    assert got.startswith(b"HTTP/1.1 431 ")
+    assert got.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("body", [b"", b'{"model"'])
+@pytest.mark.parametrize("length", [b"Content-Length: 1000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n"])
+async def test_a_body_that_stops_is_waited_for_and_then_told_so(length: bytes, body: bytes) -> None:
+    gateway = ScriptedGateway()
+    async with served(gateway, settings=short()) as url, peer(url) as one:
+        await one.send(POST + length + body)
+        got = await one.rest()
+    assert got.startswith(b"HTTP/1.1 408 ")
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize("around", [b";a", b"0"])
+async def test_what_is_around_chunks_is_no_body(around: bytes) -> None:
+    """Extensions and zeros in front of a chunk's size could be sent for ever."""
+    async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
+        await one.send(POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" if around == b";a" else b""))
+        async with trickle(one, around):
+            assert (await one.rest())[:12] in (b"HTTP/1.1 408", b"HTTP/1.1 400")
+
+
+async def test_headers_behind_a_chunked_body_are_none_and_end() -> None:
+    """They would reach the application after all checks: a second tenant, or no end of them."""
+    gateway = ScriptedGateway()
+    body = httpx.Request("POST", "http://h", json=chat_body()).content
+    chunked = POST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)
+    async with served(gateway, settings=short()) as url:
+        async with peer(url) as one:
+            await one.send(chunked + b"X-Holdfast-Tenant: forged\r\nConnection: close\r\n\r\n")
+            assert (await one.reader.readline()).startswith(b"HTTP/1.1 200 ")
+        assert gateway.requests[0].tenant == ""
+        async with peer(url) as one:
+            await one.send(chunked)
+            async with trickle(one, b"A: b\r\n"):
+                assert b"HTTP/1.1 408" in await one.rest()
+
+
+async def test_who_has_its_answer_may_not_go_on_sending_for_ever() -> None:
+    async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
+        await one.send(b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n")
+        async with trickle(one, b"x"):
+            got = await one.rest()
+    assert got.startswith(b"HTTP/1.1 404 ")
+    assert got.count(b"HTTP/1.1 ") == 1
+
+
+async def test_an_answer_may_take_longer_than_a_request() -> None:
+    ready = asyncio.Event()
+    asyncio.get_running_loop().call_later(4 * SHORT, ready.set)
+    gateway = ScriptedGateway(script=[ready, *answer("done")])
+    async with served(gateway, settings=short()) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        response = await client.post(CHAT, json=chat_body())
+    assert response.json()["choices"][0]["message"]["content"] == "done"
+
+
+async def test_half_a_head_behind_a_request_ends_nothing_before_that_is_answered() -> None:
+    ready = asyncio.Event()
+    asyncio.get_running_loop().call_later(4 * SHORT, ready.set)
+    gateway = ScriptedGateway(script=[ready, *answer("done")])
+    body = httpx.Request("POST", "http://h", json=chat_body()).content
+    async with served(gateway, settings=short()) as url, peer(url) as one:
+        await one.send(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"GET /hea")
+        got = await one.rest()
+    assert got.startswith(b"HTTP/1.1 200 ")
+    assert b"done" in got
+    assert b"HTTP/1.1 408 " in got
+
+
+async def test_a_slow_application_is_not_the_clients_fault() -> None:
+    gateway = ScriptedGateway()
+    body = httpx.Request("POST", "http://h", json=chat_body(user="u" * 1_000_000)).content
+    async with served(gateway, settings=short()) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        response = await client.post(CHAT, content=body)
+    assert response.status_code == 200
+
+
+NOT_HTTP = [
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"hello\r\n\r\n",
+    b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("sent", NOT_HTTP)
+async def test_what_is_not_http_is_a_400(sent: bytes) -> None:
+    async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
+        await one.send(sent)
+        got = await one.rest()
+    assert got.startswith(b"HTTP/1.1 400 ")
+    assert b'"code":"invalid_http"' in got
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Content-Length: 5\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n",
+        b"Content-Length: +5\r\n",
+        b"Host: evil.example\r\n",
+    ],
+)
+async def test_a_length_that_can_be_read_in_two_ways_is_never_served(headers: bytes) -> None:
+    gateway = ScriptedGateway()
+    async with served(gateway, settings=short()) as url, peer(url) as one:
+        await one.send(POST + headers + b"Connection: close\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
+        got = await one.rest()
+    assert got.startswith(b"HTTP/1.1 400 ")
+    assert gateway.requests == []
+
+
+async def test_an_upgrade_that_is_not_known_is_passed_over_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(ScriptedGateway(), settings=short()) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        with caplog.at_level(logging.INFO):
+            for upgrade in ("h2c", "websocket"):
+                response = await client.get("/v1/models", headers={"connection": "upgrade", "upgrade": upgrade})
+                assert response.status_code == 200
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_one_address_may_have_only_so_many_connections_and_each_makes_room_when_it_goes() -> None:
+    settings = short(max_connections_per_address=2, head_seconds=60)
+    async with served(ScriptedGateway(), settings=settings) as url, peer(url) as first:
+        async with peer(url) as second:
+            for one in (first, second):
+                await one.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert (await one.reader.readline()).startswith(b"HTTP/1.1 200 ")
+            async with peer(url) as third:
+                got = await third.rest()
+                assert got.startswith(b"HTTP/1.1 429 ")
+                assert b"too_many_connections" in got
+            await second.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            await second.rest()
+        async with peer(url) as fourth:
+            await fourth.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert (await fourth.rest()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_an_idle_connection_is_closed_without_a_word() -> None:
+    async with served(ScriptedGateway(), settings=short(keep_alive_seconds=SHORT)) as url, peer(url) as one:
+        await one.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        got = await one.rest()
+    assert got.startswith(b"HTTP/1.1 200 ")
+    assert got.count(b"HTTP/1.1 ") == 1
+
+
+async def test_many_bad_connections_of_one_address_are_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        async with served(ScriptedGateway(), settings=short()) as url:
+            for _ in range(5):
+                async with peer(url) as one:
+                    await one.send(b"what?\r\n\r\n")
+                    await one.rest()
+    lines = [record for record in caplog.records if "127.0.0.1" in record.getMessage()]
+    assert [record.levelno for record in lines] == [logging.INFO]
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_each_address_is_logged_once_a_minute_and_no_more_of_them_than_fit(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    addresses = Addresses(1, clock=lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        for second in (0.0, 59.0, 60.0):
+            now[0] = second
+            addresses.log("a", "late")
+        assert len(caplog.records) == 2
+        for number in range(5000):
+            addresses.log(f"b{number}", "late")
+        assert len(caplog.records) < 1100
+        now[0] = 200.0
+        addresses.log("c", "late")
+    assert "c: " in caplog.records[-1].getMessage()
+
+
+def test_addresses_are_counted_apart_and_forgotten_when_all_is_closed() -> None:
+    addresses = Addresses(1)
+    addresses.opened("a")
+    assert (addresses.has_room("a"), addresses.has_room("b")) == (False, True)
+    addresses.closed("a")
+    assert addresses.has_room("a")
+    assert addresses.counted == 0

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import ServerStopping
+from holdfast.front.server.drain import Drain
+from holdfast.front.server.problem import problem_of
+
+READS = [("GET", "/health"), ("GET", "/v1/responses/r"), ("HEAD", "/"), ("OPTIONS", "/v1/models")]
+ENDS = [("DELETE", "/admin/requests/r"), ("POST", "/v1/responses/r/cancel")]
+
+
+@pytest.mark.parametrize(("method", "path"), [*READS, *ENDS, ("POST", "/v1/chat/completions")])
+def test_before_it_begins_everything_is_taken(method: str, path: str) -> None:
+    drain = Drain()
+    assert not drain.is_on
+    assert drain.refusal(method, path) is None
+    assert drain.seconds_left == 0.0
+
+
+@pytest.mark.parametrize(("method", "path"), [*READS, *ENDS])
+def test_looking_at_things_and_ending_them_goes_on(method: str, path: str) -> None:
+    drain = Drain()
+    drain.begin(10.0)
+    assert drain.refusal(method, path) is None
+
+
+@pytest.mark.parametrize(("limit", "passed", "retry_after"), [(10.0, 4.0, "8"), (0.0, 1.0, "2"), (3600.0, 0.0, "60")])
+def test_what_begins_something_is_told_when_to_try_again(limit: float, passed: float, retry_after: str) -> None:
+    now = [1000.0]
+    drain = Drain(clock=lambda: now[0])
+    drain.begin(limit)
+    now[0] += passed
+    refusal = drain.refusal("POST", "/v1/chat/completions")
+    assert isinstance(refusal, ServerStopping)
+    problem = problem_of(refusal)
+    assert (problem.status, problem.code, problem.headers["retry-after"]) == (503, "server_stopping", retry_after)
+    assert f"try again in {retry_after} s" in problem.message

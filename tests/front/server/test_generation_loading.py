@@ -1,0 +1,129 @@
+"""Requests that come while their model is being loaded: what the client hears meanwhile, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast.errors import QueueFull, WorkerUnavailable
+from holdfast.front.server import sse
+from tests.fakes.http_clients import CHAT, Exchange, chat_body, events_of
+from tests.fakes.scripted_gateway import ScriptedDirectory, ScriptedGateway, ScriptedSessions, model_status
+
+LOADING = ScriptedDirectory(models=(model_status(state="loading"),))
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
+
+
+EMPTY = '"delta":{},"logprobs":null,"finish_reason":null}'
+
+
+async def signs_of_life(exchange: Exchange, count: int) -> None:
+    await exchange.until(lambda: exchange.text.count(EMPTY) >= count)
+
+
+@pytest.mark.parametrize("state", ["unloaded", "loading", "stopping", "failed"])
+async def test_a_stream_is_kept_open_by_empty_chunks_until_its_model_serves(state: str) -> None:
+    gateway = ScriptedGateway(accept_when=asyncio.Event())
+    exchange = Exchange(gateway, directory=ScriptedDirectory(models=(model_status(state=state),)))
+    running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
+    await signs_of_life(exchange, 3)
+    assert exchange.status == 200
+    assert gateway.accept_when is not None
+    gateway.accept_when.set()
+    await running
+    assert events_of(exchange.text)[-1] == "[DONE]"
+    texts = [event["choices"][0]["delta"].get("content", "") for event in events_of(exchange.text)[:-1]]
+    assert "".join(texts) == "Hello"
+
+
+async def test_a_stream_whose_model_is_not_loaded_in_time_ends_with_an_error_event() -> None:
+    gateway = ScriptedGateway(accept_when=asyncio.Event())
+    exchange = Exchange(gateway, directory=LOADING)
+    running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
+    await signs_of_life(exchange, 1)
+    gateway.refusal_at_last = WorkerUnavailable("still loading after 60 s")
+    assert gateway.accept_when is not None
+    gateway.accept_when.set()
+    await running
+    assert events_of(exchange.text)[-1]["error"]["code"] == "model_unavailable"
+    assert exchange.messages[-1]["more_body"] is False
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_refusal_at_once_has_its_own_status_although_the_model_is_being_loaded(*, stream: bool) -> None:
+    gateway = ScriptedGateway(refusal=QueueFull(queued=9, limit=9, retry_after_seconds=5))
+    exchange = Exchange(gateway, directory=LOADING)
+    await exchange.run(CHAT, chat_body(stream=stream))
+    assert exchange.status == 503
+
+
+async def test_a_stream_of_a_model_that_serves_says_nothing_before_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue is told later than half a second by a worker in a long step, and still with its own status."""
+    monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.0)
+    gateway = ScriptedGateway(accept_when=asyncio.Event())
+    exchange = Exchange(gateway)
+    running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert exchange.messages == []
+    gateway.refusal_at_last = QueueFull(queued=9, limit=9, retry_after_seconds=5)
+    assert gateway.accept_when is not None
+    gateway.accept_when.set()
+    await running
+    assert exchange.status == 503
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_leaves_while_the_model_is_being_loaded_is_waited_for_no_more(*, stream: bool) -> None:
+    gateway = ScriptedGateway(accept_when=asyncio.Event())
+    exchange = Exchange(gateway, directory=LOADING)
+    running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=stream)))
+    while not gateway.requests:
+        await asyncio.sleep(0)
+    exchange.gone.set()
+    await running
+    assert gateway.dropped == [gateway.request.request_id]
+
+
+async def test_what_was_waited_for_the_model_counts() -> None:
+    gateway = ScriptedGateway(accept_when=asyncio.Event())
+    exchange = Exchange(gateway, directory=LOADING)
+    running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True, holdfast={"explain": True})))
+    await signs_of_life(exchange, 3)
+    assert gateway.accept_when is not None
+    gateway.accept_when.set()
+    await running
+    (explained,) = [event["holdfast"] for event in events_of(exchange.text)[:-1] if "holdfast" in event]
+    assert explained["seconds"]["accept"] >= 0.03  # a header and three comments, 10 ms apart
+
+
+async def test_a_session_command_whose_client_leaves_while_the_model_is_being_loaded_is_dropped() -> None:
+    sessions = ScriptedSessions(answers_when=asyncio.Event())
+    exchange = Exchange(ScriptedGateway(), directory=LOADING, sessions=sessions)
+    nothing: dict[str, Any] = {}
+    running = asyncio.create_task(exchange.run("/v1/sessions", nothing, method="GET"))
+    while not sessions.asked:
+        await asyncio.sleep(0)
+    exchange.gone.set()
+    await running
+    assert exchange.text == ""
+
+
+async def test_a_session_command_waits_for_the_model() -> None:
+    sessions = ScriptedSessions(answers_when=asyncio.Event())
+    exchange = Exchange(ScriptedGateway(), directory=LOADING, sessions=sessions)
+    nothing: dict[str, Any] = {}
+    running = asyncio.create_task(exchange.run("/v1/sessions", nothing, method="GET"))
+    while not sessions.asked:
+        await asyncio.sleep(0)
+    assert sessions.answers_when is not None
+    sessions.answers_when.set()
+    await running
+    assert exchange.status == 200

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from holdfast.front.server.openapi import ENDLESS_MARK
+from tests.fakes.http_clients import CHAT, COMPLETIONS, client_of
+from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, model_status
+
+
+async def description() -> Any:
+    async with client_of(ScriptedGateway()) as client:
+        return (await client.get("/openapi.json")).json()
+
+
+def references(node: Any) -> set[str]:
+    if isinstance(node, dict):
+        own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
+        return own.union(*(references(value) for value in node.values()))
+    return set().union(*(references(value) for value in node)) if isinstance(node, list) else set()
+
+
+async def test_every_path_is_described() -> None:
+    assert set((await description())["paths"]) == {
+        CHAT,
+        f"{CHAT}/control",
+        COMPLETIONS,
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/v1/models",
+        "/v1/models/{model_id}",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/v1/responses/compact",
+        *(f"/v1/responses/{{response_id}}{rest}" for rest in ("", "/cancel", "/input_items")),
+        "/v1/conversations",
+        *(f"/v1/conversations/{{conversation_id}}{rest}" for rest in ("", "/items", "/items/{item_id}")),
+        "/v1/sessions",
+        "/v1/sessions/import",
+        "/v1/sessions/{session_id}",
+        "/v1/sessions/{session_id}/export",
+        "/v1/sessions/{session_id}/fork",
+        "/",
+        "/health",
+        "/metrics",
+        *("/admin/models/events", "/admin/requests", "/admin/requests/{id}", "/admin/store"),
+        *(f"/admin/models/{{id}}{rest}" for rest in ("", "/load", "/unload", "/pin")),
+        *("/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version", "/api/embed"),
+        *("/api/embeddings", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}"),
+    }
+
+
+@pytest.mark.parametrize("state", ["ready", "loading"])
+@pytest.mark.parametrize("accept", ["*/*", "text/html"])
+async def test_what_can_be_got_comes_in_a_form_that_is_described(accept: str, state: str) -> None:
+    paths = (await description())["paths"]
+    directory = ScriptedDirectory(models=(model_status(state=state),))
+    async with client_of(ScriptedGateway(), directory=directory) as client:
+        item = {"type": "message", "role": "user", "content": "hello", "id": "msg_1"}
+        ids = {
+            kind: (await client.post(f"/v1/{kind}s", json={name: [item]})).json()["id"]
+            for kind, name in (("response", "input"), ("conversation", "items"))
+        }
+        for path, methods in paths.items():
+            if "get" in methods and ENDLESS_MARK not in methods["get"]:
+                filled = path.format(
+                    response_id=ids["response"],
+                    conversation_id=ids["conversation"],
+                    item_id="msg_1",
+                    session_id="s",
+                    model_id=MODEL,
+                )
+                response = await client.get(filled, headers={"accept": accept})
+                described = methods["get"]["responses"][str(response.status_code)]["content"]
+                assert response.headers["content-type"].partition(";")[0] in described, path
+
+
+@pytest.mark.parametrize(("method", "path"), [("post", CHAT), ("post", COMPLETIONS), ("patch", "/v1/sessions/{session_id}")])
+async def test_a_body_that_is_said_to_be_required_is(method: str, path: str) -> None:
+    assert (await description())["paths"][path][method]["requestBody"]["required"] is True
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.request(method, path.replace("{session_id}", "s"))
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sessions/{session_id}/fork"])
+async def test_a_body_that_is_not_required_is_not(path: str) -> None:
+    assert (await description())["paths"][path]["post"]["requestBody"]["required"] is False
+    async with client_of(ScriptedGateway()) as client:
+        assert (await client.post(path.replace("{session_id}", "s"))).status_code == 200
+
+
+async def test_the_form_of_a_sessions_id_is_described() -> None:
+    found = await description()
+    schema = json.dumps(found["components"]["schemas"]["SessionOpening"]["properties"]["id"])
+    (query,) = [each for each in found["paths"]["/v1/sessions/import"]["post"]["parameters"] if each["name"] == "id"]
+    for text in (schema, json.dumps(query)):
+        assert '"maxLength": 256' in text
+        assert '"minLength": 1' in text
+
+
+async def test_all_ways_to_send_the_key_are_described() -> None:
+    schemes = (await description())["components"]["securitySchemes"]
+    assert set(schemes) == {"key", "x-api-key", "api-key"}
+
+
+async def test_every_reference_leads_somewhere() -> None:
+    found = await description()
+    names = {f"#/components/schemas/{name}" for name in found["components"]["schemas"]}
+    assert references(found) <= names
+
+
+async def test_the_request_says_what_its_fields_are_and_may_be() -> None:
+    found = await description()
+    reference = found["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    schema = found["components"]["schemas"][reference.rsplit("/", 1)[1]]
+    assert schema["required"] == ["messages"]
+    assert schema["properties"]["temperature"]["anyOf"][0]["maximum"] == 2
+    assert all("description" in field or "$ref" in json.dumps(field) for field in schema["properties"].values())
+
+
+async def test_tags_that_are_only_for_error_messages_do_not_show() -> None:
+    assert "|" not in json.dumps((await description())["components"]["schemas"]["ChatCompletionRequest"])

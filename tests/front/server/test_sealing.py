@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import base64
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from holdfast.front.server.sealing import Seal
+
+SEAL = Seal()
+
+
+@given(text=st.text(alphabet=st.characters(exclude_categories=()), max_size=200))
+def test_what_is_closed_can_be_opened_and_is_the_same_each_time(text: str) -> None:
+    assert SEAL.open(SEAL.close(text)) == text
+    assert SEAL.close(text) == SEAL.close(text)
+    assert SEAL.is_signed(text, SEAL.sign(text))
+
+
+@example(text="0", place=24, flip=4)  # a bit behind the end of the packed text
+@given(text=st.text(min_size=1, max_size=40), place=st.integers(0), flip=st.integers(1, 255))
+def test_a_changed_byte_opens_nothing(text: str, place: int, flip: int) -> None:
+    version, _, shown = SEAL.close(text).partition(".")
+    raw = bytearray(base64.b64decode(shown))
+    raw[place % len(raw)] ^= flip
+    assert SEAL.open(f"{version}.{base64.b64encode(raw).decode()}") is None
+
+
+@given(text=st.text(min_size=1, max_size=40), place=st.integers(0), other=st.characters(max_codepoint=127))
+def test_a_changed_character_opens_nothing(text: str, place: int, other: str) -> None:
+    sealed = SEAL.close(text)
+    place %= len(sealed)
+    changed = sealed[:place] + other + sealed[place + 1 :]
+    assert SEAL.open(changed) == (text if changed == sealed else None)
+
+
+@given(sealed=st.text(max_size=40) | st.binary(max_size=40).map(lambda raw: "hf1." + base64.b64encode(raw).decode()))
+def test_anything_else_is_not_ours(sealed: str) -> None:
+    assert SEAL.open(sealed) is None
+    assert not SEAL.is_signed("x", sealed)
+
+
+def test_what_is_closed_does_not_show_the_text() -> None:
+    text = "a secret thought " * 9
+    assert "secret" not in SEAL.close(text)
+    assert b"secret" not in base64.b64decode(SEAL.close(text).partition(".")[2])
+
+
+def test_another_server_has_another_key() -> None:
+    assert Seal().open(SEAL.close("x")) is None
+    assert not Seal().is_signed("x", SEAL.sign("x"))
+
+
+def test_what_one_tenant_has_closed_no_other_can_open(tmp_path: Path) -> None:
+    anns, bobs = SEAL.of("ann"), SEAL.of("bob")
+    for seal in (anns, SEAL.of("")):
+        assert seal.open(seal.close("x")) == "x"
+    assert anns.open(SEAL.of("ann").close("x")) == "x"
+    for other in (bobs, SEAL):
+        assert other.open(anns.close("x")) is None
+        assert not other.is_signed("x", anns.sign("x"))
+    assert Seal(tmp_path).of("ann").open(Seal(tmp_path).of("ann").close("x")) == "x"
+
+
+def test_the_key_outlives_the_server_and_is_its_owners_only(tmp_path: Path) -> None:
+    sealed = Seal(tmp_path).close("x")
+    assert Seal(tmp_path).open(sealed) == "x"
+    (file,) = tmp_path.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_servers_that_make_the_key_at_once_have_one(tmp_path: Path) -> None:
+    for attempt in range(20):
+        folder, together = tmp_path / str(attempt), Barrier(6)
+        folder.mkdir()
+
+        def sealed(_: int, folder: Path = folder, together: Barrier = together) -> str:
+            together.wait()
+            return Seal(folder).close("x")
+
+        with ThreadPoolExecutor(6) as servers:
+            assert len(set(servers.map(sealed, range(6)))) == 1
+        assert [file.name for file in folder.iterdir()] == ["seal.key"]
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    seal = Seal(tmp_path / "no")
+    assert seal.open(seal.close("x")) == "x"
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_damaged_key_costs_old_seals_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "seal.key").write_bytes(b"short")
+    seal = Seal(tmp_path)
+    assert seal.open(seal.close("x")) == "x"
+    (tmp_path / "seal.key").unlink()
+    (tmp_path / "seal.key").mkdir()
+    assert Seal(tmp_path).close("x")
+    assert "will not outlive" in caplog.text

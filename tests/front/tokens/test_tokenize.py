@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.tokens.tokenize import MOST_CHARACTERS
+from tests.fakes import toy_tokenizers
+from tests.fakes.http_clients import HELLO, client_of
+from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway
+
+TOKENIZER = Tokenizer(toy_tokenizers.byte_level(), config={})
+
+
+async def called(path: str, *, gateway: ScriptedGateway | None = None, **body: Any) -> Any:
+    async with client_of(gateway or ScriptedGateway()) as client:
+        return await client.post(path, json=body)
+
+
+async def test_a_text_becomes_the_tokens_that_its_model_reads() -> None:
+    body = (await called("/tokenize", content="hello world")).json()
+    expected = TOKENIZER.encode("hello world", add_special_tokens=False)
+    assert body == {"tokens": expected, "count": len(expected), "max_model_len": 2048, "token_strs": None}
+
+
+async def test_pieces_are_texts_or_the_bytes_of_a_part_of_a_character() -> None:
+    body = (await called("/tokenize", content="hello 😀", with_pieces=True, return_token_strs=True)).json()
+    pieces = [token["piece"] for token in body["tokens"]]
+    joined = b"".join(piece.encode() if isinstance(piece, str) else bytes(piece) for piece in pieces)
+    assert joined.decode() == "hello 😀"
+    assert any(isinstance(piece, list) for piece in pieces)
+    assert body["token_strs"][0] == "hello"
+    assert body["count"] == len(pieces) == len(body["token_strs"])
+
+
+@given(st.text(max_size=30))
+def test_the_bytes_of_all_pieces_are_the_text(text: str) -> None:
+    token_ids = TOKENIZER.encode(text, add_special_tokens=False)
+    joined = b"".join(TOKENIZER.token_bytes(token_id) for token_id in token_ids)
+    assert joined.decode() == TOKENIZER.decode(token_ids, skip_special_tokens=False)
+
+
+async def test_tokens_become_the_text_again_by_both_names() -> None:
+    tokens = (await called("/tokenize", prompt="hello <|im_end|>")).json()["tokens"]
+    assert (await called("/detokenize", tokens=tokens)).json() == {"content": "hello <|im_end|>", "prompt": "hello <|im_end|>"}
+    assert (await called("/detokenize", tokens=[])).json()["content"] == ""
+
+
+async def test_what_spells_a_special_token_is_text_where_that_is_asked() -> None:
+    counts = [(await called("/tokenize", content="<|im_end|>", parse_special=parses)).json()["count"] for parses in (True, False)]
+    assert counts[0] == 1 < counts[1]
+
+
+async def test_a_conversation_is_counted_and_shown_as_its_model_reads_it() -> None:
+    gateway = ScriptedGateway()
+    counted = await called("/tokenize", gateway=gateway, messages=HELLO)
+    assert counted.json()["count"] == PROMPT_TOKENS
+    shown = await called("/apply-template", gateway=gateway, messages=HELLO, model=MODEL)
+    assert shown.json() == {"prompt": "a prompt"}
+    assert [request.model for request in gateway.requests] == [MODEL, MODEL]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/tokenize", {}, 400, "content"),
+        ("/tokenize", {"content": "a", "prompt": "b"}, 400, "content"),
+        ("/tokenize", {"content": 5}, 400, "content"),
+        ("/tokenize", {"content": "a" * (MOST_CHARACTERS + 1)}, 400, "content"),
+        ("/tokenize", {"content": "a", "model": "nobody"}, 404, "model"),
+        ("/tokenize", {"messages": []}, 400, "messages"),
+        ("/detokenize", {}, 400, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, 400, "tokens.0"),
+        ("/detokenize", {"tokens": [-1]}, 400, "tokens.0"),
+        ("/detokenize", {"tokens": [5, 10**8]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [5], "model": "nobody"}, 404, "model"),
+        ("/apply-template", {}, 400, "messages"),
+        ("/apply-template", {"messages": [{"role": "user"}]}, 400, "messages.0.content"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_a_bad_field_is_named(path: str, body: dict[str, Any], status: int, param: str) -> None:
+    response = await called(path, **body)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text

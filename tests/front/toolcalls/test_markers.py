@@ -1,0 +1,47 @@
+"""Markers that are tokens are one character each, in what is read and in the data it is read by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.front.toolcalls.markers import Markers, is_marker
+
+MARKERS = Markers({"<think>": 7, "<thinking>": 8, "[ARGS]": 9})
+texts = st.lists(st.sampled_from(["<think>", "<thinking>", "[ARGS]", "<thin", "k>", "a", "🙂"])).map("".join)
+
+
+@given(texts)
+def test_a_text_comes_back_from_its_encoding(text: str) -> None:
+    encoded = MARKERS.encode(text)
+    assert MARKERS.restore(encoded) == text
+    assert not any(mark in encoded for mark in ("<think>", "<thinking>", "[ARGS]"))
+
+
+def test_of_two_markers_at_a_place_the_longer_one_counts() -> None:
+    assert MARKERS.encode("<thinking>") == MARKERS.characters[8]
+    assert is_marker(MARKERS.encode("<think>ing>")) and not is_marker("<think>") and not is_marker("")
+
+
+@dataclass(frozen=True)
+class Inner:
+    mark: str
+
+
+@dataclass(frozen=True)
+class Form:
+    pair: tuple[str, str]
+    inner: Inner
+    number: int = 3
+
+
+def test_all_strings_of_a_dataclass_are_encoded() -> None:
+    think, args = MARKERS.characters[7], MARKERS.characters[9]
+    assert MARKERS.encoded(Form(("<think>\n", "x"), Inner("a[ARGS]"))) == Form((think + "\n", "x"), Inner("a" + args))
+    assert MARKERS.encoded(None) is None
+
+
+def test_without_markers_nothing_is_encoded() -> None:
+    assert Markers({}).encode("<think>") == "<think>"

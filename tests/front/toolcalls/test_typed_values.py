@@ -1,0 +1,108 @@
+"""What a model wrote as plain text gets the type that the tool's schema names; what fits no type stays the text it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.front.toolcalls.literals import Literals, unescaped, whole
+from holdfast.front.toolcalls.typed_values import JSON_TYPES, ParameterTypes, typed
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "int"},
+        "share": {"type": "float"},
+        "flag": {"type": "bool"},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "either": {"type": ["string", "integer"]},
+        "mode": {"enum": ["1", "fast"]},
+        "level": {"enum": [1, 2]},
+        "point": {"$ref": "#/$defs/Point"},
+        "points": {"items": {"$ref": "#/$defs/Point"}},
+        "loop": {"$ref": "#/$defs/Loop"},
+        "any": {},
+    },
+    "$defs": {"Point": {"properties": {"x": {"type": "number"}}}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "raw", "value"),
+    [
+        ("text", "5", "5"),
+        ("text", "null", "null"),
+        ("text", "  indented\n", "  indented\n"),
+        ("text", '{"a": 1}', '{"a": 1}'),
+        ("count", "3", 3),
+        ("count", " 3\n", 3),
+        ("count", "3 apples", "3 apples"),
+        ("count", "null", "null"),
+        ("share", "1e3", 1000.0),
+        ("share", "NaN", "NaN"),
+        ("flag", "True", True),
+        ("flag", "yes", "yes"),
+        ("maybe", "null", None),
+        ("maybe", "5", "5"),
+        ("either", "5", 5),
+        ("either", "five", "five"),
+        ("mode", "1", "1"),
+        ("level", "1", 1),
+        ("point", '{"x": 1.0}', {"x": 1.0}),
+        ("point", "{'x': None, 'y': True}", {"x": None, "y": True}),
+        ("point", '"{\\"x\\": 1}"', {"x": 1}),
+        ("points", '[{"x": 1}, {"x": 2}]', [{"x": 1}, {"x": 2}]),
+        ("points", "[1, 2", "[1, 2"),
+        ("loop", "text", "text"),
+        ("any", "[1]", [1]),
+        ("any", "1", "1"),
+        ("unknown", '{"a": 1}', {"a": 1}),
+        ("unknown", "true", "true"),
+    ],
+)
+def test_a_value_gets_the_type_of_its_schema(key: str, raw: str, value: object) -> None:
+    assert json.loads(ParameterTypes(SCHEMA).value(key, raw).json) == value
+
+
+@pytest.mark.parametrize("raw", ["1.0", "1e3", '{"a":1}', '{ "a": [1,2] }'])
+def test_numbers_and_json_keep_the_spelling_of_the_model(raw: str) -> None:
+    assert typed(raw, frozenset({"number", "object"})).json == raw
+
+
+@pytest.mark.parametrize("schema", [None, [], {"properties": 3}, {"properties": {"text": [], "count": {"type": 3}}}])
+def test_a_schema_without_sense_says_nothing(schema: Any) -> None:
+    assert ParameterTypes(schema).of("text") == frozenset()
+
+
+@given(
+    raw=st.text(alphabet="{}[]()\"'\\,: \nnulltrue0123-.", max_size=40),
+    types=st.sets(st.sampled_from(sorted(JSON_TYPES | {"string"}))),
+)
+def test_any_text_gives_valid_json(raw: str, types: set[str]) -> None:
+    given = typed(raw, frozenset(types)).json
+    json.loads(given, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert given.encode() == given.encode("utf-8", "surrogatepass"), "half of a surrogate pair is no text"
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(value=values)
+def test_a_value_as_python_or_json_writes_it_is_read_as_itself(value: object) -> None:
+    for text in (repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False)):
+        read = whole(text, Literals())
+        assert read is not None, text
+        assert json.loads(read) == value
+
+
+def test_escapes_of_json_and_python_are_read_and_others_stay() -> None:
+    assert unescaped(r"a\n\t\"\/\\ \ud83d\ude42 \x41 \U0001F642 \d") == 'a\n\t"/\\ 🙂 A 🙂 \\d'

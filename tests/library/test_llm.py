@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import LLM
+from holdfast.errors import ConfigError, InvalidRequest, ModelLoadError, SessionFailure, SessionRefused, WorkerUnavailable
+from holdfast.library.llm import GenerationOptions
+from tests.fakes.served_model import served_model_folder
+from tests.fakes.server_process import environment
+from tests.fakes.tiny_models import write_tiny
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(served_model_folder(), settings={"scheduler.max_running": 4, "scheduler.max_queued": 4}) as made:
+        yield made
+
+
+def test_a_prompt_gives_an_answer(llm: LLM) -> None:
+    answer = llm.generate("Hello", max_tokens=6, temperature=0, ignore_eos=True)
+    assert answer.finish_reason == "length"
+    assert answer.completion_tokens == len(answer.token_ids) == 6
+    assert str(answer) == answer.text
+
+
+def test_more_prompts_than_the_queue_takes_are_answered_in_order(llm: LLM) -> None:
+    prompts = [f"number {index}" for index in range(20)]
+    answers = llm.generate(prompts, max_tokens=5, temperature=0)
+    assert [answer.text for answer in answers] == [llm.generate(prompt, max_tokens=5, temperature=0).text for prompt in prompts]
+
+
+def test_token_ids_are_prompts_too(llm: LLM) -> None:
+    single = llm.generate([5, 6, 7], max_tokens=3, temperature=0)
+    several = llm.generate([[5, 6, 7], [8]], max_tokens=3, temperature=0)
+    assert several[0].token_ids == single.token_ids
+    assert several[1].prompt_tokens == 1
+
+
+def test_no_prompts_give_no_answers(llm: LLM) -> None:
+    assert llm.generate([]) == []
+
+
+def test_a_vector_of_length_one_stands_for_a_text(llm: LLM) -> None:
+    whole = llm.embed("Hello")
+    assert len(whole) == llm.info.embedding_dimensions
+    assert sum(value * value for value in whole) == pytest.approx(1, abs=1e-5)
+    texts = ["Hello", *(f"number {index}" for index in range(20)), "Hello there"]
+    vectors = llm.embed(texts)  # more than the queue takes
+    assert len(vectors) == len(texts)
+    assert vectors[0] == pytest.approx(whole, abs=1e-5)
+    short = llm.embed("Hello", dimensions=8, pooling="mean")
+    assert [value / short[0] for value in short] == pytest.approx([value / whole[0] for value in whole[:8]], abs=1e-3)
+    assert llm.embed([]) == []
+    assert llm.embed([5, 6, 7], pooling="last") != pytest.approx(llm.embed([5, 6, 7], pooling="mean"), abs=1e-3)
+
+
+def test_a_text_that_cannot_be_embedded_is_named(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        llm.embed(["a", "b " * llm.info.context_tokens])
+    assert refused.value.field == "texts.1"
+    with pytest.raises(InvalidRequest, match="mean, last"):
+        llm.embed("a", pooling="cls")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="unknown options: temperature"):
+        llm.embed("a", temperature=0)  # type: ignore[call-overload]
+
+
+def test_a_text_is_a_message_of_the_user(llm: LLM) -> None:
+    whole = llm.chat(HELLO, max_tokens=4, temperature=0)
+    assert llm.chat("Hello", max_tokens=4, temperature=0).text == whole.text
+    with llm.stream_chat("Hello", max_tokens=4, temperature=0) as stream:
+        assert "".join(stream) == whole.text
+
+
+def test_a_streamed_chat_gives_the_text_of_the_whole_one(llm: LLM) -> None:
+    whole = llm.chat(HELLO, temperature=0, max_tokens=30)
+    with llm.stream_chat(HELLO, temperature=0, max_tokens=30) as stream:
+        assert "".join(stream) == whole.text
+        assert stream.completion.token_ids == whole.token_ids
+
+
+def test_a_seed_draws_the_same_answer_again(llm: LLM) -> None:
+    draws = [llm.generate("Hello", max_tokens=12, temperature=1.5, seed=seed).token_ids for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_a_stop_string_ends_the_answer(llm: LLM) -> None:
+    plain = llm.generate("Hello", max_tokens=20, temperature=0, ignore_eos=True)
+    stop = plain.text[5:7]
+    stopped = llm.generate("Hello", max_tokens=20, temperature=0, ignore_eos=True, stop=stop)
+    assert stopped.text == plain.text[: plain.text.index(stop)]
+    assert stopped.finish_reason == "stop"
+
+
+def test_logprobs_come_when_asked_for(llm: LLM) -> None:
+    answer = llm.generate("Hello", max_tokens=3, temperature=0, top_logprobs=2, ignore_eos=True)
+    assert len(answer.logprobs) == 3
+    assert all(len(token.top) == 2 and token.logprob <= 0 for token in answer.logprobs)
+
+
+def test_a_stream_that_is_left_stops_the_work(llm: LLM) -> None:
+    before = llm.statistics().cancelled
+    with llm.stream("Hello", max_tokens=4000, ignore_eos=True) as stream:
+        next(stream)
+    assert llm.statistics().cancelled == before + 1
+    assert stream.completion.finish_reason == "cancelled"
+
+
+def test_threads_share_the_model(llm: LLM) -> None:
+    texts: list[str] = []
+
+    def ask() -> None:
+        texts.append(llm.generate("Hello", max_tokens=8, temperature=0).text)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(texts) == 4
+    assert len(set(texts)) == 1
+
+
+def test_bad_options_are_refused_before_any_work(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="temperature"):
+        llm.generate("Hello", temperature=-1)
+    with pytest.raises(TypeError, match="max_token"):
+        llm.generate("Hello", max_token=3)  # type: ignore[call-overload]
+
+
+def test_a_missing_model_and_a_bad_setting_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="nothing-here"):
+        LLM(tmp_path / "nothing-here")
+    with pytest.raises(ConfigError, match="layout"):
+        LLM(served_model_folder(), settings={"model.layout": "columns"})
+
+
+def test_a_closed_model_answers_no_more() -> None:
+    llm = LLM(served_model_folder())
+    llm.close()
+    llm.close()
+    with pytest.raises(WorkerUnavailable):
+        llm.generate("Hello", max_tokens=1)
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "del llm", "llm.close()"])
+def test_a_script_that_forgets_to_close_ends_all_the_same(end: str) -> None:
+    script = f"""
+from holdfast import LLM
+from holdfast.library.llm import GenerationOptions
+llm = LLM({str(served_model_folder())!r})
+stream = llm.stream("Hello", max_tokens=4000, ignore_eos=True)
+next(stream)
+{end}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_sessions_are_kept_forked_carried_and_closed(llm: LLM, tmp_path: Path) -> None:
+    sessions, text = llm.sessions(tenant="one"), "The ferry left at noon with two goats on deck. " * 10
+    first = llm.generate(text, max_tokens=4, temperature=0, session_id="a", tenant="one")
+    (found,) = sessions.list()
+    assert (found.session_id, found.requests, found.kept_tokens) == ("a", 1, found.tokens)
+    assert sessions.fork("a", "b").forked_from == "a"
+    assert sessions.update("b", metadata={"k": "v"}).metadata == {"k": "v"}
+    assert llm.sessions().list() == ()
+
+    sessions.export_to(tmp_path / "file", "b")
+    there = llm.sessions(tenant="two")
+    assert there.import_from(tmp_path / "file", "c").kept_tokens == found.tokens
+    again = llm.generate(text, max_tokens=4, temperature=0, session_id="c", tenant="two")
+    assert (again.text, again.cached_tokens) == (first.text, first.prompt_tokens - 1)
+    for name in ("a", "b"):
+        sessions.close(name, forget=True)
+    assert llm.generate(text, max_tokens=1, tenant="one").cached_tokens == 0
+    with pytest.raises(SessionRefused) as refused:
+        sessions.get("a")
+    assert refused.value.failure is SessionFailure.NOT_FOUND
+
+
+def test_the_next_turn_of_a_chat_goes_on_behind_the_answer(llm: LLM) -> None:
+    """Whatever tokens the answer was made of: hot ones are seldom those that the tokenizer would take."""
+    for seed in range(12):
+        options = GenerationOptions(max_tokens=12, temperature=2.0, seed=seed, tenant=f"turn {seed}")
+        asked = llm.chat(HELLO, **options)
+        after = llm.chat([*HELLO, {"role": "assistant", "content": asked.text}, *HELLO], **options)
+        assert after.cached_tokens >= asked.prompt_tokens + len(asked.token_ids) - 1, asked.text
+    assert llm._bundle.known_answers.put_back_answers > 0
+
+
+def test_one_path_with_new_weights_finds_nothing_of_the_old_ones(tmp_path: Path) -> None:
+    """The path is the same, the geometry, the tokenizer and the prompt too: only numbers in the weights differ."""
+    folder = tmp_path / "model"
+    write_tiny(folder, "llama", seed=1)
+    prompt = list(range(3, 90))
+
+    def ask() -> tuple[tuple[int, ...], int]:
+        with LLM(folder, settings={"store.folder": str(tmp_path / "store")}) as llm:
+            answer = llm.generate(prompt, max_tokens=8, temperature=0, ignore_eos=True)
+            return answer.token_ids, answer.cached_tokens
+
+    first, again = ask(), ask()
+    assert again == (first[0], len(prompt) - 1)
+    write_tiny(folder, "llama", seed=2)
+    other = ask()
+    assert other[1] == 0
+    assert other[0] != first[0]
+    write_tiny(folder, "llama", seed=1)
+    assert ask() == again

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.errors import InvalidRequest
+from holdfast.library.options import chat_request, request_of
+from holdfast.wire.requests import ChatPrompt, OutputFormat, Thinking, ToolChoice
+
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+
+
+def asked(**options: Any) -> Any:
+    return chat_request("hi", options)
+
+
+def test_a_text_is_a_message_of_the_user_and_tools_are_a_part_of_the_prompt() -> None:
+    request = asked(tools=[TOOL], template_options={"a": 1}, max_tokens=3)
+    assert request.prompt == ChatPrompt(messages=({"role": "user", "content": "hi"},), tools=(TOOL,), template_options={"a": 1})
+    assert (request.max_tokens, request.prompt_field) == (3, "messages")
+
+
+@pytest.mark.parametrize(
+    ("choice", "meant"),
+    [
+        (None, ToolChoice()),
+        ("auto", ToolChoice()),
+        ("none", ToolChoice(mode="none")),
+        ("required", ToolChoice(mode="required")),
+        ("look_up", ToolChoice(mode="required", names=("look_up",))),
+        (ToolChoice(parallel=False), ToolChoice(parallel=False)),
+    ],
+)
+def test_a_choice_of_tools_is_a_word_or_a_name(choice: Any, meant: ToolChoice) -> None:
+    assert asked(tools=[TOOL], tool_choice=choice).tool_choice == meant
+
+
+@pytest.mark.parametrize(
+    ("thinking", "meant"),
+    [
+        (None, Thinking()),
+        (True, Thinking(effort="on")),
+        (False, Thinking(effort="off")),
+        ("low", Thinking(effort="low")),
+        (Thinking(budget_tokens=5), Thinking(budget_tokens=5)),
+    ],
+)
+def test_thinking_is_a_switch_a_level_or_all_of_it(thinking: Any, meant: Thinking) -> None:
+    assert asked(thinking=thinking).thinking == meant
+
+
+@pytest.mark.parametrize(
+    ("form", "meant"),
+    [
+        (None, None),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, OutputFormat(kind="json_object")),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
+            OutputFormat(kind="json_schema", schema=SCHEMA),
+        ),
+        (SCHEMA, OutputFormat(kind="json_schema", schema=SCHEMA)),
+        (OutputFormat(kind="regex", pattern="a+"), OutputFormat(kind="regex", pattern="a+")),
+    ],
+)
+def test_a_form_is_openais_or_a_schema_itself(form: Any, meant: OutputFormat | None) -> None:
+    assert asked(response_format=form).output_format == meant
+    assert request_of("Once", {"response_format": form}).output_format == meant
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [TOOL, {"function": {"name": 5}}]}, "tools.1.function"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "nobody"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look_up"}}}, "tool_choice"),
+        ({"thinking": "much"}, "thinking"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(options: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        asked(**options)
+    assert refused.value.field == field
+
+
+def test_an_option_that_there_is_none_of_is_named() -> None:
+    with pytest.raises(TypeError, match="max_token;"):
+        asked(max_token=5)
+    with pytest.raises(TypeError, match="tools"):
+        request_of("Once", {"tools": [TOOL]})

@@ -1,0 +1,75 @@
+"""The seam in mlx-lm: plain models go through it unchanged, views take the attention over."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from holdfast.worker.engine import attention_seam
+from tests.fakes.tiny_models import kept_tiny, make_tiny
+
+
+class Attending:
+    """Keys that do the attention themselves."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Any] = {}
+
+    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+        self.asked = {"scale": scale, "mask": mask, "sinks": sinks}
+        return queries + 1
+
+
+def attention() -> Any:
+    kept_tiny("llama")
+    return importlib.import_module("mlx_lm.models.base").scaled_dot_product_attention
+
+
+def test_arrays_get_mlx_lms_own_attention() -> None:
+    q, k, v = (mx.random.normal((1, 2, 3, 4), key=mx.random.key(seed)) for seed in range(3))
+    plain = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.5, mask="causal")
+    assert mx.array_equal(attention()(q, k, v, cache=None, scale=0.5, mask="causal"), plain)
+
+
+@pytest.mark.parametrize("sinks", [None, mx.zeros((2,))])
+def test_keys_that_attend_are_handed_everything(sinks: mx.array | None) -> None:
+    keys, queries = Attending(), mx.zeros((1, 2, 1, 4))
+    given = {} if sinks is None else {"sinks": sinks}
+    result = attention()(queries, keys, keys, cache=keys, scale=0.5, mask="m", **given)
+    assert mx.array_equal(result, queries + 1)
+    assert keys.asked == {"scale": 0.5, "mask": "m", "sinks": sinks}
+
+
+def test_installing_twice_wraps_once() -> None:
+    before = attention()
+    attention_seam.install()
+    assert attention() is before
+
+
+def test_a_module_that_was_imported_earlier_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = importlib.import_module("mlx_lm.models.base")
+    seam = attention()
+    plain = getattr(seam, attention_seam._MARK)
+    early = ModuleType("mlx_lm.models.early")
+    early.scaled_dot_product_attention = plain  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlx_lm.models.early", early)
+    monkeypatch.setattr(base, "scaled_dot_product_attention", plain)
+    attention_seam.install()
+    try:
+        assert early.scaled_dot_product_attention is base.scaled_dot_product_attention
+        assert hasattr(early.scaled_dot_product_attention, attention_seam._MARK)
+    finally:
+        base.scaled_dot_product_attention = seam  # type: ignore[attr-defined]
+
+
+def test_whether_a_model_is_reached_is_told_by_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_tiny("qwen3")
+    assert attention_seam.reaches(model)
+    module = sys.modules[type(model).__module__]
+    monkeypatch.setattr(module, "scaled_dot_product_attention", lambda *_: None)
+    assert not attention_seam.reaches(model)

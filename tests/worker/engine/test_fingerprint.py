@@ -1,0 +1,201 @@
+"""A fingerprint changes with everything that changes keys and values, and with nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.models.file_hashing import FileHashing, ModelChanged
+from holdfast.models.hash_cache import HashCache
+from holdfast.worker.engine import fingerprint
+from holdfast.worker.engine.fingerprint import files_of_identity, is_outdated, model_fingerprint, runs_own_code
+from tests.fakes.tiny_models import write_tiny
+
+
+def print_of(folder: Path, *, computed_as: str = "float32", version: str = "1", own_code: bool = False) -> str:
+    with FileHashing(lambda: files_of_identity(folder, runs_own_code=own_code), cache=HashCache(None)) as hashing:
+        return model_fingerprint(folder, hashing.result(), computed_as=computed_as, versions=(version,))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "model", "llama")
+
+
+def _flip_a_weight(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+
+
+def _change_rope(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 12345.0}))
+
+
+def _append_to(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        with (folder / name).open("a") as file:
+            file.write(" ")
+
+    return change
+
+
+def _add_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+
+
+def _add_named_template(folder: Path) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
+
+
+def _add_adapter(folder: Path) -> None:
+    shutil.copy(folder / "model.safetensors", folder / "adapters.safetensors")
+
+
+def _add_quantization(folder: Path) -> None:
+    (folder / "hf_quant_config.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_flip_a_weight, _change_rope, _append_to("tokenizer.json"), _append_to("tokenizer_config.json"), _add_template,
+     _add_named_template, _add_adapter, _append_to("adapter_config.json"), _append_to("special_tokens_map.json"),
+     _add_quantization],
+)  # fmt: skip
+def test_what_a_model_is_made_of_changes_the_fingerprint(model: Path, change: Callable[[Path], None]) -> None:
+    before = print_of(model)
+    change(model)
+    assert print_of(model) != before
+
+
+def test_how_it_is_computed_is_part_of_it(model: Path) -> None:
+    prints = {print_of(model), print_of(model, computed_as="bfloat16"), print_of(model, version="2")}
+    assert len(prints) == 3
+
+
+def test_two_models_of_one_geometry_differ(tmp_path: Path) -> None:
+    assert print_of(write_tiny(tmp_path / "a", "llama", seed=1)) != print_of(write_tiny(tmp_path / "b", "llama", seed=2))
+
+
+def test_a_copy_of_another_date_with_other_words_about_it_has_the_same(model: Path, tmp_path: Path) -> None:
+    before = print_of(model)
+    copy = shutil.copytree(model, tmp_path / "copy", copy_function=shutil.copyfile)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "_name_or_path": "elsewhere"}, indent=1))
+    (copy / "README.md").write_text("words")
+    (copy / "generation_config.json").write_text('{"temperature": 0.5}')
+    (copy / "modeling.py").write_text("print('nobody runs this')")
+    assert print_of(copy) == before
+
+
+def test_links_to_blobs_are_the_files_that_they_lead_to(model: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for number, file in enumerate(sorted(model.iterdir())):
+        file.rename(tmp_path / f"blob{number}")
+        (snapshot / file.name).symlink_to(Path("..", f"blob{number}"))
+    shutil.copytree(snapshot, tmp_path / "copy")
+    before = print_of(snapshot)
+    assert before == print_of(tmp_path / "copy")
+    _flip_a_weight(snapshot)
+    assert print_of(snapshot) != before
+
+
+def test_weights_in_several_files_all_count(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
+    shutil.copy(model / "model-00001-of-00002.safetensors", model / "model-00002-of-00002.safetensors")
+    before = print_of(model)
+    with (model / "model-00002-of-00002.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"!")
+    assert print_of(model) != before
+
+
+@pytest.mark.parametrize("name", ["modeling.py", "layers/attention.py", "tables.npz", "README.md"])
+def test_where_a_models_own_code_is_run_everything_beside_it_counts(model: Path, name: str) -> None:
+    before = print_of(model, own_code=True)
+    (model / name).parent.mkdir(exist_ok=True)
+    (model / name).write_text("x = 1")
+    first = print_of(model, own_code=True)
+    (model / name).write_text("x = 2")
+    assert len({before, first, print_of(model, own_code=True)}) == 3
+
+
+def test_links_to_folders_are_followed_once(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "one.txt").write_text("1")
+    (model / "tables").symlink_to(tmp_path / "tables")
+    (model / "round").symlink_to(model)
+    before = print_of(model, own_code=True)
+    (tmp_path / "tables" / "one.txt").write_text("2")
+    assert print_of(model, own_code=True) != before
+
+
+def test_what_tools_leave_hidden_in_a_folder_never_counts(model: Path) -> None:
+    before = print_of(model, own_code=True)
+    (model / ".cache").mkdir()
+    (model / ".cache" / "download.lock").write_text("")
+    (model / ".DS_Store").write_text("")
+    assert print_of(model, own_code=True) == before
+
+
+def test_own_code_is_run_when_the_configuration_names_it_and_the_user_trusts_it(model: Path) -> None:
+    assert not runs_own_code(model, trust_remote_code=True)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_file": "modeling.py"}))
+    assert runs_own_code(model, trust_remote_code=True)
+    assert not runs_own_code(model, trust_remote_code=False)
+    assert not runs_own_code(model / "nowhere", trust_remote_code=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["models/llama.py", "models/base.py", "models/cache.py", "models/rope_utils.py", "models/switch_layers.py", "utils.py"],
+)
+def test_mlx_lms_own_code_counts_by_content(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    installed = importlib.util.find_spec("mlx_lm")
+    assert installed is not None
+    assert installed.submodule_search_locations is not None
+    changed = shutil.copytree(installed.submodule_search_locations[0], tmp_path / "mlx_lm")
+    monkeypatch.setattr(fingerprint.importlib.util, "find_spec", lambda _: _At(changed))  # type: ignore[attr-defined]
+    before = print_of(model)
+    with (changed / name).open("a") as file:
+        file.write("\n")
+    assert print_of(model) != before
+
+
+class _At:
+    """Where a package is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.submodule_search_locations = [str(folder)]
+
+
+def test_our_own_code_that_shapes_states_counts_and_all_of_it_is_there() -> None:
+    files = files_of_identity(Path("nowhere"), runs_own_code=False)
+    package = Path(fingerprint.__file__).parents[2]
+    patterns = [pattern for pattern in fingerprint._OWN_CODE if not list(package.glob(pattern))]
+    assert patterns == []
+    assert {"holdfast/worker/engine/attention_seam.py", "holdfast/worker/engine/host_attention.py"} <= files.keys()
+
+
+def test_a_configuration_that_changes_behind_its_hash_is_told(model: Path) -> None:
+    with FileHashing(lambda: files_of_identity(model, runs_own_code=False), cache=HashCache(None)) as hashing:
+        hashes = hashing.result()
+    _change_rope(model)
+    with pytest.raises(ModelChanged):
+        model_fingerprint(model, hashes, computed_as="", versions=())
+
+
+def test_fingerprints_of_earlier_formats_are_outdated(model: Path) -> None:
+    assert is_outdated("a3" * 32)
+    assert is_outdated("2-" + "a3" * 32)
+    assert not is_outdated(print_of(model))

@@ -1,0 +1,142 @@
+"""Only the wanted rows go through the vocabulary projection, whatever the head of a model looks like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+
+from holdfast.worker.engine.head_seam import HeadSeam
+from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
+
+IDS = mx.array([[5, 6, 7, 8], [9, 10, 11, 12]])
+ROWS = mx.array([0, 3, 6])
+
+
+def softcapped() -> nn.Module:
+    return make_tiny("gemma2")
+
+
+def quantized(name: str, **changes: Any) -> nn.Module:
+    model = make_tiny(name, **changes)
+    nn.quantize(model, group_size=32, bits=4, class_predicate=lambda _, part: hasattr(part, "to_quantized"))
+    return model
+
+
+def with_bias() -> nn.Module:
+    model: Any = make_tiny("llama", tie_word_embeddings=False)
+    head = nn.Linear(64, VOCAB_SIZE, bias=True)
+    head.bias = mx.arange(VOCAB_SIZE) / 100
+    model.lm_head = head
+    return model  # type: ignore[no-any-return]
+
+
+HEADS = {
+    "tied": lambda: make_tiny("llama"),
+    "its own": lambda: make_tiny("llama", tie_word_embeddings=False),
+    "with a bias": with_bias,
+    "nested": lambda: make_tiny("qwen3_5"),
+    "softcapped": softcapped,
+    "scaled": lambda: make_tiny("cohere2", logit_scale=0.25),
+    "divided": lambda: make_tiny("minicpm3"),
+    "rwkv": lambda: make_tiny("rwkv7"),
+    "quantized, tied": lambda: quantized("llama"),
+    "quantized, its own": lambda: quantized("llama", tie_word_embeddings=False),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_selected_rows_have_the_logits_of_the_whole(head: str) -> None:
+    model: Any = HEADS[head]()
+    expected = model(IDS).reshape(-1, VOCAB_SIZE)[ROWS]
+    seam = HeadSeam(model)
+    with seam.selecting(ROWS) as selection:
+        got = model(IDS)
+    assert selection.used
+    assert got.shape == (ROWS.size, 1, VOCAB_SIZE)
+    assert float(mx.abs(got[:, 0] - expected).max()) < 1e-4
+
+
+def test_without_a_selection_the_model_is_as_it_was() -> None:
+    model: Any = make_tiny("llama")
+    names = [name for name, _ in tree_flatten(model.parameters())]
+    expected = model(IDS)
+    seam = HeadSeam(model)
+    with seam.selecting(None) as selection:
+        assert mx.array_equal(model(IDS), expected)
+    assert not selection.used
+    assert mx.array_equal(model(IDS), expected)
+    assert [name for name, _ in tree_flatten(model.parameters())] == names
+
+
+def test_a_selection_ends_with_its_block_even_when_the_model_raises() -> None:
+    model: Any = make_tiny("llama")
+    expected, seam = model(IDS), HeadSeam(model)
+    with pytest.raises(RuntimeError, match="in the middle"), seam.selecting(ROWS):
+        raise RuntimeError("in the middle")
+    assert mx.array_equal(model(IDS), expected)
+
+
+def test_a_removed_seam_leaves_the_modules_their_own_classes() -> None:
+    model: Any = make_tiny("llama", tie_word_embeddings=False)
+    seam = HeadSeam(model)
+    assert type(model.lm_head) is not nn.Linear
+    assert isinstance(model.lm_head, nn.Linear)
+    seam.remove()
+    assert type(model.lm_head) is nn.Linear
+    assert type(model.model.embed_tokens) is nn.Embedding
+
+
+def test_a_head_that_the_seam_does_not_know_is_told() -> None:
+    model: Any = make_tiny("llama")
+    table = model.model.embed_tokens.weight
+    model.__class__ = type("Odd", (type(model),), {"__call__": lambda self, ids, cache=None: self.model(ids, cache) @ table.T})
+    with HeadSeam(model).selecting(ROWS) as selection:
+        logits = model(IDS)
+    assert not selection.used
+    assert logits.shape == (2, 4, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_rows_that_were_set_aside_have_the_same_logits_later_and_in_pieces(head: str) -> None:
+    model: Any = HEADS[head]()
+    expected = model(IDS).reshape(-1, VOCAB_SIZE)
+    seam = HeadSeam(model)
+    with seam.selecting(ROWS, aside=mx.arange(8)):
+        selected = model(IDS)
+    set_aside = seam.take_aside()
+    assert set_aside is not None
+    assert seam.take_aside() is None
+    assert float(mx.abs(selected[:, 0] - expected[ROWS]).max()) < 1e-4
+    for start, stop in ((0, 8), (0, 1), (1, 6), (6, 8)):
+        later = seam.project(set_aside[start:stop])
+        assert later.shape == (stop - start, VOCAB_SIZE)
+        assert float(mx.abs(later - expected[start:stop]).max()) < 1e-4
+    assert mx.array_equal(model(IDS).reshape(-1, VOCAB_SIZE), expected)
+
+
+def test_rows_can_be_set_aside_while_the_projection_sees_everything() -> None:
+    model: Any = make_tiny("llama")
+    expected, seam = model(IDS), HeadSeam(model)
+    with seam.selecting(None, aside=ROWS):
+        assert float(mx.abs(model(IDS) - expected).max()) < 1e-4
+    set_aside = seam.take_aside()
+    assert set_aside is not None
+    assert float(mx.abs(seam.project(set_aside) - expected.reshape(-1, VOCAB_SIZE)[ROWS]).max()) < 1e-4
+
+
+def test_projecting_later_computes_no_layer() -> None:
+    model: Any = make_tiny("llama")
+    seam = HeadSeam(model)
+    with seam.selecting(None, aside=ROWS):
+        mx.eval(model(IDS))
+    set_aside = seam.take_aside()
+    assert set_aside is not None
+    mx.eval(set_aside)
+    for layer in model.model.layers:
+        layer.mlp.up_proj.weight = layer.mlp.up_proj.weight * float("nan")
+    assert bool(mx.isfinite(seam.project(set_aside)).all())
+    assert not bool(mx.isfinite(model(IDS)).any())

@@ -1,0 +1,300 @@
+"""Sampling of mixed batches: what is drawn, what is not disturbed, what is independent of what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.engine.sampling import DrawnRows, RowState, advance, row_state, sample, score_tokens
+from tests.fakes.reference_sampler import edited_logits, log_probabilities, probabilities
+
+VOCAB = 300
+LARGE_VOCAB = 9001  # many blocks, and no multiple of one
+
+
+def a_row(
+    params: SamplingParams | None = None,
+    *,
+    prompt: Sequence[int] = (1, 2, 3),
+    generated: Sequence[int] = (),
+    top_logprobs: int | None = None,
+    vocab: int = VOCAB,
+) -> RowState:
+    request = SequenceRequest(
+        request_id="r",
+        prompt_token_ids=TokenIds.of(prompt),
+        max_tokens=8,
+        sampling=params or SamplingParams(temperature=0.0, seed=0),
+        want_logprobs=top_logprobs is not None,
+        top_logprobs=top_logprobs or 0,
+    )
+    return row_state(request, generated=generated, vocab_size=vocab)
+
+
+def some_logits(rows: int, *, vocab: int = VOCAB, seed: int = 0, dtype: mx.Dtype = mx.float32) -> mx.array:
+    return (mx.random.normal((rows, vocab), key=mx.random.key(seed)) * 3).astype(dtype)
+
+
+def ints(values: mx.array) -> list[int]:
+    return [int(value) for value in np.array(values)]
+
+
+def as_lists(drawn: DrawnRows) -> tuple[list[int], list[bool]]:
+    return ints(drawn.tokens), [bool(flag) for flag in np.array(drawn.ok)]
+
+
+def params_strategy(vocab: int) -> st.SearchStrategy[SamplingParams]:
+    ids = st.integers(0, vocab - 1)
+    return st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 1e-6, 1e-3, 0.3, 1.0, 2.0]),
+        top_p=st.sampled_from([1.0, 0.95, 0.5, 1e-6, 0.0]),
+        top_k=st.sampled_from([0, 1, 2, 20, 64, 65, 150, 10**6]),
+        min_p=st.sampled_from([0.0, 0.0, 0.1, 1.0]),
+        presence_penalty=st.sampled_from([0.0, 0.0, 1.5, -1.0]),
+        frequency_penalty=st.sampled_from([0.0, 0.0, 0.7, -0.5]),
+        repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.8]),
+        logit_bias=st.dictionaries(ids, st.sampled_from([-100.0, -3.0, 5.0, 100.0]), max_size=3),
+        seed=st.sampled_from([0, 1, -1, 7, 2**63 - 1, -(2**63), 2**70]),
+    )
+
+
+def rows_strategy(vocab: int) -> st.SearchStrategy[RowState]:
+    ids = st.lists(st.integers(0, vocab - 1), max_size=6)
+    return st.builds(
+        lambda params, prompt, generated, top: a_row(params, prompt=prompt, generated=generated, top_logprobs=top, vocab=vocab),
+        params_strategy(vocab),
+        ids,
+        ids,
+        st.sampled_from([None, None, 0, 3]),
+    )
+
+
+@settings(max_examples=60)
+@given(rows=st.lists(rows_strategy(VOCAB), min_size=1, max_size=9), seed=st.integers(0, 5), half=st.booleans())
+def test_a_row_draws_the_same_token_alone_and_in_any_batch(rows: list[RowState], seed: int, half: bool) -> None:
+    logits = some_logits(len(rows), seed=seed, dtype=mx.bfloat16 if half else mx.float32)
+    together = sample(logits, rows)
+    alone = [sample(logits[index : index + 1], [row]) for index, row in enumerate(rows)]
+    assert together.tokens.tolist() == [drawn.tokens.item() for drawn in alone]
+    assert together.ok.tolist() == [drawn.ok.item() for drawn in alone]
+    for index, row in enumerate(rows):
+        if row.want_logprobs:
+            assert together.scores is not None
+            by_itself = alone[index].scores
+            assert by_itself is not None
+            assert together.scores.chosen[index].item() == by_itself.chosen.item()
+
+
+@settings(max_examples=40)
+@given(data=st.data(), vocab=st.sampled_from([1, 2, 127, 128, 129]))
+def test_vocabularies_of_any_size_draw_valid_tokens_alike_alone_and_together(data: st.DataObject, vocab: int) -> None:
+    rows = data.draw(st.lists(rows_strategy(vocab), min_size=1, max_size=4))
+    logits = some_logits(len(rows), vocab=vocab)
+    tokens, ok = as_lists(sample(logits, rows))
+    assert max(tokens) < vocab
+    for index, row in enumerate(rows):
+        assert as_lists(sample(logits[index : index + 1], [row])) == ([tokens[index]], [ok[index]])
+
+
+@settings(max_examples=15)
+@given(rows=st.lists(rows_strategy(LARGE_VOCAB), min_size=2, max_size=5))
+def test_a_row_draws_the_same_token_alone_and_in_any_batch_of_a_large_vocabulary(rows: list[RowState]) -> None:
+    logits = some_logits(len(rows), vocab=LARGE_VOCAB)
+    together = sample(logits, rows).tokens.tolist()
+    assert together == [sample(logits[index : index + 1], [row]).tokens.item() for index, row in enumerate(rows)]
+
+
+@settings(max_examples=60)
+@given(
+    params=st.lists(params_strategy(40), min_size=1, max_size=6),
+    prompt=st.lists(st.integers(0, 39), max_size=8),
+    generated=st.lists(st.integers(0, 39), max_size=8),
+)
+def test_tokens_and_logprobs_agree_with_the_plain_reference(
+    params: list[SamplingParams], prompt: list[int], generated: list[int]
+) -> None:
+    logits = some_logits(len(params), vocab=40)
+    rows = [a_row(each, prompt=prompt, generated=generated, top_logprobs=5, vocab=40) for each in params]
+    drawn = sample(logits, rows)
+    assert drawn.scores is not None
+    assert drawn.scores.top_ids is not None
+    assert drawn.scores.top_logprobs is not None
+    for index, each in enumerate(params):
+        expected = edited_logits(np.array(logits[index], dtype=np.float64), params=each, prompt=prompt, generated=generated)
+        token = ints(drawn.tokens)[index]
+        assert drawn.ok[index].item()
+        assert probabilities(expected, params=each)[token] > 0
+        logprobs = log_probabilities(expected)
+        assert drawn.scores.chosen[index].item() == pytest.approx(logprobs[token], abs=1e-4)
+        assert np.array(drawn.scores.top_logprobs[index]) == pytest.approx(np.sort(logprobs)[::-1][:5], abs=1e-4)
+        assert np.array(drawn.scores.top_logprobs[index]) == pytest.approx(
+            logprobs[np.array(drawn.scores.top_ids[index])], abs=1e-4
+        )
+
+
+def test_greedy_rows_take_the_most_likely_token_and_the_first_of_ties() -> None:
+    logits = mx.array([[0.0, 2.0, 2.0, 1.0], [5.0, 2.0, 2.0, 1.0]], dtype=mx.bfloat16)
+    for params in (
+        SamplingParams(temperature=0.0, seed=3),
+        SamplingParams(temperature=1e-9, seed=3),
+        SamplingParams(top_k=1, seed=3),
+        SamplingParams(top_p=0.0, seed=3),
+    ):
+        assert as_lists(sample(logits, [a_row(params, vocab=4)] * 2)) == ([1, 0], [True, True])
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+def test_a_row_with_bad_logits_is_not_ok_and_disturbs_no_other(dtype: mx.Dtype) -> None:
+    logits = some_logits(6, dtype=dtype)
+    bad = mx.array(logits)
+    bad[1, 7] = math.nan
+    bad[2] = mx.full((VOCAB,), math.nan)
+    bad[3, 9] = math.inf
+    bad[4] = mx.full((VOCAB,), -math.inf)
+    for params in (
+        SamplingParams(temperature=0.0, seed=1),
+        SamplingParams(seed=1),
+        SamplingParams(seed=1, top_k=40, top_p=0.9),
+        SamplingParams(seed=1, top_p=0.9, min_p=0.1, frequency_penalty=1.0),
+    ):
+        rows = [a_row(params, generated=(4, 4), top_logprobs=3) for _ in range(6)]
+        tokens, ok = as_lists(sample(bad, rows))
+        assert ok == [True, False, False, False, False, True]
+        assert max(tokens) < VOCAB
+        expected, _ = as_lists(sample(logits, rows))
+        assert (tokens[0], tokens[5]) == (expected[0], expected[5])
+
+
+def test_bad_logits_in_a_large_vocabulary_disturb_no_other() -> None:
+    logits = some_logits(3, vocab=LARGE_VOCAB)
+    bad = mx.array(logits)
+    bad[1, 100:4000] = math.nan
+    for params in (SamplingParams(seed=1, top_p=0.9), SamplingParams(seed=1, top_k=20), SamplingParams(seed=1, top_k=5000)):
+        rows = [a_row(params, vocab=LARGE_VOCAB, top_logprobs=20) for _ in range(3)]
+        tokens, ok = as_lists(sample(bad, rows))
+        assert ok == [True, False, True]
+        assert max(tokens) < LARGE_VOCAB
+        assert tokens[::2] == as_lists(sample(logits, rows))[0][::2]
+
+
+def test_a_row_whose_tokens_are_all_banned_is_not_ok() -> None:
+    banned = SamplingParams(seed=1, logit_bias=dict.fromkeys(range(8), -100.0))
+    drawn = sample(some_logits(2, vocab=8), [a_row(banned, vocab=8), a_row(vocab=8)])
+    assert drawn.ok.tolist() == [False, True]
+
+
+def test_a_banned_token_is_never_drawn_however_likely_it_was() -> None:
+    logits = mx.broadcast_to(mx.array([200.0, 0.0, 0.0, 0.0]), (500, 4))
+    drawn = sample(logits, [a_row(SamplingParams(seed=seed, logit_bias={0: -100}), vocab=4) for seed in range(500)])
+    assert drawn.ok.tolist() == [True] * 500
+    assert set(ints(drawn.tokens)) == {1, 2, 3}
+
+
+def test_min_p_of_one_keeps_the_likeliest_and_its_ties_only() -> None:
+    logits = mx.broadcast_to(mx.array([1.0, 3.0, 2.999, 3.0]), (200, 4))
+    drawn = sample(logits, [a_row(SamplingParams(seed=seed, min_p=1.0), vocab=4) for seed in range(200)])
+    assert set(ints(drawn.tokens)) == {1, 3}
+
+
+def test_logits_of_minus_infinity_are_never_drawn_even_at_absurd_temperatures() -> None:
+    logits = mx.broadcast_to(mx.array([1.0, -math.inf, 0.5, -math.inf]), (200, 4))
+    rows = [a_row(SamplingParams(seed=seed, temperature=1e39), vocab=4) for seed in range(200)]
+    assert set(ints(sample(logits, rows).tokens)) == {0, 2}
+
+
+def test_other_seeds_and_other_positions_draw_other_tokens() -> None:
+    logits = mx.zeros((40, 5000))
+    seeds = [a_row(SamplingParams(seed=seed), vocab=5000) for seed in range(-10, 10)]
+    places = [a_row(SamplingParams(seed=5), generated=[0] * (9 + count), vocab=5000) for count in range(20)]
+    tokens = ints(sample(logits, seeds + places).tokens)
+    assert len(set(tokens)) > 35
+
+
+def test_a_resumed_sequence_continues_as_if_never_interrupted() -> None:
+    params = SamplingParams(seed=9, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, top_p=0.9)
+    row = a_row(params)
+    tokens: list[int] = []
+    for step in range(12):
+        drawn = sample(some_logits(1, seed=step), [row])
+        advance([row], drawn.tokens)
+        tokens.append(ints(drawn.tokens)[0])
+    for done in range(12):
+        resumed = a_row(params, generated=tokens[:done])
+        assert sample(some_logits(1, seed=done), [resumed]).tokens.item() == tokens[done]
+
+
+def test_steps_laid_out_before_any_is_known_draw_as_when_each_is_awaited() -> None:
+    params = [
+        SamplingParams(seed=1, frequency_penalty=1.0, repetition_penalty=1.1),
+        SamplingParams(temperature=0.0, seed=2, presence_penalty=2.0),
+        SamplingParams(seed=3),
+    ]
+    lazy_rows, awaited_rows = [a_row(each) for each in params], [a_row(each) for each in params]
+    lazily, awaited = [], []
+    for step in range(6):
+        lazily.append(sample(some_logits(3, seed=step), lazy_rows).tokens)
+        advance(lazy_rows, lazily[-1])
+    for step in range(6):
+        tokens = sample(some_logits(3, seed=step), awaited_rows).tokens
+        awaited.append(tokens.tolist())
+        advance(awaited_rows, mx.array(awaited[-1]))
+    assert [tokens.tolist() for tokens in lazily] == awaited
+
+
+def test_advancing_one_row_leaves_a_copy_of_it_as_it_was() -> None:
+    row = a_row(SamplingParams(seed=1, frequency_penalty=1.0), generated=(5,))
+    fork = replace(row)
+    advance([row], mx.array([6]))
+    assert fork.edits is not None
+    assert row.edits is not None
+    assert fork.edits.generated_ids.tolist() == [5]
+    assert row.edits.generated_ids.tolist() == [5, 6]
+    assert (fork.position, row.position) == (4, 5)
+
+
+def test_sampling_does_not_change_the_logits_it_was_given() -> None:
+    logits = some_logits(2)
+    before = logits.tolist()
+    params = SamplingParams(seed=1, frequency_penalty=1.0, repetition_penalty=2.0, logit_bias={3: 5.0})
+    mx.eval(sample(logits, [a_row(params, generated=(4,))] * 2).arrays())
+    assert logits.tolist() == before
+
+
+def test_logprobs_are_of_the_edited_logits_before_temperature_and_filters() -> None:
+    logits = some_logits(2, vocab=20)
+    params = SamplingParams(seed=1, temperature=0.1, top_k=2, logit_bias={3: 4.0})
+    drawn = sample(logits, [a_row(params, top_logprobs=20, vocab=20), a_row(vocab=20)])
+    assert drawn.scores is not None
+    assert drawn.scores.top_logprobs is not None
+    assert drawn.scores.top_ids is not None
+    expected = log_probabilities(edited_logits(np.array(logits[0]), params=params, prompt=(), generated=()))
+    assert np.array(drawn.scores.top_logprobs[0]) == pytest.approx(np.sort(expected)[::-1], abs=1e-5)
+    assert sorted(ints(drawn.scores.top_ids[0])) == list(range(20))
+
+
+def test_nothing_is_computed_for_logprobs_that_nobody_wants() -> None:
+    drawn = sample(some_logits(2), [a_row(), a_row(SamplingParams(seed=1))])
+    assert drawn.scores is None
+
+
+def test_prompt_tokens_are_scored_by_the_plain_softmax() -> None:
+    logits = some_logits(5, vocab=50, dtype=mx.float16)
+    token_ids = [3, 49, 0, 7, 7]
+    scores = score_tokens(logits, mx.array(token_ids), top_logprobs=4)
+    assert scores.top_ids is not None
+    for index, token_id in enumerate(token_ids):
+        expected = log_probabilities(np.array(logits[index].astype(mx.float32), dtype=np.float64))
+        assert scores.chosen[index].item() == pytest.approx(expected[token_id], abs=1e-5)
+        assert expected[np.array(scores.top_ids[index])] == pytest.approx(np.sort(expected)[::-1][:4], abs=1e-5)
+    assert score_tokens(logits, mx.array(token_ids), top_logprobs=0).top_ids is None

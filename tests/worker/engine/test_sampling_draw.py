@@ -1,0 +1,133 @@
+"""The draw itself: distributions against the reference, thresholds, keys, the largest entries."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.wire.requests import SamplingParams
+from holdfast.worker.engine.sampling_draw import draw, draw_key, draw_kind, largest, nucleus_threshold
+from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
+
+DRAWS = 20_000
+
+
+def counts_of(logits: npt.NDArray[np.float32], params: SamplingParams, *, draws: int = DRAWS) -> npt.NDArray[np.int64]:
+    kind = draw_kind(params, vocab_size=len(logits))
+    counts = np.zeros(len(logits), dtype=np.int64)
+    for start in range(0, draws, CHUNK):
+        rows = mx.broadcast_to(mx.array(logits), (CHUNK, len(logits)))
+        keys = [draw_key(seed=start + index, position=5) for index in range(CHUNK)]
+        tokens = draw(rows, kind=kind, params=[params] * CHUNK, keys=keys, peaks=mx.max(rows, axis=-1))
+        counts += np.bincount(np.array(tokens), minlength=len(logits))
+    return counts
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.5),
+        SamplingParams(temperature=2.0),
+        SamplingParams(top_k=7),
+        SamplingParams(top_k=150),
+        SamplingParams(top_p=0.9),
+        SamplingParams(top_p=0.2),
+        SamplingParams(min_p=0.05),
+        SamplingParams(top_k=20, top_p=0.8),
+        SamplingParams(top_k=20, top_p=0.9, min_p=0.1, temperature=1.5),
+        SamplingParams(top_p=0.95, min_p=0.02, temperature=0.7),
+    ],
+    ids=str,
+)
+def test_tokens_come_as_often_as_the_reference_says(params: SamplingParams) -> None:
+    logits = np.random.default_rng(3).normal(size=200).astype(np.float32) * 2
+    assert_counts_fit(counts_of(logits, params), probabilities(logits.astype(np.float64), params=params))
+
+
+def test_a_large_vocabulary_is_drawn_from_evenly_over_all_its_blocks() -> None:
+    counts = counts_of(np.zeros(1000, dtype=np.float32), SamplingParams())
+    assert_counts_fit(counts, np.full(1000, 1e-3))
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.999])
+def test_the_bisected_nucleus_of_a_larger_vocabulary_is_the_sorted_one(top_p: float) -> None:
+    logits = np.random.default_rng(4).normal(size=3001).astype(np.float32) * 4
+    params = SamplingParams(top_p=top_p)
+    counts = counts_of(logits, params, draws=CHUNK)
+    assert_counts_fit(counts, probabilities(logits.astype(np.float64), params=params))
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.99999])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 5.0])
+def test_what_top_p_keeps_is_the_smallest_set_that_weighs_enough(top_p: float, spread: float) -> None:
+    logits = np.random.default_rng(5).normal(size=1500).astype(np.float32) * spread
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    edge = np.array(nucleus_threshold(mx.array(weights.astype(np.float32))[None], top_p=mx.array([[top_p]])))[0, 0]
+    assert weights[weights >= edge].sum() >= (top_p - 1e-5) * weights.sum()
+    assert weights[weights > edge * (1 + 5e-5)].sum() <= (top_p + 1e-5) * weights.sum()
+
+
+def test_of_equal_tokens_at_the_edge_of_top_k_those_with_lower_ids_stay() -> None:
+    logits = np.array([0.0, 1.0, 1.0, 1.0, 2.0], dtype=np.float32)
+    counts = counts_of(logits, SamplingParams(top_k=3), draws=CHUNK)
+    assert (counts > 0).tolist() == [False, True, True, False, True]
+
+
+def test_equally_likely_tokens_at_the_edge_of_top_p_all_stay() -> None:
+    counts = counts_of(np.array([1.0, 1.0, 1.0, -3.0], dtype=np.float32), SamplingParams(top_p=0.4), draws=CHUNK)
+    assert (counts > 0).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=50, top_p=0.95), SamplingParams(top_p=0.95)], ids=str)
+def test_rounding_noise_in_the_logits_rarely_changes_what_is_drawn(params: SamplingParams) -> None:
+    logits = mx.random.normal((CHUNK, 500), key=mx.random.key(1)).astype(mx.bfloat16).astype(mx.float32)  # full of ties
+    noisy = logits + 1e-5 * mx.random.normal(logits.shape, key=mx.random.key(2))
+    kind = draw_kind(params, vocab_size=500)
+    keys = [draw_key(seed=index, position=0) for index in range(CHUNK)]
+    clean, stirred = (
+        np.array(draw(each, kind=kind, params=[params] * CHUNK, keys=keys, peaks=mx.max(each, axis=-1)))
+        for each in (logits, noisy)
+    )
+    assert (clean != stirred).mean() < 0.01
+
+
+def test_draws_of_neighbouring_positions_and_seeds_are_independent() -> None:
+    rows = mx.zeros((CHUNK, 4))
+    params = [SamplingParams()] * CHUNK
+    kind = draw_kind(params[0], vocab_size=4)
+    by_position = [draw_key(seed=1, position=index) for index in range(CHUNK)]
+    by_seed = [draw_key(seed=index, position=1) for index in range(CHUNK)]
+    for keys in (by_position, by_seed):
+        tokens = np.array(draw(rows, kind=kind, params=params, keys=keys, peaks=mx.zeros((CHUNK,))))
+        pairs = np.bincount(tokens[:-1].astype(np.int64) * 4 + tokens[1:], minlength=16)
+        assert_counts_fit(pairs, np.full(16, 1 / 16))
+
+
+@given(
+    first=st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20)),
+    second=st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20)),
+)
+def test_keys_are_two_words_and_differ_when_seed_or_position_does(first: tuple[int, int], second: tuple[int, int]) -> None:
+    keys = [draw_key(seed=seed, position=position) for seed, position in (first, second)]
+    assert all(0 <= word < 2**32 for key in keys for word in key)
+    assert (keys[0] == keys[1]) == (first == second)
+
+
+@settings(max_examples=60)
+@given(
+    columns=st.sampled_from([1, 5, 127, 128, 1000, 2600, 5000]),
+    share=st.floats(0, 1),
+    levels=st.sampled_from([1, 3, 10**6]),
+    seed=st.integers(0, 9),
+)
+def test_largest_agrees_with_a_stable_sort(columns: int, share: float, levels: int, seed: int) -> None:
+    count = max(1, min(columns, int(share * share * share * columns)))
+    values = np.random.default_rng(seed).integers(0, levels, size=(3, columns)).astype(np.float32)
+    found, ids = largest(mx.array(values), count=count)
+    assert np.array_equal(np.array(found), -np.sort(-values, axis=-1)[:, :count])
+    assert np.array_equal(np.array(ids), np.argsort(-values, axis=-1, kind="stable")[:, :count])

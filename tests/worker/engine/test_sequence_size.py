@@ -1,0 +1,25 @@
+"""What is told of a config.json alone is what the engine measures on the loaded model."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import ModelLoadError
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.probe import choose_layout
+from holdfast.worker.engine.sequence_size import sequence_size_of
+from tests.fakes.tiny_configs import TINY, VOCAB_SIZE
+from tests.fakes.tiny_models import kept_tiny
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gemma3_text", "qwen3_next"])
+def test_bytes_are_those_that_the_engine_measures(name: str) -> None:
+    told = sequence_size_of(TINY[name])
+    measured = Engine(choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE).measure_costs()
+    assert (told.bytes_per_token, told.is_on_cpu) == (measured.bytes_per_token, True)
+    assert told.fixed_bytes == measured.fixed_bytes
+
+
+def test_a_model_that_is_not_known_is_told() -> None:
+    with pytest.raises(ModelLoadError, match=r"cannot be told: ValueError: Model type kelp not supported"):
+        sequence_size_of({"model_type": "kelp"})

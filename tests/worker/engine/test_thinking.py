@@ -1,0 +1,79 @@
+"""The meter of thoughts: when it lets a model think, and which tokens it asks for when that was enough."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.wire.commands import ThinkingBudget
+from holdfast.worker.engine.thinking import ThoughtMeter
+
+START, END = (90, 91), (80, 81, 82)
+
+
+def a_meter(tokens: int, *, start: tuple[int, ...] = (), end: tuple[int, ...] = END) -> ThoughtMeter:
+    return ThoughtMeter(ThinkingBudget(tokens=tokens, start_token_ids=start, end_token_ids=end))
+
+
+def answer(meter: ThoughtMeter, wishes: list[int]) -> list[int]:
+    """What comes out when the model wishes for these tokens and gets them unless another one has to come."""
+    drawn = []
+    for wish in wishes:
+        drawn.append(meter.due[0] if meter.due else wish)
+        meter.take(drawn[-1])
+    return drawn
+
+
+def test_a_thought_is_ended_when_it_has_used_its_budget_and_the_answer_goes_on() -> None:
+    assert answer(a_meter(3), [1, 2, 3, 4, 5, 6, 7, 8]) == [1, 2, 3, *END, 7, 8]
+
+
+def test_a_budget_of_nothing_ends_the_thought_before_it_begins() -> None:
+    assert answer(a_meter(0), [1, 2, 3, 4]) == [*END, 4]
+
+
+def test_what_comes_before_the_opening_counts_for_nothing() -> None:
+    assert answer(a_meter(2, start=START), [1, 2, 3, *START, 4, 5, 6, 6, 6, 7]) == [1, 2, 3, *START, 4, 5, *END, 7]
+
+
+def test_a_thought_that_ends_by_itself_is_left_alone() -> None:
+    wishes = [1, 2, *END, 3, 4, 5, 6, 7]
+    assert answer(a_meter(5), wishes) == wishes
+
+
+def test_of_an_end_that_the_model_has_begun_only_the_rest_is_asked_for() -> None:
+    assert answer(a_meter(3), [1, 2, 80, 5, 6, 7]) == [1, 2, 80, 81, 82, 7]
+
+
+def test_all_thoughts_of_an_answer_have_one_budget() -> None:
+    wishes = [*START, 1, 2, *END, 3, *START, 4, 4, 4, 4]
+    assert answer(a_meter(5, start=START), wishes) == [*START, 1, 2, *END, 3, *START, *END, 4]
+
+
+def test_without_a_marker_nothing_can_be_asked_for() -> None:
+    assert answer(a_meter(1, end=()), [1, 2, 3]) == [1, 2, 3]
+
+
+@given(
+    st.lists(st.sampled_from([1, 80, 81, 82, 90, 91]), max_size=40),
+    st.integers(0, 12),
+    st.sampled_from([(), (90,), START]),
+    st.sampled_from([(80,), END, (80, 80, 81)]),
+)
+def test_nothing_changes_before_the_budget_is_used_and_no_thought_is_longer(
+    wishes: list[int], tokens: int, start: tuple[int, ...], end: tuple[int, ...]
+) -> None:
+    drawn = answer(a_meter(tokens, start=start, end=end), wishes)
+    thinks, used, since = not start, 0, 0
+    for at, token in enumerate(drawn):
+        used += thinks
+        if token != wishes[at]:
+            assert thinks
+            assert used > tokens
+            assert token in end
+        since += 1
+        marker = end if thinks else start
+        if marker and since >= len(marker) and tuple(drawn[at + 1 - len(marker) : at + 1]) == marker:
+            thinks, since = not thinks, 0
+        if start == () and at + 1 >= tokens + len(end):
+            assert not thinks, "the thought goes on behind its budget"

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from holdfast.errors import ModelLoadError
+from holdfast.worker.engine.weight_format import (
+    AS_IT_IS,
+    WeightFormat,
+    choose_format,
+    compute_dtype,
+    convert,
+    format_bytes,
+    parameter_count,
+)
+from tests.fakes.tiny_models import kept_tiny, make_tiny
+
+UNPACKED = WeightFormat(dtype=mx.float32, unpack=True, unpack_experts=True)
+PACKINGS = [
+    {"group_size": 32, "bits": 2},
+    {"group_size": 64, "bits": 3},
+    {"group_size": 32, "bits": 4},
+    {"group_size": 64, "bits": 5},
+    {"group_size": 64, "bits": 6},
+    {"group_size": 64, "bits": 8},
+    {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+    {"group_size": 16, "bits": 4, "mode": "nvfp4"},
+    {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+]
+TOKENS = mx.array([[(i * 7) % 90 + 2 for i in range(20)]])
+ENOUGH = 1 << 40
+
+
+def packed(name: str, packing: dict[str, Any], *, dtype: mx.Dtype = mx.bfloat16) -> nn.Module:
+    model = make_tiny(name)
+    model.set_dtype(dtype)
+
+    def fits(_: str, module: nn.Module) -> bool:
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % packing["group_size"] == 0
+
+    nn.quantize(model, class_predicate=fits, **packing)
+    mx.eval(model.parameters())
+    return model
+
+
+def choice(
+    model: nn.Module, *, dtype: str = "auto", dequantize: str = "auto", on_cpu: bool = True, available: int = ENOUGH
+) -> WeightFormat:
+    return choose_format(model, dtype=dtype, dequantize=dequantize, on_cpu=on_cpu, available_bytes=available)
+
+
+@pytest.mark.parametrize("packing", PACKINGS, ids=lambda packing: f"{packing.get('mode', 'affine')}-{packing['bits']}")
+def test_unpacked_weights_give_the_answers_of_the_packed_ones(packing: dict[str, Any]) -> None:
+    model = packed("qwen3_moe", packing)  # linear layers, an embedding that is the head too, experts
+    convert(model, WeightFormat(dtype=mx.float32, unpack=False, unpack_experts=False), read=lambda _: None)
+    expected = model(TOKENS)
+    convert(model, UNPACKED, read=lambda _: None)
+    assert not any(hasattr(module, "bits") for _, module in model.named_modules())
+    # An embedding in an mx or nv format gives bf16 where it is packed.
+    assert float(mx.abs(model(TOKENS) - expected).max()) < (1e-4 if "mode" not in packing else 0.1)
+
+
+def test_latent_attention_is_unpacked_too() -> None:
+    model = packed("deepseek_v3", {"group_size": 32, "bits": 4}, dtype=mx.float32)
+    expected = model(TOKENS)
+    convert(model, UNPACKED, read=lambda _: None)
+    assert float(mx.abs(model(TOKENS) - expected).max()) < 1e-4
+
+
+def test_a_tensor_scale_per_expert_is_honoured() -> None:
+    from mlx_lm.models.switch_layers import SwitchLinear
+
+    plain = SwitchLinear(64, 32, 4, bias=True)
+    plain.bias = mx.random.normal((4, 32))
+    holder = nn.Module()
+    holder.experts = plain.to_quantized(group_size=16, bits=4, mode="nvfp4", global_scale=True)
+    scales = holder.experts
+    expected = mx.stack(
+        [
+            mx.dequantize(
+                scales.weight[e], scales.scales[e], None, 16, 4, "nvfp4", global_scale=scales.global_scale[e], dtype=mx.float32
+            )
+            for e in range(4)
+        ]
+    )
+    convert(holder, UNPACKED, read=lambda _: None)
+    assert isinstance(holder.experts, SwitchLinear)
+    assert mx.array_equal(holder.experts.weight, expected)
+    assert mx.array_equal(holder.experts.bias, plain.bias)
+    assert float(mx.abs(holder.experts.weight - plain.weight).max()) < 0.05
+
+
+def test_everything_is_float32_on_a_cpu() -> None:
+    model = make_tiny("gemma3_text")
+    model.set_dtype(mx.bfloat16)
+    convert(model, choice(model), read=lambda _: None)
+    assert {array.dtype for _, array in tree_flatten(model.parameters())} == {mx.float32}
+    assert compute_dtype(model) == mx.float32
+
+
+def test_a_gpu_leaves_the_weights_as_they_are_stored() -> None:
+    assert choice(packed("llama", PACKINGS[2]), on_cpu=False) == AS_IT_IS
+    assert choice(kept_tiny("llama"), on_cpu=False, dtype="float16") == WeightFormat(
+        dtype=mx.float16, unpack=False, unpack_experts=False
+    )
+    assert choice(packed("llama", PACKINGS[2]), on_cpu=False, dequantize="always").unpack
+
+
+def test_less_is_unpacked_the_less_memory_there_is() -> None:
+    model = packed("qwen3_moe", PACKINGS[2])
+    full = format_bytes(model, UNPACKED)
+    without_experts = format_bytes(model, WeightFormat(dtype=mx.float32, unpack=True, unpack_experts=False))
+    stored = format_bytes(model, AS_IT_IS)
+    assert choice(model, available=2 * full) == UNPACKED
+    some = choice(model, available=full)
+    assert some.unpack
+    assert not some.unpack_experts
+    assert "experts stay packed" in some.note
+    none = choice(model, available=without_experts)
+    assert not none.unpack
+    assert none.dtype == mx.float32
+    assert choice(model, available=stored).dtype is None
+    with pytest.raises(ModelLoadError, match="GiB of memory"):
+        choice(model, available=stored - 1)
+
+
+def test_what_is_asked_for_is_done_or_refused() -> None:
+    model = packed("llama", PACKINGS[2])
+    assert not choice(model, dequantize="never").unpack
+    full = format_bytes(model, UNPACKED)
+    assert choice(model, dequantize="always", available=full) == UNPACKED
+    with pytest.raises(ModelLoadError):
+        choice(model, dequantize="always", available=full - 1)
+    with pytest.raises(ModelLoadError):
+        choice(kept_tiny("llama"), dtype="float32", available=1000)
+
+
+def test_experts_in_a_format_that_a_cpu_cannot_compute_are_refused() -> None:
+    with pytest.raises(ModelLoadError, match="float32 only on a CPU, not in bfloat16"):
+        choice(kept_tiny("qwen3_moe"), dtype="bfloat16")
+    assert not choice(packed("qwen3_moe", PACKINGS[2]), dtype="bfloat16").unpack_experts
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "falcon_h1", "rwkv7"])
+def test_sizes_are_told_before_anything_is_read(name: str) -> None:
+    model = packed(name, PACKINGS[2])
+    predicted, counted = format_bytes(model, UNPACKED), parameter_count(model)
+    convert(model, UNPACKED, read=lambda _: None)
+    assert sum(array.nbytes for _, array in tree_flatten(model.parameters())) == predicted == format_bytes(model, AS_IT_IS)
+    assert parameter_count(model) == counted == sum(array.size for _, array in tree_flatten(kept_tiny(name).parameters()))
+
+
+def test_progress_counts_every_stored_byte_once() -> None:
+    model = packed("llama", PACKINGS[2])
+    stored = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    counted: list[int] = []
+    convert(model, UNPACKED, read=counted.append)
+    assert sum(counted) == stored
+    assert all(counted)
+
+
+def test_memory_stays_near_the_result() -> None:
+    model = nn.Sequential(*[nn.QuantizedLinear(512, 512, bias=False, group_size=64, bits=4) for _ in range(16)])
+    mx.eval(model.parameters())
+    one = 512 * 512 * 4
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    convert(model, UNPACKED, read=lambda _: None)
+    grown = 16 * one - 16 * (one // 8 + one // 32)  # minus the packed weights, which are gone
+    assert mx.get_active_memory() - before <= grown + one // 4
+    assert mx.get_peak_memory() - before <= grown + 4 * one

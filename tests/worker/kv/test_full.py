@@ -1,0 +1,340 @@
+"""Keys and values in frozen parts and tails, against one plain list of tokens per sequence."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import mlx.core as mx
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdfast.worker.kv.composite import Composite
+from holdfast.worker.kv.form import CheckpointLayout
+from holdfast.worker.kv.full import FullKV
+from holdfast.worker.kv.live import LiveState
+from holdfast.worker.kv.recurrent import RecurrentState
+from holdfast.worker.kv.snapshot import copy_checkpoint, fork, restore
+
+HEADS, KEY_DIM, VALUE_DIM = 2, 3, 2
+
+
+def of(numbers: list[int]) -> tuple[mx.array, mx.array]:
+    """Keys that hold their token's number, values that hold its negative."""
+    column = mx.array(numbers, dtype=mx.float32).reshape(1, 1, len(numbers), 1)
+    return mx.broadcast_to(column, (1, HEADS, len(numbers), KEY_DIM)), mx.broadcast_to(
+        -column, (1, HEADS, len(numbers), VALUE_DIM)
+    )
+
+
+def numbers_of(pair: tuple[mx.array, ...]) -> list[int]:
+    found: list[int] = pair[0][0, 0, :, 0].astype(mx.int32).tolist()  # type: ignore[assignment]
+    for array, expected in zip(pair, of(found), strict=True):
+        assert mx.array_equal(array, expected)
+    return found
+
+
+def all_numbers(layer: FullKV) -> list[int]:
+    return [number for part in layer.parts(layer.tokens) for number in numbers_of(part)]
+
+
+def capacity_of(layers: list[FullKV]) -> int:
+    """Tokens that the buffers of all these have room for, each buffer counted once."""
+    return sum({id(array): array.shape[2] for layer in layers for array in layer.arrays()}.values()) // 2
+
+
+class SequencesInParts(RuleBasedStateMachine):
+    """Sequences that read, freeze, fork, go back and end, in any order."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.layers = [FullKV()]
+        self.stories: list[list[int]] = [[]]
+        self.next = 1
+
+    def one(self, data: st.DataObject) -> int:
+        return data.draw(st.integers(0, len(self.layers) - 1))
+
+    @rule(data=st.data(), tokens=st.sampled_from([1, 1, 2, 3, 17, 40, 300]))
+    def read(self, data: st.DataObject, tokens: int) -> None:
+        at = self.one(data)
+        numbers = list(range(self.next, self.next + tokens))
+        self.next += tokens
+        self.layers[at].append(*of(numbers))
+        self.stories[at] += numbers
+
+    @rule(data=st.data(), tokens=st.integers(0, 900))
+    def reserve(self, data: st.DataObject, tokens: int) -> None:
+        self.layers[self.one(data)].reserve(tokens)
+
+    @rule(data=st.data())
+    def freeze(self, data: st.DataObject) -> None:
+        layer = self.layers[self.one(data)]
+        layer.freeze()
+        mx.eval(list(layer.arrays()))
+        assert layer.frozen_tokens == layer.tokens
+        own = [(part.unused, tokens) for part, tokens in layer._frozen if len(part.holders) == 1]
+        assert sum(unused for unused, _ in own) * 16 <= sum(tokens for _, tokens in own)
+        assert all(part.unused * 64 <= part.capacity for part, _ in layer._frozen if len(part.holders) > 1)
+        for (part, tokens), (later, fewer) in itertools.pairwise(layer._frozen):
+            assert (fewer * 2 < tokens and tokens > 512) or len(part.holders) > 1 or len(later.holders) > 1
+
+    @rule()
+    def freeze_all(self) -> None:
+        for layer in self.layers:
+            layer.freeze()
+        parts = {part: part.unused for layer in self.layers for part, _ in layer._frozen}
+        assert capacity_of(self.layers) == sum(part.capacity for part in parts)
+        assert sum(parts.values()) * 16 <= sum(layer.tokens for layer in self.layers)
+
+    @rule(data=st.data(), share=st.floats(0, 1))
+    @precondition(lambda self: len(self.layers) < 5)
+    def fork(self, data: st.DataObject, share: float) -> None:
+        at = self.one(data)
+        tokens = round(share * self.layers[at].frozen_tokens)
+        self.layers.append(self.layers[at].fork(tokens))
+        self.stories.append(self.stories[at][:tokens])
+
+    @rule(data=st.data())
+    @precondition(lambda self: len(self.layers) > 1)
+    def end(self, data: st.DataObject) -> None:
+        at = self.one(data)
+        del self.layers[at], self.stories[at]
+
+    @rule(data=st.data(), share=st.floats(0, 1))
+    def go_back(self, data: st.DataObject, share: float) -> None:
+        at = self.one(data)
+        dropped = round(share * self.layers[at].tokens)
+        assert self.layers[at].can_rewind(dropped)
+        assert not self.layers[at].can_rewind(self.layers[at].tokens + 1)
+        self.layers[at].rewind(dropped)
+        del self.stories[at][len(self.stories[at]) - dropped :]
+
+    @rule(data=st.data(), low=st.floats(0, 1), high=st.floats(0, 1))
+    def copy_out(self, data: st.DataObject, low: float, high: float) -> None:
+        at = self.one(data)
+        start, end = sorted((round(low * self.layers[at].tokens), round(high * self.layers[at].tokens)))
+        if start < end:
+            story = self.stories[at]
+            assert numbers_of(self.layers[at].copy_out(start, end)) == story[start:end]
+            assert numbers_of(self.layers[at].last(len(story) - start)) == story[start:]
+            assert [form.of(1).shape for form in self.layers[at].form()] == [(1, HEADS, 1, KEY_DIM), (1, HEADS, 1, VALUE_DIM)]
+            assert self.layers[at].bytes_per_token() == HEADS * (KEY_DIM + VALUE_DIM) * 4
+
+    @rule(data=st.data())
+    def restore_elsewhere(self, data: st.DataObject) -> None:
+        at = self.one(data)
+        story, layer = self.stories[at], FullKV()
+        if story:
+            layer.restore(iter(self.layers[at].copy_out(0, len(story))), CheckpointLayout("full", 0, ()), end=len(story))
+            assert all_numbers(layer) == story
+
+    @invariant()
+    def each_has_its_own_tokens(self) -> None:
+        for layer, story in zip(self.layers, self.stories, strict=True):
+            assert layer.tokens == layer.held() == len(story)
+            assert all_numbers(layer) == story
+
+
+SequencesInParts.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestSequencesInParts = SequencesInParts.TestCase
+
+
+def test_a_session_of_many_turns_has_few_parts_and_copies_each_token_seldom() -> None:
+    layer, copied = FullKV(), 0
+    before: set[int] = set()
+    for turn in range(200):
+        layer.reserve(layer.tokens + 100)
+        layer.append(*of([turn] * 100))
+        layer.freeze()
+        mx.eval(list(layer.arrays()))
+        after = {id(part) for part, _ in layer._frozen}
+        copied += sum(tokens for part, tokens in layer._frozen if id(part) not in before)
+        before = after
+        assert len(layer._frozen) <= 2 + math.log2(max(1, layer.tokens / 512))
+    assert layer.tokens == 20_000
+    assert copied <= layer.tokens * (512 / 100 + math.log2(20_000 / 512))
+
+
+def test_a_tail_that_is_frozen_is_copied_only_where_much_of_its_room_is_unused() -> None:
+    for capacity, is_kept in ((1000, True), (1060, True), (1100, False)):
+        layer = FullKV()
+        layer.reserve(capacity)
+        layer.append(*of(list(range(1000))))
+        before = [id(array) for array in layer.arrays()]
+        layer.freeze()
+        assert ([id(array) for array in layer.arrays()] == before) == is_kept
+        assert next(layer.arrays()).shape[2] == (capacity if is_kept else 1000)
+
+
+def test_short_tails_behind_a_long_beginning_that_others_hold_too_give_their_unused_room_back() -> None:
+    first = FullKV()
+    first.reserve(4060)
+    first.append(*of(list(range(4000))))
+    first.freeze()
+    shared = next(first.arrays())
+    agents = [first.fork(4000) for _ in range(8)]
+    for agent in agents:
+        agent.reserve(4400)
+        agent.append(*of(list(range(4000, 4260))))
+        agent.freeze()
+    assert capacity_of([first, *agents]) <= (4000 + 8 * 260) * 17 / 16
+    assert next(agents[-1].arrays()) is shared, "a long beginning was copied for the sake of short tails"
+
+
+def test_room_in_the_tail_is_what_was_reserved_less_what_is_frozen() -> None:
+    layer = FullKV()
+    layer.reserve(100)
+    layer.append(*of(list(range(90))))
+    layer.freeze()
+    layer.append(*of([90]))
+    assert [array.shape[2] for array in layer.arrays()] == [90, 90, 10, 10]
+    layer.freeze()
+    layer.reserve(95)  # a later turn that wants less than was reserved before
+    layer.append(*of([91]))
+    assert [array.shape[2] for array in layer.arrays()][-1] == 95 - 91
+
+
+def test_a_long_tail_that_must_grow_is_frozen_instead_of_copied() -> None:
+    layer = FullKV()
+    layer.reserve(1000)
+    layer.append(*of(list(range(1000))))
+    before = [id(array) for array in layer.arrays()]
+    layer.reserve(1100)
+    layer.append(*of([1000]))
+    assert [id(array) for array in layer.arrays()][:2] == before
+    assert [array.shape[2] for array in layer.arrays()] == [1000, 1000, 100, 100]
+    assert all_numbers(layer) == list(range(1001))
+    layer.can_share = False
+    layer.reserve(1200)
+    layer.append(*of([1001]))
+    assert all_numbers(layer) == list(range(1002))
+
+
+def test_forks_hold_their_beginning_once_and_what_only_a_gone_one_used_is_given_back() -> None:
+    first = FullKV()
+    first.append(*of(list(range(1000))))
+    first.freeze()
+    forks = [first.fork(400), first.fork(500)]
+    assert capacity_of([first, *forks]) == 1000
+    for fork_ in forks:
+        fork_.append(*of([7] * 20))
+    assert capacity_of([first, *forks]) == 1040
+    del first
+    forks[0].freeze()
+    assert capacity_of(forks) == 540
+    assert [all_numbers(fork_) for fork_ in forks] == [[*range(400), *[7] * 20], [*range(500), *[7] * 20]]
+
+
+def test_many_forks_of_one_that_goes_on_leave_few_parts_and_everything_is_held_once() -> None:
+    layer, forks = FullKV(), []
+    for turn in range(60):
+        layer.append(*of([turn] * 40))
+        layer.freeze()
+        forks.append(layer.fork(layer.tokens - turn % 3))
+    assert max(len(each._frozen) for each in (layer, *forks)) <= 2 + math.log2(max(1, layer.tokens / 512))
+    assert capacity_of([layer, *forks]) == layer.tokens
+    for turn, fork_ in enumerate(forks):
+        assert all_numbers(fork_) == [number // 40 for number in range(40 * (turn + 1) - turn % 3)]
+        fork_.append(*of([99]))
+        assert all_numbers(fork_)[-2:] == [turn, 99]
+
+
+def test_parts_within_which_somebody_goes_on_otherwise_are_left_as_they_are() -> None:
+    layer = FullKV()
+    layer.append(*of(list(range(100))))
+    layer.freeze()
+    other = layer.fork(100)
+    layer.rewind(10)  # so that its next token stands where the other one has another
+    layer.append(*of([7] * 20))
+    layer.freeze()
+    assert [tokens for _, tokens in layer._frozen] == [90, 20]
+    assert (all_numbers(layer), all_numbers(other)) == ([*range(90), *[7] * 20], list(range(100)))
+
+
+def test_what_is_not_frozen_cannot_be_shared() -> None:
+    layer = FullKV()
+    layer.append(*of([1, 2, 3]))
+    with pytest.raises(AssertionError, match="3 of 0 frozen tokens"):
+        layer.fork(3)
+    with pytest.raises(TypeError, match="RecurrentState cannot be held by several sequences"):
+        RecurrentState(1).fork(0)
+
+
+def test_a_layer_that_does_not_share_stays_in_one_buffer_and_gives_much_unused_room_back() -> None:
+    for capacity, rests_at in ((1100, 1100), (2000, 1000)):
+        layer = FullKV()
+        layer.can_share = False
+        layer.reserve(capacity)
+        layer.append(*of(list(range(1000))))
+        layer.freeze()
+        assert [array.shape[2] for array in layer.arrays()] == [rests_at] * 2
+        before = [id(array) for array in layer.arrays()]
+        layer.reserve(1001)
+        assert layer.frozen_tokens == 0
+        assert [id(array) for array in layer.arrays()] == before, "nobody else holds it: it is taken back without a copy"
+        layer.append(*of([1000]))
+        assert len(layer.parts(1001)) == 1
+        assert all_numbers(layer) == list(range(1001))
+
+
+@pytest.mark.parametrize("common", [1, 256, 700, 1000])
+def test_parked_layers_that_share_nothing_while_they_run_hold_a_common_beginning_once(common: int) -> None:
+    def parked(numbers: list[int]) -> FullKV:
+        layer = FullKV()
+        layer.can_share = False
+        layer.append(*of(numbers))
+        layer.freeze()
+        return layer
+
+    first, second = parked(list(range(1000))), parked([*range(common), *range(5000, 5300)])
+    second.share_beginning(first, common)
+    assert next(second.arrays()) is next(first.arrays())
+    assert (second.tokens, second.frozen_tokens) == (common + 300, common + 300)
+    third = parked([*range(common), 7])
+    third.share_beginning(second, common)
+    assert next(third.arrays()) is next(first.arrays())
+    for layer, numbers in (
+        (third, [*range(common), 7]),
+        (first, list(range(1000))),
+        (second, [*range(common), *range(5000, 5300)]),
+    ):
+        assert all_numbers(layer) == numbers
+        layer.reserve(2000)
+        assert (layer.frozen_tokens, len(layer.parts(layer.tokens))) == (0, 1), "what runs has one buffer of its own"
+        layer.append(*of([9]))
+        assert all_numbers(layer) == [*numbers, 9]
+    assert len({id(array) for layer in (first, second, third) for array in layer.arrays()}) == 6
+
+
+def test_what_grows_is_shared_and_what_does_not_comes_from_a_checkpoint() -> None:
+    def fresh() -> list[Composite | FullKV]:
+        return [Composite((RecurrentState(1), FullKV())), FullKV()]
+
+    def held(layers: list[Composite | FullKV]) -> list[FullKV]:
+        return [leaf for layer in layers for leaf in layer.leaves() if isinstance(leaf, FullKV)]
+
+    layers = fresh()
+    for layer in held(layers):
+        layer.append(*of(list(range(40))))
+    state = next(layers[0].leaves())
+    assert isinstance(state, RecurrentState)
+    state[0] = mx.full((1, 4), 40.0)
+    checkpoint = copy_checkpoint(layers, position=40)
+    state[0] = mx.full((1, 4), 41.0)
+    live = LiveState(layers, 40)
+    assert live.frozen_tokens == 0
+    live.freeze()
+    assert live.can_share
+    assert live.frozen_tokens == 40
+    forked = fork(layers, fresh(), tokens=40)
+    assert restore(forked, (), checkpoint, begin=40) == 40
+    own = next(forked[0].leaves())
+    assert isinstance(own, RecurrentState)
+    assert own[0] is not None
+    assert own[0].tolist() == [[40.0] * 4]
+    assert [all_numbers(leaf) for layer in forked for leaf in layer.leaves() if isinstance(leaf, FullKV)] == [list(range(40))] * 2
+    held(layers)[0].can_share = False
+    assert not live.can_share

@@ -1,0 +1,153 @@
+"""Beginnings out of live states, of every kind of layer: what is moved, shared or copied is what was read."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from holdfast.worker.kv.composite import Composite
+from holdfast.worker.kv.full import FullKV
+from holdfast.worker.kv.layer import LayerKV, LayerState
+from holdfast.worker.kv.live import BaseUse, LiveBase, LiveState, begin_from, held_bytes
+from holdfast.worker.kv.recurrent import RecurrentState
+from holdfast.worker.kv.snapshot import copy_checkpoint, restore
+from holdfast.worker.kv.window import WindowKV
+
+WINDOW = 6
+
+
+class WholeKV(FullKV):
+    """A kind that keeps one buffer."""
+
+    can_share = False
+
+
+def layers(kind: str) -> list[LayerState]:
+    kinds = {
+        "full": [FullKV(), FullKV()],
+        "whole": [WholeKV()],
+        "window": [FullKV(), WindowKV(WINDOW)],
+        "composite": [Composite((FullKV(), FullKV())), FullKV()],
+        "recurrent": [Composite((FullKV(), RecurrentState(1))), RecurrentState(1)],
+    }
+    return kinds[kind]  # type: ignore[return-value]
+
+
+def read(state: LiveState, tokens: list[int]) -> None:
+    """Every layer keeps something that tells which tokens it has read, and in which order."""
+    for leaf in state.leaves():
+        if isinstance(leaf, LayerKV):
+            values = mx.array(tokens, mx.float32).reshape(1, 1, -1, 1) * mx.ones((1, 2, 1, 4))
+            leaf.append(values, values + 0.5)
+        elif isinstance(leaf, RecurrentState):
+            for token in tokens:
+                before = leaf[0]
+                leaf[0] = (mx.zeros((1, 3)) if before is None else before * 0.5) + token
+    state.tokens += len(tokens)
+
+
+def a_state(kind: str, tokens: list[int], *, pieces: int = 1) -> LiveState:
+    state = LiveState(layers(kind))
+    for begin in range(0, len(tokens), max(1, len(tokens) // pieces)):
+        read(state, tokens[begin : begin + max(1, len(tokens) // pieces)])
+        if pieces > 1:
+            state.freeze()
+    return state
+
+
+def contents(state: LiveState) -> list[mx.array]:
+    found: list[mx.array] = []
+    for leaf in state.leaves():
+        if isinstance(leaf, FullKV):
+            assert leaf.tokens == state.tokens
+            found += leaf.last(leaf.tokens)
+        elif isinstance(leaf, WindowKV):
+            found += leaf.last(leaf.visible(leaf.tokens))
+        elif isinstance(leaf, RecurrentState) and (slot := leaf[0]) is not None:
+            found.append(slot)
+    return found
+
+
+def assert_same(state: LiveState, other: LiveState) -> None:
+    for one, two in zip(contents(state), contents(other), strict=True):
+        assert mx.array_equal(one, two)
+
+
+KINDS = ["full", "whole", "window", "composite", "recurrent"]
+USES: list[BaseUse] = ["moved", "shared", "copied"]
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_begins_from_a_state_goes_on_as_if_it_had_read_all_itself_and_leaves_the_other_as_it_was(
+    kind: str, use: BaseUse
+) -> None:
+    rng = random.Random(f"{kind} {use}")
+    if use == "shared" and kind == "whole":
+        pytest.skip("it is never shared")
+    for tokens in (1, 7, 12, 19, 20):
+        for pieces in (1, 3):
+            known, more = list(range(1, 21)), [rng.randrange(100) for _ in range(9)]
+            base = a_state(kind, known, pieces=pieces)
+            can_rewind = base.can_rewind(tokens)
+            keeps_all = use == "moved" and can_rewind
+            state = begin_from(LiveBase(state=base, tokens=tokens, use=use), layers(kind), is_restored=False)
+            assert state.tokens == tokens
+            if not keeps_all and any(not leaf.grows for leaf in state.leaves()):
+                alone = a_state(kind, known[:tokens])
+                restore(state.layers, [], copy_checkpoint(alone.layers, position=tokens), begin=tokens)
+            for leaf in state.leaves():
+                leaf.reserve(tokens + 4)
+            assert_same(state, a_state(kind, known[:tokens]))
+            read(state, more)
+            assert_same(state, a_state(kind, known[:tokens] + more))
+            if use != "moved":
+                assert_same(base, a_state(kind, known))
+                read(base, more)
+                assert_same(base, a_state(kind, known + more))
+                assert_same(state, a_state(kind, known[:tokens] + more))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_that_is_restored_has_fresh_layers_where_it_does_not_grow(kind: str) -> None:
+    base, known = a_state(kind, list(range(1, 21))), list(range(1, 21))
+    fresh = layers(kind)
+    state = begin_from(LiveBase(state=base, tokens=20, use="moved"), fresh, is_restored=True)
+    kept = {id(leaf) for leaf in base.leaves()}
+    assert all((id(leaf) in kept) == leaf.grows for leaf in state.leaves())
+    alone = a_state(kind, known)
+    if any(not leaf.grows for leaf in state.leaves()):
+        restore(state.layers, [], copy_checkpoint(alone.layers, position=20), begin=20)
+    assert_same(state, alone)
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "composite", "recurrent"])
+def test_what_several_hold_is_counted_once_and_a_parked_state_with_all_that_it_has(kind: str) -> None:
+    base = a_state(kind, list(range(40)))
+    forks = [begin_from(LiveBase(state=base, tokens=40, use="shared"), layers(kind), is_restored=False) for _ in range(3)]
+    mx.eval([array for leaf in base.leaves() for array in leaf.arrays()])
+    frozen = held_bytes((), (base,))
+    assert frozen == sum(array.nbytes for leaf in base.leaves() for array in leaf.frozen_arrays()) > 0
+    assert held_bytes((), (base, *forks)) == frozen
+    assert held_bytes((base,), forks) == sum(array.nbytes for leaf in base.leaves() for array in leaf.arrays())
+    for fork in forks:
+        read(fork, [1, 2, 3])
+    assert held_bytes((), (base, *forks)) == frozen, "a tail is its sequence's own"
+    forks[0].rest()
+    tail = held_bytes((forks[0],), (base, *forks[1:])) - frozen
+    assert tail > 0
+    assert base.frozen_tokens == 40
+
+
+def test_only_what_can_go_back_in_every_layer_is_rewound() -> None:
+    assert a_state("full", [1, 2, 3]).can_rewind(0)
+    assert not a_state("recurrent", [1, 2, 3]).can_rewind(2)
+    assert a_state("recurrent", [1, 2, 3]).can_rewind(3)
+    long = a_state("window", list(range(300)))
+    read(long, [1])
+    assert long.can_rewind(300)
+    base = LiveBase(state=long, tokens=300, use="moved")
+    assert_same(begin_from(replace(base), layers("window"), is_restored=False), a_state("window", list(range(300))))

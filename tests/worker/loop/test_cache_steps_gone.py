@@ -1,0 +1,134 @@
+"""What a request is to begin from may be gone before it does: forgotten with a session, or lost by the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.budget import StoreLimits
+from holdfast.wire.sessions import SessionCommand
+from tests.fakes.caching_worker import greedy, random_prompt
+from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small
+
+NAMES = ["llama", "gemma3_text"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        make_blocks_small(patch)
+        yield
+
+
+def on_disk_only(name: str, folder: Path) -> SteppedWorker:
+    """One request has ended, of the session `s`: what it has read is on disk, and nowhere else."""
+    subject = SteppedWorker(name, folder=folder, ram_bytes=0, most_parked_bytes=0)
+    subject.send(greedy("first", random_prompt(17), max_tokens=0, session_id="s"))
+    finish(subject)
+    assert subject.worker.store is not None and subject.worker.store.flush()
+    finish(subject)
+    return subject
+
+
+def finish(subject: SteppedWorker) -> None:
+    subject.run_to_end()
+    while subject.step():
+        pass
+    assert subject.worker.scheduler.statistics().reserved_bytes == 0
+    assert all(chain.is_parked for chain in subject.worker.cache.live._chains)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_waits_for_blocks_that_a_session_takes_with_it_is_looked_up_again(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = on_disk_only(name, tmp_path)
+    turns = [greedy(seed, random_prompt(17) + random_prompt(5, seed)) for seed in "bc"]
+    forget = SessionCommand(operation="close", tenant="", session_id="s", forget=True)
+    subject.send(*turns, forget)
+    finish(subject)
+    for each in turns:
+        subject.check_answer(each.request_id)
+    assert subject.inbox.finished("b").memory.cached_tokens == 0
+    assert not caplog.records
+    assert subject.worker.index.figures().kept_tokens == 17 + 2 * 10  # as if nobody had read it before
+    subject.end()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_has_in_hand_what_the_disk_loses_begins_from_it(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    subject = on_disk_only(name, tmp_path)
+    subject.send(greedy("turn", random_prompt(17) + random_prompt(5, "b")))
+    (waiting,) = subject.loop._ledger.live()
+    assert waiting.lookup is not None
+    for future in waiting.lookup.awaited.values():
+        future.result()
+    keys, in_hand = waiting.lookup.plan.keys, waiting.lookup.cached_tokens
+    assert set(subject.worker.index.disk_changed(lost=reversed(keys))) >= set(keys)
+    finish(subject)
+    subject.check_answer("turn")
+    assert subject.inbox.finished("turn").memory.disk_tokens == in_hand >= 16
+    assert not caplog.records
+    subject.end()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_could_not_be_taken_in_leaves_nothing_live_when_it_is_read_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = SteppedWorker(name, most_parked_bytes=0)
+    subject.send(greedy("first", random_prompt(17), max_tokens=0))
+    finish(subject)
+    whole, failures = subject.worker.index.whole, [RuntimeError("the index fails")]
+
+    def fails_once(pieces: object) -> object:
+        if failures:
+            raise failures.pop()
+        return whole(pieces)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(subject.worker.index, "whole", fails_once)
+    subject.send(greedy("turn", random_prompt(17) + random_prompt(5, "b")))
+    finish(subject)
+    assert not failures
+    subject.check_answer("turn")
+
+
+def test_a_state_that_was_moved_leaves_once_when_what_follows_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = SteppedWorker("llama")
+    subject.send(greedy("first", random_prompt(33), max_tokens=0))
+    finish(subject)
+    hold_apart, failures = subject.worker.scheduler.hold_apart, [RuntimeError("the scheduler fails")]
+
+    def fails_once(request_id: str, held_tokens: int) -> None:
+        if failures:
+            raise failures.pop()
+        hold_apart(request_id, held_tokens)
+
+    monkeypatch.setattr(subject.worker.scheduler, "hold_apart", fails_once)
+    subject.send(greedy("turn", random_prompt(33) + random_prompt(5, "b")))
+    finish(subject)
+    assert not failures
+    subject.check_answer("turn")
+    assert not [record for record in caplog.records if "could not be given up" in record.message]
+    subject.end()
+
+
+def test_what_the_store_had_no_room_for_is_written_down_before_the_worker_ends(tmp_path: Path) -> None:
+    subject = SteppedWorker("llama", folder=tmp_path, limits=StoreLimits(queue_blocks=1))
+    assert subject.worker.store is not None
+    is_free = threading.Event()
+
+    def stand_still() -> None:
+        is_free.wait()
+
+    subject.worker.store._mailbox.send(stand_still)
+    subject.send(greedy("first", random_prompt(200), max_tokens=0))
+    finish(subject)
+    is_free.set()
+    subject.end()
+    again = SteppedWorker("llama", folder=tmp_path)
+    assert again.worker.index.figures().kept_tokens == 200
+    again.end()

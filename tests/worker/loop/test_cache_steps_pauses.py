@@ -1,0 +1,56 @@
+"""Pauses with a real engine and a real memory: the same tokens, and nobody waits for what a paused request would read."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from holdfast.wire.commands import Command, ControlAction, SequenceControl, SequenceRequest
+from holdfast.wire.events import Finished
+from holdfast.wire.requests import SamplingParams
+from holdfast.wire.token_ids import TokenIds
+from tests.fakes.caching_worker import greedy, random_prompt, tiny_worker
+from tests.fakes.script_inbox import pause, resume
+
+NOTHING: list[Command] = []
+
+
+def seeded(name: str, tokens: tuple[int, ...], *, max_tokens: int) -> SequenceRequest:
+    return SequenceRequest(
+        request_id=name,
+        prompt_token_ids=TokenIds.of(tokens),
+        max_tokens=max_tokens,
+        sampling=SamplingParams(temperature=1.0, seed=7),
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+def test_paused_and_preempted_and_resumed_answers_are_the_same(name: str, seed: int, tmp_path: Path) -> None:
+    shared = random_prompt(70)
+    asked = [
+        make(f"{make.__name__} {index}", shared + random_prompt(10 * index + 1, str(index)), max_tokens=16)
+        for make in (greedy, seeded)
+        for index in range(3)
+    ]
+    alone = {each.request_id: tiny_worker(name=name).serve([[each]]).tokens(each.request_id) for each in asked}
+    dice = random.Random(seed)
+    script: list[list[Command]] = [[each] for each in asked]
+    for _ in range(60):
+        action: ControlAction = dice.choice(["pause", "resume"])
+        script.append([SequenceControl(action=action, request_id=dice.choice(asked).request_id)])
+    script.append([resume(each.request_id) for each in asked])
+    inbox = tiny_worker(tmp_path, name=name, budget_tokens=300).serve(script)
+    assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == alone
+
+
+def test_nobody_waits_for_what_a_paused_request_would_read() -> None:
+    long = random_prompt(600)
+    first, second = greedy("first", long), greedy("second", (*long, 1, 2, 3))
+    script = [[first], [second], NOTHING, [pause("first")], *[NOTHING] * 200, [resume("first")]]
+    inbox = tiny_worker().serve(script)
+    ends = [event.request_id for event in inbox.events if isinstance(event, Finished)]
+    assert ends == ["second", "first"]
+    assert inbox.tokens("first") == tiny_worker().serve([[first]]).tokens("first")

@@ -1,0 +1,133 @@
+"""What goes from the engine into the cache and when, against an engine and a cache without arrays."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.loop.commits import Commits
+from holdfast.worker.loop.sequences import LiveSequence
+from holdfast.worker.prefix.piece import Cursor
+from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine
+from tests.fakes.looped_worker import request
+
+
+class Committing:
+    """Sequences that read, are closed and committed; each read is a step of its own."""
+
+    def __init__(self) -> None:
+        self.cache, self.engine = FakeCache(), KeepingEngine()
+        self.progress: list[tuple[str, int]] = []
+        self.ended: list[str] = []
+        self.commits = Commits(
+            self.cache,  # type: ignore[arg-type]
+            self.engine,  # type: ignore[arg-type]
+            on_progress=lambda sequence, tokens: self.progress.append((sequence.request.request_id, tokens)),
+            on_end=lambda sequence: self.ended.append(sequence.request.request_id),
+        )
+
+    def open(self, name: str, *, tokens: int = 20) -> LiveSequence:
+        asked = request(name, *range(1, tokens + 1))
+        self.engine.open(asked, capacity_tokens=100)
+        sequence = LiveSequence(request=asked, submitted_at=0.0)
+        sequence.cursor = Cursor(b"")
+        return sequence
+
+    def read(self, sequence: LiveSequence, tokens: int) -> object:
+        """One step that reads so many more tokens; what it is collected by."""
+        name = sequence.request.request_id
+        span = Span(request_id=name, start=self.engine.opened[name].position, tokens=tokens, draws=False)
+        pending = self.engine.dispatch(StepPlan(spans=(span,)))
+        self.engine.collect(pending)
+        return pending
+
+    def commit(self, pending: object, *sequences: LiveSequence) -> None:
+        self.commits.commit_step(self.engine.take_kept(pending), sequences)  # type: ignore[arg-type]
+
+
+def test_what_a_step_was_told_to_keep_is_committed_with_it_and_no_more() -> None:
+    subject = Committing()
+    a = subject.open("a")
+    subject.commit(subject.read(a, 2 * BLOCK + 1), a)
+    assert subject.progress == [("a", 2 * BLOCK)]
+    assert len(a.handed_over) == 2
+    assert not subject.commits.has_work
+
+
+def test_what_a_step_made_of_a_sequence_that_came_to_grief_is_not_committed() -> None:
+    subject = Committing()
+    a = subject.open("a")
+    subject.commit(subject.read(a, BLOCK))
+    assert (subject.cache.blocks, subject.progress) == (set(), [])
+
+
+def test_the_rest_of_a_sequence_is_committed_when_the_step_behind_it_is_collected() -> None:
+    subject = Committing()
+    a, b = subject.open("a"), subject.open("b")
+    subject.commit(subject.read(a, BLOCK + 2), a)
+    subject.commits.copy_rest(a, for_good=True)
+    assert subject.commits.is_computing_for([a])
+    assert not subject.commits.is_computing_for([b])
+    subject.commit(subject.read(b, 1), b)
+    assert subject.ended == [], "it is computed with that step"
+    assert not subject.commits.is_computing_for([a])
+    subject.commit(subject.read(b, 1), b)
+    assert subject.ended == ["a"]
+    assert subject.progress[-1] == ("a", BLOCK + 2)
+
+
+def test_a_sequence_that_is_only_preempted_has_not_ended() -> None:
+    subject = Committing()
+    a = subject.open("a")
+    subject.read(a, 3)
+    subject.commits.copy_rest(a, for_good=False)
+    subject.commits.flush()
+    assert (subject.progress, subject.ended) == ([("a", 3)], [])
+
+
+def test_a_flush_commits_all_rests_at_once() -> None:
+    subject = Committing()
+    a, b = subject.open("a"), subject.open("b")
+    for sequence in (a, b):
+        subject.read(sequence, 3)
+        subject.commits.copy_rest(sequence, for_good=True)
+    assert subject.commits.has_work
+    subject.commits.flush()
+    assert subject.ended == ["a", "b"]
+    assert not subject.commits.has_work
+
+
+def test_what_was_copied_out_of_a_sequence_can_be_discarded() -> None:
+    subject = Committing()
+    a, b = subject.open("a"), subject.open("b")
+    for sequence in (a, b):
+        subject.read(sequence, BLOCK - 1)
+        subject.commits.copy_rest(sequence, for_good=True)
+    subject.commits.discard([a])
+    subject.commits.flush()
+    assert subject.ended == ["b"]
+    assert [name for name, _ in subject.cache.inserted] == ["b"]
+
+
+def test_what_one_sequence_raises_leaves_the_others_for_the_next_time() -> None:
+    subject = Committing()
+    a, b = subject.open("a"), subject.open("b")
+    for sequence in (a, b):
+        subject.read(sequence, BLOCK)
+        subject.commits.copy_rest(sequence, for_good=True)
+    subject.cache.raises.add("insert")
+    with pytest.raises(RuntimeError):
+        subject.commits.flush()
+    subject.cache.raises.clear()
+    subject.commits.flush()
+    assert subject.ended == ["b"]
+
+
+def test_nothing_is_committed_twice() -> None:
+    subject = Committing()
+    a = subject.open("a")
+    subject.commit(subject.read(a, BLOCK), a)
+    subject.commit(subject.read(a, BLOCK), a)
+    subject.commits.copy_rest(a, for_good=True)
+    subject.commits.flush()
+    assert [end for _, end in subject.cache.inserted] == [BLOCK, 2 * BLOCK]

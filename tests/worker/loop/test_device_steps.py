@@ -1,0 +1,180 @@
+"""Steps that fail, at any call: the flight says so, and three sequences in a row that fail alone mean a broken device."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.loop.device_steps import FAILURES_OF_A_BROKEN_DEVICE, DeviceSteps
+from holdfast.worker.loop.failures import DeviceBroken
+from holdfast.worker.loop.flight import Flight
+from holdfast.worker.loop.sequences import LiveSequence
+from tests.fakes.fake_engine import RAISES_AT_COLLECT, RAISES_AT_DISPATCH, RAISES_ONCE, FakeEngine, expected_tokens
+from tests.fakes.looped_worker import request
+
+
+def a_flight(engine: FakeEngine, *prompts: tuple[int, ...]) -> Flight:
+    asked = [request(f"r{len(engine.opened) + index}", *prompt) for index, prompt in enumerate(prompts)]
+    for each in asked:
+        engine.open(each, capacity_tokens=100)
+    spans = tuple(Span(request_id=each.request_id, start=0, tokens=len(each.prompt_token_ids), draws=True) for each in asked)
+    return Flight(
+        decided=StepPlan(spans=spans),
+        plan=StepPlan(spans=spans),
+        sequences=tuple(LiveSequence(request=each, submitted_at=0.0) for each in asked),
+        lives=(0,) * len(asked),
+        started_at=0.0,
+        expected_seconds=None,
+    )
+
+
+def steps(engine: FakeEngine) -> DeviceSteps[object]:
+    return DeviceSteps(engine, retry_chunk_tokens=8)  # type: ignore[arg-type]
+
+
+def test_a_step_that_goes_well_gives_what_the_engine_drew() -> None:
+    engine = FakeEngine()
+    subject, flight = steps(engine), a_flight(engine, (1, 2), (3,))
+    subject.dispatch(flight)
+    result = subject.collect(flight, behind=None)
+    assert result is not None
+    assert [each.token_ids for each in result] == [tuple(expected_tokens(sequence.request)[:1]) for sequence in flight.sequences]
+
+
+def test_a_step_that_cannot_be_dispatched_is_suspect_and_gives_nothing() -> None:
+    engine = FakeEngine()
+    subject, flight = steps(engine), a_flight(engine, (1, RAISES_AT_DISPATCH))
+    subject.dispatch(flight)
+    assert flight.is_suspect
+    assert subject.collect(flight, behind=None) is None
+    assert not engine.pending
+
+
+def test_a_step_that_fails_makes_the_one_behind_it_suspect() -> None:
+    engine = FakeEngine()
+    subject = steps(engine)
+    first, behind = a_flight(engine, (1, RAISES_ONCE)), a_flight(engine, (5, 6))
+    subject.dispatch(first)
+    subject.dispatch(behind)
+    assert subject.collect(first, behind=behind) is None
+    assert behind.is_suspect
+    assert subject.collect(behind, behind=None) is None, "what it gives cannot be trusted"
+
+
+def test_a_flight_without_sequences_touches_no_device() -> None:
+    subject = steps(FakeEngine(is_broken=True))
+    empty = a_flight(FakeEngine())
+    subject.dispatch(empty)
+    result = subject.collect(empty, behind=None)
+    assert result is not None
+    assert result == ()
+
+
+def test_the_last_step_is_waited_for_and_its_failure_harms_nobody() -> None:
+    engine = FakeEngine()
+    subject = steps(engine)
+    good, bad = a_flight(engine, (1, 2)), a_flight(engine, (1, RAISES_AT_COLLECT))
+    assert subject.collect_last(good) is None, "it was never dispatched"
+    subject.dispatch(good)
+    assert subject.collect_last(good) is not None
+    subject.dispatch(bad)
+    assert subject.collect_last(bad) is None
+
+
+def test_sequences_that_fail_alone_in_a_row_mean_a_broken_device_unless_one_succeeds_between_them() -> None:
+    engine = FakeEngine()
+    subject = steps(engine)
+    good, guilty = a_flight(engine, (1, 2)), a_flight(engine, (1, RAISES_AT_COLLECT))
+
+    def retry(flight: Flight) -> str:
+        (span,) = flight.plan.spans
+        (sequence,) = flight.sequences
+
+        def reopen() -> None:
+            engine.close(span.request_id)
+            engine.open(sequence.request, capacity_tokens=100)
+
+        return subject.retry_alone(span, reopen=reopen).failure
+
+    for _ in range(FAILURES_OF_A_BROKEN_DEVICE - 1):
+        assert "the device failed" in retry(guilty)
+    assert retry(good) == ""
+    for _ in range(FAILURES_OF_A_BROKEN_DEVICE - 1):
+        assert retry(guilty)
+    with pytest.raises(DeviceBroken):
+        retry(guilty)
+
+
+def test_a_sequence_that_cannot_be_reopened_fails_too() -> None:
+    engine = FakeEngine()
+    subject, flight = steps(engine), a_flight(engine, (1, 2))
+
+    def reopen() -> None:
+        raise MemoryError("no room")
+
+    assert "no room" in subject.retry_alone(flight.plan.spans[0], reopen=reopen).failure
+
+
+def test_results_of_a_sequence_whose_state_was_given_up_are_not_wanted() -> None:
+    engine = FakeEngine()
+    subject, flight = steps(engine), a_flight(engine, (1, 2), (3, 4))
+    subject.dispatch(flight)
+    flight.sequences[0].give_up_state()
+    result = subject.collect(flight, behind=None)
+    assert result is not None
+    assert [sequence for _, sequence, _ in flight.wanted(result)] == [flight.sequences[1]]
+    assert flight.healthy(result) == (flight.sequences[1],)
+    assert flight.unhealthy(result) == ()
+
+
+def retried(subject: DeviceSteps[object], engine: FakeEngine, flight: Flight, *, was_alone: bool = True) -> str:
+    (span,) = flight.plan.spans
+    (sequence,) = flight.sequences
+
+    def reopen() -> None:
+        engine.close(span.request_id)
+        engine.open(sequence.request, capacity_tokens=10_000)
+
+    return subject.retry_alone(span, reopen=reopen, was_alone=was_alone).failure
+
+
+def limited_steps(engine: FakeEngine) -> tuple[DeviceSteps[object], list[int]]:
+    limits: list[int] = []
+    return DeviceSteps(engine, retry_chunk_tokens=2048, limit_chunks=limits.append), limits  # type: ignore[arg-type]
+
+
+def chunk_sizes(engine: FakeEngine) -> list[int]:
+    return [span.tokens for plan in engine.plans for span in plan.spans]
+
+
+@pytest.mark.parametrize(("largest", "size"), [(600, 512), (511, 128), (128, 128)])
+def test_a_chunk_that_is_too_large_is_read_in_quarters_and_the_size_that_worked_is_remembered(largest: int, size: int) -> None:
+    engine = FakeEngine(largest_chunk=largest)
+    subject, limits = limited_steps(engine)
+    assert retried(subject, engine, a_flight(engine, tuple(range(1, 601)) + (7,) * 1448)) == ""
+    assert limits == [size]
+    engine.plans.clear()
+    assert retried(subject, engine, a_flight(engine, (5,) * 2048)) == ""
+    assert max(chunk_sizes(engine)) <= size, "the next retry begins with what is known to work"
+
+
+def test_a_chunk_that_no_size_helps_fails_after_two_smaller_ones() -> None:
+    engine = FakeEngine(largest_chunk=63)
+    subject, limits = limited_steps(engine)
+    assert "the device failed" in retried(subject, engine, a_flight(engine, (5,) * 2048))
+    assert chunk_sizes(engine) == [512, 128]
+    assert limits == []
+
+
+def test_a_chunk_that_failed_beside_others_is_not_blamed_for_its_size_when_a_quarter_of_it_works() -> None:
+    engine = FakeEngine()
+    subject, limits = limited_steps(engine)
+    assert retried(subject, engine, a_flight(engine, (5,) * 2048), was_alone=False) == ""
+    assert limits == []
+
+
+def test_a_decoding_step_that_fails_limits_no_chunks() -> None:
+    engine = FakeEngine()
+    subject, limits = limited_steps(engine)
+    assert retried(subject, engine, a_flight(engine, (5,))) == ""
+    assert limits == []

@@ -1,0 +1,210 @@
+"""Reading ahead on a real worker: only while nothing else is to be done, never in anybody's way, and nothing of it lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from holdfast.wire.commands import ReadAhead, ReadAheadRun, SequenceRequest
+from holdfast.wire.events import FinishReason
+from holdfast.wire.sessions import SessionCommand
+from holdfast.wire.token_ids import TokenIds
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.loop.idle_work import MOST_WAITING
+from tests.fakes.caching_worker import greedy, random_prompt
+from tests.fakes.running_ahead import RunningAhead
+from tests.fakes.script_inbox import cancel
+from tests.fakes.stepped_worker import SteppedWorker
+
+PROMPT, TAIL = random_prompt(100), random_prompt(600, "tail")
+NEW = random_prompt(10, "new")
+
+
+def ahead(name: str, prompt: Sequence[int] = PROMPT + TAIL, *, known: int = len(PROMPT), **more: object) -> SequenceRequest:
+    return greedy(name, prompt, max_tokens=0, read_ahead=ReadAhead(known_tokens=known), **more)
+
+
+def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> SteppedWorker:
+    """A worker that has answered a prompt, and is told what is to be read ahead."""
+    worker = SteppedWorker(model, engine=engine)
+    worker.send(greedy("first", PROMPT))
+    worker.run_to_end()
+    worker.send(*(ahead(name, PROMPT + random_prompt(600, name)) for name in names))
+    return worker
+
+
+def reading(worker: SteppedWorker) -> list[str]:
+    """Who has a span in the step under way."""
+    flight = worker.loop._flight
+    return [] if flight is None else [span.request_id for span in flight.plan.spans]
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize("engine", [Engine, RunningAhead])
+def test_the_next_turn_begins_behind_what_was_read_ahead(engine: type[Engine], model: str) -> None:
+    worker = begun(engine=engine, model=model)
+    worker.send(ahead("ahead"))
+    worker.run_to_end()
+    assert worker.inbox.finished("ahead").reason is FinishReason.LENGTH
+    worker.send(greedy("next", PROMPT + TAIL + NEW))
+    worker.run_to_end()
+    worker.check_answer("next")
+    report = worker.inbox.finished("next").memory
+    assert report.cached_tokens == len(PROMPT + TAIL)
+    assert len(TAIL) <= report.read_ahead_tokens <= len(TAIL) + 1  # some begin from a state before the last token
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize("engine", [Engine, RunningAhead])
+def test_who_comes_meanwhile_is_read_with_the_next_step_and_takes_over_what_was_read(engine: type[Engine], model: str) -> None:
+    worker = begun(engine=engine, model=model)
+    worker.send(ahead("ahead"))
+    for _ in range(3):
+        worker.step()
+    assert reading(worker) == ["ahead"]
+    read = worker.loop._ledger["ahead"].read_to
+    worker.send(greedy("next", PROMPT + TAIL + NEW))
+    worker.step()
+    assert reading(worker) == ["next"]
+    worker.run_to_end()
+    worker.check_answer("next")
+    assert worker.inbox.finished("next").memory.cached_tokens >= read > len(PROMPT)
+    assert worker.inbox.finished("ahead").reason is FinishReason.CANCELLED, "the conversation has gone on"
+
+
+@pytest.mark.parametrize("engine", [Engine, RunningAhead])
+def test_after_a_stranger_it_goes_on_where_it_was(engine: type[Engine]) -> None:
+    worker = begun(engine=engine)
+    worker.send(ahead("ahead"))
+    for _ in range(4):
+        worker.step()
+    worker.send(greedy("stranger", random_prompt(80, "other"), max_tokens=12))
+    while "stranger" in worker.open():
+        worker.step()
+        assert "ahead" not in reading(worker) or "stranger" not in worker.open()
+    worker.run_to_end()
+    assert worker.inbox.finished("ahead").reason is FinishReason.LENGTH
+    read = worker.loop.statistics()
+    assert read.memory is not None
+    assert read.memory.read_ahead_tokens <= len(TAIL) + 8, "what was read before the stranger came was read again"
+
+
+def test_it_waits_until_everybody_has_ended() -> None:
+    worker = begun()
+    worker.send(greedy("long", random_prompt(80, "other"), max_tokens=20), ahead("ahead"))
+    while "long" in worker.open():
+        assert reading(worker) in ([], ["long"])
+        worker.step()
+    worker.run_to_end()
+    assert worker.ended()[-1] == "ahead"
+
+
+def test_the_newest_conversation_comes_first_and_of_too_many_the_oldest_is_given_up() -> None:
+    names = [f"ahead{number}" for number in range(MOST_WAITING + 2)]
+    worker = begun(*names)
+    worker.run_to_end()
+    reasons = {name: worker.inbox.finished(name).reason for name in names}
+    assert [name for name in names if reasons[name] is FinishReason.CANCELLED] == names[:2]
+    assert [name for name in worker.ended() if name in names[2:]] == names[:1:-1]
+
+
+def test_a_step_of_it_is_no_longer_than_others_may_be_stalled() -> None:
+    worker = begun()
+    worker.loop._scheduler._costs._prompt._mean = 0.25 / 16.5  # seconds per token: 16 of them take what a chunk may
+    worker.send(ahead("ahead"))
+    worker.step()
+    assert [span.tokens for span in worker.loop._flight.plan.spans] == [16]  # type: ignore[union-attr]
+
+
+def test_it_counts_for_no_client() -> None:
+    worker = begun()
+    before = worker.loop.statistics()
+    worker.send(ahead("ahead"))
+    worker.step()
+    during = worker.loop.statistics()
+    worker.run_to_end()
+    after = worker.loop.statistics()
+    assert (during.running, during.queued) == (0, 0)
+    assert (after.prompt_tokens, after.cached_tokens, after.finished) == (
+        before.prompt_tokens,
+        before.cached_tokens,
+        before.finished,
+    )
+    assert after.memory is not None
+    assert after.memory.read_ahead_tokens == len(TAIL)
+
+
+def test_what_memory_cannot_take_is_given_up() -> None:
+    worker = SteppedWorker("llama", budget_tokens=200)
+    worker.send(ahead("too much", PROMPT + TAIL, known=0))
+    worker.run_to_end()
+    assert worker.inbox.finished("too much").reason is FinishReason.CANCELLED
+
+
+def test_another_tenants_turn_does_not_end_it() -> None:
+    worker = begun()
+    worker.send(ahead("ahead", tenant="a"), greedy("other", PROMPT + TAIL + NEW, tenant="b"))
+    worker.run_to_end()
+    assert worker.inbox.finished("ahead").reason is FinishReason.LENGTH
+
+
+def test_it_can_be_cancelled_waiting_and_running() -> None:
+    worker = begun("one", "two")
+    worker.step()
+    assert reading(worker) == ["two"]
+    worker.send(cancel("two"), cancel("one"))
+    worker.run_to_end()
+    assert {worker.inbox.finished(name).reason for name in ("one", "two")} == {FinishReason.CANCELLED}
+    assert worker.step() is False
+
+
+def test_nothing_more_is_read_for_a_session_that_is_closed() -> None:
+    worker = begun()
+    worker.send(ahead("ahead", session_id="s"), ahead("waits", session_id="s"))
+    worker.step()
+    worker.send(SessionCommand(operation="close", tenant="", session_id="s", forget=True))
+    assert {worker.inbox.finished(name).reason for name in ("ahead", "waits")} == {FinishReason.CANCELLED}
+
+
+def test_a_shutdown_ends_what_waits_and_what_runs() -> None:
+    worker = begun("one", "two")
+    worker.step()
+    worker.end()
+    assert {worker.inbox.finished(name).reason for name in ("one", "two")} == {FinishReason.CANCELLED}
+
+
+def test_what_gives_way_counts_among_those_that_wait() -> None:
+    names = [f"ahead{number}" for number in range(MOST_WAITING)]
+    worker = begun(*names)
+    worker.step()
+    worker.send(ahead("newest", PROMPT + random_prompt(600, "newest")))  # while another one is being read
+    worker.send(greedy("stranger", random_prompt(20, "stranger")))
+    worker.run_to_end()
+    assert [name for name in names if worker.inbox.finished(name).reason is FinishReason.CANCELLED] == names[:1]
+
+
+def test_what_an_earlier_worker_read_ahead_counts_once(tmp_path: Path) -> None:
+    worker = SteppedWorker("llama", folder=tmp_path)
+    worker.send(greedy("first", PROMPT + TAIL))
+    worker.run_to_end()
+    worker.end()
+    worker.begin()
+    worker.send(ReadAheadRun(tenant="", token_ids=TokenIds.of(PROMPT + TAIL), start=len(PROMPT)))
+    for name in ("next", "again"):
+        worker.send(greedy(name, PROMPT + TAIL + NEW))
+        worker.run_to_end()
+    assert worker.inbox.finished("next").memory.disk_tokens == len(PROMPT + TAIL)
+    assert worker.inbox.finished("next").memory.read_ahead_tokens == len(TAIL)
+    assert worker.inbox.finished("again").memory.read_ahead_tokens == 0
+
+
+def test_what_a_turn_had_to_read_again_was_not_read_ahead_for_the_one_after_it() -> None:
+    worker = SteppedWorker("llama")
+    worker.send(ReadAheadRun(tenant="", token_ids=TokenIds.of(PROMPT + TAIL), start=len(PROMPT)))
+    for name in ("next", "again"):
+        worker.send(greedy(name, PROMPT + TAIL + NEW))
+        worker.run_to_end()
+    assert worker.inbox.finished("again").memory.cached_tokens > len(PROMPT + TAIL)
+    assert [worker.inbox.finished(name).memory.read_ahead_tokens for name in ("next", "again")] == [0, 0]

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import ModelLoadError
+from holdfast.wire.events import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
+from holdfast.worker.loop.inbox import Inbox
+from holdfast.worker.loop.lifecycle import Progress, WorkerEnd, live
+from holdfast.worker.loop.loop import WorkerLoop
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.looped_worker import make_loop, request
+from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.worker_main import INFO
+
+
+def test_a_worker_reports_ready_serves_and_closes_its_inbox() -> None:
+    inbox = ScriptInbox([[request("a", max_tokens=2)]])
+    assert live(inbox, lambda given, progress: (make_loop(FakeEngine(), inbox), INFO)) is WorkerEnd.IN_ORDER
+    assert isinstance(inbox.events[0], WorkerReady)
+    assert inbox.finished("a").completion_tokens == 2
+    assert inbox.is_closed
+
+
+def test_a_model_at_fault_is_told_to_the_front() -> None:
+    def build(given: Inbox, progress: Progress) -> tuple[WorkerLoop, ModelInfo]:
+        raise ModelLoadError("no weights")
+
+    inbox = ScriptInbox([])
+    assert live(inbox, build) is WorkerEnd.BAD_INPUT
+    assert inbox.events == [WorkerFailed(message="no weights", fatal_input=True)]
+    assert inbox.is_closed
+
+
+def test_a_bug_while_loading_is_raised_and_the_inbox_closed() -> None:
+    def build(given: Inbox, progress: Progress) -> tuple[WorkerLoop, ModelInfo]:
+        raise ZeroDivisionError
+
+    inbox = ScriptInbox([])
+    with pytest.raises(ZeroDivisionError):
+        live(inbox, build)
+    assert inbox.is_closed
+
+
+def test_progress_is_told_per_stage_not_per_tensor() -> None:
+    def build(given: Inbox, progress: Progress) -> tuple[WorkerLoop, ModelInfo]:
+        for stage in ("reading", "probing"):
+            for part in range(1001):
+                progress(stage, part / 1000)
+        raise ModelLoadError("enough")
+
+    inbox = ScriptInbox([])
+    live(inbox, build)
+    told = [(event.stage, event.fraction) for event in inbox.events if isinstance(event, LoadProgress)]
+    assert {("reading", 0.0), ("reading", 1.0), ("probing", 0.0), ("probing", 1.0)} <= set(told)
+    assert len(told) < 50

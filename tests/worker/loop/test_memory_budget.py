@@ -1,0 +1,146 @@
+"""A worker's budgets follow the models beside it and the memory pressure of the system, in both directions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from holdfast.config import SchedulerSettings
+from holdfast.machine.device_memory import MemoryPlan
+from holdfast.machine.memory_pressure import Pressure, pressure_of, pressure_reader
+from holdfast.worker.loop.memory_budget import READ_SECONDS, MemoryBudget
+from holdfast.worker.prefix.no_cache import NoCache, NothingLive
+from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.scheduler import Scheduler
+
+MIB = 1 << 20
+
+
+@dataclass
+class ParkedStates(NothingLive):
+    reclaimed: list[int] = field(default_factory=list)
+
+    def reclaim(self, nbytes: int) -> None:
+        self.reclaimed.append(nbytes)
+
+
+class CacheWithLimits(NoCache):
+    def __init__(self) -> None:
+        self.live = ParkedStates()
+        self.limits: list[tuple[int, int | None]] = []
+
+    def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
+        self.limits.append((nbytes, most_parked_bytes))
+
+
+class Subject:
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(
+            SchedulerSettings(step_tokens=64),
+            SequenceCosts(kv_bytes_per_token=1000, fixed_bytes_per_sequence=0),
+            budget_bytes=8 * MIB,
+            context_tokens=10_000,
+            mixes_chunks=True,
+        )
+        self.cache = CacheWithLimits()
+        self.level = Pressure.NORMAL
+        self.cleared = 0
+        self.budget = MemoryBudget(
+            MemoryPlan(kv_bytes=8 * MIB, ram_tier_bytes=2 * MIB),
+            scheduler=self.scheduler,
+            cache=self.cache,
+            clear_buffers=self.clear,
+            plan_for=lambda state_bytes: MemoryPlan(kv_bytes=state_bytes * 4 // 5, ram_tier_bytes=state_bytes // 5),
+            read_pressure=lambda: self.level,
+        )
+
+    def clear(self) -> None:
+        self.cleared += 1
+
+    def submit(self, name: str, *, tokens: int = 100) -> None:
+        self.scheduler.submit(name, prompt_tokens=tokens, max_tokens=10)
+
+
+def test_a_warning_gives_up_parked_states_blocks_in_ram_and_free_buffers_until_it_is_over() -> None:
+    subject = Subject()
+    subject.level = Pressure.WARNING
+    subject.budget.tend(now=10.0)
+    assert subject.cache.limits == [(0, 0)]
+    assert subject.cleared == 1
+    subject.submit("a")
+    assert subject.scheduler.next_step().admitted, "new requests are served"
+    subject.level = Pressure.NORMAL
+    subject.budget.tend(now=20.0)
+    assert subject.cache.limits[1:] == [(2 * MIB, None)]
+    assert subject.cleared == 1
+
+
+def test_at_the_critical_level_nobody_new_is_admitted_beside_a_running_request() -> None:
+    subject = Subject()
+    subject.budget.follow(Pressure.CRITICAL)
+    subject.submit("a")
+    subject.submit("b")
+    assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["a"], "one at a time goes on"
+    assert not subject.scheduler.next_step().admitted
+    subject.budget.follow(Pressure.WARNING)
+    assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["b"]
+
+
+def test_a_paused_request_does_not_keep_others_out_at_the_critical_level() -> None:
+    subject = Subject()
+    subject.submit("paused")
+    assert subject.scheduler.next_step().admitted
+    subject.scheduler.pause("paused")
+    subject.budget.follow(Pressure.CRITICAL)
+    subject.submit("a")
+    subject.submit("b")
+    assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["a"]
+
+
+def test_the_pressure_is_read_once_a_second_at_most() -> None:
+    subject = Subject()
+    subject.budget.tend(now=5.0)
+    subject.level = Pressure.CRITICAL
+    subject.budget.tend(now=5.0 + READ_SECONDS / 2)
+    assert subject.budget.pressure is Pressure.NORMAL
+    subject.budget.tend(now=5.0 + READ_SECONDS)
+    assert subject.budget.pressure is Pressure.CRITICAL
+
+
+def test_the_budget_shrinks_and_grows_with_the_models_beside_it() -> None:
+    subject = Subject()
+    subject.budget.share(2_500_000)
+    assert subject.scheduler.statistics().budget_bytes == 2_000_000
+    assert subject.cache.limits == [(500_000, None)]
+    subject.budget.share(50_000_000)
+    assert subject.scheduler.statistics().budget_bytes == 40_000_000
+
+
+def test_whoever_was_accepted_under_a_larger_budget_still_runs() -> None:
+    subject = Subject()
+    subject.submit("large", tokens=5_000)
+    subject.budget.share(1_000_000)
+    assert subject.scheduler.statistics().budget_bytes > 5_000_000
+    assert subject.scheduler.next_step().admitted
+    subject.scheduler.cancel("large")
+    assert subject.scheduler.statistics().budget_bytes == 800_000
+
+
+def test_a_share_that_changes_under_pressure_counts_when_the_pressure_is_over() -> None:
+    subject = Subject()
+    subject.budget.follow(Pressure.WARNING)
+    subject.budget.share(2_500_000)
+    assert subject.cache.limits[-1] == (0, 0)
+    subject.budget.follow(Pressure.NORMAL)
+    assert subject.cache.limits[-1] == (500_000, None)
+
+
+@pytest.mark.parametrize(("level", "pressure"), [(0, "NORMAL"), (1, "NORMAL"), (2, "WARNING"), (3, "WARNING"), (4, "CRITICAL")])
+def test_levels_of_the_system_have_their_names(level: int, pressure: str) -> None:
+    assert pressure_of(level) is Pressure[pressure]
+
+
+def test_a_system_tells_its_pressure_or_has_no_reader() -> None:
+    read = pressure_reader()
+    assert read is None or read() in Pressure

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.worker.loop.pulse import PAGING_FAULTS, Pulse
+
+
+def test_a_worker_begins_by_loading_and_then_works_and_rests() -> None:
+    pulse = Pulse(interval_seconds=1.0)
+    assert pulse.beat(elapsed_seconds=0.0, page_faults=0).activity == "loading"
+    pulse.work(0.5)
+    working = pulse.beat(elapsed_seconds=1.0, page_faults=0)
+    assert (working.activity, working.expected_seconds, working.lasting_seconds) == ("working", 0.5, 0.0)
+    pulse.rest()
+    assert pulse.beat(elapsed_seconds=1.0, page_faults=0).activity == "resting"
+
+
+def test_only_the_same_piece_of_work_goes_on() -> None:
+    pulse = Pulse(interval_seconds=1.0)
+    pulse.work(0.5)
+    assert [pulse.beat(elapsed_seconds=1.0, page_faults=0).lasting_seconds for _ in range(3)] == [0.0, 1.0, 2.0]
+    pulse.work(0.5)  # alike, but another one
+    assert pulse.beat(elapsed_seconds=1.0, page_faults=0).lasting_seconds == 0.0
+
+
+def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
+    pulse = Pulse(interval_seconds=1.0)
+    pulse.beat(elapsed_seconds=0.0, page_faults=0)
+    assert pulse.beat(elapsed_seconds=3600.0, page_faults=0).lasting_seconds == 1.0
+
+
+def test_time_in_which_memory_comes_back_from_disk_does_not_count() -> None:
+    pulse = Pulse(interval_seconds=1.0)
+    for _ in range(100):
+        assert pulse.beat(elapsed_seconds=1.0, page_faults=PAGING_FAULTS).lasting_seconds == 0.0
+
+
+@given(gaps=st.lists(st.floats(0.0, 100.0), max_size=50))
+def test_work_never_seems_longer_than_it_is_nor_than_the_beats_made(gaps: list[float]) -> None:
+    pulse = Pulse(interval_seconds=1.0)
+    for made, gap in enumerate(gaps, start=1):
+        lasting = pulse.beat(elapsed_seconds=gap, page_faults=0).lasting_seconds
+        assert lasting <= min(made, sum(gaps[:made])) + 1e-9

@@ -1,0 +1,48 @@
+"""A sequence that is read alone after a step has failed gives what the step would have given."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.worker.engine.plan import Span
+from holdfast.worker.loop.retry import read_alone
+from tests.fakes.fake_engine import FAILS_ALONE, RAISES_AT_COLLECT, FakeEngine, expected_tokens
+from tests.fakes.looped_worker import request
+
+
+def opened(*prompt: int, **more: object) -> FakeEngine:
+    engine = FakeEngine()
+    engine.open(request("a", *prompt, **more), capacity_tokens=100)
+    return engine
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
+def test_it_is_read_in_chunks_up_to_the_end_of_the_span_and_draws_there(chunk_tokens: int) -> None:
+    prompt = tuple(range(1, 21))
+    engine = opened(*prompt)
+    result = read_alone(engine, Span(request_id="a", start=15, tokens=5, draws=True), chunk_tokens=chunk_tokens)
+    assert list(result.token_ids) == expected_tokens(request("a", *prompt, max_tokens=1))
+    spans = [span for plan in engine.plans for span in plan.spans]
+    assert [span.start for span in spans] == list(range(0, 20, chunk_tokens))
+    assert [span.draws for span in spans] == [False] * (len(spans) - 1) + [True]
+
+
+def test_a_span_within_the_prompt_draws_nothing() -> None:
+    result = read_alone(opened(*range(1, 21)), Span(request_id="a", start=5, tokens=5, draws=False), chunk_tokens=4)
+    assert (result.token_ids, result.failure) == ((), "")
+
+
+def test_the_scores_of_all_that_was_read_again_come_with_it() -> None:
+    engine = opened(*range(1, 11), want_prompt_logprobs=True)
+    result = read_alone(engine, Span(request_id="a", start=8, tokens=2, draws=True), chunk_tokens=3)
+    assert [score.token_id for score in result.prompt_logprobs] == list(range(2, 11))
+
+
+def test_a_failure_of_the_sequence_itself_is_the_result() -> None:
+    result = read_alone(opened(1, FAILS_ALONE), Span(request_id="a", start=0, tokens=2, draws=True), chunk_tokens=1)
+    assert result.failure
+
+
+def test_what_the_engine_raises_is_the_callers() -> None:
+    with pytest.raises(RuntimeError):
+        read_alone(opened(1, RAISES_AT_COLLECT), Span(request_id="a", start=0, tokens=2, draws=True), chunk_tokens=2)

@@ -1,0 +1,94 @@
+"""Building the loop over a real model: what is served is of one version, and is what the fingerprint says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
+from holdfast.errors import ModelLoadError
+from holdfast.wire.assignment import WorkerSettings
+from holdfast.worker.loop import serving
+from holdfast.worker.loop.pulse import Pulse
+from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.tiny_models import write_tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "model", "llama")
+
+
+@pytest.fixture
+def fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Those of the memories that were opened."""
+    opened: list[str] = []
+    real = serving.open_cache
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        memory = real(*arguments, **options)
+        assert memory is not None
+        opened.append(memory.index.fingerprint)
+        return memory
+
+    monkeypatch.setattr(serving, "open_cache", noted)
+    yield opened
+    serving.mx.clear_cache()
+
+
+def build(folder: Path) -> None:
+    loop, _ = serving.build_loop(
+        ScriptInbox([]),
+        lambda stage, fraction: None,
+        settings=WorkerSettings(
+            folder=str(folder), model=ModelSettings(), scheduler=SchedulerSettings(), store=StoreSettings(folder="")
+        ),
+        pulse=Pulse(),
+    )
+    del loop
+
+
+def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[int], None]) -> list[int]:
+    """Have `change` called after each load, with its number."""
+    loads: list[int] = []
+    real = serving.load_model
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        loaded = real(*arguments, **options)
+        loads.append(len(loads))
+        change(loads[-1])
+        return loaded
+
+    monkeypatch.setattr(serving, "load_model", load)
+    return loads
+
+
+def test_a_model_that_is_changed_while_it_is_loaded_is_loaded_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fingerprints: list[str]
+) -> None:
+    def replace_once(number: int) -> None:
+        if number == 0:
+            write_tiny(folder, "llama", seed=1)
+
+    loads = changing(monkeypatch, replace_once)
+    with caplog.at_level(logging.WARNING):
+        build(folder)
+    assert loads == [0, 1]
+    assert [record.message for record in caplog.records if "changed" in record.message] != []
+    build(write_tiny(tmp_path / "same", "llama", seed=1))
+    assert len(fingerprints) == 2
+    assert len(set(fingerprints)) == 1
+
+
+def test_a_model_that_is_changed_all_the_time_is_given_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fingerprints: list[str]
+) -> None:
+    loads = changing(monkeypatch, lambda number: (folder / "config.json").touch())
+    with pytest.raises(ModelLoadError, match=r"config\.json was changed while the model was loaded"):
+        build(folder)
+    assert len(loads) == serving.LOAD_ATTEMPTS
+    assert fingerprints == []

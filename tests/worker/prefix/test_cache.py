@@ -1,0 +1,121 @@
+"""Blocks on disk that pass their checksum and are none of this model's: never used, dropped, and read again."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.keeping import Kept, keep_everything
+from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.kv.codec import check_values, pack, to_bytes
+from holdfast.worker.kv.form import ArrayForm
+from holdfast.worker.kv.snapshot import KVBlock, SnapshotMismatch
+from holdfast.worker.prefix.keys import pack_tokens
+from tests.fakes.architectures import KEEPABLE, probed
+from tests.fakes.caching_worker import CachingWorker, greedy
+from tests.fakes.poison import rewrite, with_meta
+from tests.fakes.tiny_models import VOCAB_SIZE
+
+
+def worker(name: str, folder: Path | None = None, **more: Any) -> CachingWorker:
+    return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)
+
+
+def prompt(tokens: int) -> tuple[int, ...]:
+    rng = random.Random(tokens)
+    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
+
+
+def integers(meta: dict[str, Any]) -> None:
+    meta["arrays"] = [["int32", shape] for _, shape in meta["arrays"]]
+
+
+def flat(meta: dict[str, Any]) -> None:
+    meta["arrays"] = [[dtype, [math.prod(shape)]] for dtype, shape in meta["arrays"]]
+
+
+def negative(meta: dict[str, Any]) -> None:
+    meta["arrays"] = [[dtype, [-shape[0], -shape[1], *shape[2:]]] for dtype, shape in meta["arrays"]]
+
+
+def wider(meta: dict[str, Any]) -> None:
+    meta["arrays"] = [[dtype, [*shape[:-2], shape[-2] * 2, shape[-1] // 2]] for dtype, shape in meta["arrays"]]
+
+
+def packed(meta: dict[str, Any]) -> None:
+    meta["codec"] = "q4"
+
+
+CASES = [
+    ("llama", "kv", integers), ("llama", "kv", flat), ("llama", "kv", negative), ("llama", "kv", wider), ("llama", "kv", packed),
+    ("gemma3_text", "state", integers), ("gemma3_text", "state", wider), ("qwen3_next", "state", integers),
+    ("qwen3_next", "kv", flat), ("rwkv7", "state", integers), ("falcon_h1", "state", negative), ("deepseek_v3", "kv", wider),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind", "forge"), CASES)
+def test_a_stored_block_that_does_not_fit_the_model_is_dropped_and_its_tokens_are_read(
+    name: str, kind: str, forge: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = greedy("a", prompt(200))
+    right = worker(name, tmp_path).serve([[asked]]).tokens("a")
+    assert rewrite(tmp_path, with_meta(forge), kind=kind)
+    inbox = worker(name, tmp_path).serve([[asked], [greedy("b", prompt(200))]], in_turn=True)
+    assert inbox.tokens("a") == inbox.tokens("b") == right
+    assert (inbox.finished("a").cached_tokens, inbox.finished("b").cached_tokens) == (0, 199)
+    after = worker(name, tmp_path).serve([[asked]])
+    assert (after.tokens("a"), after.finished("a").cached_tokens) == (right, 199)
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize("name", KEEPABLE)
+def test_what_a_model_leaves_has_the_form_that_was_measured_however_much_it_has_read(name: str) -> None:
+    """Else it would be refused as another model's."""
+    subject = worker(name)
+    for tokens in (1, 2, 9, 40):
+        request = greedy("a", prompt(tokens))
+        subject.engine.open(request, capacity_tokens=tokens + 8)
+        spans = [Span(request_id="a", start=0, tokens=tokens, draws=True)]
+        spans += [Span(request_id="a", start=tokens + step, tokens=1, draws=True) for step in range(3)]
+        for span in spans:
+            subject.engine.collect(subject.engine.dispatch(StepPlan(spans=(span,))))
+            kept = left_by(subject.engine)
+            cursor = subject.cache.cursor(tenant=f"{tokens} {span.start}")
+            assert subject.cache.insert(cursor, sequence_of(subject.engine), kept)
+        subject.engine.close("a")
+    for key in tuple(subject.index._tree):
+        assert subject.cache.forget_unsound((key,)) == ()
+
+
+def left_by(engine: Engine) -> Kept:
+    sequence = engine._sequences["a"]
+    sequence.kept = 0
+    kept = keep_everything(sequence)
+    mx.eval(list(kept.arrays()))
+    return kept
+
+
+def sequence_of(engine: Engine) -> bytes:
+    sequence = engine._sequences["a"]
+    return pack_tokens([*sequence.request.prompt_token_ids, *range(8)][: sequence.live.tokens])
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_not_finite_is_seen(dtype: mx.Dtype, value: float) -> None:
+    keys = mx.random.normal((1, 2, 9, 16)).astype(dtype)
+    values = mx.random.normal((1, 2, 9, 16)).astype(dtype)
+    run = KVBlock(start=0, tokens=9, arrays=(keys, values))
+    forms = [ArrayForm(str(dtype).removeprefix("mlx.core."), (1, 2, 9, 16))] * 2
+    check_values(forms, to_bytes(pack(run, "native"))[1])
+    assert Kept(request_id="a", blocks=(run,)).is_finite
+    values[0, 1, 3, 5] = value
+    with pytest.raises(SnapshotMismatch, match="not finite"):
+        check_values(forms, to_bytes(pack(run, "native"))[1])
+    assert not Kept(request_id="a", blocks=(run,)).is_finite

@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+from holdfast.wire.events import CacheOutcome, Divergence
+from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.prefix.keys import pack_tokens
+from holdfast.worker.prefix.piece import Piece
+from holdfast.worker.prefix.ram import Residence
+from holdfast.worker.prefix.reuse import Shortfall
+from tests.fakes.chains import insert_at, keep_checkpoint, plan_of, read_chain, stored
+from tests.fakes.disk_side import FakeDisk
+from tests.fakes.payloads import Weight
+
+CHAIN = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def library(*, budget: int = 1000, disk: FakeDisk | None = None) -> PrefixIndex:
+    return PrefixIndex(fingerprint="model", ram_budget_bytes=budget, disk=disk)
+
+
+def test_what_was_read_is_planned_to_the_token_and_the_rest_is_explained() -> None:
+    memory = library()
+    assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.NOTHING_STORED)
+    first, second = read_chain(memory, CHAIN)
+    whole = plan_of(memory, CHAIN)
+    assert (whole.tokens, whole.shortfall, whole.to_read) == (8, Shortfall(CacheOutcome.COMPLETE), ())
+    assert whole.pieces == (Piece(first.key, "kv", 0, 4, 0), Piece(second.key, "kv", 4, 4, 0))
+    assert plan_of(memory, [*CHAIN, 9]).shortfall == Shortfall(CacheOutcome.NEW_TOKENS)
+    diverging = plan_of(memory, [1, 2, 3, 4, 5, 9, 9])
+    found = Divergence(position=5, stored_token_id=6, prompt_token_id=9)
+    assert (diverging.tokens, diverging.shortfall) == (5, Shortfall(CacheOutcome.DIVERGED, divergence=found))
+    assert [piece.tokens for piece in diverging.pieces] == [4, 1]
+    assert [piece.tokens for piece in plan_of(memory, CHAIN, limit=6).pieces] == [4, 2]
+    limited = plan_of(memory, CHAIN, limit=4)
+    assert (limited.tokens, limited.shortfall, limited.keys) == (4, Shortfall(CacheOutcome.COMPLETE), (first.key,))
+
+
+def test_tenants_share_nothing() -> None:
+    memory = library()
+    read_chain(memory, CHAIN, tenant="one")
+    assert plan_of(memory, CHAIN, tenant="other").shortfall == Shortfall(CacheOutcome.NOTHING_STORED)
+    read_chain(memory, CHAIN, tenant="other")
+    assert memory.figures().ram_bytes == 16
+    assert memory.figures().tenants == 2
+
+
+def test_a_model_with_states_is_resumed_at_the_last_boundary_within_the_limit() -> None:
+    memory = library()
+    first, _ = read_chain(memory, CHAIN)
+    assert plan_of(memory, CHAIN, anywhere=False).shortfall == Shortfall(CacheOutcome.NO_BOUNDARY, 8)
+    state = keep_checkpoint(memory, CHAIN[:3], nbytes=5)
+    assert state is not None
+    assert (state.parent_key, state.parent_tokens, state.start, state.kind) == (first.key, 3, 3, "state")
+    last = keep_checkpoint(memory, CHAIN, nbytes=5)
+    assert last is not None
+    exact = plan_of(memory, CHAIN, anywhere=False)
+    assert (exact.tokens, exact.checkpoint, exact.shortfall) == (8, Piece(last.key, "state", 8), Shortfall(CacheOutcome.COMPLETE))
+    repeated = plan_of(memory, CHAIN, anywhere=False, limit=7)
+    assert (repeated.tokens, repeated.keys) == (3, (first.key, state.key))
+    assert repeated.shortfall == Shortfall(CacheOutcome.NO_BOUNDARY, 4)
+    assert plan_of(memory, [*CHAIN, 9], anywhere=False).shortfall == Shortfall(CacheOutcome.NEW_TOKENS)
+    memory.check_invariants()
+
+
+def test_what_is_stored_is_not_stored_again() -> None:
+    memory = library()
+    (first, *_) = read_chain(memory, CHAIN)
+    assert read_chain(memory, CHAIN[:4]) == read_chain(memory, CHAIN[:2]) == []
+    assert memory.insert_checkpoint(memory.cursor(), Weight(1)) is None, "of no tokens"
+    assert keep_checkpoint(memory, CHAIN[:4]) is not None
+    assert keep_checkpoint(memory, CHAIN[:4]) is None
+    (overlapping,) = read_chain(memory, [1, 2, 3, 9, 9])
+    assert plan_of(memory, [1, 2, 3, 9, 9]).pieces == (
+        Piece(first.key, "kv", 0, 3, 0),
+        Piece(overlapping.key, "kv", 3, 2, 0),
+    )
+    memory.check_invariants()
+
+
+def test_a_cursor_goes_along_what_is_stored_and_not_beyond_its_end() -> None:
+    memory = library()
+    read_chain(memory, CHAIN)
+    cursor = memory.cursor()
+    for end, position in ((3, 3), (2, 3), (6, 6), (99, 8)):
+        memory.advance(cursor, pack_tokens([*CHAIN, 9]), end=min(end, 9))
+        assert cursor.position == position
+
+
+def test_a_cursor_whose_block_was_evicted_finds_its_place_by_a_walk_from_the_root() -> None:
+    memory = library(budget=8)
+    first, second = read_chain(memory, CHAIN)
+    cursor = stored(memory, CHAIN)
+    memory.forget([second.key], cause=CacheOutcome.FORGOTTEN)
+    memory.advance(cursor, pack_tokens([*CHAIN, 9]), end=9)
+    assert (cursor.position, cursor.parent_key, cursor.parent_tokens) == (4, first.key, 4)
+    again = insert_at(memory, cursor, CHAIN[4:])
+    assert again == second
+    memory.forget([first.key], cause=CacheOutcome.FORGOTTEN)
+    memory.advance(cursor, pack_tokens(CHAIN), end=8)
+    assert (cursor.position, cursor.parent_key) == (0, cursor.root)
+    memory.check_invariants()
+
+
+def test_a_shared_prefix_costs_its_bytes_once() -> None:
+    memory = library()
+    for agent in range(6):
+        read_chain(memory, [*range(100), 200 + agent])
+    assert memory.figures().ram_bytes == 106
+
+
+def test_without_a_disk_the_least_recently_used_is_gone_and_the_miss_says_so() -> None:
+    memory = library(budget=12)
+    read_chain(memory, CHAIN)
+    memory.accept(plan_of(memory, CHAIN[:4]))
+    read_chain(memory, [9, 9, 9, 9, 9, 9, 9, 9])
+    assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.EVICTED, 4)
+    assert plan_of(memory, CHAIN).tokens == 4
+    assert plan_of(memory, [1, 2, 3, 4, 5, 5]).shortfall == Shortfall(CacheOutcome.EVICTED, 1)
+    assert plan_of(memory, [1, 2, 3, 4, 6]).shortfall == Shortfall(CacheOutcome.NEW_TOKENS)
+    read_chain(memory, [8, 8, 8, 8, 8, 8, 8, 8])
+    assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.EVICTED, 8)
+    memory.check_invariants()
+
+
+def test_a_lost_state_is_named_as_the_reason() -> None:
+    memory = library(budget=16)
+    read_chain(memory, CHAIN)
+    keep_checkpoint(memory, CHAIN[:2])
+    keep_checkpoint(memory, CHAIN[:6], nbytes=7)
+    memory.accept(plan_of(memory, CHAIN))
+    memory.accept(plan_of(memory, CHAIN[:2], anywhere=False))
+    read_chain(memory, [9, 9, 9, 9])
+    assert plan_of(memory, CHAIN, anywhere=False).shortfall == Shortfall(CacheOutcome.EVICTED, 4)
+
+
+def test_a_block_never_pushes_out_what_stands_before_it() -> None:
+    memory = library(budget=8)
+    assert len(read_chain(memory, [*range(20)])) == 2
+    assert plan_of(memory, [*range(20)]).tokens == 8
+
+
+def test_what_is_held_is_not_evicted() -> None:
+    memory = library(budget=8)
+    read_chain(memory, CHAIN)
+    with memory.hold([plan_of(memory, CHAIN).keys[-1]]):
+        assert read_chain(memory, [9, 9, 9]) == []
+        assert plan_of(memory, CHAIN).tokens == 8
+    assert len(read_chain(memory, [9, 9, 9])) == 1
+    assert plan_of(memory, CHAIN).tokens == 4
+
+
+def test_what_ram_lets_go_is_planned_from_disk_and_comes_back() -> None:
+    disk = FakeDisk()
+    memory = library(budget=8, disk=disk)
+    first, second = read_chain(memory, CHAIN, disk=disk)
+    assert memory.residence(first.key) is Residence.BOTH
+    memory.disk_changed(stored=disk.write().stored)
+    read_chain(memory, [9] * 8, disk=disk)
+    again = plan_of(memory, CHAIN)
+    assert (again.tokens, again.to_read) == (8, (first.key, second.key))
+    assert not memory.restored(first.key, Weight(4)), "what is being saved cannot go, for the store's queue holds it too"
+    memory.disk_changed(stored=disk.write().stored)
+    with memory.hold(again.keys):
+        assert memory.restored(first.key, Weight(4))
+        assert memory.restored(second.key, Weight(4))
+    memory.accept(again)
+    assert disk.touched == [(first.key, second.key)]
+    assert plan_of(memory, CHAIN).to_read == ()
+    memory.check_invariants()
+
+
+def test_a_disk_takes_what_ram_has_no_room_for() -> None:
+    disk = FakeDisk()
+    memory = library(budget=4, disk=disk)
+    read_chain(memory, CHAIN, disk=disk)
+    assert [memory.residence(key) for key in plan_of(memory, CHAIN).keys] == [Residence.BOTH, Residence.DISK]
+
+
+def test_a_new_library_finds_what_another_one_stored() -> None:
+    disk = FakeDisk()
+    memory = library(disk=disk)
+    read_chain(memory, CHAIN, disk=disk)
+    checkpoint = keep_checkpoint(memory, CHAIN[:6])
+    assert checkpoint is not None
+    disk.put(checkpoint)
+    disk.write()
+    lonely, _ = read_chain(memory, [*CHAIN, 9, 9], block_tokens=1, disk=disk)
+    disk.write()
+    del disk.kept[lonely.key]
+    after = library(disk=disk)
+    assert after.load() == 3
+    assert (plan_of(after, CHAIN).tokens, len(plan_of(after, CHAIN).to_read)) == (8, 2)
+    assert plan_of(after, CHAIN, anywhere=False).tokens == 6
+    assert after.load() == 3
+    after.check_invariants()
+
+
+def test_what_the_disk_loses_stays_in_ram_and_is_offered_again() -> None:
+    disk = FakeDisk()
+    memory = library(disk=disk)
+    first, second = read_chain(memory, CHAIN, disk=disk)
+    assert memory.disk_changed(lost=disk.drop([first.key]).lost) == ()
+    memory.disk_changed(stored=disk.write().stored)
+    assert memory.residence(first.key) is Residence.RAM
+    (unsaved,) = memory.unsaved()
+    assert (unsaved.key, unsaved.packed_tokens, unsaved.parent_tokens) == (first.key, pack_tokens([1, 2, 3, 4]), 0)
+    disk.put(unsaved)
+    memory.save_again(unsaved)
+    memory.disk_changed(stored=disk.write().stored)
+    assert memory.residence(first.key) is Residence.BOTH
+    assert memory.unsaved() == ()
+    assert memory.residence(second.key) is Residence.BOTH
+    memory.check_invariants()
+
+
+def test_what_the_disk_failed_to_take_may_be_evicted_unless_something_behind_it_is_held() -> None:
+    disk = FakeDisk()
+    memory = library(budget=4, disk=disk)
+    first, second = read_chain(memory, CHAIN, disk=disk)
+    memory.disk_changed(lost=disk.drop([first.key]).lost)
+    memory.disk_changed(stored=disk.write().stored)
+    assert (memory.residence(first.key), memory.residence(second.key)) == (Residence.RAM, Residence.DISK)
+    with memory.hold([second.key]):
+        read_chain(memory, [9], disk=disk)
+        assert plan_of(memory, CHAIN).tokens == 8
+    read_chain(memory, [8], disk=disk)
+    assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.EVICTED, 8)
+    assert second.key not in disk.kept
+
+
+def test_an_unreadable_copy_on_disk_costs_nothing_while_ram_has_it_too() -> None:
+    disk = FakeDisk()
+    memory = library(budget=4, disk=disk)
+    first, second = read_chain(memory, CHAIN, disk=disk)
+    memory.disk_changed(stored=disk.write().stored)
+    disk.condemn(first.key)
+    assert memory.unreadable([first.key, b"unknown"]) == ()
+    assert (memory.residence(first.key), first.key in disk.kept) == (Residence.RAM, False)
+    assert memory.unreadable([second.key]) == (second.key,)
+    assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.UNREADABLE, 4)
+    memory.check_invariants()
+
+
+def test_a_block_that_neither_has_takes_along_what_stands_behind_it() -> None:
+    disk = FakeDisk()
+    memory = library(budget=8, disk=disk)
+    keys = [addition.key for addition in read_chain(memory, [*range(16)], disk=disk)]
+    memory.disk_changed(stored=disk.write().stored)
+    assert memory.disk_changed(lost=disk.drop([keys[2]]).lost) == (keys[3], keys[2])
+    assert disk.kept.keys() == {keys[0], keys[1]}
+    assert plan_of(memory, [*range(16)]).shortfall == Shortfall(CacheOutcome.EVICTED, 8)
+    disk.condemn(keys[0])
+    assert memory.forget([keys[0]], cause=CacheOutcome.UNREADABLE) == (keys[1], keys[0])
+    assert disk.kept == {}
+    assert plan_of(memory, [*range(16)]).shortfall == Shortfall(CacheOutcome.UNREADABLE, 16)
+    memory.check_invariants()
+    assert len(read_chain(memory, [*range(16)], disk=disk)) == 4
+
+
+def test_forgetting_what_is_held_or_being_saved_leaves_no_holds_behind() -> None:
+    disk = FakeDisk()
+    memory = library(disk=disk)
+    first, _ = read_chain(memory, CHAIN, disk=disk)
+    with memory.hold([first.key]):
+        memory.forget([first.key], cause=CacheOutcome.FORGOTTEN)
+        assert disk.queued == {}
+        assert memory.forget([first.key], cause=CacheOutcome.FORGOTTEN) == ()
+    memory.disk_changed(stored=[first.key])
+    memory.check_invariants()
+    assert memory._ram.held == 0
+    assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.FORGOTTEN, 8)
+
+
+def test_what_is_forgotten_while_it_is_saved_can_be_evicted_when_it_has_come_back() -> None:
+    disk = FakeDisk()
+    memory = library(budget=4, disk=disk)
+    (first,) = read_chain(memory, CHAIN[:4], disk=disk)
+    memory.forget([first.key], cause=CacheOutcome.FORGOTTEN)
+    read_chain(memory, CHAIN[:4], disk=disk)
+    memory.disk_changed(stored=disk.write().stored)
+    read_chain(memory, [9], disk=disk)
+    assert memory.residence(first.key) is Residence.DISK
+
+
+def test_of_what_was_forgotten_after_it_was_planned_nothing_is_whole() -> None:
+    memory = library()
+    first, second = read_chain(memory, CHAIN)
+    plan = plan_of(memory, CHAIN)
+    assert memory.whole(plan.pieces) == [first.key, second.key]
+    memory.forget([second.key], cause=CacheOutcome.FORGOTTEN)
+    assert memory.whole(plan.pieces) == [first.key]
+
+
+def test_what_could_not_be_read_is_planned_no_more_even_while_it_is_saved() -> None:
+    disk = FakeDisk()
+    memory = library(budget=4, disk=disk)
+    first, second = read_chain(memory, CHAIN, disk=disk)
+    assert plan_of(memory, CHAIN).to_read == (second.key,)
+    assert memory.unreadable([first.key, second.key]) == (second.key,)
+    assert plan_of(memory, CHAIN).to_read == ()
+    memory.check_invariants()
+
+
+def test_late_news_of_what_was_removed_do_no_harm_to_what_has_come_back() -> None:
+    disk = FakeDisk()
+    memory = library(budget=0, disk=disk)
+    first, second = read_chain(memory, CHAIN, disk=disk)
+    memory.disk_changed(stored=disk.write().stored)
+    disk.condemn(first.key)
+    assert memory.unreadable([first.key]) == (second.key, first.key)
+    read_chain(memory, CHAIN, disk=disk)
+    changes = disk.write([first.key])
+    assert memory.disk_changed(stored=changes.stored, lost=disk.take_echoes().lost) == ()
+    assert memory.disk_changed(stored=disk.write().stored) == ()
+    assert plan_of(memory, CHAIN).tokens == 8
+    memory.check_invariants()
+    assert memory.disk_changed(lost=disk.drop([second.key]).lost) == (second.key,)
+
+
+def test_figures_say_what_is_kept_and_nothing_of_a_store() -> None:
+    memory = library(budget=12)
+    read_chain(memory, CHAIN)
+    read_chain(memory, [9] * 8)
+    figures = memory.figures()
+    assert (figures.kept_tokens, figures.ram_bytes, figures.ram_budget_bytes) == (12, 12, 12)
+    assert (figures.ram_evicted_blocks, figures.tenants, figures.store) == (1, 1, None)
+
+
+def test_a_smaller_budget_evicts_at_once_what_nobody_holds_and_a_larger_one_takes_more_again() -> None:
+    memory = library()
+    first, second = read_chain(memory, CHAIN)
+    with memory.hold((first.key,)):
+        memory.set_ram_budget(0)
+        assert memory.residence(first.key) is Residence.RAM
+        assert memory.residence(second.key) is None
+        assert memory.figures().ram_budget_bytes == 0
+    memory.set_ram_budget(1000)
+    memory.check_invariants()
+    read_chain(memory, CHAIN)
+    assert plan_of(memory, CHAIN).tokens == 8
+
+
+def test_what_is_on_disk_too_is_not_forgotten_when_the_budget_shrinks() -> None:
+    disk = FakeDisk()
+    memory = library(disk=disk)
+    blocks = read_chain(memory, CHAIN)
+    memory.disk_changed(stored=[block.key for block in blocks])
+    memory.set_ram_budget(0)
+    memory.check_invariants()
+    assert {memory.residence(block.key) for block in blocks} == {Residence.DISK}

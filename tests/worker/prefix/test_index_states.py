@@ -1,0 +1,295 @@
+"""The index under everything that can happen to it, against a list of all runs that were ever given to it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdfast.store.block import BlockKey
+from holdfast.wire.events import CacheOutcome
+from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.prefix.keys import child_key, pack_tokens
+from holdfast.worker.prefix.piece import Cursor
+from holdfast.worker.prefix.ram import Residence
+from holdfast.worker.prefix.reuse import ReusePlan
+from tests.fakes.chains import keep_checkpoint, plan_of, stored
+from tests.fakes.disk_side import FakeDisk
+from tests.fakes.payloads import Weight
+
+chains = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+tenants = st.sampled_from(["", "tenant"])
+picks = st.integers(0, 10**6)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A run (its chain up to its end) or a state, as it was given to the library once."""
+
+    parent: BlockKey
+    tenant: str
+    chain: tuple[int, ...]
+    start: int
+    is_state: bool
+
+
+class IndexStates(RuleBasedStateMachine):
+    @initialize(
+        budget=st.sampled_from([0, 9, 16, 30, 1000]), has_disk=st.booleans(), chains=st.lists(chains, min_size=1, max_size=5)
+    )
+    def start(self, budget: int, has_disk: bool, chains: list[list[int]]) -> None:
+        self.budget = budget
+        self.disk = FakeDisk() if has_disk else None
+        self.given: dict[BlockKey, Given] = {}
+        self.cursors: list[tuple[Cursor, list[int], str]] = []
+        self.holds: list[tuple[ExitStack, dict[BlockKey, bool]]] = []
+        self.pinned: list[tuple[tuple[BlockKey, ...], dict[BlockKey, bool]]] = []  # as sessions do, and what was in RAM then
+        self.begin()
+        for chain in chains:
+            self.read(chain, "", 4)
+
+    def begin(self) -> None:
+        self.index = PrefixIndex(fingerprint="model", ram_budget_bytes=self.budget, disk=self.disk)
+        self.index.load()
+
+    def is_alive(self, key: BlockKey) -> bool:
+        on_disk = self.disk is not None and (key in self.disk.kept or key in self.disk.queued)
+        return on_disk or self.index.payload(key) is not None
+
+    def reachable(self) -> dict[BlockKey, Given]:
+        """What is somewhere, with everything before it: by the keys' own links."""
+        found: dict[BlockKey, Given] = {}
+        for key, given in sorted(self.given.items(), key=lambda item: (item[1].start, item[1].is_state)):
+            if self.is_alive(key) and (given.start == 0 or given.parent in found):
+                found[key] = given
+        return found
+
+    def stored_tokens(self, chain: tuple[int, ...], tenant: str) -> int:
+        others = [given.chain for given in self.reachable().values() if given.tenant == tenant]
+        return max((end for end in range(len(chain) + 1) for other in others if other[:end] == chain[:end]), default=0)
+
+    @rule(chain=chains, tenant=tenants, block_tokens=st.integers(1, 5))
+    def read(self, chain: list[int], tenant: str, block_tokens: int) -> None:
+        cursor = stored(self.index, chain, tenant=tenant)
+        assert cursor.position == self.stored_tokens(tuple(chain), tenant)
+        self.go_on(cursor, chain, tenant, block_tokens)
+
+    def go_on(self, cursor: Cursor, chain: list[int], tenant: str, block_tokens: int) -> None:
+        """Insert what is missing of a chain where its cursor stands."""
+        while cursor.position < len(chain):
+            start = cursor.position
+            own = chain[start : start + block_tokens]
+            expected = child_key(cursor.parent_key, cursor.parent_tokens, pack_tokens(own), "kv")
+            block = self.index.insert(cursor, pack_tokens(own), Weight(len(own), (tenant, tuple(own))))
+            if block is None:
+                assert self.disk is None
+                assert cursor.position == start
+                return
+            assert (block.key, block.start, cursor.position) == (expected, start, start + len(own))
+            self.given[block.key] = Given(block.parent_key, tenant, tuple(chain[: cursor.position]), start, is_state=False)
+            if self.disk is not None:
+                self.disk.put(block)
+
+    @rule(chain=chains, tenant=tenants, end=st.integers(0, 12))
+    def begin_to_read(self, chain: list[int], tenant: str, end: int) -> None:
+        """A sequence whose cursor is kept while others come and go."""
+        cursor = self.index.cursor(tenant=tenant)
+        self.index.advance(cursor, pack_tokens(chain), end=min(end, len(chain)))
+        self.cursors.append((cursor, chain, tenant))
+
+    @precondition(lambda self: self.cursors)
+    @rule(pick=picks, more=chains, block_tokens=st.integers(1, 5))
+    def read_on(self, pick: int, more: list[int], block_tokens: int) -> None:
+        """A kept cursor inserts what one does that has just walked from the root, whatever was evicted in between."""
+        cursor, chain, tenant = self.cursors[pick % len(self.cursors)]
+        chain += more[:3]
+        fresh = stored(self.index, chain, tenant=tenant)
+        self.index.advance(cursor, pack_tokens(chain), end=len(chain))
+        assert (cursor.position, cursor.parent_key, cursor.parent_tokens) == (
+            fresh.position,
+            fresh.parent_key,
+            fresh.parent_tokens,
+        )
+        self.go_on(cursor, chain, tenant, block_tokens)
+
+    @rule(chain=chains, tenant=tenants, nbytes=st.integers(0, 9))
+    def keep_a_state(self, chain: list[int], tenant: str, nbytes: int) -> None:
+        chain = chain[: stored(self.index, chain, tenant=tenant).position]
+        block = keep_checkpoint(self.index, chain, nbytes=nbytes, tenant=tenant)
+        if block is not None:
+            self.given[block.key] = Given(block.parent_key, tenant, tuple(chain), len(chain), is_state=True)
+            if self.disk is not None:
+                self.disk.put(block)
+
+    @rule(chain=chains, tenant=tenants, anywhere=st.booleans(), limit=st.integers(0, 13), is_accepted=st.booleans())
+    def plan(self, chain: list[int], tenant: str, anywhere: bool, limit: int, is_accepted: bool) -> None:
+        plan = plan_of(self.index, chain, tenant=tenant, anywhere=anywhere, limit=limit)
+        stored = min(self.stored_tokens(tuple(chain), tenant), limit)
+        if not anywhere:
+            states = [given for given in self.reachable().values() if given.is_state and given.tenant == tenant]
+            stored = max(
+                (given.start for given in states if given.start <= stored and tuple(chain[: given.start]) == given.chain),
+                default=0,
+            )
+        assert plan.tokens == stored
+        assert (plan.shortfall.outcome is CacheOutcome.COMPLETE) == (plan.tokens == min(limit, len(chain)))
+        assert (plan.checkpoint is not None) == (not anywhere and stored > 0)
+        end = 0
+        for piece in plan.pieces:
+            assert piece.start == end
+            given = self.given[piece.key]
+            own = given.chain[given.start :]
+            assert own[piece.offset : piece.offset + piece.tokens] == tuple(chain[end : end + piece.tokens])
+            self.assert_is_where_it_is_said_to_be(piece.key, is_on_disk=piece.key in plan.to_read)
+            end += piece.tokens
+        assert end == plan.tokens
+        if plan.checkpoint is not None:
+            key = plan.checkpoint.key
+            self.assert_is_where_it_is_said_to_be(key, is_on_disk=key in plan.to_read)
+        if is_accepted:
+            self.fetch_and_accept(plan)
+
+    def fetch_and_accept(self, plan: ReusePlan) -> None:
+        with self.index.hold(plan.keys):
+            for key in plan.to_read:
+                given = self.given[key]
+                self.index.restored(
+                    key, Weight(max(1, len(given.chain) - given.start), (given.tenant, given.chain[given.start :]))
+                )
+            for key in plan.keys:
+                assert self.index.residence(key) is not None
+        self.index.accept(plan)
+
+    def assert_is_where_it_is_said_to_be(self, key: BlockKey, *, is_on_disk: bool) -> None:
+        residence = self.index.residence(key)
+        given = self.given[key]
+        payload = self.index.payload(key)
+        assert (payload is None) == is_on_disk == (residence is Residence.DISK)
+        if isinstance(payload, Weight) and not given.is_state:
+            assert payload.name == (given.tenant, given.chain[given.start :])
+        if residence is not Residence.RAM:
+            assert self.disk is not None
+            assert key in self.disk.kept or key in self.disk.queued
+
+    def pick_given(self, pick: int) -> BlockKey:
+        return list(self.given)[pick % len(self.given)]
+
+    @precondition(lambda self: self.given)
+    @rule(pick=picks)
+    def hold(self, pick: int) -> None:
+        key = self.pick_given(pick)
+        held = {each: self.index.payload(each) is not None for each in [key] if self.index.residence(each) is not None}
+        self.holds.append((self.index.hold([key]), held))
+
+    @precondition(lambda self: self.holds)
+    @rule(pick=picks)
+    def release(self, pick: int) -> None:
+        hold, held = self.holds.pop(pick % len(self.holds))
+        for key, was_in_ram in held.items():
+            assert self.index.residence(key) is not None
+            assert not was_in_ram or self.index.payload(key) is not None
+        hold.close()
+
+    @precondition(lambda self: self.given)
+    @rule(pick=picks, both=st.booleans())
+    def pin(self, pick: int, both: bool) -> None:
+        keys = tuple(dict.fromkeys(self.pick_given(number) for number in ((pick, pick // 7) if both else (pick,))))
+        pinned = {key for others, _ in self.pinned for key in others}
+        keys = tuple(key for key in keys if self.index.residence(key) is not None and key not in pinned)
+        in_ram = {key: self.index.payload(key) is not None for key in keys}
+        self.index.pin(keys)
+        self.pinned.append((keys, in_ram))
+
+    @precondition(lambda self: self.pinned)
+    @rule(pick=picks)
+    def unpin(self, pick: int) -> None:
+        keys, in_ram = self.pinned.pop(pick % len(self.pinned))
+        for key, was_in_ram in in_ram.items():
+            on_disk = self.disk is not None and key in self.disk.kept
+            assert on_disk or not was_in_ram or self.index.payload(key) is not None
+        self.index.unpin(keys)
+
+    def lost_on_purpose(self, keys: tuple[BlockKey, ...]) -> None:
+        for _, held in (*self.holds, *self.pinned):
+            for key in keys:
+                held.pop(key, None)
+
+    @precondition(lambda self: self.disk is not None and self.disk.queued)
+    @rule(pick=picks, is_written=st.booleans())
+    def the_disk_answers(self, pick: int, is_written: bool) -> None:
+        assert self.disk is not None
+        keys = list(self.disk.queued)
+        if is_written:
+            self.index.disk_changed(stored=self.disk.write(keys[: 1 + pick % len(keys)]).stored)
+        else:
+            self.the_disk_echoes()
+            lost = self.disk.drop([keys[pick % len(keys)]]).lost
+            self.lost_on_purpose(self.index.disk_changed(lost=lost))
+
+    @precondition(lambda self: self.disk is not None and self.disk.kept)
+    @rule(pick=picks, is_unreadable=st.booleans())
+    def the_disk_loses(self, pick: int, is_unreadable: bool) -> None:
+        assert self.disk is not None
+        key = list(self.disk.kept)[pick % len(self.disk.kept)]
+        self.the_disk_echoes()
+        if is_unreadable:
+            self.disk.condemn(key)
+            gone = self.index.unreadable([key])
+        else:
+            gone = self.index.disk_changed(lost=self.disk.drop([key]).lost)
+        assert key not in self.disk.kept
+        self.lost_on_purpose(gone)
+
+    @precondition(lambda self: self.disk is not None)
+    @rule()
+    def the_disk_echoes(self) -> None:
+        assert self.disk is not None
+        assert self.index.disk_changed(lost=self.disk.take_echoes().lost) == ()
+
+    @rule()
+    def offer_again(self) -> None:
+        for block in self.index.unsaved():
+            assert self.disk is not None
+            self.disk.put(block)
+            self.index.save_again(block)
+
+    @precondition(lambda self: self.given)
+    @rule(pick=picks)
+    def forget(self, pick: int) -> None:
+        key = self.pick_given(pick)
+        was_there = self.index.residence(key) is not None
+        gone = self.index.forget([key], cause=CacheOutcome.FORGOTTEN)
+        assert (key in gone) == was_there
+        assert not any(self.is_alive(each) for each in gone)
+        self.lost_on_purpose(gone)
+
+    @precondition(lambda self: self.disk is not None)
+    @rule()
+    def restart(self) -> None:
+        assert self.disk is not None
+        self.holds.clear()
+        self.cursors.clear()
+        self.pinned.clear()
+        self.disk.queued.clear()
+        self.disk.echoes.clear()
+        self.index = PrefixIndex(fingerprint="model", ram_budget_bytes=0)  # nothing in RAM: what the disk alone makes reachable
+        reachable = self.reachable()
+        self.disk.kept = {key: entry for key, entry in self.disk.kept.items() if key in reachable}
+        self.begin()
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        self.index.check_invariants()
+        known = {key for key in self.given if self.index.residence(key) is not None}
+        assert known == {key for key in self.given if self.is_alive(key)}
+        assert known == self.reachable().keys()
+        if not self.holds and not self.pinned:
+            saving = self.disk.queued if self.disk is not None else {}
+            assert self.index._ram.held <= sum(self.index.payload(key) is not None for key in saving)
+
+
+IndexStates.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
+TestIndexStates = IndexStates.TestCase

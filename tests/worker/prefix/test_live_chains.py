@@ -1,0 +1,155 @@
+"""The index while live chains hold what is in it, under everything that can happen to both."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdfast.store.block import BlockKey
+from holdfast.wire.events import CacheOutcome
+from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.prefix.keys import pack_tokens
+from holdfast.worker.prefix.live import LiveChain, LiveChains
+from holdfast.worker.prefix.ram import Residence
+from tests.fakes.chains import plan_of, stored
+from tests.fakes.disk_side import FakeDisk
+from tests.fakes.payloads import Weight
+
+chains = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+picks = st.integers(0, 10**6)
+
+
+def a_chain(index: PrefixIndex, tokens: list[int], *, tenant: str = "") -> LiveChain:
+    return LiveChain(request_id="a", tenant=tenant, chain=pack_tokens(tokens), cursor=index.cursor(tenant=tenant))
+
+
+class HeldStates(RuleBasedStateMachine):
+    @initialize(budget=st.sampled_from([0, 9, 30, 1000]), has_disk=st.booleans())
+    def start(self, budget: int, has_disk: bool) -> None:
+        self.disk = FakeDisk() if has_disk else None
+        self.index = PrefixIndex(fingerprint="model", ram_budget_bytes=budget, disk=self.disk)
+        self.live: list[LiveChain] = []
+        self.keys: set[BlockKey] = set()
+        self.budget = budget
+
+    @rule(tokens=chains, block_tokens=st.integers(1, 5), is_live=st.booleans(), end=st.integers(0, 14))
+    def read(self, tokens: list[int], block_tokens: int, is_live: bool, end: int) -> None:
+        """A sequence begins from what is there, and inserts what it reads; live or not, as one that was preempted."""
+        plan = plan_of(self.index, tokens, limit=end)
+        live = a_chain(self.index, tokens)
+        if is_live:
+            self.live.append(live)
+            self.index.begin_holding(live, self.index.whole(plan.pieces))
+        cursor = stored(self.index, tokens)
+        while cursor.position < len(tokens):
+            own = tokens[cursor.position : cursor.position + block_tokens]
+            block = self.index.insert(cursor, pack_tokens(own), Weight(len(own)), holder=live if is_live else None)
+            if block is None:
+                assert self.disk is None
+                assert not is_live, "what a live chain has needs no room"
+                break
+            self.keys.add(block.key)
+            if self.disk is not None:
+                self.disk.put(block)
+
+    @precondition(lambda self: self.live)
+    @rule(pick=picks, keeps=st.booleans(), is_copied=st.booleans())
+    def leave(self, pick: int, keeps: bool, is_copied: bool) -> None:
+        """All of a chain goes, or what is behind the tokens that its taker wants."""
+        live = self.live[pick % len(self.live)]
+        keys = [key for key in live.keys if not keeps or sum(self.index.run_of(key)) > 6]
+        alone = self.index.held_alone(live, keys)
+        copies = {key: Weight(self.index.run_of(key)[1]) if is_copied else None for key in alone}
+        has_room = self.budget == 1000
+        gone = self.index.end_holding(live, keys, copies=copies)
+        assert set(alone) <= set(keys)
+        if has_room and is_copied:
+            assert not gone, "there was room for it"
+        assert not set(keys) & live.keys
+        if not live.keys:
+            self.live.remove(live)
+
+    @precondition(lambda self: self.disk is not None and self.disk.queued)
+    @rule(pick=picks, is_written=st.booleans())
+    def the_disk_answers(self, pick: int, is_written: bool) -> None:
+        assert self.disk is not None
+        keys = list(self.disk.queued)
+        if is_written:
+            self.index.disk_changed(stored=self.disk.write(keys[: 1 + pick % len(keys)]).stored)
+        else:
+            self.the_disk_echoes()
+            self.index.disk_changed(lost=self.disk.drop([keys[pick % len(keys)]]).lost)
+
+    @precondition(lambda self: self.disk is not None and self.disk.kept)
+    @rule(pick=picks, is_unreadable=st.booleans())
+    def the_disk_loses(self, pick: int, is_unreadable: bool) -> None:
+        assert self.disk is not None
+        key = list(self.disk.kept)[pick % len(self.disk.kept)]
+        self.the_disk_echoes()
+        if is_unreadable:
+            self.disk.condemn(key)
+            self.index.unreadable([key])
+        else:
+            self.index.disk_changed(lost=self.disk.drop([key]).lost)
+
+    @precondition(lambda self: self.disk is not None)
+    @rule()
+    def the_disk_echoes(self) -> None:
+        assert self.disk is not None
+        self.index.disk_changed(lost=self.disk.take_echoes().lost)
+
+    @precondition(lambda self: self.keys)
+    @rule(pick=picks)
+    def forget(self, pick: int) -> None:
+        key = sorted(self.keys)[pick % len(self.keys)]
+        holders = [live for live in self.live if key in live.keys]
+        self.index.forget([key], cause=CacheOutcome.FORGOTTEN)
+        assert all(live.is_stale and key not in live.keys for live in holders)
+        assert self.index.residence(key) is None
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        self.index.check_invariants()
+        for live in self.live:
+            for key in live.keys:
+                assert self.index.residence(key) in (Residence.RAM, Residence.BOTH)
+                is_durable = self.disk is None or key in self.disk.kept
+                if self.index.payload(key) is not None and is_durable:
+                    assert self.disk is not None, "what is live is not in RAM again where no disk wants it"
+        for key in self.keys:
+            is_held = any(key in live.keys for live in self.live)
+            on_disk = self.disk is not None and (key in self.disk.kept or key in self.disk.queued)
+            if self.index.residence(key) is not None:
+                assert is_held or on_disk or self.index.payload(key) is not None, "a key that nobody has"
+
+
+HeldStates.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestHeldStates = HeldStates.TestCase
+
+
+class FakeState:
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+
+def test_the_longest_common_beginning_wins_then_a_parked_one_then_the_one_of_which_least_is_lost() -> None:
+    index = PrefixIndex(fingerprint="model", ram_budget_bytes=0)
+    live = LiveChains()
+
+    def add(tokens: list[int], *, is_parked: bool = True, tenant: str = "", known: int = 0) -> LiveChain:
+        chain = a_chain(index, tokens, tenant=tenant)
+        chain.state, chain.is_parked = FakeState(known or len(tokens)), is_parked  # type: ignore[assignment]
+        live.add(chain)
+        return chain
+
+    long, short = add([1, 2, 3, 4, 5, 6]), add([1, 2, 3, 4])
+    running, other = add([1, 2, 3, 4], is_parked=False), add([1, 2, 3, 4, 5, 6], tenant="other")
+    assert live.longest(pack_tokens([1, 2, 3, 4, 9]), tenant="") == (short, 4)
+    assert live.longest(pack_tokens([1, 2, 3, 4, 5, 9]), tenant="") == (long, 5)
+    assert live.longest(pack_tokens([1, 2, 3, 4, 5, 9]), tenant="other") == (other, 5)
+    assert live.longest(pack_tokens([2]), tenant="") == (None, 0)
+    long.is_stale = short.is_stale = True
+    assert live.longest(pack_tokens([1, 2, 3, 4, 5]), tenant="") == (None, 0), "nothing of a running one has come out right yet"
+    assert live.parked[:2] == [long, short], "what nobody is to begin from leaves first"
+    assert running not in live.parked

@@ -1,0 +1,260 @@
+"""Parked and running states that others begin from: who takes what, who loses what, and what is gone by that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.events import CacheOutcome, CacheReport
+from holdfast.wire.sessions import SessionCommand
+from holdfast.worker.engine.sequence import Prefix
+from holdfast.worker.engine.sharing import choose_sharing
+from holdfast.worker.kv.live import LiveState
+from holdfast.worker.kv.snapshot import SnapshotMismatch
+from holdfast.worker.prefix.live import LiveChain
+from tests.fakes.architectures import probed
+from tests.fakes.caching_worker import greedy, random_prompt
+from tests.fakes.failing_engine import FailingOnce
+from tests.fakes.running_ahead import RunningAhead
+from tests.fakes.script_inbox import cancel
+from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small
+
+
+class FailingAhead(FailingOnce, RunningAhead):
+    """Both."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        make_blocks_small(patch)
+        yield
+
+
+def serve(subject: SteppedWorker, *requests: SequenceRequest) -> None:
+    """Together, to their ends, each with the answer that it gets alone."""
+    subject.send(*requests)
+    subject.run_to_end()
+    for request in requests:
+        subject.check_answer(request.request_id)
+
+
+def known(subject: SteppedWorker, request_id: str) -> tuple[int, ...]:
+    return tuple(subject.sent[request_id].prompt_token_ids) + tuple(subject.inbox.tokens(request_id))
+
+
+def parked(subject: SteppedWorker) -> list[LiveChain]:
+    return subject.worker.cache.live._chains.parked
+
+
+def rest(subject: SteppedWorker) -> None:
+    """What has ended is parked."""
+    while subject.step():
+        pass
+
+
+def spoil(chain: LiveChain) -> None:
+    assert chain.state is not None
+    for leaf in chain.state.leaves():
+        for array in leaf.arrays():
+            if mx.issubdtype(array.dtype, mx.floating):
+                array[...] = math.nan
+
+
+def report(subject: SteppedWorker, request_id: str) -> CacheReport:
+    return subject.inbox.finished(request_id).memory
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_of_two_that_want_one_state_one_takes_it_and_both_are_answered_right(name: str) -> None:
+    for cuts in ((0, 0), (2, 0), (1, 3)):
+        subject = SteppedWorker(name)
+        serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+        rest(subject)
+        before = known(subject, "first")
+        forks = [before[: len(before) - cut] + random_prompt(4, str(index)) for index, cut in enumerate(cuts)]
+        serve(subject, *(greedy(f"fork {index}", fork) for index, fork in enumerate(forks)))
+        moved = [report(subject, f"fork {index}").moved_tokens for index in range(2)]
+        assert sum(tokens > 0 for tokens in moved) == 1
+
+
+def test_a_parked_state_that_is_spoilt_is_dropped_and_the_request_is_answered_from_what_is_left() -> None:
+    subject = SteppedWorker("llama")
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    (chain,) = parked(subject)
+    spoil(chain)
+    serve(subject, greedy("turn", (*known(subject, "first"), 3, 4)))
+    rest(subject)
+    assert chain not in parked(subject)
+
+
+def test_a_spoilt_state_that_is_shared_holds_nobody_up() -> None:
+    subject = SteppedWorker("llama")
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    (chain,) = parked(subject)
+    spoil(chain)
+    serve(subject, greedy("fork", (*random_prompt(100)[:40], 3, 4, 5)))
+    rest(subject)
+    assert chain not in parked(subject)
+
+
+def test_who_is_to_begin_from_a_state_that_turns_out_spoilt_begins_from_something_else() -> None:
+    subject = SteppedWorker("llama")
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    (chain,) = parked(subject)
+    spoil(chain)
+    before = known(subject, "first")
+    serve(subject, *(greedy(f"turn {index}", before + random_prompt(5, str(index))) for index in range(3)))
+    assert all(report(subject, f"turn {index}").moved_tokens == 0 for index in (1, 2))
+
+
+def test_an_engine_that_cannot_begin_from_what_was_moved_begins_from_blocks_and_nothing_durable_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = SteppedWorker("llama", folder=tmp_path)
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    store = subject.worker.store
+    assert store is not None and store.flush()
+    rest(subject)
+    kept = subject.worker.index.figures().kept_tokens
+    assert kept == 111
+    whole_open, opened = subject.worker.engine.open, []
+
+    def unfit(*args: Any, prefix: Prefix | None = None, **more: Any) -> LiveState:
+        opened.append(prefix)
+        state = whole_open(*args, prefix=prefix, **more)
+        if prefix is not None and prefix.base is not None:
+            subject.worker.engine.close(args[0].request_id)
+            raise SnapshotMismatch("it does not fit")
+        return state
+
+    monkeypatch.setattr(subject.worker.engine, "open", unfit)
+    serve(subject, greedy("turn", (*known(subject, "first"), 3, 4)))
+    assert len(opened) == 2
+    assert report(subject, "turn").disk_tokens == kept
+    assert subject.worker.index.figures().kept_tokens >= kept
+
+
+def test_a_failed_step_costs_no_answer_though_what_it_leaves_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FailsOnce(FailingOnce, RunningAhead):
+        fails_at = 3
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("it cannot be copied")
+
+    subject = SteppedWorker("llama", engine=FailsOnce)
+    monkeypatch.setattr(subject.worker.cache.live, "_copied", broken)
+    serve(subject, greedy("short", random_prompt(20), max_tokens=1), greedy("long", random_prompt(40, "b"), max_tokens=9))
+    assert isinstance(subject.worker.engine, FailsOnce)
+    assert subject.worker.engine.collected > subject.worker.engine.fails_at, "no step has failed"
+
+
+def test_a_session_that_is_forgotten_takes_its_parked_state_with_it_and_who_was_to_begin_from_it_does_not() -> None:
+    subject = SteppedWorker("llama")
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12, session_id="s"))
+    rest(subject)
+    turn = (*known(subject, "first"), 3, 4)
+    subject.send(greedy("waits", turn), SessionCommand(operation="close", tenant="", session_id="s", forget=True))
+    subject.run_to_end()
+    subject.check_answer("waits")
+    assert report(subject, "waits").cached_tokens == 0
+    rest(subject)
+    assert len(parked(subject)) == 1
+
+
+def test_a_session_is_forgotten_though_the_tree_has_lost_it_before_its_parked_state() -> None:
+    """Its blocks stood on the middle of one that nobody holds any more."""
+    subject = SteppedWorker("llama")
+    serve(subject, greedy("first", random_prompt(70), max_tokens=0, session_id="other"))
+    fork = random_prompt(70)[:20] + random_prompt(60, "b")
+    serve(subject, greedy("fork", fork, max_tokens=3, session_id="s"))
+    rest(subject)
+    index, tier = subject.worker.index, subject.worker.cache.live
+    tier.leave(next(chain for chain in parked(subject) if chain.request_id == "first"))
+    while (victim := index._ram.next_to_leave()) is not None:
+        index._ram.evict(victim)
+        if victim not in index._holders:
+            index._lose(victim, CacheOutcome.EVICTED)
+    index.check_invariants()
+    assert index.figures().kept_tokens == 16  # what both have
+    subject.send(SessionCommand(operation="close", tenant="", session_id="s", forget=True))
+    serve(subject, greedy("again", (*fork, 1, 2)))
+    assert report(subject, "again").cached_tokens <= 16
+
+
+def test_the_window_of_a_moved_state_is_right_where_its_boundary_is_restored() -> None:
+    """A second one wants the same state, which is handed over to it when the first has gone without it."""
+    subject = SteppedWorker("gemma3_text")
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    before = known(subject, "first")
+    subject.send(greedy("gone", (*before, 1, 2)), greedy("turn", before + random_prompt(30, "b"), max_tokens=9))
+    subject.send(cancel("gone"))
+    subject.run_to_end()
+    subject.check_answer("turn")
+    assert report(subject, "turn").moved_tokens > 0
+
+
+def test_what_a_sequence_freezes_of_its_own_is_held_and_no_longer_reserved() -> None:
+    """Counted twice, the memory of one that runs alone would never do for its growth."""
+    subject = SteppedWorker("llama", has_measured_costs=True, budget_tokens=96, most_parked_bytes=0)
+    serve(subject, greedy("grows", random_prompt(30), max_tokens=60), greedy("other", random_prompt(10, "b"), max_tokens=1))
+
+
+@pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
+def test_when_a_step_of_several_that_share_fails_no_more_is_reserved_than_there_is(engine: type[FailingOnce]) -> None:
+    """Read again each alone, they share nothing any more: who finds no room for that is read when there is some."""
+    subject = SteppedWorker("llama", engine=engine, has_measured_costs=True, budget_tokens=220)
+    assert isinstance(subject.worker.engine, FailingOnce)
+    serve(subject, greedy("first", random_prompt(100), max_tokens=1))
+    rest(subject)
+    forks = [greedy(f"fork {index}", random_prompt(100) + random_prompt(4, str(index)), max_tokens=14) for index in range(3)]
+    subject.send(*forks)
+    while min(len(subject.inbox.tokens(fork.request_id)) for fork in forks) < 2:
+        subject.step()
+    assert len(subject.worker.scheduler._running) == 3
+    subject.worker.engine.fails_at = subject.worker.engine.collected + 1
+    subject.run_to_end()
+    assert subject.worker.engine.collected > subject.worker.engine.fails_at
+    for fork in forks:
+        subject.check_answer(fork.request_id)
+
+
+def test_where_a_fused_kernel_takes_one_buffer_forks_copy_and_every_byte_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = probed("llama")
+    for name in ("shares", "reason"):
+        monkeypatch.setattr(runner, name, getattr(runner, name))
+    choose_sharing(runner, composes_attention=False)
+    assert not runner.shares
+    subject = SteppedWorker("llama", has_measured_costs=True)
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    serve(subject, greedy("turn", (*known(subject, "first"), 1, 2, 3)))
+    assert report(subject, "turn").moved_tokens == 111  # what nobody else wants needs no sharing
+    subject.send(greedy("runs", (*known(subject, "turn"), 4, 5), max_tokens=30))
+    while len(subject.inbox.tokens("runs")) < 5:
+        subject.step()
+    forks = [greedy(f"fork {index}", (*known(subject, "turn"), 6, index), max_tokens=9) for index in range(3)]
+    serve(subject, *forks)
+    for fork in forks:
+        found = report(subject, fork.request_id)
+        assert (found.moved_tokens, found.shared_tokens, found.disk_tokens) == (0, 0, 0)
+        assert found.ram_tokens >= len(known(subject, "turn")) - 1
+    subject.run_to_end()
+    subject.check_answer("runs")
+    rest(subject)
+    arrays = [array for chain in parked(subject) if chain.state for leaf in chain.state.leaves() for array in leaf.arrays()]
+    held = {id(array): array.nbytes for array in arrays}
+    assert subject.worker.cache.live.held.parked_bytes == sum(held.values()) > 0
+    assert len(held) < len(arrays), "while they are parked they hold their common beginning once"
+    assert len(parked(subject)) == 4

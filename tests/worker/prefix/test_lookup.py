@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.wire.events import CacheOutcome, Divergence
+from holdfast.worker.prefix.eviction import EvictionOrder
+from holdfast.worker.prefix.lookup import Lookup
+from holdfast.worker.prefix.piece import Cursor, Piece
+from holdfast.worker.prefix.reuse import ReusePlan, Shortfall
+
+
+def lookup(shortfall: Shortfall, *, order: EvictionOrder | None = None) -> Lookup:
+    """Eight tokens are there, five of them on disk."""
+    pieces = (Piece(b"a", "kv", 0, 3), Piece(b"b", "kv", 3, 4), Piece(b"c", "kv", 7, 1))
+    plan = ReusePlan(cursor=Cursor(b"root"), pieces=pieces, shortfall=shortfall, keys=(b"a", b"b", b"c"), to_read=(b"b", b"c"))
+    hold = (order or EvictionOrder()).held_until_closed(plan.keys)
+    return Lookup(chain=b"", tenant="", plan=plan, hold=hold, asked_at=10.0)
+
+
+@pytest.mark.parametrize(
+    "shortfall",
+    [
+        Shortfall(CacheOutcome.COMPLETE),
+        Shortfall(CacheOutcome.EVICTED, 4),
+        Shortfall(CacheOutcome.NO_BOUNDARY, 3, Divergence(position=11, stored_token_id=1, prompt_token_id=2)),
+    ],
+)
+def test_a_report_says_what_was_found_where_and_why_not_more(shortfall: Shortfall) -> None:
+    report = lookup(shortfall).report(lookup_seconds=0.25, waited_seconds=0.0, restore_seconds=0.5)
+    assert (report.outcome, report.unused_tokens) == (shortfall.outcome, shortfall.unused_tokens)
+    assert report.divergence == shortfall.divergence
+    assert (report.ram_tokens, report.disk_tokens, report.cached_tokens) == (3, 5, 8)
+    assert (report.lookup_seconds, report.restore_seconds, report.waited_for_another) == (0.25, 0.5, False)
+
+
+def test_who_has_waited_for_another_says_so() -> None:
+    report = lookup(Shortfall(CacheOutcome.COMPLETE)).report(lookup_seconds=0.0, waited_seconds=1.5, restore_seconds=0.0)
+    assert (report.waited_for_another, report.waited_seconds) == (True, 1.5)
+
+
+def test_fetching_takes_no_time_until_all_of_it_is_there() -> None:
+    found = lookup(Shortfall(CacheOutcome.COMPLETE))
+    assert found.fetch_seconds == 0.0
+    found.fetched_at = 12.0
+    assert found.fetch_seconds == 2.0
+
+
+def test_what_a_lookup_holds_may_leave_when_it_is_released() -> None:
+    order = EvictionOrder()
+    order.add(b"a", parent=None)
+    found = lookup(Shortfall(CacheOutcome.COMPLETE), order=order)
+    assert order.next_to_leave() is None
+    found.release()
+    found.release()
+    assert order.next_to_leave() == b"a"

@@ -1,0 +1,72 @@
+"""What is pinned stays in RAM as long as the disk does not have it, within a bound."""
+
+from __future__ import annotations
+
+from holdfast.store.block import Block
+from holdfast.worker.prefix.disk import DiskIndex
+from holdfast.worker.prefix.pins import Pins
+from holdfast.worker.prefix.ram import RamTier
+from tests.fakes.chains import named
+from tests.fakes.payloads import Weight
+
+A, B, C = named("a"), named("b"), named("c")
+
+
+class Pinned:
+    def __init__(self, *, budget_bytes: int = 10) -> None:
+        self.ram, self.disk = RamTier(budget_bytes), DiskIndex()
+        self.pins = Pins(self.ram, self.disk)
+        for key in (A, B, C):
+            self.ram.add(key, Weight(3), parent=None)
+
+    def leaving(self) -> list[bytes]:
+        """Who would leave, one after the other."""
+        left = []
+        while (key := self.ram.next_to_leave()) is not None:
+            self.ram.evict(key)
+            left.append(key)
+        return left
+
+    def store(self, key: bytes) -> None:
+        self.disk.begin(Block(key=key, parent_key=named("root"), parent_tokens=0, kind="kv", start=0, packed_tokens=b"1234"))
+        assert self.disk.saved(key)
+        self.pins.sync(key)
+
+
+def test_what_is_pinned_stays_until_it_is_unpinned() -> None:
+    subject = Pinned()
+    subject.pins.pin([A, B])
+    subject.pins.unpin([B])
+    subject.pins.check_invariants()
+    assert subject.leaving() == [B, C]
+    subject.pins.unpin([A])
+    assert subject.leaving() == [A]
+
+
+def test_what_the_disk_has_may_leave_though_it_is_pinned_and_stays_when_the_disk_loses_it() -> None:
+    subject = Pinned()
+    subject.pins.pin([A, B])
+    subject.store(A)
+    subject.store(B)
+    assert subject.disk.lost(B)
+    subject.pins.sync(B)
+    subject.pins.check_invariants()
+    assert subject.leaving() == [A, C]
+
+
+def test_pins_hold_no_more_of_ram_than_they_may() -> None:
+    subject = Pinned()
+    subject.pins.most_held_bytes = 5
+    subject.pins.pin([A, B])
+    subject.pins.check_invariants()
+    assert subject.leaving() == [B, C]
+
+
+def test_what_is_not_in_ram_can_be_pinned_and_is_held_when_it_comes() -> None:
+    subject = Pinned()
+    other = named("d")
+    subject.pins.pin([other])
+    subject.ram.drop(A)
+    subject.ram.add(other, Weight(3), parent=None)
+    subject.pins.sync(other)
+    assert subject.leaving() == [B, C]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.store.block import BlockKey
+from holdfast.worker.prefix.ram import RamTier
+from tests.fakes.payloads import Weight
+
+
+def evict(tier: RamTier) -> BlockKey | None:
+    """Let whoever has to leave first leave."""
+    key = tier.next_to_leave()
+    if key is not None:
+        tier.evict(key)
+    return key
+
+
+def test_payloads_are_counted_while_they_are_there() -> None:
+    tier = RamTier(100)
+    tier.add(b"a", Weight(30), parent=None)
+    tier.add(b"b", Weight(50), parent=b"a")
+    assert tier.get(b"b") == Weight(50)
+    assert tier.get(b"c") is None
+    assert (tier.fits(20), tier.fits(21)) == (True, False)
+    tier.drop(b"a")
+    assert (len(tier), tier.resident_bytes, tier.evicted) == (1, 50, 0)
+    with pytest.raises(KeyError):
+        tier.drop(b"a")
+    tier.check_invariants()
+
+
+def test_looking_at_a_payload_is_no_use_of_it() -> None:
+    tier = RamTier(100)
+    tier.add(b"a", Weight(1), parent=None)
+    tier.add(b"b", Weight(1), parent=None)
+    tier.get(b"a")
+    assert evict(tier) == b"a"
+    tier.add(b"a", Weight(1), parent=None)
+    tier.touch([b"b"])
+    assert evict(tier) == b"a"
+
+
+def test_what_is_pinned_is_not_evicted() -> None:
+    tier = RamTier(100)
+    tier.add(b"a", Weight(1), parent=None)
+    tier.add(b"b", Weight(1), parent=b"a")
+    with tier.pinned([b"b"]):
+        assert evict(tier) is None
+        assert tier.held == 1
+    assert (evict(tier), evict(tier), evict(tier)) == (b"b", b"a", None)
+    assert tier.evicted == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=60), st.integers(0, 100))
+def test_the_budget_is_kept_whatever_comes(weights: list[tuple[int, bool]], budget_bytes: int) -> None:
+    tier = RamTier(budget_bytes)
+    last: bytes | None = None
+    for index, (nbytes, follows) in enumerate(weights):
+        while not tier.fits(nbytes) and evict(tier) is not None:
+            tier.check_invariants()
+        if tier.fits(nbytes):
+            tier.add(b"%d" % index, Weight(nbytes), parent=last if follows else None)
+            last = b"%d" % index
+        else:
+            assert nbytes > budget_bytes
+        tier.check_invariants()

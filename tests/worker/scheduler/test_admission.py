@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import TooLargeForMemory
+from holdfast.worker.scheduler.admission import KvLedger
+from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.sequence import ScheduledSequence
+
+COSTS = SequenceCosts(kv_bytes_per_token=10, fixed_bytes_per_sequence=100, reserve_step_tokens=16)
+
+
+def ledger(*, budget_bytes: int = 2000, expected_output_tokens: int = 8) -> KvLedger:
+    return KvLedger(COSTS, budget_bytes=budget_bytes, expected_output_tokens=expected_output_tokens)
+
+
+def sequence(order: int = 1, *, prompt_tokens: int = 20, max_tokens: int = 100) -> ScheduledSequence:
+    return ScheduledSequence(
+        request_id=str(order), order=order, prompt_tokens=prompt_tokens, max_tokens=max_tokens, submitted_after_step=0
+    )
+
+
+def test_capacities_are_whole_steps() -> None:
+    assert [ledger().capacity_for(tokens) for tokens in (1, 16, 17)] == [16, 16, 32]
+
+
+def test_a_sequence_costs_its_capacity_and_its_fixed_part() -> None:
+    assert ledger().bytes_for(32) == 420
+
+
+def test_admission_reserves_the_expected_answer_not_the_longest_one() -> None:
+    books, entering = ledger(), sequence()
+    books.enter(entering, step=0)
+    assert entering.capacity_tokens == 32
+    assert books.reserved_bytes == entering.reserved_bytes == 420
+
+
+def test_admission_reserves_no_more_than_the_longest_answer() -> None:
+    books, entering = ledger(expected_output_tokens=1000), sequence(max_tokens=5)
+    books.enter(entering, step=0)
+    assert entering.capacity_tokens == 32
+
+
+def test_what_cannot_run_alone_is_refused_with_its_numbers() -> None:
+    with pytest.raises(TooLargeForMemory) as caught:
+        ledger().check_fits_alone(final_tokens=200)
+    assert caught.value.needed_bytes == 2180
+    assert caught.value.budget_bytes == 2000
+
+
+def test_what_fits_exactly_is_taken() -> None:
+    ledger(budget_bytes=2180).check_fits_alone(final_tokens=200)
+
+
+def test_beside_running_sequences_room_is_left_for_their_next_growth() -> None:
+    books = ledger(budget_bytes=420 + 420 + 159)
+    first = sequence(1)
+    assert books.may_enter(first, [])
+    books.enter(first, step=0)
+    assert not books.may_enter(sequence(2), [first])
+    full = ledger(budget_bytes=420 + 420 + 160)
+    full.enter(sequence(1), step=0)
+    assert full.may_enter(sequence(2), [first])
+
+
+def test_a_sequence_that_cannot_grow_any_more_needs_no_headroom() -> None:
+    books = ledger(budget_bytes=840)
+    first = sequence(1, max_tokens=8)
+    books.enter(first, step=0)
+    assert books.may_enter(sequence(2), [first])
+
+
+def test_growth_prefers_a_whole_expected_answer_and_settles_for_one_step() -> None:
+    books, growing = ledger(expected_output_tokens=40), sequence(max_tokens=1000)
+    growing.position = 64
+    assert books.capacities_for_growth(growing) == (112, 80)
+
+
+def test_growth_stops_at_the_longest_answer() -> None:
+    books, growing = ledger(expected_output_tokens=40), sequence(max_tokens=50)
+    growing.position = 64
+    assert books.capacities_for_growth(growing) == (80,)
+
+
+def test_bytes_of_what_no_step_touches_are_free_at_once() -> None:
+    books, leaving = ledger(), sequence()
+    books.enter(leaving, step=0)
+    books.leave(leaving, observed_steps=0)
+    assert books.free_bytes == 2000
+
+
+def test_bytes_that_a_step_under_way_touches_are_free_when_it_is_over() -> None:
+    books, leaving = ledger(), sequence()
+    books.enter(leaving, step=0)
+    leaving.last_step = 5
+    books.leave(leaving, observed_steps=3)
+    books.step_is_over(4)
+    assert books.free_bytes == 2000 - 420
+    books.step_is_over(5)
+    assert books.free_bytes == 2000
+    books.check_invariants([])

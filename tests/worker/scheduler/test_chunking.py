@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.worker.scheduler.chunking import LEAST_ALONE_TOKENS, PATIENCE_STEPS, ChunkSharing
+from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
+from holdfast.worker.scheduler.decision import ChunkBounds
+from holdfast.worker.scheduler.sequence import ScheduledSequence
+
+QUANTUM = 32
+
+
+def prompt(order: int, tokens: int, *, position: int = 0, last_step: int = 0) -> ScheduledSequence:
+    return ScheduledSequence(
+        request_id=str(order),
+        order=order,
+        prompt_tokens=tokens,
+        max_tokens=10,
+        submitted_after_step=0,
+        known_tokens=tokens,
+        position=position,
+        last_step=last_step,
+    )
+
+
+def model(*, seconds_per_token: float = 0.001, mixes_chunks: bool = True) -> CostModel:
+    costs = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=QUANTUM)
+    costs.learn(StepLoad(1), 0.02)
+    costs.learn(StepLoad(1, 1, 500, 500 * 250.0), 0.02 + 500 * seconds_per_token)
+    return costs
+
+
+def share(
+    prompts: list[ScheduledSequence], *, tokens: int = 2048, seconds: float = math.inf, costs: CostModel | None = None
+) -> dict[str, int]:
+    sharing = ChunkSharing(costs or model(), min_chunk_tokens=QUANTUM)
+    return {sequence.request_id: taken for sequence, taken in sharing.share(prompts, tokens=tokens, seconds=seconds, step=1)}
+
+
+def test_a_prompt_alone_takes_the_whole_step() -> None:
+    assert share([prompt(1, 9000)], tokens=1000) == {"1": 1000}
+
+
+def bounded(**bounds: float) -> CostModel:
+    costs = CostModel(mixes_chunks=True, min_chunk_tokens=QUANTUM, bounds=ChunkBounds(**bounds))  # type: ignore[arg-type]
+    costs.learn(StepLoad(1), 0.02)
+    costs.learn(StepLoad(1, 1, 500, 500 * 250.0), 0.02 + 500 * 0.001)
+    return costs
+
+
+def test_a_prompt_alone_takes_no_longer_than_a_step_may_last_on_this_device() -> None:
+    assert share([prompt(1, 9000)], costs=bounded(seconds=0.6)) == {"1": 512}  # in units of 256 tokens, at 1 ms each
+    assert share([prompt(1, 9000)], costs=bounded(seconds=9.0)) == {"1": 2048}
+
+
+def test_a_prompt_alone_reads_256_tokens_however_slow_the_device_is() -> None:
+    assert share([prompt(1, 9000)], costs=bounded(seconds=0.01)) == {"1": LEAST_ALONE_TOKENS}
+    assert share([prompt(1, 100)], costs=bounded(seconds=0.01)) == {"1": 100}
+
+
+def test_several_prompts_together_take_no_longer_than_a_step_may_last() -> None:
+    taken = share([prompt(1, 9000), prompt(2, 9000)], costs=bounded(seconds=0.6))
+    assert QUANTUM <= sum(taken.values()) <= 600
+
+
+@given(position=st.integers(0, 200_000), score_bytes=st.integers(1, 1 << 32))
+def test_attention_scores_of_a_chunk_fit_their_memory_at_every_position(position: int, score_bytes: int) -> None:
+    costs = bounded(score_bytes_per_pair=96, score_bytes=score_bytes)
+    (tokens,) = share([prompt(1, 300_000, position=position)], costs=costs).values()
+    assert tokens == QUANTUM or 96 * tokens * (position + tokens) <= score_bytes
+    longer = tokens + QUANTUM
+    assert longer > 2048 or 96 * longer * (position + longer) > score_bytes, "no smaller than it has to be"
+
+
+def test_a_size_that_the_device_failed_on_is_never_tried_again_in_any_step() -> None:
+    costs = bounded()
+    costs.limit_chunks(500)
+    assert share([prompt(1, 9000)], costs=costs) == {"1": 500}
+    assert max(share([prompt(1, 9000), prompt(2, 9000)], costs=costs).values()) <= 500
+    assert max(share([prompt(1, 9000), prompt(2, 9000)], costs=costs, seconds=60.0).values()) <= 500
+
+
+def test_beside_decoding_rows_a_prompt_takes_what_fits_the_stall_in_whole_quanta() -> None:
+    assert share([prompt(1, 9000)], seconds=0.25) == {"1": 224}  # 250 tokens fit
+
+
+def test_what_is_left_of_a_prompt_need_not_be_a_quantum() -> None:
+    assert share([prompt(1, 9000, position=8900)], seconds=0.25) == {"1": 100}
+
+
+def test_somebody_always_gets_a_quantum_however_dear_it_is() -> None:
+    assert share([prompt(1, 9000)], seconds=0.0001) == {"1": QUANTUM}
+    assert share([prompt(1, 9000), prompt(2, 50)], seconds=0.0001) == {"1": QUANTUM}
+
+
+def test_a_short_prompt_is_read_whole_beside_a_long_one() -> None:
+    assert share([prompt(1, 90_000), prompt(2, 50)]) == {"1": 1024 + 960, "2": 50}
+
+
+def test_of_equal_prompts_the_older_is_read_first() -> None:
+    assert share([prompt(1, 3000), prompt(2, 3000)]) == {"1": 2048}
+
+
+def test_what_the_oldest_leaves_goes_to_the_shortest_of_the_rest() -> None:
+    assert share([prompt(1, 10), prompt(2, 900), prompt(3, 300)], tokens=512) == {"1": 10, "3": 300, "2": 192}
+
+
+def test_a_prompt_passed_over_long_enough_goes_ahead_of_shorter_ones() -> None:
+    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
+    step = PATIENCE_STEPS + 2
+    prompts = [prompt(1, 9000, last_step=step - 1), prompt(2, 8000, last_step=1), prompt(3, 2000, last_step=step - 1)]
+    chunks = sharing.share(prompts, tokens=2048, seconds=math.inf, step=step)
+    assert {each.request_id: taken for each, taken in chunks} == {"1": 1024, "2": 1024}
+
+
+def test_with_room_for_one_chunk_only_old_and_short_take_turns() -> None:
+    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
+    prompts = [prompt(1, 9000), prompt(2, 5000)]
+    served = [sharing.share(prompts, tokens=QUANTUM, seconds=1.0, step=step)[0][0].order for step in range(6)]
+    assert served == [1, 2, 1, 2, 1, 2]
+
+
+def test_while_decoding_steps_are_unknown_one_is_done_without_chunks() -> None:
+    sharing = ChunkSharing(CostModel(mixes_chunks=True, min_chunk_tokens=QUANTUM), min_chunk_tokens=QUANTUM)
+    prompts = [prompt(1, 9000)]
+    assert not sharing.share(prompts, tokens=64, seconds=1.0, step=1)
+    assert sharing.share(prompts, tokens=64, seconds=1.0, step=2)
+
+
+def test_now_and_then_a_step_does_without_chunks_so_that_decoding_is_measured() -> None:
+    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
+    prompts = [prompt(1, 9000)]
+    without = [step for step in range(1, 100) if not sharing.share(prompts, tokens=64, seconds=1.0, step=step)]
+    assert without == [33, 66, 99]
+
+
+def test_where_chunks_run_apart_their_passes_count_into_the_stall() -> None:
+    costs = model(mixes_chunks=False)  # 0.02 s for the pass of each chunk, a little less than 0.001 s for a token
+    assert share([prompt(1, 9000)], seconds=0.25, costs=costs) == {"1": 224}
+    assert share([prompt(1, 9000)], seconds=0.07, costs=costs) == {"1": 32}
+
+
+prompts_strategy = st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 20_000), st.integers(0, 30)), min_size=1, max_size=8)
+
+
+@given(
+    shapes=prompts_strategy,
+    tokens=st.integers(1, 3000),
+    seconds=st.one_of(st.just(math.inf), st.floats(1e-4, 2.0)),
+    mixes_chunks=st.booleans(),
+    oldest_is_first=st.booleans(),
+)
+def test_chunks_keep_to_tokens_time_and_quanta(
+    shapes: list[tuple[int, int, int]], tokens: int, seconds: float, mixes_chunks: bool, oldest_is_first: bool
+) -> None:
+    costs = model(mixes_chunks=mixes_chunks)
+    costs.learn(StepLoad(1, 1, 500, 500 * 9000.0), 3.0)
+    prompts = [
+        prompt(order, left + position, position=position, last_step=last_step)
+        for order, (left, position, last_step) in enumerate(shapes)
+    ]
+    sharing = ChunkSharing(costs, min_chunk_tokens=QUANTUM)
+    sharing._oldest_is_first = oldest_is_first
+    chunks = sharing.share(prompts, tokens=tokens, seconds=seconds, step=31)
+    assert chunks
+    assert len({sequence.order for sequence, _ in chunks}) == len(chunks)
+    assert sum(taken for _, taken in chunks) <= tokens
+    for sequence, taken in chunks:
+        alone = len(prompts) == 1 and math.isinf(seconds)
+        whole = taken % QUANTUM == 0 or taken == sequence.unread_tokens
+        assert 0 < taken <= sequence.unread_tokens
+        assert whole or alone or taken == tokens < QUANTUM
+    if sum(taken for _, taken in chunks) > QUANTUM:
+        added = sum(costs.seconds_per_chunk() + costs.more_chunk_seconds(sequence.position, taken) for sequence, taken in chunks)
+        assert added <= seconds * (1 + 1e-9)
+
+
+@given(shapes=st.lists(st.integers(1, 3000), min_size=2, max_size=6), seconds=st.floats(1e-4, 0.5))
+def test_no_prompt_is_passed_over_for_ever(shapes: list[int], seconds: float) -> None:
+    """An endless stream of short prompts joins; each of the first ones still moves within the bound."""
+    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
+    prompts = [prompt(order, tokens) for order, tokens in enumerate(shapes)]
+    bound = PATIENCE_STEPS + 2 * (len(shapes) + 1)
+    for step in range(2, 80):
+        chunks = sharing.share(prompts, tokens=64, seconds=seconds, step=step)
+        for sequence, taken in chunks:
+            sequence.position += taken
+            sequence.last_step = step
+        prompts = [sequence for sequence in prompts if sequence.unread_tokens]
+        assert all(step - sequence.last_step <= bound for sequence in prompts)
+        if len(prompts) <= len(shapes):
+            prompts.append(prompt(100 + step, 40, last_step=step))

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from holdfast.config import SchedulerSettings
+from holdfast.worker.scheduler.decision import SequenceCosts
+from tests.fakes.step_worker import StepWorker
+
+
+def worker(*, budget_tokens: int, depth: int = 0) -> StepWorker:
+    return StepWorker(
+        settings=SchedulerSettings(expected_output_tokens=4, min_chunk_tokens=4, step_tokens=64),
+        costs=SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=4),
+        budget_bytes=budget_tokens,
+        depth=depth,
+    )
+
+
+def test_growth_without_pressure_preempts_nobody() -> None:
+    run = worker(budget_tokens=1000)
+    for name in "ab":
+        run.submit(name, prompt_tokens=8, max_tokens=40)
+    run.run_to_end()
+    assert run.preempted == []
+    assert run.growths > 0
+
+
+def test_the_youngest_gives_way_and_the_oldest_never_does() -> None:
+    for depth in (0, 1):
+        run = worker(budget_tokens=64, depth=depth)
+        for name in "abc":
+            run.submit(name, prompt_tokens=8, max_tokens=50)
+        run.run_to_end()
+        assert "c" in run.preempted
+        assert "a" not in run.preempted
+        assert [served.request_id for served in run.ended] == ["a", "b", "c"]
+        assert all(served.drawn == 50 for served in run.ended)
+        assert run.scheduler.statistics().preemptions == len(run.preempted)
+
+
+def test_a_preempted_sequence_reads_again_what_it_had_drawn() -> None:
+    run = worker(budget_tokens=64, depth=1)
+    run.submit("old", prompt_tokens=8, max_tokens=56)
+    young = run.submit("young", prompt_tokens=8, max_tokens=56)
+    while "young" not in run.preempted:
+        run.step()
+    drawn_at_preemption = young.drawn
+    while not young.runs:
+        run.step()
+    # The step under way at the preemption has drawn one more, and that counts.
+    assert young.known == 8 + young.drawn
+    assert drawn_at_preemption <= young.drawn <= drawn_at_preemption + 1
+    run.run_to_end()
+    assert young.drawn == 56
+
+
+def test_a_sequence_may_stop_by_a_token_that_comes_after_its_preemption() -> None:
+    run = worker(budget_tokens=64, depth=1)
+    run.submit("old", prompt_tokens=8, max_tokens=56)
+    young = run.submit("young", prompt_tokens=8, max_tokens=56)
+    run.stops_at = lambda request_id, drawn: request_id == "young" and "young" in run.preempted
+    run.run_to_end()
+    assert young.ends == ["stopped"]
+    assert young.drawn < 56
+
+
+def test_the_youngest_pauses_with_what_it_has_read_instead_of_preempting_itself() -> None:
+    run = worker(budget_tokens=36)
+    old = run.submit("old", prompt_tokens=8, max_tokens=12)  # 20 tokens at its end
+    young = run.submit("young", prompt_tokens=8, max_tokens=24)
+    run.run_to_end()
+    assert run.preempted == []
+    assert (old.drawn, young.drawn) == (12, 24)
+
+
+def test_nobody_is_admitted_into_memory_that_a_running_sequence_waits_for() -> None:
+    run = worker(budget_tokens=64, depth=1)
+    for name in "abcdef":
+        run.submit(name, prompt_tokens=8, max_tokens=50)
+    for _ in range(400):
+        decision = run.step()
+        assert not (decision.preempted and decision.admitted)
+    run.run_to_end()
+
+
+def test_a_sequence_about_to_end_is_not_preempted() -> None:
+    run = worker(budget_tokens=32, depth=1)
+    run.submit("old", prompt_tokens=8, max_tokens=20)
+    short = run.submit("short", prompt_tokens=8, max_tokens=4)
+    run.run_to_end()
+    assert run.preempted == []
+    assert short.drawn == 4

@@ -1,0 +1,123 @@
+"""Memory that live states hold beside what is reserved: never beyond the budget, given up when it is wanted, nobody hangs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holdfast.config import SchedulerSettings
+from holdfast.worker.scheduler.decision import SequenceCosts, StepOutcome
+from holdfast.worker.scheduler.scheduler import Scheduler
+
+BUDGET, TOKEN_BYTES = 960, 10
+
+
+class HoldingWorker:
+    """What ends stays as a parked state of the tokens that it has read; what begins takes one over, or reads all itself."""
+
+    def __init__(self, rng: random.Random, *, reserve_step: int) -> None:
+        self.rng = rng
+        self.scheduler = Scheduler(
+            SchedulerSettings(max_running=4, max_queued=20, step_tokens=24, min_chunk_tokens=4, expected_output_tokens=8),
+            SequenceCosts(kv_bytes_per_token=TOKEN_BYTES, fixed_bytes_per_sequence=0, reserve_step_tokens=reserve_step),
+            budget_bytes=BUDGET,
+            context_tokens=90,
+            mixes_chunks=True,
+        )
+        self.sizes: dict[str, tuple[int, int]] = {}  # prompt and answer
+        self.parked: list[int] = []  # tokens of each
+        self.held: dict[str, int] = {}  # tokens of running ones that nobody reserves
+        self.claims: dict[str, int] = {}  # of waiting ones, on a parked state of so many tokens
+        self.admitted = self.moved = self.reclaimed = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return (sum(self.parked) + sum(self.held.values())) * TOKEN_BYTES
+
+    def submit(self, request_id: str) -> None:
+        prompt = self.rng.choice([self.rng.randrange(1, 30), self.rng.randrange(30, 80)])
+        answer = self.rng.choice([1, self.rng.randrange(1, 91 - prompt)])
+        self.sizes[request_id] = prompt, answer
+        self.scheduler.submit(request_id, prompt_tokens=prompt, max_tokens=answer, is_ready=False)
+        self.look_up(request_id)
+
+    def look_up(self, request_id: str) -> None:
+        fit = [tokens for tokens in self.parked if tokens < self.sizes[request_id][0] and tokens not in self.claims.values()]
+        tokens = max(fit, default=0)
+        if tokens:
+            self.claims[request_id] = tokens
+        self.scheduler.begin_behind(request_id, tokens, held_tokens=tokens)
+
+    def make_room(self) -> None:
+        self.scheduler.hold(total_bytes=self.held_bytes, parked_bytes=sum(self.parked) * TOKEN_BYTES)
+        wanted = self.held_bytes - self.scheduler.missing_bytes()
+        for tokens in sorted(self.parked, key=lambda tokens: tokens in self.claims.values()):
+            if self.held_bytes <= wanted:
+                break
+            self.parked.remove(tokens)
+            self.reclaimed += 1
+            for request_id in [name for name, claimed in self.claims.items() if claimed == tokens]:
+                del self.claims[request_id]
+                self.look_up(request_id)
+        self.scheduler.hold(total_bytes=self.held_bytes, parked_bytes=sum(self.parked) * TOKEN_BYTES)
+
+    def freeze_one(self) -> None:
+        """A running one freezes what it has read, for another to share, or since its tail has to grow."""
+        running = list(self.scheduler._running.values())
+        if running and self.rng.random() < 0.2:
+            one = self.rng.choice(running)
+            if self.held.get(one.request_id, 0) < one.position:
+                self.held[one.request_id] = one.position
+                self.scheduler.hold_apart(one.request_id, one.position)
+
+    def step(self) -> bool:
+        """Whether something has moved on."""
+        self.make_room()
+        reclaimed = self.reclaimed
+        decision = self.scheduler.next_step()
+        for request_id in decision.preempted:
+            self.held.pop(request_id, None)
+            self.look_up(request_id)
+        for admission in decision.admitted:
+            tokens = self.claims.pop(admission.request_id, 0)
+            self.admitted += 1
+            if tokens:
+                self.parked.remove(tokens)
+                self.held[admission.request_id] = tokens
+                self.moved += 1
+        self.scheduler.check_invariants()
+        ledger = self.scheduler._ledger
+        assert ledger.running_bytes + ledger.leaving_bytes + self.held_bytes <= BUDGET, "memory is over-committed"
+        drawn = {span.request_id: 1 for span in decision.plan.spans if span.draws}
+        read = {span.request_id: span.start + span.tokens for span in decision.plan.spans}
+        for request_id in self.scheduler.observe(StepOutcome(plan=decision.plan, drawn=drawn, ended=(), seconds=0.01)):
+            self.held.pop(request_id, None)
+            del self.sizes[request_id]
+            if read[request_id] not in self.parked:  # lengths are names here
+                self.parked.append(read[request_id])
+        self.freeze_one()
+        return bool(decision.plan.spans or decision.admitted or decision.preempted or self.reclaimed > reclaimed)
+
+
+@pytest.mark.parametrize("reserve_step", [1, 8])
+def test_held_and_reserved_memory_stay_within_the_budget_and_everybody_comes_to_an_end(reserve_step: int) -> None:
+    moved = reclaimed = 0
+    for seed in range(25):
+        rng = random.Random(seed)
+        worker = HoldingWorker(rng, reserve_step=reserve_step)
+        for number in range(30):
+            while len(worker.sizes) >= 6:
+                assert worker.step(), "everything stands still"
+            worker.submit(f"r{number}")
+            for _ in range(rng.randrange(6)):
+                worker.step()
+        for _ in range(5000):
+            if not worker.sizes:
+                break
+            assert worker.step(), "everything stands still"
+        assert not worker.sizes, "requests never end"
+        assert worker.scheduler._ledger.running_bytes == worker.scheduler._ledger.leaving_bytes == 0
+        moved, reclaimed = moved + worker.moved, reclaimed + worker.reclaimed
+    assert moved > 20
+    assert reclaimed > 20

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.worker.prefix.branch import Branch, StateStep, Step
+from holdfast.worker.sessions.record import MOST_BRANCHES, Session, decode_record, encode_record, record_name
+
+
+def branch(*blocks: str, last: int = 4, state: StateStep | None = None) -> Branch:
+    """Blocks of four tokens by name; of the last one only `last` tokens."""
+    steps = [Step(name.encode(), 4, 4 * (index + 1)) for index, name in enumerate(blocks)]
+    if steps:
+        steps[-1] = Step(steps[-1].key, last, steps[-1].end - 4 + last)
+    return Branch(steps=tuple(steps), states=() if state is None else (state,))
+
+
+def session() -> Session:
+    return Session(session_id="s", tenant="", created_at=0, last_used_at=0, ttl_seconds=10)
+
+
+def test_a_chain_that_goes_on_takes_the_place_of_its_beginning() -> None:
+    subject = session()
+    subject.use(branch("a", "b", last=2), now=1)
+    subject.use(branch("a", "b", "c"), now=2)
+    assert subject.branches == (branch("a", "b", "c"),)
+    assert (subject.requests, subject.last_used_at, subject.expires_at) == (2, 2, 12)
+
+
+def test_a_beginning_that_is_asked_for_again_loses_nothing() -> None:
+    subject = session()
+    subject.use(branch("a", "b", "c"), now=1)
+    subject.use(branch("x"), now=2)
+    subject.use(branch("a", "b", last=1), now=3)
+    assert subject.branches == (branch("a", "b", "c"), branch("x"))
+
+
+def test_a_side_conversation_is_a_branch_of_its_own_and_the_oldest_goes() -> None:
+    subject = session()
+    for number in range(MOST_BRANCHES + 1):
+        subject.use(branch("a", f"side {number}"), now=number)
+    assert len(subject.branches) == MOST_BRANCHES
+    assert branch("a", "side 0") not in subject.branches
+    assert subject.branches[0] == branch("a", f"side {MOST_BRANCHES}")
+
+
+def test_a_request_of_which_nothing_is_kept_counts_as_a_use() -> None:
+    subject = session()
+    subject.use(branch("a"), now=1)
+    subject.use(Branch(), now=2)
+    assert (subject.branches, subject.requests, subject.last_used_at) == ((branch("a"),), 2, 2)
+
+
+chains = st.lists(st.sampled_from("ab"), max_size=4).map(lambda names: branch(*names))
+
+
+@given(st.lists(chains, max_size=12))
+def test_no_branch_is_the_beginning_of_another_one(used: list[Branch]) -> None:
+    subject = session()
+    for now, each in enumerate(used):
+        subject.use(each, now=now)
+        for one in subject.branches:
+            assert not any(one is not other and one.goes_on_from(other) for other in subject.branches)
+        assert not each.steps or subject.branches[0].goes_on_from(each)
+
+
+def test_a_record_gives_the_session_back() -> None:
+    subject = session()
+    subject.metadata["task"] = "tests"
+    subject.use(branch("a", "b", state=StateStep(b"state", 8)), now=1)
+    assert decode_record(encode_record(subject)) == subject
+
+
+def test_names_of_records_tell_tenants_and_ids_apart() -> None:
+    names = {
+        record_name(Session(session_id=session_id, tenant=tenant, created_at=0, last_used_at=0, ttl_seconds=None))
+        for tenant, session_id in [("", "ab"), ("a", "b"), ("ab", ""), ("a/b", "c"), ("a", "b/c")]
+    }
+    assert len(names) == 5
+
+
+def test_a_record_that_an_earlier_version_has_written_is_a_session_of_two_branches() -> None:
+    found = decode_record((Path(__file__).parent / "data" / "written_before.record").read_bytes())
+    assert (found.session_id, found.tenant, found.pinned, found.ttl_seconds) == ("written before", "t", True, 3600.0)
+    assert (found.requests, found.metadata) == (2, {"agent": "one"})
+    assert sorted(each.tokens for each in found.branches) == [7, 8]
+    assert record_name(found) == "b5760d13612ea2ffadc65cb70e45c8a6"
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode((1, session())), msgspec.msgpack.encode((2, {"a": 1}))])
+def test_what_is_no_record_of_this_format_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="session"):
+        decode_record(data)

@@ -1,0 +1,186 @@
+"""Sessions through a whole worker: real engine, real memory, real store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import SessionFailure
+from holdfast.store.block import BlockKey
+from tests.fakes.caching_worker import CachingWorker, greedy
+from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
+
+
+def test_a_request_opens_its_session_and_the_next_turn_goes_on_in_it() -> None:
+    first = prompt("first")
+    inbox = serve(worker(), greedy("1", first, session_id="s"))
+    turn = first + tuple(inbox.tokens("1")) + prompt("turn", 20)
+    inbox = serve(
+        worker(), greedy("1", first, session_id="s"), greedy("2", turn, session_id="s"),
+        greedy("side", prompt("side", 50), session_id="s"), ask("get", "a"), ask("list", "b"),
+    )  # fmt: skip
+    session = info(inbox, "a")
+    assert (session.requests, session.branches, session.tokens) == (3, 2, 55)
+    assert session.kept_tokens == session.ram_tokens == 55
+    assert answer(inbox, "b").sessions == (session,)
+
+
+def test_what_a_session_keeps_is_shown_to_the_token() -> None:
+    inbox = serve(
+        worker(), greedy("1", prompt("first"), session_id="s", max_tokens=6), ask("get", "a"), ask("get", "b", tenant="other")
+    )
+    session = info(inbox, "a")
+    assert session.tokens == session.kept_tokens == 305  # the last token of an answer is never read
+    assert session.kept_bytes > 0
+    assert answer(inbox, "b").failure is SessionFailure.NOT_FOUND
+
+
+def test_sessions_are_there_after_a_restart_with_their_pins(tmp_path: Path) -> None:
+    serve(
+        worker(folder=tmp_path),
+        ask("open", "o", tenant="t", pinned=True, metadata={"task": "x"}, ttl_seconds=None),
+        greedy("1", prompt("first"), session_id="s", tenant="t"),
+    )
+    session = info(serve(worker(folder=tmp_path), ask("get", "a", tenant="t")), "a")
+    assert (session.requests, session.kept_tokens, session.disk_tokens) == (1, 305, 305)
+    assert (session.pinned, session.pin_state, session.metadata, session.expires_at) == (True, "kept", {"task": "x"}, None)
+
+
+def test_a_fork_goes_on_alone_and_closing_the_first_takes_nothing_from_it() -> None:
+    one = prompt("first")
+    inbox = serve(
+        worker(), greedy("1", one, session_id="s"),
+        ask("fork", "f", new_session_id="fork"),
+        ask("fork", "taken", new_session_id="fork"),
+        greedy("2", (*one, 1, 2, 3), session_id="fork"),
+        ask("close", "c", forget=True), ask("get", "gone"), ask("get", "fork", "fork"),
+        ask("close", "d", "fork", forget=True), greedy("again", one),
+    )  # fmt: skip
+    assert info(inbox, "f").forked_from == "s"
+    assert answer(inbox, "taken").failure is SessionFailure.EXISTS
+    assert answer(inbox, "gone").failure is SessionFailure.NOT_FOUND
+    assert info(inbox, "fork").kept_tokens == info(inbox, "fork").tokens > 300
+    assert inbox.finished("again").cached_tokens == 0
+
+
+def test_sessions_end_when_their_time_is_over() -> None:
+    now = [1000.0]
+    subject = worker(clock=lambda: now[0])
+    subject.sessions.carry_out(ask("open", "o", ttl_seconds=5.0))
+    now[0] += 4.9
+    assert subject.sessions.carry_out(ask("get", "a")).failure is None  # type: ignore[union-attr]
+    now[0] += 0.2
+    assert subject.sessions.carry_out(ask("get", "b")).failure is SessionFailure.NOT_FOUND  # type: ignore[union-attr]
+
+
+def test_the_session_used_longest_ago_makes_room() -> None:
+    opens = [ask("open", str(number), str(number)) for number in range(5)]
+    inbox = serve(worker(), *opens, ask("list", "l"))
+    assert [session.session_id for session in answer(inbox, "l").sessions] == ["4", "3", "2", "1"]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
+def test_forgetting_leaves_nothing_behind_that_nobody_needs(name: str, tmp_path: Path) -> None:
+    common = prompt("common", 280)
+    branch_points = (100, 270)
+    subject = worker(name, tmp_path)
+    inbox = serve(
+        subject, greedy("1", (*common, *prompt("a", 40)), session_id="a", branch_points=branch_points),
+        greedy("2", (*common, *prompt("b", 40)), session_id="b", branch_points=branch_points),
+        ask("close", "c", "a", forget=True), ask("get", "b", "b"),
+        ask("close", "d", "b", forget=True), greedy("again", common),
+    )  # fmt: skip
+    assert info(inbox, "b").kept_tokens == info(inbox, "b").tokens
+    assert inbox.finished("again").cached_tokens == 0
+
+
+def test_fewer_sessions_than_there_are_records_of_can_be_lived_with(tmp_path: Path) -> None:
+    requests = [greedy(str(number), prompt(str(number), 40), session_id=f"s{number}") for number in range(4)]
+    serve(worker(folder=tmp_path), *requests)
+    inbox = serve(
+        worker(folder=tmp_path, most_sessions=2), ask("list", "l"),
+        greedy("new", prompt("new", 40), session_id="n"),
+        ask("open", "o", "o"), ask("list", "m", limit=1),
+    )  # fmt: skip
+    assert [session.session_id for session in answer(inbox, "l").sessions] == ["s3", "s2"]
+    assert info(inbox, "o").tokens == 0
+    assert [session.session_id for session in answer(inbox, "m").sessions] == ["o"]
+
+
+def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: Path) -> None:
+    now = [1000.0]
+    idle = worker(folder=tmp_path, clock=lambda: now[0])
+    idle.sessions.carry_out(ask("open", "o", ttl_seconds=5.0))
+    idle.sessions.tend()
+    assert idle.store is not None
+    idle.store.flush()
+    now[0] += 4
+    serve(worker(folder=tmp_path, clock=lambda: now[0]), greedy("1", prompt("first"), session_id="s"))
+    now[0] += 4
+    tend(idle)
+    found = idle.sessions.carry_out(ask("get", "a"))
+    assert found is not None
+    assert found.failure is None
+    now[0] += 2
+    tend(idle)
+    gone = idle.sessions.carry_out(ask("get", "b"))
+    assert gone is not None
+    assert gone.failure is SessionFailure.NOT_FOUND
+    idle.cache.close()
+
+
+def tend(subject: CachingWorker) -> None:
+    """Until the store has said what it was asked."""
+    for _ in range(20):
+        subject.sessions.tend()
+        assert subject.store is not None
+        subject.store.flush()
+
+
+def test_what_cannot_be_kept_is_refused() -> None:
+    subject = worker().sessions
+    for command in (
+        ask("open", "a", ""),
+        ask("open", "a", "a/b"),
+        ask("open", "a", "a", metadata={"k": "\ud800"}),
+        ask("open", "a", "a", ttl_seconds=-1.0),
+        ask("import", "a", "a/b", path="/nowhere"),
+        ask("fork", "a", "a", new_session_id=""),
+    ):
+        found = subject.carry_out(command)
+        assert found is not None
+        assert found.failure is SessionFailure.INVALID
+
+
+def test_a_request_that_was_preempted_counts_once() -> None:
+    requests = [greedy(str(number), prompt(str(number), 60), max_tokens=60, session_id="s") for number in range(3)]
+    subject = worker(budget_tokens=240)
+    inbox = subject.serve([requests, [], [], [ask("get", "a")]])
+    assert subject.scheduler.statistics().preemptions > 0
+    after = subject.sessions.carry_out(ask("get", "b"))
+    assert after is not None
+    assert after.sessions[0].requests == 3
+    assert answer(inbox, "a").failure in (None, SessionFailure.NOT_FOUND)
+
+
+def test_what_is_forgotten_is_gone_before_the_record_that_tells_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that dies in between leaves a session that the next one is told to forget again."""
+    subject, done = worker(folder=tmp_path), list[str]()
+    store = subject.store
+    assert store is not None
+    remove, remove_record = store.remove, store.remove_record
+
+    def removing(keys: Iterable[BlockKey]) -> None:
+        done.append("blocks")
+        remove(keys)
+
+    def removing_record(name: str) -> None:
+        done.append("record")
+        remove_record(name)
+
+    monkeypatch.setattr(store, "remove", removing)
+    monkeypatch.setattr(store, "remove_record", removing_record)
+    serve(subject, greedy("1", prompt("first"), session_id="s"), ask("close", "c", forget=True))
+    assert (done[0], done[-1]) == ("blocks", "record")
