@@ -1,4 +1,4 @@
-"""Write the table of tool-call families: what is detected in a template of each family, and how its answers are parsed.
+"""Write the table of tool-call families: what is detected in a template of each family.
 
 `python -m tools.tool_table` rewrites the table in docs/reference/tool-call-families.md.
 """
@@ -18,9 +18,17 @@ from tests.fakes.family_templates import FAMILY_TEMPLATES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "tool-call-families.md"
 BEGIN, END = "<!-- table: python -m tools.tool_table -->", "<!-- end of table -->"
-FOUND = ("template", "family", "round trip", "past calls", "calls in one answer", "ids", "thoughts", "begins in a thought", "off")
-MEASURED = ("any cut", "mistakes", "streamed = whole", "next turn")
-_COLUMNS = (*FOUND[:3], *MEASURED, *FOUND[3:])
+FOUND = (
+    "template",
+    "family",
+    "round trip",
+    "past calls",
+    "calls per answer",
+    "ids",
+    "reasoning",
+    "starts in reasoning",
+    "reasoning off",
+)
 _BETWEEN_CELLS = re.compile(r"(?<!\\)\|")
 _IDS = {
     "random": "any",
@@ -33,38 +41,32 @@ _IDS = {
 
 def table() -> str:
     """The table, as Markdown."""
-    models = {name: bundle(family) for name, family in sorted(FAMILY_TEMPLATES.items())}
-    rows = ({**found(name, model), **measured(model)} for name, model in models.items())
-    lines = ("| " + " | ".join(row[column] for column in _COLUMNS) + " |" for row in rows)
-    return "\n".join(["| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|", *lines])
+    rows = (found(name, bundle(family)) for name, family in sorted(FAMILY_TEMPLATES.items()))
+    lines = ("| " + " | ".join(row[column] for column in FOUND) + " |" for row in rows)
+    return "\n".join(["| " + " | ".join(FOUND) + " |", "|---" * len(FOUND) + "|", *lines])
 
 
 def found(name: str, model: TokenizerBundle) -> dict[str, str]:
-    """What is known of a model when it is loaded, by the columns of `FOUND`."""
+    """What is detected when a model is loaded, by the columns of `FOUND`."""
     report = model.dialect_report
     proof = "proven" if report.proven and report.tools == "template" else report.why
     return dict(zip(FOUND, (name, report.family, proof, *_facts(report)), strict=True))
 
 
-def measured(model: TokenizerBundle) -> dict[str, str]:
-    """How a model's answers are read and its turns go on, by the columns of `MEASURED`."""
-    right, wrong = tuple(right_answers(model)), tuple(wrong_answers(model))
-    cells = (
-        _yes(all(is_read_however_cut(model.dialect, answer) for answer in right)),
-        f"{sum(is_read_however_cut(model.dialect, answer) for answer in wrong)} of {len(wrong)}",
-        _yes(all(streams_as_whole(model, answer) for answer in (*right, *wrong))),
-        _yes(turns_go_on(model)),
-    )
-    return dict(zip(MEASURED, cells, strict=True))
-
-
-def _yes(holds: bool) -> str:
-    return "yes" if holds else "no"
+def failures(model: TokenizerBundle) -> list[str]:
+    """What the page promises of every family and does not hold for this model."""
+    right = tuple(right_answers(model))
+    wrong = tuple(wrong_answers(model))
+    failed = [repr(answer) for answer in (*right, *wrong) if not is_read_however_cut(model.dialect, answer)]
+    failed += [f"streamed: {answer!r}" for answer in (*right, *wrong) if not streams_as_whole(model, answer)]
+    if not turns_go_on(model):
+        failed.append("the prompt of the next turn does not begin with this turn")
+    return failed
 
 
 def _facts(report: DialectReport) -> Iterator[str]:
-    yield "by the template" if report.calls_kept else "written into the text"
-    yield "several" if report.parallel else "one: pairs"
+    yield "template" if report.calls_kept else "as text"
+    yield "several" if report.parallel else "one"
     yield _IDS[report.ids]
     thinking = report.thinking
     if thinking is None:

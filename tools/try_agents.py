@@ -163,13 +163,11 @@ def _called(trial: Trial) -> Iterator[str]:
         ended = trial.ended(trial.start(command))
         requests = answered_requests(server)
     _check(trial, ended, agent.said)
-    for path, text in agent.home.items():
-        yield f"`~/{path}`:\n\n````\n{trial.filled(text, url='http://127.0.0.1:8321').strip()}\n````\n"
+    yield "The script is in `tools/agent_trials.py`.\n"
     yield _transcript(trial, command, ended)
     totals = [sum(request[name] for request in requests) for name in ("prompt_tokens", "cached_tokens", "answer_tokens")]
     yield (
-        f"{len(requests)} requests, {totals[0]} tokens of prompts, of which {totals[1]} were not read again; "
-        f"{totals[2]} tokens written.\n"
+        f"{len(requests)} requests with {totals[0]} prompt tokens, {totals[1]} of them cached, and {totals[2]} answer tokens.\n"
     )
 
 
@@ -193,8 +191,8 @@ def _launched(trial: Trial, agent: LaunchedAgent) -> Iterator[str]:
         stopped = _stopped(trial, agent, server)
     cases = {
         "With a wrong key": wrong,
-        f"With a prompt that does not fit the context ({SMALL_CONTEXT} tokens)": long,
-        "Stopped (Ctrl-C) while its prompt was read": stopped,
+        f"With a context of {SMALL_CONTEXT} tokens, which its prompt does not fit": long,
+        "Stopped with Ctrl-C during the prefill": stopped,
     }
     for case, ended in cases.items():
         lines = [line[:400] for line in trial.shown(ended).splitlines() if line.strip()]
@@ -246,7 +244,7 @@ def _figures(agent: LaunchedAgent, requests: Sequence[Mapping[str, int]]) -> str
     """A table of the conversation's requests. Raises AssertionError where one has read what had been read or written before."""
     longest = max(request["prompt_tokens"] for request in requests)
     conversation = [request for request in requests if request["prompt_tokens"] > longest / 2]
-    rows = ["| request | prompt tokens | of them cached | read | new since the last | answer |", "|---|---|---|---|---|---|"]
+    rows = ["| request | prompt tokens | cached | read | new since the last | answer |", "|---|---|---|---|---|---|"]
     known = 0
     for number, request in enumerate(conversation, 1):
         prompt, cached = request["prompt_tokens"], request["cached_tokens"]
