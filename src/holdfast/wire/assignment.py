@@ -9,7 +9,7 @@ import msgspec
 from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
 from holdfast.machine.device_memory import ALL_OF_IT, MemoryShare
 
-WORKER_COMMAND = (sys.executable, "-P", "-m", "holdfast.worker.loop")  # -P: nothing in the working folder can pose as a module
+WORKER_COMMAND = (sys.executable, "-P", "-m", "holdfast.worker")  # -P: nothing in the working folder can pose as a module
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""`python -m holdfast.worker.loop`: the process that residency starts for each model."""
+"""`python -m holdfast.worker`: the process that the front starts for each model."""
 
 from __future__ import annotations
 
