@@ -78,7 +78,9 @@ class StepWorker:
         settings = settings or SchedulerSettings()
         self.settings = replace(settings, step_tokens=settings.step_tokens or 2048)  # 0: the worker decides
         self.costs = costs or SequenceCosts(kv_bytes_per_token=10, fixed_bytes_per_sequence=0, reserve_step_tokens=16)
-        self.budget_bytes, self.depth = budget_bytes, depth
+        self.depth = depth
+        self.wanted_budget_bytes = budget_bytes
+        self.allowed_bytes = budget_bytes  # beyond the budget in force only what was held when it shrank
         self.scheduler = Scheduler(
             self.settings, self.costs, budget_bytes=budget_bytes, context_tokens=context_tokens, mixes_chunks=mixes_chunks
         )
@@ -115,6 +117,28 @@ class StepWorker:
         self.scheduler.set_limits(max_running=max_running, step_tokens=step_tokens)
         self.settings = replace(self.settings, max_running=max_running, step_tokens=step_tokens)
         self.scheduler.check_invariants()
+
+    def set_budget(self, nbytes: int) -> None:
+        self.wanted_budget_bytes = nbytes
+        self.scheduler.set_budget(nbytes)
+        self._follow_budget()
+        self.scheduler.check_invariants()
+
+    def set_critical(self, is_critical: bool) -> None:
+        """The system is critically short of memory: one request at a time."""
+        self.scheduler.admits_one_at_a_time = is_critical
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget in force: what is wanted, but whoever was accepted can still run alone."""
+        needs = [self._final_bytes(served) for served in self.live.values()]
+        return max(self.wanted_budget_bytes, *needs, 0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of those that run, and of those that steps under way still touch."""
+        running = sum(self.bytes_of(served.capacity) for served in self.live.values() if served.runs)
+        return running + sum(nbytes for _, nbytes in self.leaving)
 
     def cancel(self, request_id: str) -> None:
         known = request_id in self.live
@@ -199,7 +223,17 @@ class StepWorker:
     def bytes_of(self, capacity: int) -> int:
         return capacity * self.costs.kv_bytes_per_token + self.costs.fixed_bytes_per_sequence
 
+    def _final_bytes(self, served: Served) -> int:
+        tokens = served.prompt_tokens + served.max_tokens
+        step = self.costs.reserve_step_tokens
+        return self.bytes_of(-(-tokens // step) * step)
+
+    def _follow_budget(self) -> None:
+        """Nothing is taken away when the budget shrinks, but what has been given back is not taken again."""
+        self.allowed_bytes = max(self.budget_bytes, min(self.allowed_bytes, self.held_bytes))
+
     def _carry_out(self, decision: Decision) -> None:
+        budget_bytes = self.budget_bytes
         for request_id in decision.preempted:
             self.preempted.append(request_id)
             self.live[request_id].cached = 0
@@ -221,6 +255,10 @@ class StepWorker:
             served.runs, served.known = True, served.prompt_tokens + served.drawn
             served.capacity = admission.capacity_tokens
             served.position, served.planned_draws, served.idle_steps = served.cached, served.drawn, 0
+        if decision.admitted:
+            assert self.held_bytes <= budget_bytes, "admitted beyond the budget in force"
+            unpaused = sum(served.runs and not served.is_paused for served in self.live.values())
+            assert unpaused == 1 or not self.scheduler.admits_one_at_a_time, "more than one under critical memory pressure"
         self._check_memory()
         if decision.plan.spans:
             self._dispatch(decision.plan)
@@ -281,8 +319,8 @@ class StepWorker:
             assert added <= self.settings.stall_seconds * (1 + 1e-9), "decoding streams are held up too long"
 
     def _check_memory(self) -> None:
-        held = sum(self.bytes_of(served.capacity) for served in self.live.values() if served.runs)
-        assert held + sum(each for _, each in self.leaving) <= self.budget_bytes, "memory is over-committed"
+        assert self.held_bytes <= self.allowed_bytes, "memory is over-committed"
+        assert self.scheduler.statistics().budget_bytes == self.budget_bytes
 
     def _observe(self) -> None:
         step = self.under_way.popleft()
@@ -306,6 +344,7 @@ class StepWorker:
             assert served.drawn == served.max_tokens
             self._end(served, "length")
         self.leaving = [(index, held) for index, held in self.leaving if index > step.index]
+        self._follow_budget()
 
     def _end(self, served: Served, reason: str) -> None:
         served.ends.append(reason)
@@ -314,6 +353,7 @@ class StepWorker:
             self._close(served)
         del self.live[served.request_id]
         self.ended.append(served)
+        self._follow_budget()
 
     def _close(self, served: Served) -> None:
         assert served.runs

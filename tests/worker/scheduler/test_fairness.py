@@ -121,6 +121,22 @@ def test_places_and_memory_that_one_has_taken_are_given_up_for_anothers_first(bu
     assert all(served.drawn == 500 for served in run.ended if served.service.flow == "many")
 
 
+@pytest.mark.parametrize("flows", [2, 3, 4])
+def test_a_flows_younger_prompt_moves_while_flows_take_turns_in_steps_with_room_for_one_chunk(flows: int) -> None:
+    run = worker(stall_seconds=0.0001, min_chunk_tokens=1)
+    run.submit("answer", prompt_tokens=4, max_tokens=400, service=of("writing"))
+    run.read_all_prompts()
+    for number in range(flows):
+        run.submit(f"old-{number}", prompt_tokens=60, max_tokens=2, service=of(str(number)))
+    for _ in range(10):
+        run.step()
+    young = [run.submit(f"young-{number}", prompt_tokens=70, max_tokens=2, service=of(str(number))) for number in range(flows)]
+    for _ in range(20 * flows):
+        run.step()
+    assert all(served.position > 0 for served in young)
+    run.run_to_end()
+
+
 def test_flows_take_turns_for_a_single_place() -> None:
     run = worker(max_running=1)
     for n in range(6):

@@ -1,6 +1,8 @@
-"""Sequences that nobody reads: they stand still, keep nobody from running, and go on where they were."""
+"""Requests that are paused, or wait while memory is short: they keep nobody from running, and go on where they were."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -101,3 +103,31 @@ def test_pausing_twice_or_what_is_not_there_changes_nothing() -> None:
         worker.resume("nobody")
     assert not worker.scheduler.is_paused("nobody")
     assert planned(worker, steps=1) == {"a"}
+
+
+def test_under_critical_pressure_one_that_is_paused_lets_another_run_and_goes_on_after_it() -> None:
+    worker = StepWorker(settings=SETTINGS)
+    worker.set_critical(True)
+    worker.submit("a", prompt_tokens=4, max_tokens=50)
+    worker.submit("b", prompt_tokens=4, max_tokens=5)
+    assert planned(worker, steps=10) == {"a"}
+    worker.pause("a")
+    assert planned(worker, steps=10) == {"b"}
+    worker.run_to_end()
+
+
+def test_what_ends_beyond_a_smaller_budget_makes_no_room_for_others_until_the_rest_fits() -> None:
+    worker = StepWorker(settings=replace(SETTINGS, max_running=4), budget_bytes=10 * 192)
+    for name, answer in (("a", 6), ("b", 20), ("c", 20)):
+        worker.submit(name, prompt_tokens=40, max_tokens=answer)
+    worker.read_all_prompts()
+    worker.set_budget(10 * 48)
+    worker.submit("d", prompt_tokens=8, max_tokens=8)
+    while "a" in worker.live:
+        worker.step()
+    assert running(worker) == {"b", "c"}
+    assert worker.held_bytes > worker.budget_bytes
+    assert "d" not in planned(worker, steps=4)
+    worker.set_budget(10 * 192)
+    assert "d" in planned(worker, steps=2)
+    worker.run_to_end()

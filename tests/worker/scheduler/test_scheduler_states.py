@@ -1,4 +1,4 @@
-"""The scheduler under random submits, look-ups, cancels, pauses, stops and steps; StepWorker asserts what must hold."""
+"""The scheduler under random requests, pauses, memory budgets and steps; StepWorker asserts what must hold."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SchedulerStates(RuleBasedStateMachine):
         try:
             served = self.worker.submit(name, prompt_tokens=prompt_tokens, max_tokens=max_tokens, service=service)
         except TooLargeForMemory as error:
-            assert error.needed_bytes > BUDGET_TOKENS * 10
+            assert error.needed_bytes > self.worker.budget_bytes
         except PromptTooLong:
             assert prompt_tokens + min(max_tokens, 1) > CONTEXT_TOKENS
         except QueueFull as error:
@@ -80,25 +80,31 @@ class SchedulerStates(RuleBasedStateMachine):
     def set_limits(self, max_running: int, step_tokens: int) -> None:
         self.worker.set_limits(max_running=max_running, step_tokens=step_tokens)
 
+    @rule(tokens=st.sampled_from([0, 16, BUDGET_TOKENS // 2, BUDGET_TOKENS, 2 * BUDGET_TOKENS]))
+    def set_budget(self, tokens: int) -> None:
+        self.worker.set_budget(tokens * 10)
+
+    @rule(is_critical=st.booleans())
+    def set_critical(self, is_critical: bool) -> None:
+        self.worker.set_critical(is_critical)
+
     @rule(name=st.sampled_from("abcdefghij"))
     def cancel(self, name: str) -> None:
         self.worker.cancel(name)
 
-    @rule(name=st.sampled_from("abcdefghij"))
-    def pause(self, name: str) -> None:
-        self.worker.pause(name)
+    @rule(name=st.sampled_from("abcdefghij"), is_paused=st.booleans())
+    def pause_or_resume(self, name: str, is_paused: bool) -> None:
+        if is_paused:
+            self.worker.pause(name)
+        else:
+            self.worker.resume(name)
 
-    @rule(name=st.sampled_from("abcdefghij"))
-    def resume(self, name: str) -> None:
-        self.worker.resume(name)
-
-    @rule(name=st.sampled_from("abcdefghij"))
-    def hold_back(self, name: str) -> None:
-        self.worker.hold_back(name)
-
-    @rule(name=st.sampled_from("abcdefghij"), cached_tokens=st.integers(0, 40))
-    def begin_behind(self, name: str, cached_tokens: int) -> None:
-        self.worker.begin_behind(name, cached_tokens)
+    @rule(name=st.sampled_from("abcdefghij"), cached_tokens=st.one_of(st.none(), st.integers(0, 40)))
+    def look_up(self, name: str, cached_tokens: int | None) -> None:
+        if cached_tokens is None:
+            self.worker.hold_back(name)
+        else:
+            self.worker.begin_behind(name, cached_tokens)
 
     @rule(name=st.sampled_from("abcdefghij"))
     def restart(self, name: str) -> None:

@@ -165,18 +165,20 @@ class ChunkSharing:
         rows: Mapping[str, int],
     ) -> None:
         """An equal share for each flow. Each is the first to be dealt to in its turn, so that all move."""
-        first = self._first_flow % len(groups)
+        turn, first = divmod(self._first_flow, len(groups))
         self._first_flow += 1
+        # Changes from one turn of a flow to its next, whatever the number of flows.
+        oldest_is_first = turn % 2 == 0
         dealt = groups[first:] + groups[:first]
         for place, (group, (share, part)) in enumerate(
             zip(dealt, self._equal_shares(dealt, allowance.tokens, rows), strict=True)
         ):
             share = share if place else max(self._min_chunk_tokens, share)
             allowance.hold_back_all_but(tokens=share, seconds=allowance.seconds * part)
-            self._deal(allowance, self._in_order(group, step), taken, must_move=not place)
+            self._deal(allowance, self._in_order(group, step, oldest_is_first), taken, must_move=not place)
         allowance.release()
         for group in dealt:
-            self._deal(allowance, self._in_order(group, step), taken)
+            self._deal(allowance, self._in_order(group, step, oldest_is_first), taken)
 
     def _equal_shares(
         self, groups: list[list[ScheduledSequence]], tokens: int, rows: Mapping[str, int]
@@ -194,10 +196,12 @@ class ChunkSharing:
             for seconds, cost, rest in zip(reading, each, left, strict=True)
         ]
 
-    def _in_order(self, prompts: list[ScheduledSequence], step: int) -> list[ScheduledSequence]:
+    def _in_order(self, prompts: list[ScheduledSequence], step: int, oldest_is_first: bool) -> list[ScheduledSequence]:
         """As `_share_within` would serve them if there were room for few: the shorter ones, the oldest, the others."""
         ahead, behind = self._others(prompts, step)
-        return [*ahead, prompts[0], *behind] if self._first_flow & 1 else [prompts[0], *ahead, *behind]
+        if oldest_is_first:
+            return [prompts[0], *ahead, *behind]
+        return [*ahead, prompts[0], *behind]
 
     def _share_within(
         self, prompts: list[ScheduledSequence], allowance: Allowance, taken: dict[ScheduledSequence, int], step: int
