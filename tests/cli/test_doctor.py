@@ -26,6 +26,16 @@ def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
     assert found["dialect"]["tools"] in ("template", "text", "none")
 
 
+def test_a_model_that_serves_one_request_at_a_time_comes_first_among_the_recommendations(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", "mamba")
+    done = holdfast("doctor", "./model", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first = json.loads(done.stdout)["advice"][0]
+    assert "one at a time" in first
+    assert "Why: rows fails (LayoutError: recurrent layers cannot be read as rows)" in first
+    assert "What to do: " in first
+
+
 def test_the_last_worker_that_died_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     write_tiny(tmp_path / "model", "qwen3")

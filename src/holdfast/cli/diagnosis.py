@@ -75,6 +75,8 @@ def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None])
         nvidia_gpu=has_nvidia_gpu(),
         cuda_wheel=has_cuda_wheel(),
     )
+    if found.model is not None:
+        lines = (*found.model.warnings, *lines)
     return msgspec.structs.replace(found, advice=lines)
 
 

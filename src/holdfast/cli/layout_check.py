@@ -27,6 +27,7 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     note: str
     seconds: float
+    warnings: tuple[str, ...] = ()
 
 
 def check_layout(settings: ModelSettings) -> LayoutCheck:
@@ -50,6 +51,7 @@ def _check(settings: ModelSettings) -> LayoutCheck:
     platform.prepare_blas(settings.threads)  # has to come before the first import of MLX
     load = importlib.import_module("holdfast.worker.engine.load")
     probe = importlib.import_module("holdfast.worker.engine.probe")
+    kernels = importlib.import_module("holdfast.worker.engine.long_context")
     began = time.perf_counter()
     platform.use_device(settings.device)
     loaded = load.load_model(Path(settings.path), settings, progress=lambda stage, fraction: None)
@@ -65,6 +67,7 @@ def _check(settings: ModelSettings) -> LayoutCheck:
         context_tokens=loaded.context_tokens,
         note=loaded.note,
         seconds=time.perf_counter() - began,
+        warnings=(*probe.warnings_about(result), *kernels.warnings_about_kernels(loaded.model)),
     )
 
 

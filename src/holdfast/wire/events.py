@@ -182,6 +182,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     embedding_dimensions: int = 0  # of a pooled prompt; 0: the hidden states of this model cannot be reached
     blas: str = ""
     load_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()  # what a user should know: what it costs, why, what to do
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):

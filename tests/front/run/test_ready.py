@@ -5,6 +5,7 @@ import re
 import shlex
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from holdfast.config import LogSettings
@@ -90,3 +91,14 @@ def test_the_risk_is_in_the_log_too_where_that_is_all_there_is(caplog: pytest.Lo
         caplog.clear()
         announce(READY, LogSettings(format="json"))
     assert OPEN not in caplog.text
+
+
+WARNING = "this model runs in the layout solo. Why: rows fails [relative error 2.0e+00]. What to do: report it"
+
+
+def test_people_read_what_they_have_to_know_of_a_model(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    announce(replace(READY, info=msgspec.structs.replace(INFO, warnings=(WARNING,)), log_file="/a/log"), LogSettings())
+    assert f"warning: {WARNING}" in capsys.readouterr().out.splitlines()
+    assert WARNING in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,11 @@ import mlx.nn as nn
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.worker.engine.probe import choose_layout, trial_of_each_layout
+from holdfast.worker.engine import host_attention, views
+from holdfast.worker.engine.host_attention import AttentionSpan
+from holdfast.worker.engine.probe import choose_layout, trial_of_each_layout, warnings_about
+from holdfast.worker.engine.views import RowsView, StepContext
+from holdfast.worker.kv.buffers import joined
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
 
@@ -93,6 +98,110 @@ def test_what_goes_wrong_in_batches_only_is_noticed(name: str, change: Callable[
     assert "is right too" not in result.reason
 
 
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {},
+    "gpt_oss": {},
+    "deepseek_v2": {},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    "olmoe": {"model_type": "olmoe", "num_experts": 8, "num_experts_per_tok": 2},
+}
+
+
+def mixture_in_bf16(name: str, *, seed: int = 0) -> nn.Module:
+    """A mixture of experts in bf16; the experts in 8 bits, since a CPU multiplies others in fp32 only."""
+    changes = MIXTURES[name]
+    model = make_tiny("llama" if changes else name, seed, **changes)
+
+    def is_expert(_: str, part: nn.Module) -> bool:
+        return type(part).__name__ == "SwitchLinear"
+
+    nn.quantize(model, group_size=32, bits=8, class_predicate=is_expert)
+    model.set_dtype(mx.bfloat16)
+    return model
+
+
+def with_other_kernels_for_rows(model: nn.Module) -> nn.Module:
+    """As on a GPU: with several rows every product adds in another order, and rounds in between."""
+    batched = [False]
+
+    def other_order(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def product(part: nn.Module, x: mx.array) -> mx.array:
+            if not batched[0]:
+                return plain(part, x)
+            is_first_half = mx.arange(x.shape[-1]) < x.shape[-1] // 2
+            nothing = mx.zeros((), x.dtype)
+            halves = plain(part, mx.where(is_first_half, x, nothing)) + plain(part, mx.where(is_first_half, nothing, x))
+            return halves - part.bias if "bias" in part else halves
+
+        return product
+
+    for _, part in model.named_modules():
+        if type(part) is nn.Linear:
+            part.__class__ = type("Linear", (nn.Linear,), {"__call__": other_order(nn.Linear.__call__)})
+
+    def call(plain: Callable[[], mx.array], self: nn.Module, ids: mx.array, _: Any) -> mx.array:
+        batched[0] = ids.shape[0] > 1
+        return plain()
+
+    return calling(model, call)
+
+
+@pytest.mark.parametrize(("name", "seed"), [("qwen3_moe", 0), ("qwen3_moe", 1), *((name, 0) for name in sorted(MIXTURES)[:-1])])
+def test_an_expert_that_changes_by_rounding_does_not_cost_a_mixture_its_layout(name: str, seed: int) -> None:
+    result = choose_layout(with_other_kernels_for_rows(mixture_in_bf16(name, seed=seed)), vocab_size=VOCAB_SIZE)
+    assert result.name == "rows", result.reason
+
+
+def test_what_several_prompts_have_shown_is_told_in_figures() -> None:
+    model = in_batches(mixture_in_bf16("qwen3_moe"), other_rope)
+    result = choose_layout(model, vocab_size=VOCAB_SIZE)
+    assert re.search(r"rows fails \(relative error \d\.\de[-+]\d\d, divergence \d\.\d\d \(median of 5 prompts", result.reason)
+    assert re.search(r"allowed 0\.1\d\), the most probable token agrees in \d+%", result.reason)
+
+
+def next_ones_kv(view: RowsView) -> None:
+    view._layers = [*view._layers[1:], view._layers[0]]
+
+
+def one_position_too_far(view: RowsView) -> None:
+    if len(view._tokens) > 2:  # the last sequence alone
+        view.offset = view.offset + (mx.arange(view.offset.size) >= view.offset.size - view._tokens[-1])
+
+
+def without_mask(span: AttentionSpan, scale: float, sinks: mx.array | None, context: StepContext) -> mx.array:
+    keys, values = joined(span.parts)
+    return mx.fast.scaled_dot_product_attention(span.queries, keys, values, scale=scale, sinks=sinks)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("fault", ["mask", "kv", "position"])
+def test_a_wrong_mask_position_or_kv_is_found_among_changing_experts(
+    fault: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = mixture_in_bf16("qwen3_moe") if dtype == mx.bfloat16 else make_tiny("qwen3_moe")
+    plain_update, plain_init = RowsView.update_and_fetch, RowsView.__init__
+
+    def update(view: RowsView, keys: mx.array, values: mx.array) -> tuple[RowsView, RowsView]:
+        plain_update(view, keys, values)
+        next_ones_kv(view)
+        return view, view
+
+    def begin(view: RowsView, *args: Any, **more: Any) -> None:
+        plain_init(view, *args, **more)
+        one_position_too_far(view)
+
+    if fault == "mask":
+        monkeypatch.setattr(views, "_attend_alone", without_mask)
+        monkeypatch.setattr(host_attention, "pays", lambda *_, **more: False)
+    elif fault == "kv":
+        monkeypatch.setattr(RowsView, "update_and_fetch", update)
+    else:
+        monkeypatch.setattr(RowsView, "__init__", begin)
+    result = choose_layout(with_other_kernels_for_rows(model), vocab_size=VOCAB_SIZE)
+    assert "rows fails" in result.reason, result.reason
+    assert result.name != "rows"
+
+
 class ScalarRope(nn.Module):
     """Positions as one number for all rows, as older models take them."""
 
@@ -149,6 +258,13 @@ def test_a_model_whose_output_is_not_a_number_is_refused() -> None:
     model = calling(make_tiny("llama"), lambda plain, *_: plain() * math.nan)
     with pytest.raises(ModelLoadError, match="no layout runs this model rightly"):
         choose_layout(model, vocab_size=VOCAB_SIZE)
+
+
+def test_of_solo_a_user_is_told_what_it_costs_why_and_what_to_do() -> None:
+    (warning,) = warnings_about(choose_layout(with_rope(ScalarRope), vocab_size=VOCAB_SIZE))
+    for part in ("one at a time", "read again", "Why: rows fails (", "What to do: "):
+        assert part in warning
+    assert warnings_about(choose_layout(kept_tiny("llama"), vocab_size=VOCAB_SIZE)) == ()
 
 
 def failing(plain: Callable[[], mx.array], self: nn.Module, ids: mx.array, cache: Any) -> mx.array:

@@ -46,12 +46,15 @@ class ReadyServer:
 
 def announce(ready: ReadyServer, log: LogSettings) -> None:
     """A short block on standard output for people; one log line where logs are JSON, or kept in a file."""
+    warnings = [OPEN] if ready.is_open else []
+    if ready.info is not None:
+        warnings += ready.info.warnings
     if log.format == "json" or ready.log_file:
         urls = ", ".join((ready.url, *ready.lan_urls))
         what = f"model {ready.model}, layout {ready.info.layout}" if ready.info else f"models {_names(ready)}"
         logger.info("ready in %.2f s: %s, at %s", ready.ready_seconds, what, urls)
-        if ready.is_open:
-            logger.warning(OPEN)
+        for warning in warnings:
+            logger.warning("%s", warning)
     if log.format == "json":
         return
     from rich.console import Console
@@ -66,8 +69,8 @@ def announce(ready: ReadyServer, log: LogSettings) -> None:
     console = Console(highlight=False)
     console.print(f"[bold]Holdfast[/bold] is ready at [bold]{escape(ready.url)}[/bold]")
     console.print(rows)
-    if ready.is_open:
-        console.print(f"[bold yellow]warning[/bold yellow]: {OPEN}", soft_wrap=True)
+    for warning in warnings:
+        console.print(f"[bold yellow]warning[/bold yellow]: {escape(warning)}", soft_wrap=True)
     console.print()
     print(_example(ready), flush=True)  # noqa: T201 - as it is, so that it can be copied whole
 

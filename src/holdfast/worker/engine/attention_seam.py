@@ -8,14 +8,39 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 _NAME = "scaled_dot_product_attention"
 _MARK = "_holdfast_plain_attention"
+
+
+class AttentionShape(NamedTuple):
+    """Of one call; keys and values have the same head dimension."""
+
+    heads: int
+    kv_heads: int
+    head_dimension: int
+    dtype_bytes: int
+    scale: float
+
+
+_heard: set[AttentionShape] | None = None
+
+
+@contextmanager
+def heard_shapes() -> Iterator[set[AttentionShape]]:
+    """The shapes of all attention that comes through the seam, with plain keys and values, within the block."""
+    global _heard
+    _heard = heard = set[AttentionShape]()
+    try:
+        yield heard
+    finally:
+        _heard = None
 
 
 def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -30,6 +55,9 @@ def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
+        if _heard is not None and isinstance(keys, mx.array) and keys.shape[-1] == values.shape[-1]:
+            shape = AttentionShape(queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype.size, scale)
+            _heard.add(shape)
         if hasattr(keys, "attend"):
             attended: mx.array = keys.attend(queries, scale=scale, mask=mask, sinks=sinks)
             return attended

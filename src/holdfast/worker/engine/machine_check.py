@@ -1,8 +1,8 @@
 """Measures what decides how Holdfast runs on this machine, above all on a Mac: steps, kernels, durability, memory.
 
-Runs in a process of its own, which `cli/machine_check.py` starts, one line per finding, in about ten minutes at most. Nothing can
-harm the machine, `churn` excepted, which only `--panic-test` runs: it repeats, for fifteen minutes for each way of wiring memory,
-what has made Macs panic (ml-explore/mlx#3186).
+Runs in a process of its own, which `cli/machine_check.py` starts, one line per finding, in about ten minutes: without a
+GPU with fewer layers, and nowhere with more memory than `Sizes` allows. Nothing can harm the machine but `churn`, which only
+`--panic-test` runs: it repeats, for fifteen minutes for each way of wiring, what has made Macs panic (ml-explore/mlx#3186).
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from holdfast.worker.engine.sampling_draw import nucleus_threshold
 from holdfast.worker.kv.codec import to_bytes
 from holdfast.worker.kv.snapshot import KVBlock
 
-DTYPE = mx.float32 if mx.default_device() == mx.Device(mx.cpu) else mx.bfloat16
+IS_ON_CPU = mx.default_device() == mx.Device(mx.cpu)
+DTYPE = mx.float32 if IS_ON_CPU else mx.bfloat16
 QUERY_HEADS, KV_HEADS, HEAD_DIMENSION = 32, 8, 128  # of an 8B model
 VOCABULARY = 151_936
 SYSTEM_FIGURES = ("hw.memsize", "iogpu.rsrc_limit", "iogpu.wired_limit_mb", "kern.memorystatus_vm_pressure_level")
 CHURN_SECONDS = 15 * 60
+MOST_SECONDS = 3.0  # for repeating one measurement; the first two runs are made in any case
 
 _BYTES_PER_TOKEN = 2 * KV_HEADS * HEAD_DIMENSION * DTYPE.size
 
@@ -44,15 +46,17 @@ class Sizes:
     """How much is measured: whole, or only enough to see that everything runs."""
 
     def __init__(self, *, quick: bool) -> None:
-        working_set = platform.working_set_bytes()
-        self.layers = 2 if quick else 32
-        most_tokens = 4096 if working_set == 0 else working_set // 3 // (self.layers * _BYTES_PER_TOKEN)
-        self.contexts = (256,) if quick else tuple(tokens for tokens in (4096, 32_768) if tokens <= most_tokens)
-        self.streams = (1, 4) if quick else (1, 4, 8, 16)
+        self.layers = 2 if quick else 8 if IS_ON_CPU else 32
+        self.most_bytes = (platform.working_set_bytes() or platform.report().memory.available_bytes) // 3
         self.stream_tokens = 128 if quick else 2048
+        most_tokens = self.most_bytes // (2 * self.layers * _BYTES_PER_TOKEN)  # everything is there twice
+        contexts = (256,) if quick else (4096, 32_768)
+        streams = (1, 4) if quick else (1, 4, 8, 16)
+        self.contexts = tuple(tokens for tokens in contexts if tokens <= most_tokens)
+        self.streams = tuple(count for count in streams if count * self.stream_tokens <= most_tokens)
         self.rounds = 3 if quick else 20
         self.product = 256 if quick else 4096
-        self.products = 2 if quick else 40
+        self.products = 2 if quick else 4 if IS_ON_CPU else 40
         self.donated_tokens = 512 if quick else 65_536
         self.chunk_contexts = (256,) if quick else (0, 16_384, 65_536)
         self.taken_bytes = (64 << 20) if quick else (2 << 30)
@@ -75,8 +79,17 @@ def findings(sizes: Sizes) -> Iterator[Finding]:
         _wiring,
         _killed_process,
     ):
-        yield from measure(sizes)
+        yield from _whatever_happens(measure, sizes)
         mx.clear_cache()
+
+
+def _whatever_happens(measure: Callable[[Sizes], Iterator[Finding]], sizes: Sizes) -> Iterator[Finding]:
+    """The findings of one part; that it failed is a finding too, and the other parts still run."""
+    try:
+        yield from measure(sizes)
+    except (MemoryError, OSError, RuntimeError, ValueError) as error:  # what MLX and the system raise
+        first_line = str(error).split("\n", 1)[0]
+        yield f"{measure.__name__.strip('_').replace('_', ' ')}", f"failed: {type(error).__name__}: {first_line}"
 
 
 def _about_the_machine() -> Iterator[Finding]:
@@ -101,8 +114,11 @@ def _sysctl(name: str) -> str:
 
 def _least_ms(work: Callable[[], object], sizes: Sizes) -> float:
     best = float("inf")
-    for _ in range(sizes.rounds):
+    started = time.perf_counter()
+    for done in range(sizes.rounds):
         began = time.perf_counter()
+        if done >= 2 and began - started > MOST_SECONDS:
+            break
         work()
         best = min(best, time.perf_counter() - began)
     return 1000 * best
@@ -292,6 +308,11 @@ def _chunks(sizes: Sizes) -> Iterator[Finding]:
     """Attention of one layer for a chunk of a prompt: the GPU watchdog of macOS ends a kernel that runs for seconds."""
     for start in sizes.chunk_contexts:
         for tokens in (256, 2048) if sizes.layers > 2 else (64,):
+            what = f"attention of one layer, {tokens:,} tokens of a prompt from token {start:,} on"
+            score_bytes = QUERY_HEADS * tokens * (start + tokens) * DTYPE.size
+            if IS_ON_CPU and 3 * score_bytes > sizes.most_bytes:  # no fused kernel: all scores are in memory, some twice
+                yield what, f"left out: the scores alone take {score_bytes >> 20:,} MiB on a CPU"
+                continue
             queries = _random(1, QUERY_HEADS, tokens, HEAD_DIMENSION)
             kv = _kv(start + tokens)
             mx.eval(queries, kv)
@@ -304,7 +325,7 @@ def _chunks(sizes: Sizes) -> Iterator[Finding]:
                 began = time.perf_counter()
                 attend()
                 best = min(best, time.perf_counter() - began)
-            yield f"attention of one layer, {tokens:,} tokens of a prompt from token {start:,} on", f"{1000 * best:.1f} ms"
+            yield what, f"{1000 * best:.1f} ms"
 
 
 def _sync_to_drive(sizes: Sizes) -> Iterator[Finding]:

@@ -32,8 +32,7 @@ def open_cache(
     hashes: of all files that count (`fingerprint.files_of_identity`). ram_tier_bytes: for blocks that are kept in RAM.
     """
     if costs.form is None:
-        logger.warning("what this model reads is not kept: its layout leaves the state in mlx-lm's own objects")
-        return None
+        return None  # the probe has warned of it
     store = settings.store
     codec = store.codec
     if not can_keep(costs.form, codec):

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
+import msgspec
 
 from holdfast.config import SchedulerSettings
 from holdfast.machine import platform
@@ -24,7 +25,8 @@ from holdfast.worker.engine.fingerprint import files_of_identity, runs_own_code
 from holdfast.worker.engine.grammars import Grammars
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import LoadedModel, load_model
-from holdfast.worker.engine.probe import choose_layout
+from holdfast.worker.engine.long_context import warnings_about_kernels
+from holdfast.worker.engine.probe import choose_layout, warnings_about
 from holdfast.worker.engine.sharing import choose_sharing
 from holdfast.worker.engine.weight_format import give_back_freed_memory
 from holdfast.worker.loop.cache_setup import open_cache, open_sessions
@@ -78,6 +80,7 @@ def _loop_over(
     grammars.prepare()
     progress("probing", 0.0)
     runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
+    warnings = _warned(loaded, runner)
     constraints = Constraints(grammars, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
     measured = engine.measure_costs()
@@ -124,7 +127,16 @@ def _loop_over(
     gc.freeze()  # model and modules live as long as the worker: no collection between two steps need look at them
     progress("hashing", 1.0)
     load_seconds = time.perf_counter() - started_at
-    return loop, _info(loaded, runner, costs, memory, load_seconds=load_seconds)
+    info = _info(loaded, runner, costs, memory, load_seconds=load_seconds)
+    return loop, msgspec.structs.replace(info, warnings=warnings)
+
+
+def _warned(loaded: LoadedModel, runner: Runner) -> tuple[str, ...]:
+    """What a user has to know of this model; it is in the log too."""
+    warnings = (*warnings_about(runner), *warnings_about_kernels(loaded.model))
+    for warning in warnings:
+        logger.warning("%s", warning)
+    return warnings
 
 
 def _rest() -> None:

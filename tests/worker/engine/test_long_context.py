@@ -1,0 +1,74 @@
+"""The check of kernels that only long contexts use, forced on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from holdfast.worker.engine import long_context
+from holdfast.worker.engine.attention_seam import AttentionShape, heard_shapes
+from holdfast.worker.engine.long_context import attention_error, warnings_about_kernels
+from tests.fakes.tiny_models import kept_tiny
+
+PLAIN = mx.fast.scaled_dot_product_attention
+SHAPES = [AttentionShape(4, 2, 16, 4, 0.25), AttentionShape(4, 4, 64, 2, 0.125)]
+
+
+def test_right_kernels_pass_and_nothing_is_said() -> None:
+    assert warnings_about_kernels(kept_tiny("llama"), force=True) == ()
+
+
+def test_on_a_cpu_nothing_is_tried_unless_it_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", wrong_by("last key"))
+    assert warnings_about_kernels(kept_tiny("llama")) == ()
+
+
+def test_the_shapes_are_those_of_the_model() -> None:
+    with heard_shapes() as shapes:
+        kept_tiny("llama")(mx.array([[0]]))
+    assert shapes == {AttentionShape(4, 2, 16, 4, 0.25)}
+
+
+def wrong_by(fault: str) -> Any:
+    """Fused attention that is right over short contexts, and has one fault over long ones."""
+
+    def attend(queries: mx.array, keys: mx.array, values: mx.array, **more: Any) -> mx.array:
+        tokens = keys.shape[2]
+        if tokens <= 1024:
+            return PLAIN(queries, keys, values, **more)
+        positions = mx.arange(tokens)
+        hidden = {
+            "last key": tokens - min(queries.shape[2], long_context.COMPARED_QUERIES),
+            "key at a boundary": 1024,
+            "first key": 0,
+        }.get(fault)
+        if hidden is not None:
+            keys = mx.where((positions == hidden)[:, None], mx.zeros_like(keys), keys)
+        elif fault == "second half of the values":
+            values = mx.concatenate([values[:, :, : tokens // 2], values[:, :, : tokens - tokens // 2]], axis=2)
+        elif fault == "heads":
+            values = mx.concatenate([values[:, 1:], values[:, :1]], axis=1)
+        return PLAIN(queries, keys, values, **more)
+
+    return attend
+
+
+@pytest.mark.parametrize("fault", ["last key", "key at a boundary", "first key", "second half of the values", "heads"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_kernel_that_is_wrong_over_long_contexts_is_found(
+    fault: str, shape: AttentionShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = [attention_error(shape, keys=1_500, queries=queries) for queries in long_context.QUERIES]
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", wrong_by(fault))
+    wrong = [attention_error(shape, keys=1_500, queries=queries) for queries in long_context.QUERIES]
+    allowed = long_context.ALLOWED_ERROR[shape.dtype_bytes]
+    assert max(right) <= allowed / 2
+    assert min(wrong) > 4 * allowed
+
+
+def test_what_is_wrong_is_told_with_shape_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", wrong_by("heads"))
+    first, *_ = warnings_about_kernels(kept_tiny("llama"), force=True)
+    assert "attention of 1 query over 1,500 keys (4 heads, 2 of keys, dimension 16) is off by " in first

@@ -1,0 +1,35 @@
+"""The parts of the check of a machine, where a part fails or would take too much."""
+
+from __future__ import annotations
+
+import time
+
+from holdfast.worker.engine import machine_check
+from holdfast.worker.engine.machine_check import Sizes
+
+
+def test_a_part_that_fails_is_a_finding_and_the_next_part_runs() -> None:
+    sizes = Sizes(quick=True)
+    sizes.stream_tokens = -1
+    ((what, figures),) = machine_check._whatever_happens(machine_check._streams, sizes)
+    assert what == "streams"
+    assert figures.startswith("failed: ValueError: ")
+
+
+def test_what_is_slow_is_repeated_twice_only() -> None:
+    sizes = Sizes(quick=False)
+    calls: list[float] = []
+
+    def slow() -> None:
+        calls.append(time.perf_counter())
+        while time.perf_counter() - calls[0] <= machine_check.MOST_SECONDS:
+            continue
+
+    machine_check._least_ms(slow, sizes)
+    assert len(calls) == 2
+
+
+def test_no_part_takes_more_memory_than_a_third_of_what_there_is() -> None:
+    sizes = Sizes(quick=False)
+    largest = max(*sizes.contexts, *(count * sizes.stream_tokens for count in sizes.streams), 0, 0)
+    assert 2 * largest * sizes.layers * machine_check._BYTES_PER_TOKEN <= sizes.most_bytes
