@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
 from holdfast.wire.requests import SamplingParams
+from holdfast.worker.engine import engine as engine_module
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import SoloRunner
+from holdfast.worker.engine.views import StepContext
 from tests.fakes.architectures import probed
 from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
 from tests.fakes.live_state import open_sequences
@@ -43,6 +46,20 @@ def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str) -> 
         play(engine, sequences, rng, depth=depth)
         for each in sequences:
             assert_as_alone(model, each, tolerance=FP32_TOLERANCE)
+    assert open_sequences(engine) == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "qwen3_next", "deepseek_v3"])
+def test_with_the_ways_of_a_gpu_each_sequence_draws_what_it_draws_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused attention over one buffer for each sequence, and a step that is laid out before the last one is collected."""
+    monkeypatch.setattr(engine_module, "StepContext", partial(StepContext, composes_attention=False))
+    monkeypatch.setattr(probed(name), "shares", False)
+    model, rng = kept_tiny(name), random.Random(f"{name} as on a GPU")
+    engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
+    sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=14, longest_prompt=40)
+    play(engine, sequences, rng, depth=1)
+    for each in sequences:
+        assert_as_alone(model, each, tolerance=FP32_TOLERANCE)
     assert open_sequences(engine) == 0
 
 

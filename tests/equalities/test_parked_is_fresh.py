@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
+from holdfast.worker.engine import engine as engine_module
 from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.views import StepContext
 from tests.fakes.architectures import KEEPABLE, probed
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.running_ahead import RunningAhead
@@ -27,12 +30,14 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("shares", [True, False], ids=["held once", "one buffer"])
+@pytest.mark.parametrize("way", ["held once", "one buffer", "one buffer and fused attention, as on a GPU"])
 @pytest.mark.parametrize(("name", "engine"), CASES)
 def test_whatever_a_request_begins_from_it_is_answered_as_alone(
-    name: str, engine: type[Engine], shares: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, engine: type[Engine], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probed(name), "shares", shares)
+    monkeypatch.setattr(probed(name), "shares", way == "held once")
+    if "fused" in way:
+        monkeypatch.setattr(engine_module, "StepContext", partial(StepContext, composes_attention=False))
     leaves = [leaf for layer in probed(name).fresh_layers() for leaf in layer.leaves()]
     resumes_anywhere, can_share = all(leaf.grows for leaf in leaves), any(leaf.can_share for leaf in leaves if leaf.grows)
     ends_where_it_is_known = resumes_anywhere or engine is Engine  # else it has read behind its end and cannot go back

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.wire.requests import SamplingParams
+from holdfast.worker.engine import sampling_draw, sampling_edits
 from holdfast.worker.engine.sampling_draw import draw, draw_key, draw_kind, largest, nucleus_threshold
 from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
@@ -55,7 +56,7 @@ def test_a_large_vocabulary_is_drawn_from_evenly_over_all_its_blocks() -> None:
 
 
 @pytest.mark.parametrize("top_p", [0.5, 0.999])
-def test_the_bisected_nucleus_of_a_larger_vocabulary_is_the_sorted_one(top_p: float) -> None:
+def test_the_nucleus_of_a_larger_vocabulary_is_the_reference_one(top_p: float) -> None:
     logits = np.random.default_rng(4).normal(size=3001).astype(np.float32) * 4
     params = SamplingParams(top_p=top_p)
     counts = counts_of(logits, params, draws=CHUNK)
@@ -66,10 +67,42 @@ def test_the_bisected_nucleus_of_a_larger_vocabulary_is_the_sorted_one(top_p: fl
 @pytest.mark.parametrize("spread", [0.0, 0.01, 5.0])
 def test_what_top_p_keeps_is_the_smallest_set_that_weighs_enough(top_p: float, spread: float) -> None:
     logits = np.random.default_rng(5).normal(size=1500).astype(np.float32) * spread
-    weights = np.exp(logits.astype(np.float64) - logits.max())
-    edge = np.array(nucleus_threshold(mx.array(weights.astype(np.float32))[None], top_p=mx.array([[top_p]])))[0, 0]
-    assert weights[weights >= edge].sum() >= (top_p - 1e-5) * weights.sum()
-    assert weights[weights > edge * (1 + 5e-5)].sum() <= (top_p + 1e-5) * weights.sum()
+    weights = np.exp(logits - logits.max())
+    edge = np.array(nucleus_threshold(mx.array(weights)[None], top_p=mx.array([[top_p]])))[0, 0]
+    total = weights.sum(dtype=np.float64)
+    assert weights[weights >= edge].sum(dtype=np.float64) >= (top_p - 1e-5) * total
+    assert weights[weights > edge].sum(dtype=np.float64) <= (top_p + 1e-5) * total
+
+
+@pytest.mark.slow  # a C++ compiler makes some twenty kernels
+def test_compiled_operations_give_the_same_bits_as_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a GPU, on a CPU."""
+    logits = 3 * mx.random.normal((3, 1000), key=mx.random.key(8))
+    peaks, coldness = mx.max(logits, axis=-1, keepdims=True), mx.array([[0.3], [1.0], [1.7]])
+    key_words = [draw_key(seed=row, position=row) for row in range(3)]
+    keys = mx.array(key_words, dtype=mx.uint32)
+
+    def computed() -> list[mx.array]:
+        weights = sampling_draw._weights(logits, peaks, coldness)
+        return [
+            weights,
+            nucleus_threshold(weights, top_p=mx.array([[0.1], [0.9], [0.999]])),
+            sampling_draw._gumbel(keys, numbers=mx.arange(1000, dtype=mx.uint32)[None]),
+            sampling_edits._penalised(logits, coldness),
+            *(
+                draw(logits, kind=draw_kind(params, vocab_size=1000), params=[params] * 3, keys=key_words, peaks=peaks[:, 0])
+                for params in (
+                    SamplingParams(top_p=0.9, min_p=0.01),
+                    SamplingParams(top_k=20, top_p=0.9, min_p=0.01, temperature=1.3),
+                )
+            ),
+        ]
+
+    single = computed()
+    mx.eval(single)
+    monkeypatch.setattr(sampling_draw, "on_host", lambda: False)
+    for plain, fused in zip(single, computed(), strict=True):
+        assert mx.array_equal(plain, fused)
 
 
 def test_of_equal_tokens_at_the_edge_of_top_k_those_with_lower_ids_stay() -> None:

@@ -21,17 +21,16 @@ from holdfast.worker.kv.snapshot import copy_checkpoint, fork, restore
 HEADS, KEY_DIM, VALUE_DIM = 2, 3, 2
 
 
-def of(numbers: list[int]) -> tuple[mx.array, mx.array]:
+def of(numbers: list[int], *, value_dim: int = VALUE_DIM) -> tuple[mx.array, mx.array]:
     """Keys that hold their token's number, values that hold its negative."""
     column = mx.array(numbers, dtype=mx.float32).reshape(1, 1, len(numbers), 1)
-    return mx.broadcast_to(column, (1, HEADS, len(numbers), KEY_DIM)), mx.broadcast_to(
-        -column, (1, HEADS, len(numbers), VALUE_DIM)
-    )
+    keys = mx.broadcast_to(column, (1, HEADS, len(numbers), KEY_DIM))
+    return keys, mx.broadcast_to(-column, (1, HEADS, len(numbers), value_dim))
 
 
 def numbers_of(pair: tuple[mx.array, ...]) -> list[int]:
     found: list[int] = pair[0][0, 0, :, 0].astype(mx.int32).tolist()  # type: ignore[assignment]
-    for array, expected in zip(pair, of(found), strict=True):
+    for array, expected in zip(pair, of(found, value_dim=pair[1].shape[3]), strict=True):
         assert mx.array_equal(array, expected)
     return found
 
@@ -42,14 +41,17 @@ def all_numbers(layer: FullKV) -> list[int]:
 
 def capacity_of(layers: list[FullKV]) -> int:
     """Tokens that the buffers of all these have room for, each buffer counted once."""
-    return sum({id(array): array.shape[2] for layer in layers for array in layer.arrays()}.values()) // 2
+    held = {id(array): array for layer in layers for array in layer.arrays()}
+    token_bytes = max(layer.bytes_per_token() for layer in layers)
+    return sum(array.nbytes for array in held.values()) // max(1, token_bytes)
 
 
 class SequencesInParts(RuleBasedStateMachine):
     """Sequences that read, freeze, fork, go back and end, in any order."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(value_dim=st.sampled_from([VALUE_DIM, KEY_DIM]))
+    def begin(self, value_dim: int) -> None:
+        self.value_dim = value_dim  # values like keys are stored in one buffer with them, others in one of their own
         self.layers = [FullKV()]
         self.stories: list[list[int]] = [[]]
         self.next = 1
@@ -57,12 +59,16 @@ class SequencesInParts(RuleBasedStateMachine):
     def one(self, data: st.DataObject) -> int:
         return data.draw(st.integers(0, len(self.layers) - 1))
 
-    @rule(data=st.data(), tokens=st.sampled_from([1, 1, 2, 3, 17, 40, 300]))
-    def read(self, data: st.DataObject, tokens: int) -> None:
+    @rule(data=st.data(), tokens=st.sampled_from([1, 1, 2, 3, 17, 40, 300]), together=st.booleans())
+    def read(self, data: st.DataObject, tokens: int, together: bool) -> None:
         at = self.one(data)
         numbers = list(range(self.next, self.next + tokens))
         self.next += tokens
-        self.layers[at].append(*of(numbers))
+        pair = of(numbers, value_dim=self.value_dim)
+        if together and self.value_dim == KEY_DIM:
+            self.layers[at].append_stored(mx.concatenate(pair, axis=1))
+        else:
+            self.layers[at].append(*pair)
         self.stories[at] += numbers
 
     @rule(data=st.data(), tokens=st.integers(0, 900))
@@ -120,8 +126,11 @@ class SequencesInParts(RuleBasedStateMachine):
             story = self.stories[at]
             assert numbers_of(self.layers[at].copy_out(start, end)) == story[start:end]
             assert numbers_of(self.layers[at].last(len(story) - start)) == story[start:]
-            assert [form.of(1).shape for form in self.layers[at].form()] == [(1, HEADS, 1, KEY_DIM), (1, HEADS, 1, VALUE_DIM)]
-            assert self.layers[at].bytes_per_token() == HEADS * (KEY_DIM + VALUE_DIM) * 4
+            assert [form.of(1).shape for form in self.layers[at].form()] == [
+                (1, HEADS, 1, KEY_DIM),
+                (1, HEADS, 1, self.value_dim),
+            ]
+            assert self.layers[at].bytes_per_token() == HEADS * (KEY_DIM + self.value_dim) * 4
 
     @rule(data=st.data())
     def restore_elsewhere(self, data: st.DataObject) -> None:
@@ -140,6 +149,14 @@ class SequencesInParts(RuleBasedStateMachine):
 
 SequencesInParts.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 TestSequencesInParts = SequencesInParts.TestCase
+
+
+def test_keys_and_values_that_look_alike_are_in_one_buffer() -> None:
+    alike, apart = FullKV(), FullKV()
+    alike.append(*of([1, 2], value_dim=KEY_DIM))
+    apart.append(*of([1, 2]))
+    assert [array.shape[1] for array in alike.arrays()] == [2 * HEADS]
+    assert [array.shape[1] for array in apart.arrays()] == [HEADS, HEADS]
 
 
 def test_a_session_of_many_turns_has_few_parts_and_copies_each_token_seldom() -> None:

@@ -6,21 +6,35 @@ Scaled logits are (logit - max) / temperature, weights their exponentials, so th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 
 import mlx.core as mx
 
 from holdfast.wire.requests import SamplingParams
+from holdfast.worker.engine.host_rows import on_host
 
 GREEDY_BELOW = 1e-5  # temperatures under this differ from greedy by less than fp32 can show
 HOTTEST = 1e30  # hotter changes nothing, and 1 / temperature must not underflow: -inf * 0 is NaN
 BLOCK = 128  # tokens whose weights are summed before the draw
 SEARCH_BLOCK = 32  # tokens whose maximum is taken before the largest entries are searched
-BISECTIONS = 21
-BISECTED_NATS = 32.0  # 262144 tokens under exp(-32) together weigh 3e-9, less than 1 - top_p can be in fp32
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Make one kernel of a function of elementwise operations where it runs on a GPU, for any shapes; the bits stay the same.
+
+    On a CPU the operations run one by one: compiling them takes seconds there, and needs a C++ compiler.
+    """
+    fused = mx.compile(function, shapeless=True)
+
+    @wraps(function)
+    def call(*arrays: mx.array) -> mx.array:
+        return function(*arrays) if on_host() else fused(*arrays)
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +76,11 @@ def draw(
     coldness = _column([1.0 / min(p.temperature, HOTTEST) for p in params])
     if kind.candidates:
         values, ids = largest(logits, count=kind.candidates)
-        return _draw_candidate((values - peaks[:, None]) * coldness, ids=ids, params=params, keys=key_words)
-    weights = mx.exp((logits - peaks[:, None]) * coldness)
+        return _draw_candidate(_scaled(values, peaks[:, None], coldness), ids=ids, params=params, keys=key_words)
+    weights = _weights(logits, peaks[:, None], coldness)
     threshold = _threshold(weights, nucleus=kind.nucleus, params=params)
     if threshold is not None:
-        weights = mx.where(weights >= threshold, weights, 0.0)
+        weights = _at_least(weights, threshold)
     return _draw_weighted(weights, keys=key_words)
 
 
@@ -113,13 +127,13 @@ def _draw_candidate(scaled: mx.array, *, ids: mx.array, params: Sequence[Samplin
     rank = mx.arange(candidates, dtype=mx.int32)[None, :]
     kept = rank < mx.array([[min(p.top_k, candidates)] for p in params], dtype=mx.int32)
     if any(p.top_p < 1.0 for p in params):
-        weights = mx.where(kept, mx.exp(scaled), 0.0)
+        weights = _candidate_weights(kept, scaled)
         cumulated = mx.cumsum(weights, axis=-1)
-        aim = _column([p.top_p if p.top_p < 1.0 else 2.0 for p in params]) * cumulated[:, -1:]
-        kept = kept & ((cumulated - weights < aim) | (rank == 0))
+        top_p = _column([p.top_p if p.top_p < 1.0 else 2.0 for p in params])
+        kept = _in_nucleus(kept, rank, weights, cumulated, top_p, cumulated[:, -1:])
     if any(p.min_p > 0.0 for p in params):
-        kept = kept & (mx.exp(scaled) >= _column([min(p.min_p, 1.0) for p in params]))
-    winner = mx.argmax(mx.where(kept, scaled, -mx.inf) + _gumbel(keys, numbers=ids), axis=-1, keepdims=True)
+        kept = _weighs_enough(kept, scaled, _column([min(p.min_p, 1.0) for p in params]))
+    winner = mx.argmax(_noisy(kept, scaled, _gumbel(keys, numbers=ids)), axis=-1, keepdims=True)
     return mx.take_along_axis(ids, winner, axis=-1)[:, 0]
 
 
@@ -136,17 +150,59 @@ def nucleus_threshold(weights: mx.array, *, top_p: mx.array) -> mx.array:
 
     weights: float32 [rows, vocabulary], exp of the logits less their maximum. top_p, and what is returned: float32 [rows, 1].
     """
-    # Bisected, because sorting 152K fp32 takes 12 ms per row on CPU and 24 masked sums take 5 ms. What reaches exp(low) always
-    # weighs enough; tokens that the last interval cannot tell apart differ by 2e-5 nats and stay together.
-    aim = top_p * mx.sum(weights, axis=-1, keepdims=True)
-    low = mx.full(aim.shape, -BISECTED_NATS)
-    width = BISECTED_NATS
-    for _ in range(BISECTIONS):
-        width /= 2
-        middle = low + width
-        reached = mx.sum((weights >= mx.exp(middle)) * weights, axis=-1, keepdims=True) >= aim
-        low = mx.where(reached, middle, low)
-    return mx.exp(low)
+    # The tokens from one on, by rising weight, weigh enough together: the last such token is the edge. Bisecting for the edge is
+    # twice as fast where exponentials and sums cost what they do on a CPU, but it is 150 operations, and a CPU gives large
+    # vocabularies to numpy.
+    rising = mx.sort(weights, axis=-1)
+    with_heavier = mx.cumsum(rising, axis=-1, reverse=True)
+    return mx.max(_where_enough(rising, with_heavier, with_heavier[:, :1], top_p), axis=-1, keepdims=True)
+
+
+@fused_on_gpus
+def _where_enough(rising: mx.array, with_heavier: mx.array, total: mx.array, top_p: mx.array) -> mx.array:
+    return mx.where(with_heavier >= top_p * total, rising, 0.0)
+
+
+@fused_on_gpus
+def _scaled(logits: mx.array, peaks: mx.array, coldness: mx.array) -> mx.array:
+    return (logits - peaks) * coldness
+
+
+@fused_on_gpus
+def _weights(logits: mx.array, peaks: mx.array, coldness: mx.array) -> mx.array:
+    return mx.exp((logits - peaks) * coldness)
+
+
+@fused_on_gpus
+def _at_least(weights: mx.array, threshold: mx.array) -> mx.array:
+    return mx.where(weights >= threshold, weights, 0.0)
+
+
+@fused_on_gpus
+def _candidate_weights(kept: mx.array, scaled: mx.array) -> mx.array:
+    return mx.where(kept, mx.exp(scaled), 0.0)
+
+
+@fused_on_gpus
+def _in_nucleus(
+    kept: mx.array, rank: mx.array, weights: mx.array, cumulated: mx.array, top_p: mx.array, total: mx.array
+) -> mx.array:
+    return kept & ((cumulated - weights < top_p * total) | (rank == 0))
+
+
+@fused_on_gpus
+def _weighs_enough(kept: mx.array, scaled: mx.array, min_p: mx.array) -> mx.array:
+    return kept & (mx.exp(scaled) >= min_p)
+
+
+@fused_on_gpus
+def _noisy(kept: mx.array, scaled: mx.array, noise: mx.array) -> mx.array:
+    return mx.where(kept, scaled, -mx.inf) + noise
+
+
+@fused_on_gpus
+def _noisy_weights(weights: mx.array, noise: mx.array) -> mx.array:
+    return mx.log(weights) + noise
 
 
 def _in_blocks(values: mx.array, *, size: int, fill: float) -> mx.array:
@@ -164,16 +220,21 @@ def _draw_weighted(weights: mx.array, *, keys: mx.array) -> mx.array:
     blocks = _in_blocks(weights, size=BLOCK, fill=0.0)
     count = blocks.shape[1]
     noise = _gumbel(keys, numbers=mx.arange(count + BLOCK, dtype=mx.uint32)[None, :])
-    block = mx.argmax(mx.log(mx.sum(blocks, axis=-1)) + noise[:, :count], axis=-1)
+    block = mx.argmax(_noisy_weights(mx.sum(blocks, axis=-1), noise[:, :count]), axis=-1)
     inner = mx.take_along_axis(blocks, block[:, None, None], axis=1).reshape(rows, BLOCK)
-    offset = mx.argmax(mx.log(inner) + noise[:, count:], axis=-1)
+    offset = mx.argmax(_noisy_weights(inner, noise[:, count:]), axis=-1)
     return block * BLOCK + offset
 
 
 def _gumbel(keys: mx.array, *, numbers: mx.array) -> mx.array:
     # A hash instead of mx.random: it costs only for the numbers asked for, and seeds keep their meaning over MLX's versions.
-    hashed = _scramble((numbers * mx.array(0x9E3779B1, dtype=mx.uint32)) ^ keys[:, :1])
-    hashed = _scramble(hashed ^ keys[:, 1:])
+    return _gumbel_of(keys[:, :1], keys[:, 1:], numbers)
+
+
+@fused_on_gpus
+def _gumbel_of(first_words: mx.array, second_words: mx.array, numbers: mx.array) -> mx.array:
+    hashed = _scramble((numbers * mx.array(0x9E3779B1, dtype=mx.uint32)) ^ first_words)
+    hashed = _scramble(hashed ^ second_words)
     # log1p keeps the resolution of small numbers, and those decide. 0 would give inf (NaN at a filtered token's -inf), 1 -inf.
     uniform = mx.clip(hashed.astype(mx.float32) * 2.0**-32, 1e-10, 1.0 - 2.0**-24)
     return -mx.log(-mx.log1p(-uniform))

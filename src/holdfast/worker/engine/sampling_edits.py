@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from holdfast.errors import InvalidRequest
 from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
+from holdfast.worker.engine.sampling_draw import fused_on_gpus
 
 BANNED_AT = SAMPLING_RANGES["logit_bias"][0]  # a bias this low means "never", not "rarely"
 
@@ -96,8 +97,13 @@ def _penalise_repetition(logits: mx.array, seen: Sequence[tuple[int, mx.array]],
     before = logits[rows, ids]
     edited = mx.array(logits)  # a second handle: assignment leaves the caller's array alone
     # An id that comes twice is written twice the same.
-    edited[rows, ids] = mx.where(before > 0, before / penalty, before * penalty)
+    edited[rows, ids] = _penalised(before, penalty)
     return edited
+
+
+@fused_on_gpus
+def _penalised(logits: mx.array, penalty: mx.array) -> mx.array:
+    return mx.where(logits > 0, logits / penalty, logits * penalty)
 
 
 def _take_off(logits: mx.array, generated: Sequence[tuple[int, mx.array]], edits: Sequence[RowEdits]) -> mx.array:

@@ -15,9 +15,11 @@ import mlx.core as mx
 
 from holdfast.worker.engine import host_attention
 from holdfast.worker.engine.host_attention import AttentionSpan
-from holdfast.worker.kv.buffers import joined
+from holdfast.worker.kv.buffers import are_alike, joined
 from holdfast.worker.kv.layer import LayerKV
 from holdfast.worker.kv.recurrent import RecurrentState
+
+_PIECES_AT_ONCE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,6 @@ class RowsView:
     def __init__(self, layers: Sequence[LayerKV], *, tokens: Sequence[int], offset: mx.array, context: StepContext) -> None:
         self._layers, self._tokens, self._context = layers, tokens, context
         self.offset = offset
-        self._cuts = [sum(tokens[: index + 1]) for index in range(len(tokens) - 1)]
 
     def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> WindowMask:
         """The window that the model asks for; the mask itself is made per span."""
@@ -119,6 +120,12 @@ class RowsView:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowsView, RowsView]:
         """keys, values: [rows, kv_heads, 1, head_dim]. Appends each span to its sequence; returns itself twice, for the seam."""
+        if len(self._layers) > 1 and are_alike(keys, values):
+            # Joined once for all rows, they take one write for each sequence instead of two.
+            both = mx.concatenate([keys, values], axis=1)
+            for layer, new in zip(self._layers, self._split(both), strict=True):
+                layer.append_stored(new)
+            return self, self
         for layer, new_keys, new_values in zip(self._layers, self._split(keys), self._split(values), strict=True):
             layer.append(new_keys, new_values)
         return self, self
@@ -130,12 +137,30 @@ class RowsView:
             queries, scale = queries * scale, 1.0  # once for all rows
         spans = [_attention_span(layer, part, asked) for layer, part in zip(self._layers, self._split(queries), strict=True)]
         parts = _attend(spans, scale=scale, sinks=sinks, context=self._context)
-        rows = [part.swapaxes(0, 2) for part in parts]  # before they are joined: the model's reshape copies nothing then
+        # Turned before they are joined: the model's reshape copies nothing then.
+        rows = [_turned(part, tokens) for part, tokens in zip(parts, self._tokens, strict=True)]
         return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=0)
 
     def _split(self, rows: mx.array) -> list[mx.array]:
-        spans = rows.swapaxes(0, 2)
-        return list(mx.split(spans, self._cuts, axis=2)) if self._cuts else [spans]
+        """Of each span, [1, heads, tokens, head_dim]."""
+        spans = _cut_up(rows, self._tokens)
+        return [_turned(span, tokens) for span, tokens in zip(spans, self._tokens, strict=True)]
+
+
+def _turned(span: mx.array, tokens: int) -> mx.array:
+    """Tokens as rows of a batch from tokens of one sequence, or back; of one token both are the same."""
+    return span if tokens == 1 else span.swapaxes(0, 2)
+
+
+def _cut_up(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
+    """The rows of each span. Up to ten pieces are one operation in MLX's graph, from eleven on one each: so ten at a time."""
+    if len(tokens) == 1:
+        return [rows]
+    groups = [tokens[at : at + _PIECES_AT_ONCE] for at in range(0, len(tokens), _PIECES_AT_ONCE)]
+    if len(groups) > 1:
+        pieces = _cut_up(rows, [sum(group) for group in groups])
+        return [span for piece, group in zip(pieces, groups, strict=True) for span in _cut_up(piece, group)]
+    return list(mx.split(rows, list(itertools.accumulate(tokens[:-1])), axis=0))
 
 
 class GatherView:

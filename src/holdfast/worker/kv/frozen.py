@@ -28,28 +28,21 @@ class FrozenPart:
     """
 
     def __init__(self, arrays: Sequence[mx.array]) -> None:
-        """arrays: keys and values, [1, kv_heads, capacity, head_dim] each."""
-        self.keys, self.values = arrays
+        """arrays: keys and values, as `kv.buffers` stores them."""
+        self.arrays = tuple(arrays)
         self.holders: WeakSet[PartHolder] = WeakSet()
         self._first: tuple[mx.array, mx.array] | None = None  # that were asked for last
 
-    @property
-    def arrays(self) -> tuple[mx.array, mx.array]:
-        """Keys and values."""
-        return self.keys, self.values
-
     def first(self, tokens: int) -> tuple[mx.array, mx.array]:
         """Keys and values of the first tokens. Every step asks for the same ones, so that they are cut once."""
-        if tokens == self.capacity:
-            return self.keys, self.values
         if self._first is None or self._first[0].shape[2] != tokens:
-            self._first = self.keys[:, :, :tokens], self.values[:, :, :tokens]
+            self._first = buffers.pair_of(self.arrays, end=tokens)
         return self._first
 
     @property
     def capacity(self) -> int:
         """Tokens that there is room for."""
-        return self.keys.shape[2]
+        return self.arrays[0].shape[2]
 
     @property
     def unused(self) -> int:
@@ -59,7 +52,7 @@ class FrozenPart:
     def give_back(self) -> None:
         """Copy what is held to buffers of exactly its size, for all holders; lazy."""
         used = self._used
-        self.keys, self.values = (buffers.copied(array[:, :, :used]) for array in self.arrays)
+        self.arrays = tuple(buffers.copied(array[:, :, :used]) for array in self.arrays)
         self._first = None
 
     @property

@@ -50,15 +50,22 @@ class FullKV(LayerKV):
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens, to the tail."""
-        capacity = max(self._reserved, self.tokens + keys.shape[2])
+        self._append((keys, values))
+
+    def append_stored(self, both: mx.array) -> None:
+        """The same of keys and values in one array."""
+        self._append((both,))
+
+    def _append(self, new: Sequence[mx.array]) -> None:
+        capacity = max(self._reserved, self.tokens + new[0].shape[2])
         if not self._buffers or self._buffers[0].shape[2] < capacity - self._frozen_tokens:
             if self.can_share and self._end > _SHORT_PART and self._unused * _UNUSED_SHARE <= self._end:
                 self._freeze_tail()  # instead of copying it to a longer buffer
                 if len(self._frozen) > _MANY_PARTS:
                     self._merge()
             capacity -= self._frozen_tokens
-            self._buffers = buffers.moved(self._buffers, (keys, values), capacity=capacity, start=0, end=self._end)
-        self._write(keys, values)
+            self._buffers = buffers.moved(self._buffers, new, capacity=capacity, start=0, end=self._end)
+        self._write(new)
 
     def freeze(self) -> None:
         """Without sharing among running sequences there is one part, until `reserve` makes a tail of it again."""
@@ -92,7 +99,7 @@ class FullKV(LayerKV):
         """Share the first tokens with another layer, which has frozen the same ones, and free this copy of them. Lazy."""
         assert isinstance(other, FullKV)
         assert tokens <= min(self._frozen_tokens, other._frozen_tokens), f"{tokens} tokens are not frozen in both"
-        rest = self.copy_out(tokens, self.tokens)
+        rest = self._copied(tokens, self.tokens)
         self._freeze_tail()
         parts = _first(other._frozen, tokens)
         if self.tokens > tokens:
@@ -115,12 +122,12 @@ class FullKV(LayerKV):
 
     def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
         """The frozen ones and the tail, as far as they have some of these tokens."""
-        return tuple(self._runs(self.tokens - count, self.tokens))
+        return tuple(self._pair(*run) for run in self._runs(self.tokens - count, self.tokens))
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
         """One pair, copied together where there are several parts."""
         runs = self.parts(count)
-        return runs[0] if len(runs) == 1 else buffers.joined(runs)
+        return runs[0] if len(runs) == 1 else buffers.pair_of(self._copied(self.tokens - count, self.tokens))
 
     def can_rewind(self, tokens: int) -> bool:
         """Any number of the tokens that were read."""
@@ -136,14 +143,11 @@ class FullKV(LayerKV):
 
     def form(self) -> tuple[HeadsForm, ...]:
         """Keys and values."""
-        return tuple(map(buffers.heads_form, self._a_pair()))
+        return tuple(map(buffers.heads_form, buffers.pair_of(self._any_stored())))
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Keys and values of tokens start to end."""
-        runs = list(self._runs(start, end))
-        if len(runs) > 1:
-            return buffers.joined(runs)
-        return tuple(map(buffers.copied, runs[0] if runs else (array[:, :, :0] for array in self._a_pair())))
+        return buffers.pair_of(self._copied(start, end))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
         """Append the span that ends at token `end`."""
@@ -165,22 +169,37 @@ class FullKV(LayerKV):
 
     def bytes_per_token(self) -> int:
         """Of keys and values."""
-        return sum(array.nbytes // array.shape[2] for array in self._a_pair())
+        return sum(array.nbytes // array.shape[2] for array in self._any_stored())
 
-    def _a_pair(self) -> tuple[mx.array, ...]:
+    def _any_stored(self) -> tuple[mx.array, ...]:
         return self._buffers or next((part.arrays for part, _ in self._frozen), ())
 
-    def _runs(self, start: int, end: int) -> Iterator[tuple[mx.array, mx.array]]:
-        """Views of tokens start to end, one for each buffer that has some."""
+    def _runs(self, start: int, end: int) -> Iterator[tuple[FrozenPart | None, int, int]]:
+        """Where tokens start to end are: in which part (None: the tail) and from which of its tokens to which."""
         first = 0
         for part, tokens in self._frozen:
             low, high = max(start - first, 0), min(end - first, tokens)
             if low < high:
-                yield part.first(tokens) if high - low == tokens else _cut(part.arrays, low, high)
+                yield part, low, high
             first += tokens
         low, high = max(start - first, 0), end - first
         if low < high:
-            yield _cut(self._buffers, low, high)
+            yield None, low, high
+
+    def _pair(self, part: FrozenPart | None, low: int, high: int) -> tuple[mx.array, mx.array]:
+        if part is not None and low == 0:
+            return part.first(high)
+        return buffers.pair_of(self._stored_in(part), start=low, end=high)
+
+    def _stored_in(self, part: FrozenPart | None) -> tuple[mx.array, ...]:
+        return self._buffers if part is None else part.arrays
+
+    def _copied(self, start: int, end: int, *, capacity: int = 0) -> tuple[mx.array, ...]:
+        """Tokens start to end in buffers of their own; capacity: tokens that these have room for."""
+        runs = [tuple(array[:, :, low:high] for array in self._stored_in(part)) for part, low, high in self._runs(start, end)]
+        if len(runs) > 1 or capacity > end - start:
+            return buffers.joined(runs, capacity=capacity)
+        return tuple(map(buffers.copied, runs[0] if runs else (array[:, :, :0] for array in self._any_stored())))
 
     @property
     def _unused(self) -> int:
@@ -198,7 +217,7 @@ class FullKV(LayerKV):
         if held == self.tokens and len(part.holders) == 1:
             arrays = part.arrays
         else:
-            arrays = buffers.joined(list(self._runs(0, self.tokens)), capacity=max(self._reserved, self.tokens))
+            arrays = self._copied(0, self.tokens, capacity=max(self._reserved, self.tokens))
         self._hold([])
         self._buffers, self._end = arrays, self.tokens
 
@@ -221,11 +240,6 @@ class FullKV(LayerKV):
                 merged, parts = _joined(group), [part for part, _ in group]
                 for holder in _holders(group):
                     holder.take_merged(parts, merged)
-
-
-def _cut(arrays: tuple[mx.array, ...], low: int, high: int) -> tuple[mx.array, mx.array]:
-    keys, values = arrays
-    return keys[:, :, low:high], values[:, :, low:high]
 
 
 def _first(parts: list[tuple[FrozenPart, int]], tokens: int) -> list[tuple[FrozenPart, int]]:
@@ -263,4 +277,4 @@ def _length(parts: list[tuple[FrozenPart, int]]) -> int:
 
 
 def _joined(parts: list[tuple[FrozenPart, int]]) -> FrozenPart:
-    return FrozenPart(buffers.joined([(part.keys[:, :, :tokens], part.values[:, :, :tokens]) for part, tokens in parts]))
+    return FrozenPart(buffers.joined([[array[:, :, :tokens] for array in part.arrays] for part, tokens in parts]))

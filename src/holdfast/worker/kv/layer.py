@@ -131,18 +131,22 @@ class LayerState(ABC):
 class LayerKV(LayerState):
     """A kind that holds keys and values, [1, kv_heads, tokens, head_dim], rotary already applied, and so can be attended to.
 
-    Here they are in two buffers, with the last token at `_end`; a kind may keep them otherwise. Updates write in place as long as
-    nobody else holds the buffer: callers must not keep the arrays that `last` returns.
+    Here they are stored as `kv.buffers` has it, with the last token at `_end`; a kind may keep them otherwise. Updates write in
+    place as long as nobody else holds the buffer: callers must not keep the arrays that `last` returns.
     """
 
     def __init__(self) -> None:
         self.tokens = 0  # read so far
         self._end = 0  # used part of the buffers
-        self._buffers: tuple[mx.array, ...] = ()  # keys and values, once there are some
+        self._buffers: tuple[mx.array, ...] = ()  # stored, once there are some
 
     @abstractmethod
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens."""
+
+    def append_stored(self, both: mx.array) -> None:
+        """The same of keys and values that look alike, [1, 2 * kv_heads, tokens, head_dim], the heads of the keys first."""
+        self.append(*buffers.pair_of([both]))
 
     def held(self) -> int:
         """How many of the last tokens can be attended to."""
@@ -150,8 +154,7 @@ class LayerKV(LayerState):
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
         """Keys and values of the last `count` tokens, oldest first. count ≤ held()."""
-        keys, values = (buffer[:, :, self._end - count : self._end] for buffer in self._buffers)
-        return keys, values
+        return buffers.pair_of(self._buffers, start=self._end - count, end=self._end)
 
     def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
         """The same, one pair for each buffer that has some of them; copies nothing."""
@@ -168,11 +171,12 @@ class LayerKV(LayerState):
         self._end -= tokens
 
     def arrays(self) -> Iterator[mx.array]:
-        """Both buffers."""
+        """The buffers."""
         return iter(self._buffers)
 
-    def _write(self, keys: mx.array, values: mx.array) -> None:
-        """Into buffers that have room."""
-        buffers.write(self._buffers, (keys, values), start=self._end)
-        self.tokens += keys.shape[2]
-        self._end += keys.shape[2]
+    def _write(self, new: Sequence[mx.array]) -> None:
+        """Into buffers that have room. new: stored or a pair."""
+        tokens = new[0].shape[2]
+        buffers.write(self._buffers, new, start=self._end)
+        self.tokens += tokens
+        self._end += tokens

@@ -27,10 +27,17 @@ class WindowKV(LayerKV):
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens; older ones than any of them can see are dropped when room is needed."""
-        added = keys.shape[2]
+        self._append((keys, values))
+
+    def append_stored(self, both: mx.array) -> None:
+        """The same of keys and values in one array."""
+        self._append((both,))
+
+    def _append(self, new: Sequence[mx.array]) -> None:
+        added = new[0].shape[2]
         if not self._buffers or self._end + added > self._buffers[0].shape[2]:
-            self._move((keys, values), capacity=max(self._resting_tokens, self.visible(self._end) + added))
-        self._write(keys, values)
+            self._move(new, capacity=max(self._resting_tokens, self.visible(self._end) + added))
+        self._write(new)
 
     def trim(self) -> None:
         """Bring buffers that a long chunk has stretched back to their resting size; only what can still be seen is kept."""
@@ -56,7 +63,7 @@ class WindowKV(LayerKV):
 
     def form(self) -> tuple[HeadsForm, ...]:
         """Keys and values of what the next token can see."""
-        return tuple(buffers.heads_form(buffer, most_tokens=self._size - 1) for buffer in self._buffers)
+        return tuple(buffers.heads_form(array, most_tokens=self._size - 1) for array in self.last(0))
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         """The keys and values that later tokens can see."""
