@@ -11,16 +11,23 @@ from hypothesis import HealthCheck, settings
 
 # The first example of a test often compiles or loads something: deadlines would only measure that.
 settings.register_profile(
-    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+    "default",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
 )
 settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-# Products of float32 in full precision: on M5 and on NVIDIA GPUs they have 11 bits otherwise, and no equality would hold.
+# Products of float32 in full precision: on M5 and on NVIDIA GPUs they have 11 bits otherwise, and
+# no equality would hold.
 os.environ["MLX_ENABLE_TF32"] = "0"
 
-# Settings of the person who runs the tests must not change what is tested; child processes inherit this.
-for variable in [name for name in os.environ if name.startswith("HOLDFAST_") and name != "HOLDFAST_TEST_DEVICE"]:
+# Settings of the person who runs the tests must not change what is tested; child processes inherit
+# this.
+for variable in [
+    name for name in os.environ if name.startswith("HOLDFAST_") and name != "HOLDFAST_TEST_DEVICE"
+]:
     del os.environ[variable]
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "tests" / "no-such-folder")
 # Nor must tests change what is that person's.
@@ -43,6 +50,8 @@ if device := os.environ.get("HOLDFAST_TEST_DEVICE"):
 
 
 def pytest_collection_finish() -> None:
-    """What all modules and tests have made stays: no later collection of garbage needs to look through it (0.3 s each time)."""
+    """What all modules and tests have made stays: no later collection of garbage needs to look
+    through it (0.3 s each time).
+    """
     gc.collect()
     gc.freeze()

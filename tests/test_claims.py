@@ -24,7 +24,11 @@ def other(tmp_path: Path) -> subprocess.Popen[str]:
     """Another process that holds a claim in `tmp_path`, until it is killed."""
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
     return subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
+        [sys.executable, "-c", HOLDS, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environ,
     )
 
 
@@ -60,7 +64,13 @@ def test_only_folders_of_our_kind_are_swept(tmp_path: Path) -> None:
     (tmp_path / "ours.open").mkdir(mode=0o755)
     (tmp_path / "ours.abandoned before it was locked").mkdir(mode=0o700)
     sweep(tmp_path, prefix=PREFIX)
-    assert {path.name for path in tmp_path.iterdir()} == {"ours.but a file", "theirs.0", "elsewhere", "ours.link", "ours.open"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "ours.but a file",
+        "theirs.0",
+        "elsewhere",
+        "ours.link",
+        "ours.open",
+    }
 
 
 def test_a_place_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
@@ -71,7 +81,10 @@ def test_a_place_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
 
 def test_an_abandoned_folder_is_nobody_elses_while_it_is_looked_at(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with abandoned([tmp_path / "a", tmp_path / "gone"]) as first, abandoned([tmp_path / "a"]) as second:
+    with (
+        abandoned([tmp_path / "a", tmp_path / "gone"]) as first,
+        abandoned([tmp_path / "a"]) as second,
+    ):
         assert (first, second) == ([tmp_path / "a"], [])
     assert (tmp_path / "a" / LOCK).is_file()
 
@@ -90,6 +103,8 @@ def test_no_claim_is_swept_however_many_are_made_meanwhile(tmp_path: Path) -> No
     ended.set()
     for sweeper in sweepers:
         sweeper.join()
-    assert {path for path in tmp_path.iterdir() if (path / LOCK).is_file()} >= {mine.folder for mine in claims}
+    assert {path for path in tmp_path.iterdir() if (path / LOCK).is_file()} >= {
+        mine.folder for mine in claims
+    }
     for mine in claims:
         mine.give_back()

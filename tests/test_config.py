@@ -8,7 +8,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.config import EffectiveSettings, Settings, all_specs, default_file, load_settings, shown_value, value_of
+from holdfast.config import (
+    EffectiveSettings,
+    Settings,
+    all_specs,
+    default_file,
+    load_settings,
+    shown_value,
+    value_of,
+)
 from holdfast.config_sources import parse_seconds, parse_size, show_size
 from holdfast.errors import ConfigError
 
@@ -16,7 +24,10 @@ SPECS = all_specs()
 
 
 def load(
-    file: Path | None = None, *, variables: dict[str, str] | None = None, flags: dict[str, object] | None = None
+    file: Path | None = None,
+    *,
+    variables: dict[str, str] | None = None,
+    flags: dict[str, object] | None = None,
 ) -> EffectiveSettings:
     return load_settings(file=file, environ=variables or {}, flags=flags or {})
 
@@ -27,7 +38,12 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-def refusal(file: Path | None = None, *, variables: dict[str, str] | None = None, flags: dict[str, object] | None = None) -> str:
+def refusal(
+    file: Path | None = None,
+    *,
+    variables: dict[str, str] | None = None,
+    flags: dict[str, object] | None = None,
+) -> str:
     with pytest.raises(ConfigError) as caught:
         load(file, variables=variables, flags=flags)
     return str(caught.value)
@@ -42,8 +58,16 @@ def test_without_any_source_all_settings_are_the_defaults() -> None:
 
 def test_flag_beats_variable_beats_file_beats_default(tmp_path: Path) -> None:
     file = written(tmp_path, "[server]\nport = 1\nhost = 'file'\napi_key = 'k'\n")
-    effective = load(file, variables={"HOLDFAST_SERVER_PORT": "2", "HOLDFAST_SERVER_HOST": "variable"}, flags={"server.port": 3})
-    assert (effective.settings.server.port, effective.settings.server.host, effective.settings.server.api_key) == (
+    effective = load(
+        file,
+        variables={"HOLDFAST_SERVER_PORT": "2", "HOLDFAST_SERVER_HOST": "variable"},
+        flags={"server.port": 3},
+    )
+    assert (
+        effective.settings.server.port,
+        effective.settings.server.host,
+        effective.settings.server.api_key,
+    ) == (
         3,
         "variable",
         "k",
@@ -119,18 +143,35 @@ def test_a_bad_value_names_key_value_allowed_values_and_line(tmp_path: Path) -> 
         ({"server.port": "70000"}, ("server.port", '"70000"', "from 0 to 65535", "flag --port")),
         ({"server.port": 1.5}, ("server.port", "1.5", "whole number")),
         ({"server.port": True}, ("server.port", "true", "whole number")),
-        ({"scheduler.stall_seconds": "0"}, ("scheduler.stall_seconds", "more than 0", "--set scheduler.stall_seconds")),
-        ({"scheduler.stall_seconds": float("inf")}, ("scheduler.stall_seconds", "seconds or a duration")),
-        ({"scheduler.stall_seconds": float("nan")}, ("scheduler.stall_seconds", "seconds or a duration")),
-        ({"model.memory_bytes": "8 GiBs"}, ("model.memory_bytes", "8 GiBs", "a size such as", "or auto")),
+        (
+            {"scheduler.stall_seconds": "0"},
+            ("scheduler.stall_seconds", "more than 0", "--set scheduler.stall_seconds"),
+        ),
+        (
+            {"scheduler.stall_seconds": float("inf")},
+            ("scheduler.stall_seconds", "seconds or a duration"),
+        ),
+        (
+            {"scheduler.stall_seconds": float("nan")},
+            ("scheduler.stall_seconds", "seconds or a duration"),
+        ),
+        (
+            {"model.memory_bytes": "8 GiBs"},
+            ("model.memory_bytes", "8 GiBs", "a size such as", "or auto"),
+        ),
         ({"model.memory_bytes": "-1"}, ("model.memory_bytes", "-1")),
         ({"server.allowed_hosts": [1]}, ("server.allowed_hosts", "[1]", "a list of texts")),
-        ({"model.trust_remote_code": "perhaps"}, ("model.trust_remote_code", "perhaps", "true | false")),
+        (
+            {"model.trust_remote_code": "perhaps"},
+            ("model.trust_remote_code", "perhaps", "true | false"),
+        ),
         ({"model.path": 7}, ("model.path", "7", "a text")),
         ({"log.level": ["info"]}, ("log.level", "debug")),
     ],
 )
-def test_bad_values_are_refused_with_what_is_allowed(flags: dict[str, object], parts: tuple[str, ...]) -> None:
+def test_bad_values_are_refused_with_what_is_allowed(
+    flags: dict[str, object], parts: tuple[str, ...]
+) -> None:
     message = refusal(flags=flags)
     for part in parts:
         assert part in message
@@ -149,8 +190,12 @@ def test_an_unknown_key_in_a_file_suggests_the_nearest_one_with_its_line(tmp_pat
     assert f"{file}, line 3" in message
 
 
-@pytest.mark.parametrize("text", ["[sever]\nport = 1\n", "sever.port = 1\n", "sever = {port = 1}\n"])
-def test_an_unknown_section_suggests_the_nearest_one_with_its_line(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["[sever]\nport = 1\n", "sever.port = 1\n", "sever = {port = 1}\n"]
+)
+def test_an_unknown_section_suggests_the_nearest_one_with_its_line(
+    tmp_path: Path, text: str
+) -> None:
     message = refusal(written(tmp_path, text))
     assert "[sever]" in message
     assert "did you mean server?" in message
@@ -162,7 +207,9 @@ def test_a_section_given_as_a_value_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_known_name_in_the_wrong_section_is_pointed_to_its_own(tmp_path: Path) -> None:
-    assert "did you mean scheduler.max_running?" in refusal(written(tmp_path, "[model]\nmax_running = 8\n"))
+    assert "did you mean scheduler.max_running?" in refusal(
+        written(tmp_path, "[model]\nmax_running = 8\n")
+    )
 
 
 def test_an_unknown_variable_suggests_the_nearest_one() -> None:
@@ -199,7 +246,8 @@ def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["min_chunk_tokens", "max_running"])
 def test_values_that_do_not_fit_together_are_refused_with_both_origins(name: str) -> None:
     message = refusal(
-        variables={"HOLDFAST_SCHEDULER_STEP_TOKENS": "16"}, flags={f"scheduler.{name}": 17, "scheduler.max_running": 16}
+        variables={"HOLDFAST_SCHEDULER_STEP_TOKENS": "16"},
+        flags={f"scheduler.{name}": 17, "scheduler.max_running": 16},
     )
     assert "scheduler.step_tokens = 16 (variable HOLDFAST_SCHEDULER_STEP_TOKENS)" in message
 
@@ -229,7 +277,9 @@ def test_the_file_in_the_folder_comes_before_the_one_in_the_home(tmp_path: Path)
     assert default_file({"HOME": str(home), "XDG_CONFIG_HOME": str(folder)}, folder=folder) is None
     in_folder = written(folder, "")
     assert default_file({"HOME": str(home)}, folder=folder) == in_folder
-    assert default_file({"HOME": str(home), "HOLDFAST_CONFIG": "named.toml"}, folder=folder) == Path("named.toml")
+    assert default_file(
+        {"HOME": str(home), "HOLDFAST_CONFIG": "named.toml"}, folder=folder
+    ) == Path("named.toml")
 
 
 @given(st.integers(min_value=0, max_value=1 << 60))
@@ -241,7 +291,16 @@ def test_sizes_read_back_as_they_are_shown(size: int) -> None:
 @given(
     st.integers(min_value=0, max_value=10**6),
     st.sampled_from(
-        [("KiB", 1024), ("k", 1024), ("KB", 1000), ("mib", 1 << 20), ("MB", 10**6), ("G", 1 << 30), ("TiB", 1 << 40), ("", 1)]
+        [
+            ("KiB", 1024),
+            ("k", 1024),
+            ("KB", 1000),
+            ("mib", 1 << 20),
+            ("MB", 10**6),
+            ("G", 1 << 30),
+            ("TiB", 1 << 40),
+            ("", 1),
+        ]
     ),
     st.sampled_from(["", " ", "  "]),
 )

@@ -7,16 +7,24 @@ import pytest
 from holdfast.errors import PromptTooLong, UnknownModel
 
 
-@pytest.mark.parametrize(("field", "noun"), [("messages", "messages"), ("messages.2.content", "messages"), ("prompt", "prompt")])
-def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_look_for(field: str, noun: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "noun"),
+    [("messages", "messages"), ("messages.2.content", "messages"), ("prompt", "prompt")],
+)
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_look_for(
+    field: str, noun: str
+) -> None:
     assert str(PromptTooLong(prompt_tokens=9000, context_tokens=4096, field=field)) == (
-        f"This model's maximum context length is 4096 tokens. However, your {noun} resulted in 9000 tokens. "
+        f"This model's maximum context length is 4096 tokens. However, your {noun} resulted in "
+        "9000 tokens. "
         f"Please reduce the length of the {noun}."
     )
 
 
 def test_a_prompt_that_leaves_no_room_for_an_answer_says_so_too() -> None:
-    assert str(PromptTooLong(prompt_tokens=8, context_tokens=8)).endswith("An answer needs room for one token at least.")
+    assert str(PromptTooLong(prompt_tokens=8, context_tokens=8)).endswith(
+        "An answer needs room for one token at least."
+    )
 
 
 def test_of_a_name_without_end_only_the_beginning_is_said() -> None:

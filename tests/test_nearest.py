@@ -17,10 +17,18 @@ def test_the_nearest_names_are_found_in_any_case_and_without_the_owner() -> None
     assert nearest_names("", KNOWN) == ()
 
 
-@given(known=st.lists(st.text(min_size=1, max_size=8), unique_by=str.lower, max_size=12).map(tuple), name=st.text(max_size=8))
-def test_the_nearest_are_known_and_few_and_a_known_name_is_the_nearest_to_itself(known: tuple[str, ...], name: str) -> None:
+@given(
+    known=st.lists(st.text(min_size=1, max_size=8), unique_by=str.lower, max_size=12).map(tuple),
+    name=st.text(max_size=8),
+)
+def test_the_nearest_are_known_and_few_and_a_known_name_is_the_nearest_to_itself(
+    known: tuple[str, ...], name: str
+) -> None:
     near = nearest_names(name, known)
     assert set(near) <= set(known)
     assert len(near) <= 3
     for other in known:
-        assert nearest_names(other, known)[0].rpartition("/")[2].lower() in (other.rpartition("/")[2].lower(), other.lower())
+        assert nearest_names(other, known)[0].rpartition("/")[2].lower() in (
+            other.rpartition("/")[2].lower(),
+            other.lower(),
+        )

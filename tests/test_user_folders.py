@@ -25,7 +25,9 @@ def test_of_a_user_that_there_is_not_no_folder_is_made() -> None:
             key_file_of(path, {})
 
 
-def test_on_a_mac_the_store_lies_where_the_system_never_deletes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_on_a_mac_the_store_lies_where_the_system_never_deletes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert store_folder({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/holdfast/store")
     monkeypatch.setattr(sys, "platform", "darwin")

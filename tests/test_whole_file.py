@@ -27,7 +27,9 @@ def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
-def test_nothing_stays_of_a_file_that_was_not_finished(tmp_path: Path, failure: type[BaseException]) -> None:
+def test_nothing_stays_of_a_file_that_was_not_finished(
+    tmp_path: Path, failure: type[BaseException]
+) -> None:
     target = tmp_path / "file"
     target.write_bytes(b"before")
     with pytest.raises(failure):
@@ -47,7 +49,9 @@ def test_of_several_that_begin_at_once_the_first_that_is_whole_stays(tmp_path: P
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_without_hard_links_a_file_takes_its_place_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hard_links_a_file_takes_its_place_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(*_: object) -> None:
         raise PermissionError
 
@@ -92,7 +96,9 @@ def test_a_mac_flushes_its_drive_and_other_volumes_get_a_plain_fsync(
     assert calls == (["full"] if refusal is None else ["full", "plain"])
 
 
-def test_a_drive_that_fails_to_flush_is_not_taken_for_one_that_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drive_that_fails_to_flush_is_not_taken_for_one_that_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(file: int, command: int) -> int:
         raise OSError(errno.EIO, "the drive has failed")
 

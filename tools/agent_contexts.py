@@ -1,9 +1,11 @@
-"""Has coding agents hold three short turns in their interactive mode, in small contexts: do they compact before they must?
+"""Has coding agents hold three short turns in their interactive mode, in small contexts: do they
+compact before they must?
 
     python -m tools.agent_contexts --folder .agents [--contexts 32768 40960 65536] [NAME …]
 
-The model is scripted: its answer tells how many answers stand in the conversation. An agent that has compacted it gets the first
-answer again, and the trial fails. Writes the last section of docs/reference/tested-agents.md when all have been tried.
+The model is scripted: its answer tells how many answers stand in the conversation. An agent that
+has compacted it gets the first answer again, and the trial fails. Writes the last section of
+docs/reference/tested-agents.md when all have been tried.
 """
 
 from __future__ import annotations
@@ -37,11 +39,24 @@ class Compacted(Exception):
 
 
 def turns(trial: Trial, agent: TerminalAgent, *, context_tokens: int) -> list[int]:
-    """Hold the conversation; returns the prompt tokens of its requests. Raises Compacted, with the screen."""
+    """Hold the conversation; returns the prompt tokens of its requests.
+
+    Raises Compacted, with the screen.
+    """
     with trial.server(f"context-{context_tokens}", "--context", str(context_tokens)) as server:
-        command = (sys.executable, "-m", "holdfast.cli.main", "launch", "--url", server.url, *agent.command)
+        command = (
+            sys.executable,
+            "-m",
+            "holdfast.cli.main",
+            "launch",
+            "--url",
+            server.url,
+            *agent.command,
+        )
         variables = trial.environment(PYTHONPATH=str(ROOT / "src"))
-        with Terminal(command, cwd=trial.workspace, variables=variables, columns=120, lines=50) as terminal:
+        with Terminal(
+            command, cwd=trial.workspace, variables=variables, columns=120, lines=50
+        ) as terminal:
             terminal.wait_for(agent.awaits, seconds=START_SECONDS)
             terminal.read_for(TYPING_SECONDS)
             for question, reply in zip(TYPED, REPLIES, strict=True):
@@ -51,7 +66,9 @@ def turns(trial: Trial, agent: TerminalAgent, *, context_tokens: int) -> list[in
                 try:
                     terminal.wait_for(re.escape(reply), seconds=ANSWER_SECONDS)
                 except AssertionError:
-                    log = "\n".join(line for line in server.log().splitlines() if " prompt " in line)
+                    log = "\n".join(
+                        line for line in server.log().splitlines() if " prompt " in line
+                    )
                     raise Compacted(f"{terminal.shown}\n{log}") from None
                 terminal.read_for(TYPING_SECONDS)
         prompts = [request["prompt_tokens"] for request in answered_requests(server)]
@@ -59,7 +76,9 @@ def turns(trial: Trial, agent: TerminalAgent, *, context_tokens: int) -> list[in
     return [tokens for tokens in prompts if tokens > longest * 3 // 4]
 
 
-def rows(agents: Sequence[TerminalAgent], contexts: Sequence[int], *, folder: Path) -> Iterator[str]:
+def rows(
+    agents: Sequence[TerminalAgent], contexts: Sequence[int], *, folder: Path
+) -> Iterator[str]:
     """A row of the table for each agent and context."""
     for agent in agents:
         for context_tokens in contexts:
@@ -78,11 +97,15 @@ def rows(agents: Sequence[TerminalAgent], contexts: Sequence[int], *, folder: Pa
 def main() -> None:
     """Try the agents that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=ROOT / ".agents", help="where the agents are installed")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / ".agents", help="where the agents are installed"
+    )
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    chosen = [agent for agent in TERMINAL_AGENTS if not options.names or agent.name in options.names]
+    chosen = [
+        agent for agent in TERMINAL_AGENTS if not options.names or agent.name in options.names
+    ]
     table = ["| agent | context | prompts of its turns | outcome |", "|---|---|---|---|"]
     for row in rows(chosen, options.contexts, folder=options.folder.resolve()):
         print(row, flush=True)

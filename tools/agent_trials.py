@@ -1,4 +1,6 @@
-"""What agents are tried with: their tasks, what the scripted model says to them, and what has to come of it."""
+"""What agents are tried with: their tasks, what the scripted model says to them, and what has to
+come of it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ BREAD = "It says bread."
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """One agent's task: what the model says, how the agent is called, and what must have come of it.
+    """One agent's task: what the model says, how the agent is called, and what must have come of
+    it.
 
     `{home}`, `{folder}` (where it is installed) and `{url}` in its texts are filled in.
     """
@@ -45,7 +48,8 @@ class LaunchedAgent(Agent):
     """One that `holdfast launch` starts: `command` is its name and what stands behind it."""
 
     programs: str  # the folder of its program
-    again: Sequence[str] = ()  # arguments that go on with the conversation, in a new process; none: `command` has both turns
+    # arguments that go on with the conversation, in a new process; none: `command` has both turns
+    again: Sequence[str] = ()
     said_again: str
     typed: str = ""  # to its standard input
     moves_its_prompt: bool = False  # what it sends next does not begin with what it sent before
@@ -53,7 +57,9 @@ class LaunchedAgent(Agent):
 
 @dataclass(frozen=True, kw_only=True)
 class TerminalAgent(Agent):
-    """One in its interactive mode, started by `holdfast launch`: a person types TYPED, and the script answers REPLIES."""
+    """One in its interactive mode, started by `holdfast launch`: a person types TYPED, and the
+    script answers REPLIES.
+    """
 
     programs: str  # the folder of its program
     awaits: str  # a pattern that is on the screen when it takes what is typed
@@ -140,7 +146,15 @@ greet.py
 _NPM = "{folder}/node_modules/.bin"
 _CODEX = ("--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check")
 _AIDER = (
-    *("--edit-format", "diff", "--yes-always", "--no-git", "--no-check-update", "--no-pretty", "--no-fancy-input"),
+    *(
+        "--edit-format",
+        "diff",
+        "--yes-always",
+        "--no-git",
+        "--no-check-update",
+        "--no-pretty",
+        "--no-fancy-input",
+    ),
     *("--analytics-disable", "--map-tokens", "0"),
 )
 
@@ -163,7 +177,8 @@ AGENTS: Sequence[Agent] = (
         programs=_NPM,
         version=(f"{_NPM}/codex", "--version"),
         script=lambda _: _copying(
-            ("exec_command", {"cmd": "cat notes.txt"}), ("exec_command", {"cmd": "sed -n 2p notes.txt > answer.txt"})
+            ("exec_command", {"cmd": "cat notes.txt"}),
+            ("exec_command", {"cmd": "sed -n 2p notes.txt > answer.txt"}),
         ),
         files={"notes.txt": NOTES},
         command=("codex", "exec", *_CODEX, COPY),

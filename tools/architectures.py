@@ -1,6 +1,8 @@
-"""Write docs/reference/architectures.md: the layout that the probe chooses for each architecture, and the results of the others.
+"""Write docs/reference/architectures.md: the layout that the probe chooses for each architecture,
+and the results of the others.
 
-Run: `make architectures`, or `python -m tools.architectures > docs/reference/architectures.md` from the root of the repository.
+Run: `make architectures`, or `python -m tools.architectures > docs/reference/architectures.md` from
+the root of the repository.
 """
 
 from __future__ import annotations

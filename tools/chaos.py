@@ -1,11 +1,15 @@
-"""Kills the worker of a real server at random instants while streams run, and compares every answer with the undisturbed one.
+"""Kills the worker of a real server at random instants while streams run, and compares every answer
+with the undisturbed one.
 
     python -m tools.chaos --kills 25 --kind sigkill --kind sigstop --seed 3
-    python -m tools.chaos --model qwen3_next --kills 20     (a tiny random model of the tests, by the name of its architecture)
-    python -m tools.chaos --streams kinds --kills 20        (tool call, grammar, thoughts, stop strings, whole answers)
+    python -m tools.chaos --model qwen3_next --kills 20     (a tiny random model of the tests, by
+    the name of its architecture)
+    python -m tools.chaos --streams kinds --kills 20        (tool call, grammar, thoughts, stop
+    strings, whole answers)
 
-Prints for each kind of death how long the streams in mid-answer were silent, beside what a worker's start takes. Exits with 1
-when an answer differs. A death by SIGSTOP is seen by the watchdog first, so its silence has `residency.hang_seconds` in it.
+Prints for each kind of death how long the streams in mid-answer were silent, beside what a worker's
+start takes. Exits with 1 when an answer differs. A death by SIGSTOP is seen by the watchdog first,
+so its silence has `residency.hang_seconds` in it.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ from tests.fakes.told_streams import OF_EVERY_KIND, Asked, answer_to, completion
 
 KINDS = ("sigkill", "sigsegv", "sigabrt", "sigstop")
 STREAMS = 8
-SPAN_SECONDS = 2.0  # the instant of a death lies so far at most behind the first new token since the one before it
+# the instant of a death lies so far at most behind the first new token since the one before it
+SPAN_SECONDS = 2.0
 STARTS_MEASURED = 3
 UNDER_WAY_SECONDS = 0.5  # what a worker has sent before its death is read by then
 ALLOWED_SECONDS = 1.0  # of silence beside a worker's start
@@ -89,9 +94,15 @@ def streams_of(kind: str, rng: random.Random) -> tuple[Asked, ...]:
     common = [rng.randrange(PLAIN_TOKENS) for _ in range(150)]
     asked = []
     for index in range(STREAMS):
-        prompt = (common if index % 4 else []) + [rng.randrange(PLAIN_TOKENS) for _ in range(rng.randint(20, 300))]
+        prompt = (common if index % 4 else []) + [
+            rng.randrange(PLAIN_TOKENS) for _ in range(rng.randint(20, 300))
+        ]
         options = {"temperature": 0.8, "top_p": 0.95, "seed": index} if index % 2 else {}
-        asked.append(completion(f"{'seeded' if index % 2 else 'greedy'} {index}", prompt, max_tokens=400, **options))
+        asked.append(
+            completion(
+                f"{'seeded' if index % 2 else 'greedy'} {index}", prompt, max_tokens=400, **options
+            )
+        )
     return tuple(asked)
 
 
@@ -108,12 +119,17 @@ def model_arguments(model: str, folder: Path) -> list[str]:
 
 def wait_for_next(server: ServerProcess, old: int) -> int:
     """The process id of the worker that has replaced another one, when it serves."""
-    until(lambda: (model := server.model())["state"] == "ready" and model["pid"] != old, "the next worker serves")
+    until(
+        lambda: (model := server.model())["state"] == "ready" and model["pid"] != old,
+        "the next worker serves",
+    )
     return int(server.model()["pid"])
 
 
 def start_seconds(server: ServerProcess) -> float:
-    """What a worker's start takes: from the death of one at rest until the next one serves, the median of a few."""
+    """What a worker's start takes: from the death of one at rest until the next one serves, the
+    median of a few.
+    """
     took = []
     for _ in range(STARTS_MEASURED):
         pid, began_at = server.model()["pid"], time.monotonic()
@@ -131,7 +147,9 @@ def kill_again_and_again(
     pid = int(server.model()["pid"])
     for kind in kinds:
         before = sum(reader.events for reader in readers)
-        until(lambda before=before: sum(reader.events for reader in readers) > before, "a new token")  # type: ignore[misc]
+        until(
+            lambda before=before: sum(reader.events for reader in readers) > before, "a new token"
+        )  # type: ignore[misc]
         _pause.wait(rng.uniform(0.0, SPAN_SECONDS))
         deaths.append(Death(kind=kind, at=time.monotonic()))
         psutil.Process(pid).send_signal(getattr(signal, kind.upper()))
@@ -140,11 +158,18 @@ def kill_again_and_again(
 
 
 def silences(readers: Sequence[Reader], deaths: Sequence[Death]) -> dict[str, list[float]]:
-    """By kind of death: how long each stream in mid-answer was silent behind it. What was under way comes before the silence."""
+    """By kind of death: how long each stream in mid-answer was silent behind it.
+
+    What was under way comes before the silence.
+    """
     found: dict[str, list[float]] = {death.kind: [] for death in deaths}
     for death in deaths:
         for reader in readers:
-            near = [end - max(begin, death.at) for begin, end in reader.gaps if end > death.at > begin - UNDER_WAY_SECONDS]
+            near = [
+                end - max(begin, death.at)
+                for begin, end in reader.gaps
+                if end > death.at > begin - UNDER_WAY_SECONDS
+            ]
             if any(begin <= death.at < end for begin, end in reader.gaps):
                 found[death.kind].append(max(near))
     return found
@@ -154,35 +179,56 @@ def report(readers: Sequence[Reader], deaths: Sequence[Death], *, start: float) 
     """Print what came of it; whether all is as it should be."""
     by_kind, counts = silences(readers, deaths), Counter(death.kind for death in deaths)
     print(f"a worker's start: {start:.2f} s")
-    print(f"{'death':10} {'count':>5} {'streams':>8} {'median':>8} {'longest':>8}  seconds of silence")
+    print(
+        f"{'death':10} {'count':>5} {'streams':>8} {'median':>8} {'longest':>8}  seconds of silence"
+    )
     for kind in counts:
         took = by_kind[kind] or [0.0]
-        print(f"{kind:10} {counts[kind]:5} {len(by_kind[kind]):8} {statistics.median(took):8.2f} {max(took):8.2f}")
+        print(
+            f"{kind:10} {counts[kind]:5} {len(by_kind[kind]):8} {statistics.median(took):8.2f} "
+            f"{max(took):8.2f}"
+        )
     everything = [seconds for took in by_kind.values() for seconds in took] or [0.0]
     median = statistics.median(everything)
     print(f"{'all':10} {len(deaths):5} {len(everything):8} {median:8.2f} {max(everything):8.2f}")
     for reader in readers:
-        print(f"  {reader.asked.name:16} {reader.answers:4} answers, {len(reader.wrong)} not as undisturbed")
+        print(
+            f"  {reader.asked.name:16} {reader.answers:4} answers, {len(reader.wrong)} not as "
+            "undisturbed"
+        )
         for wrong in reader.wrong[:2]:
             print(f"    expected {reader.expected[:300]}\n    got      {wrong[:300]}")
-    is_true, is_quick = not any(reader.wrong for reader in readers), median <= start + ALLOWED_SECONDS
-    print(f"every answer as undisturbed: {is_true}; median silence <= start + {ALLOWED_SECONDS:.0f} s: {is_quick}")
+    is_true, is_quick = (
+        not any(reader.wrong for reader in readers),
+        median <= start + ALLOWED_SECONDS,
+    )
+    print(
+        f"every answer as undisturbed: {is_true}; median silence <= start + {ALLOWED_SECONDS:.0f} "
+        f"s: {is_quick}"
+    )
     return is_true
 
 
-def run_chaos(*, model: str, streams: str, kinds: Sequence[str], seed: int, arguments: Sequence[str] = ()) -> bool:
+def run_chaos(
+    *, model: str, streams: str, kinds: Sequence[str], seed: int, arguments: Sequence[str] = ()
+) -> bool:
     """One server, all its deaths. Whether every answer was as undisturbed."""
     rng = random.Random(seed)
     asked = streams_of(streams, rng)
     with tempfile.TemporaryDirectory() as folder:
         store = ("--store", f"{folder}/store")
-        server = ServerProcess(*model_arguments(model, Path(folder)), "--name", "demo", *store, *arguments)
+        server = ServerProcess(
+            *model_arguments(model, Path(folder)), "--name", "demo", *store, *arguments
+        )
         try:
             server.wait_ready()
             with ThreadPoolExecutor(len(asked)) as threads:
                 expected = list(threads.map(partial(answer_to, server.url), asked))
                 start = start_seconds(server)
-                readers = [Reader(server.url, each, answer) for each, answer in zip(asked, expected, strict=True)]
+                readers = [
+                    Reader(server.url, each, answer)
+                    for each, answer in zip(asked, expected, strict=True)
+                ]
                 is_over = threading.Event()
                 running = [threads.submit(reader.run, is_over) for reader in readers]
                 try:
@@ -201,10 +247,21 @@ def run_chaos(*, model: str, streams: str, kinds: Sequence[str], seed: int, argu
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--kind", action="append", choices=KINDS, help="of deaths; several are taken in turn; default: all")
-    parser.add_argument("--model", default="bundled", help="bundled, a folder, or the name of a tiny architecture of the tests")
+    parser.add_argument(
+        "--kind",
+        action="append",
+        choices=KINDS,
+        help="of deaths; several are taken in turn; default: all",
+    )
+    parser.add_argument(
+        "--model",
+        default="bundled",
+        help="bundled, a folder, or the name of a tiny architecture of the tests",
+    )
     parser.add_argument("--streams", choices=("plain", "kinds"), default="plain")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("arguments", nargs="*", help="for the server, behind --")

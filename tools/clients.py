@@ -1,8 +1,10 @@
-"""Puts real clients before a real server on the bundled model: tools, thinking and structure, streamed and whole.
+"""Puts real clients before a real server on the bundled model: tools, thinking and structure,
+streamed and whole.
 
-`python -m tools.clients` makes an environment for the clients (`tests/clients/requirements.txt`) if there is none of that
-content, starts a server, runs `tests/clients/with_*.py` one after the other, and prints a table; with npm also what
-`tests/clients/vercel/` has. `make clients` calls it, with ARGS="openai anthropic" for some of them.
+`python -m tools.clients` makes an environment for the clients (`tests/clients/requirements.txt`) if
+there is none of that content, starts a server, runs `tests/clients/with_*.py` one after the other,
+and prints a table; with npm also what `tests/clients/vercel/` has. `make clients` calls it, with
+ARGS="openai anthropic" for some of them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ SCRIPTS = ROOT / "tests" / "clients"
 WAITING_MODEL = "demo/tiny"
 ALIASES = "claude-*,gpt-*"  # some clients know by the name what a model can do
 _LIMIT_SECONDS = 600
-# Nothing but this server is called: no proxy, and litellm fetches a table of prices from the web unless it is told not to.
+# Nothing but this server is called: no proxy, and litellm fetches a table of prices from the web
+# unless it is told not to.
 _ALONE = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
@@ -40,7 +43,12 @@ class CheckOfClient:
 
 def scripts() -> list[Path]:
     """One for each client; those in JavaScript only where there is npm."""
-    return sorted([*SCRIPTS.rglob("with_*.py"), *(SCRIPTS.glob("*/with_*.mjs") if shutil.which("npm") else ())])
+    return sorted(
+        [
+            *SCRIPTS.rglob("with_*.py"),
+            *(SCRIPTS.glob("*/with_*.mjs") if shutil.which("npm") else ()),
+        ]
+    )
 
 
 def waiting_scripts() -> list[Path]:
@@ -52,12 +60,16 @@ def waiting_scripts() -> list[Path]:
 def waiting_server() -> Iterator[str]:
     """The base URL of a server that is silent for long; its model is `WAITING_MODEL`."""
     command = [sys.executable, "-m", "tests.fakes.waiting_server"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         yield f"{process.stdout.readline().strip()}/v1"
 
 
-def checked(script: Path, *, base_url: str, model: str, waits: bool = False) -> Iterator[CheckOfClient]:
+def checked(
+    script: Path, *, base_url: str, model: str, waits: bool = False
+) -> Iterator[CheckOfClient]:
     """Run a client's script; what it was checked for, as far as it came."""
     folder = script.parent
     if script.suffix == ".mjs":
@@ -80,17 +92,26 @@ def checked(script: Path, *, base_url: str, model: str, waits: bool = False) -> 
     said = [CheckOfClient(client=client, **line) for line in lines]
     yield from said
     if not said or (done.returncode and not any(each.problem for each in said)):
-        yield CheckOfClient(client, "the script", f"ended with {done.returncode}: {done.stdout}{done.stderr}", {})
+        yield CheckOfClient(
+            client, "the script", f"ended with {done.returncode}: {done.stdout}{done.stderr}", {}
+        )
 
 
 def main(names: Sequence[str]) -> int:
     """Run the clients that are named, or all. Returns 1 when a check failed."""
     from tests.fakes.server_process import ServerProcess
 
-    server, failed = ServerProcess("--store", "off", "--name", "demo", "--set", f"server.model_aliases={ALIASES}"), []
+    server, failed = (
+        ServerProcess(
+            "--store", "off", "--name", "demo", "--set", f"server.model_aliases={ALIASES}"
+        ),
+        [],
+    )
     try:
         server.wait_ready()
-        for script in [each for each in scripts() if not names or each.stem.removeprefix("with_") in names]:
+        for script in [
+            each for each in scripts() if not names or each.stem.removeprefix("with_") in names
+        ]:
             found = list(checked(script, base_url=f"{server.url}/v1", model="demo"))
             failed += [each for each in found if each.problem]
             print(_row(found), flush=True)
@@ -109,7 +130,9 @@ def main(names: Sequence[str]) -> int:
 def _row(found: list[CheckOfClient]) -> str:
     versions: dict[str, Any] = found[0].versions
     names = ", ".join(f"{package} {version}" for package, version in versions.items())
-    checks = ", ".join(f"{each.check.replace('_', ' ')}{' FAILED' if each.problem else ''}" for each in found)
+    checks = ", ".join(
+        f"{each.check.replace('_', ' ')}{' FAILED' if each.problem else ''}" for each in found
+    )
     return f"| {found[0].client} | {names} | {checks} |"
 
 

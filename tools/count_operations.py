@@ -1,8 +1,10 @@
-"""Counts the operations of a decode step in MLX's own graph, beside mlx-lm's: `python -m tools.count_operations [--layers 36]`.
+"""Counts the operations of a decode step in MLX's own graph, beside mlx-lm's: `python -m
+tools.count_operations [--layers 36]`.
 
-The graph is laid out as a GPU would get it: attention by the fused kernel, KV in one buffer. A CPU has no kernels for attention,
-normalization and rotation, and MLX gives it their parts as graph nodes; the columns "on a GPU" count each such call as one node.
-Kernels leave out views (slices, reshapes, broadcasts) and count a concatenation once for each of its inputs.
+The graph is laid out as a GPU would get it: attention by the fused kernel, KV in one buffer. A CPU
+has no kernels for attention, normalization and rotation, and MLX gives it their parts as graph
+nodes; the columns "on a GPU" count each such call as one node. Kernels leave out views (slices,
+reshapes, broadcasts) and count a concatenation once for each of its inputs.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.live import LiveBase
 from tests.fakes.tiny_models import make_tiny
 
-VIEWS = set("AsStrided Broadcast Copy ExpandDims Flatten Full Reshape Slice Split Squeeze Transpose Unflatten".split())
+VIEWS = set(
+    "AsStrided Broadcast Copy ExpandDims Flatten Full Reshape Slice Split Squeeze Transpose Unflatten".split()
+)
 VOCABULARY = 32_768
 PROMPT_TOKENS, TURN_TOKENS, STEPS = 40, 7, 4
 GREEDY = SamplingParams(temperature=0.0, seed=0)
@@ -45,14 +49,18 @@ SAMPLINGS = {
     "temperature": SamplingParams(temperature=0.8, seed=1),
     "top-p": SamplingParams(temperature=0.8, top_p=0.95, seed=1),
     "top-k and top-p": SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=1),
-    "penalties": SamplingParams(temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1, seed=0),
+    "penalties": SamplingParams(
+        temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1, seed=0
+    ),
 }
 FUSED = ("scaled_dot_product_attention", "rms_norm", "rope")
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The nodes of a graph as MLX gives it to a CPU; and how many nodes, concatenations among them, and kernels on a GPU."""
+    """The nodes of a graph as MLX gives it to a CPU; and how many nodes, concatenations among them,
+    and kernels on a GPU.
+    """
 
     cpu_nodes: int
     gpu_nodes: int
@@ -61,7 +69,9 @@ class Count:
 
 
 def _graph(outputs: Sequence[mx.array]) -> tuple[Counter[str], int]:
-    """How often each operation is in the graph of what is not evaluated yet, and how many inputs its concatenations have."""
+    """How often each operation is in the graph of what is not evaluated yet, and how many inputs
+    its concatenations have.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "graph.dot"
         mx.export_to_dot(str(file), *outputs)
@@ -72,11 +82,17 @@ def _graph(outputs: Sequence[mx.array]) -> tuple[Counter[str], int]:
 
 
 def _kernels(operations: Counter[str]) -> int:
-    return sum(number for operation, number in operations.items() if operation not in VIEWS and operation != "Concatenate")
+    return sum(
+        number
+        for operation, number in operations.items()
+        if operation not in VIEWS and operation != "Concatenate"
+    )
 
 
 class FusedCalls:
-    """Calls of MLX's fused operations, each with what it is made of on a CPU: laid out once more over arrays that are there."""
+    """Calls of MLX's fused operations, each with what it is made of on a CPU: laid out once more
+    over arrays that are there.
+    """
 
     def __init__(self) -> None:
         self.calls: Counter[Any] = Counter()
@@ -88,7 +104,10 @@ class FusedCalls:
             key = (name, *map(_shape_or_value, arguments))
             self.calls[key] += 1
             if key not in self._parts:
-                there = [mx.zeros(each.shape, each.dtype) if isinstance(each, mx.array) else each for each in arguments]
+                there = [
+                    mx.zeros(each.shape, each.dtype) if isinstance(each, mx.array) else each
+                    for each in arguments
+                ]
                 mx.eval([each for each in there if isinstance(each, mx.array)])
                 named = dict(zip(options, there[len(given) :], strict=True))
                 self._parts[key] = _graph([plain(*there[: len(given)], **named)])
@@ -111,7 +130,9 @@ class FusedCalls:
 
 
 def _shape_or_value(argument: Any) -> Any:
-    return (tuple(argument.shape), str(argument.dtype)) if isinstance(argument, mx.array) else argument
+    return (
+        (tuple(argument.shape), str(argument.dtype)) if isinstance(argument, mx.array) else argument
+    )
 
 
 @contextmanager
@@ -126,7 +147,9 @@ def fused_calls() -> Iterator[FusedCalls]:
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[list[Count]]:
-    """Run Holdfast's engine as a GPU would have it; gives the operations of each step that was launched."""
+    """Run Holdfast's engine as a GPU would have it; gives the operations of each step that was
+    launched.
+    """
     steps: list[Count] = []
     launch = engine_module.launch
 
@@ -138,7 +161,9 @@ def as_on_a_gpu() -> Iterator[list[Count]]:
     with fused_calls() as calls, pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "StepContext", partial(StepContext, composes_attention=False))
         patch.setattr(engine_module, "launch", counting)
-        patch.setattr("holdfast.worker.engine.sampling.drawing_pays", lambda kind, vocab_size: False)
+        patch.setattr(
+            "holdfast.worker.engine.sampling.drawing_pays", lambda kind, vocab_size: False
+        )
         patch.setattr("holdfast.worker.engine.sampling.scoring_pays", lambda vocab_size: False)
         patch.setattr("holdfast.worker.engine.sampling_draw.on_host", lambda: False)
         yield steps
@@ -172,7 +197,9 @@ class Turns:
             tokens = known + (PROMPT_TOKENS + stream if turn == 1 else TURN_TOKENS)
             request = SequenceRequest(
                 request_id=name,
-                prompt_token_ids=TokenIds.of(tuple(1 + (index * 7 + stream) % 200 for index in range(tokens))),
+                prompt_token_ids=TokenIds.of(
+                    tuple(1 + (index * 7 + stream) % 200 for index in range(tokens))
+                ),
                 max_tokens=STEPS + 1,
                 sampling=self.sampling,
                 want_logprobs=self.want_logprobs,
@@ -181,13 +208,16 @@ class Turns:
             prefix = None
             if state is not None:
                 prefix = Prefix(base=LiveBase(state=state, tokens=known, use="moved"))
-            self.states[stream] = self.engine.open(request, capacity_tokens=tokens + 256, prefix=prefix)
+            self.states[stream] = self.engine.open(
+                request, capacity_tokens=tokens + 256, prefix=prefix
+            )
             span = Span(request_id=name, start=known, tokens=tokens - known, draws=True)
             self.engine.collect(self.engine.dispatch(StepPlan(spans=(span,))))
             positions[name] = tokens
         for step in range(STEPS):
             spans = tuple(
-                Span(request_id=name, start=position + step, tokens=1, draws=True) for name, position in positions.items()
+                Span(request_id=name, start=position + step, tokens=1, draws=True)
+                for name, position in positions.items()
             )
             self.engine.collect(self.engine.dispatch(StepPlan(spans=spans)))
         for stream, name in enumerate(positions):
@@ -227,7 +257,9 @@ def counting_evaluations() -> Iterator[list[Count]]:
 def _mlx_lm_sampling(params: SamplingParams) -> tuple[Any, list[Any]]:
     """mlx-lm's sampler and logits processors for the same parameters."""
     sample_utils = importlib.import_module("mlx_lm.sample_utils")
-    sampler = sample_utils.make_sampler(temp=params.temperature, top_p=params.top_p, top_k=params.top_k)
+    sampler = sample_utils.make_sampler(
+        temp=params.temperature, top_p=params.top_p, top_k=params.top_k
+    )
     penalties = sample_utils.make_logits_processors(
         repetition_penalty=params.repetition_penalty if params.repetition_penalty != 1.0 else None,
         presence_penalty=params.presence_penalty or None,
@@ -261,12 +293,16 @@ def batch_generator(model: Any, *, streams: int, sampling: SamplingParams = GREE
         for _ in range(STEPS + 2):
             generator.next()
         by_size = sorted(steps, key=lambda step: step.gpu_nodes)
-        return by_size[len(by_size) // 2]  # those that join sequences are larger, those that read prompts may be smaller
+        # those that join sequences are larger, those that read prompts may be smaller
+        return by_size[len(by_size) // 2]
 
 
 def _row(name: str, count: Callable[[], Count]) -> str:
     step = count()
-    return f"| {name} | {step.gpu_nodes:,} | {step.gpu_concatenations:,} | {step.gpu_kernels:,} | {step.cpu_nodes:,} |"
+    return (
+        f"| {name} | {step.gpu_nodes:,} | {step.gpu_concatenations:,} | {step.gpu_kernels:,} | "
+        f"{step.cpu_nodes:,} |"
+    )
 
 
 def _print_steps(model: Any, streams: Sequence[int]) -> None:
@@ -274,9 +310,18 @@ def _print_steps(model: Any, streams: Sequence[int]) -> None:
     print("|---|---:|---:|---:|---:|")
     print(_row("mlx-lm, generate_step", lambda: generate_step(model)))
     for number in streams:
-        print(_row(f"mlx-lm, BatchGenerator, {number}", partial(batch_generator, model, streams=number)))
+        print(
+            _row(
+                f"mlx-lm, BatchGenerator, {number}", partial(batch_generator, model, streams=number)
+            )
+        )
         for turn in (1, 2):
-            print(_row(f"Holdfast, {number}, turn {turn}", partial(holdfast_step, model, streams=number, turn=turn)))
+            print(
+                _row(
+                    f"Holdfast, {number}, turn {turn}",
+                    partial(holdfast_step, model, streams=number, turn=turn),
+                )
+            )
 
 
 def _print_sampling(model: Any, streams: Sequence[int]) -> None:
@@ -286,11 +331,19 @@ def _print_sampling(model: Any, streams: Sequence[int]) -> None:
     for number in streams:
         for side, step in (("mlx-lm", batch_generator), ("Holdfast", holdfast_step)):
             greedy = step(model, streams=number)
-            counts = {name: step(model, streams=number, sampling=params) for name, params in SAMPLINGS.items()}
+            counts = {
+                name: step(model, streams=number, sampling=params)
+                for name, params in SAMPLINGS.items()
+            }
             if side == "Holdfast":
-                counts["5 log-probabilities"] = holdfast_step(model, streams=number, want_logprobs=True)
+                counts["5 log-probabilities"] = holdfast_step(
+                    model, streams=number, want_logprobs=True
+                )
             for name, count in counts.items():
-                nodes, kernels = count.gpu_nodes - greedy.gpu_nodes, count.gpu_kernels - greedy.gpu_kernels
+                nodes, kernels = (
+                    count.gpu_nodes - greedy.gpu_nodes,
+                    count.gpu_kernels - greedy.gpu_kernels,
+                )
                 print(f"| {side}, {number}, {name} | {nodes:,} | {kernels:,} |")
 
 
@@ -300,7 +353,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 8, 16])
     options = parser.parse_args()
-    _print_steps(make_tiny("qwen3", num_hidden_layers=options.layers, vocab_size=VOCABULARY), options.streams)
+    _print_steps(
+        make_tiny("qwen3", num_hidden_layers=options.layers, vocab_size=VOCABULARY), options.streams
+    )
     print()
     _print_sampling(make_tiny("qwen3", num_hidden_layers=1, vocab_size=VOCABULARY), options.streams)
 

@@ -1,7 +1,8 @@
-"""A first conversation of forty turns with the bundled model, asked through Holdfast greedily and judged turn by turn.
+"""A first conversation of forty turns with the bundled model, asked through Holdfast greedily and
+judged turn by turn.
 
-`python -m tools.demo_chat` prints it as it stands in `docs/getting-started/demo-chat.md`; `--turns` shows the verdicts instead.
-Exits with 1 where a turn breaks its rule.
+`python -m tools.demo_chat` prints it as it stands in `docs/getting-started/demo-chat.md`; `--turns`
+shows the verdicts instead. Exits with 1 where a turn breaks its rule.
 """
 
 from __future__ import annotations
@@ -38,14 +39,22 @@ TURNS = (
     Opening("unknown", "who is the president of Brazil?"),
     Opening("unknown", "Translate 'good morning' into German."),
     Opening("exact", "Repeat exactly: the lamp is in the attic", "the lamp is in the attic"),
-    Opening("exact", "Replace Tom with Mia: Tom lives in Rome. The bag is red.", "Mia lives in Rome. The bag is red."),
+    Opening(
+        "exact",
+        "Replace Tom with Mia: Tom lives in Rome. The bag is red.",
+        "Mia lives in Rome. The bag is red.",
+    ),
     Opening("exact", "Write as JSON: name Nora, city Oslo", '{"name": "Nora", "city": "Oslo"}'),
     Opening("exact", "Count from 1 to 10.", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10."),
     Opening("who", "are you a robot?"),
     Opening("praise", "you are great"),
     Opening("unknown", "asdf"),
     Opening("unknown", "Wie ist das Wetter heute?"),
-    Opening("exact", "Please note: The code of the shed is 9024.", "Noted: The code of the shed is 9024."),
+    Opening(
+        "exact",
+        "Please note: The code of the shed is 9024.",
+        "Noted: The code of the shed is 9024.",
+    ),
     Opening("note", "What is the code of the shed?", "9024"),
     Opening("insult", "you are stupid"),
     Opening("nod", "never mind"),
@@ -120,7 +129,10 @@ def main() -> None:
         turns = list(conversation(llm))
     if arguments.turns:
         for turn in turns:
-            print(f"{turn.opening.text!r}\n    {turn.answer!r} {turn.fault and 'WRONG: ' + turn.fault}")
+            print(
+                f"{turn.opening.text!r}\n    {turn.answer!r} "
+                f"{turn.fault and 'WRONG: ' + turn.fault}"
+            )
     else:
         print(as_document(turns), end="")
     raise SystemExit(1 if any(turn.fault for turn in turns) else 0)

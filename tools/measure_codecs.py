@@ -1,8 +1,10 @@
-"""What keeping KV quantized costs: the bundled models answer from notes whose KV was packed and unpacked in each codec.
+"""What keeping KV quantized costs: the bundled models answer from notes whose KV was packed and
+unpacked in each codec.
 
-Run: `python -m tools.measure_codecs [--model holdfast-demo] [--count 60]` from the root of the repository. For each question the
-prompt is read once; all of it but the last token is kept, brought into the codec's form and back, and the answer goes on from
-there. Prints a Markdown table: right answers, greedy agreement with `native`, perplexity of native's answers, bytes per token.
+Run: `python -m tools.measure_codecs [--model holdfast-demo] [--count 60]` from the root of the
+repository. For each question the prompt is read once; all of it but the last token is kept, brought
+into the codec's form and back, and the answer goes on from there. Prints a Markdown table: right
+answers, greedy agreement with `native`, perplexity of native's answers, bytes per token.
 """
 
 from __future__ import annotations
@@ -61,19 +63,27 @@ class Subject:
         assert folder is not None, f"{model} is no bundled model"
         loaded = load_model(folder, ModelSettings(), progress=lambda stage, fraction: None)
         self.tokenizer = load_tokenizer(folder)
-        self._engine = Engine(choose_layout(loaded.model, vocab_size=loaded.vocab_size), vocab_size=loaded.vocab_size)
+        self._engine = Engine(
+            choose_layout(loaded.model, vocab_size=loaded.vocab_size), vocab_size=loaded.vocab_size
+        )
 
     def answer(self, prompt: list[int], codec: Codec) -> Answered:
         """The greedy answer from a prompt whose KV went through the codec."""
         boundary = len(prompt) - 1
         prefix, kept_bytes = self._read(prompt, codec)
-        self._engine.open(_request("write", prompt), capacity_tokens=len(prompt) + MOST_TOKENS, prefix=prefix)
+        self._engine.open(
+            _request("write", prompt), capacity_tokens=len(prompt) + MOST_TOKENS, prefix=prefix
+        )
         tokens = tuple(self._write(boundary))
         self._engine.close("write")
         return Answered(tokens, kept_bytes)
 
-    def surprise(self, prompt: list[int], answer: tuple[int, ...], codec: Codec) -> tuple[float, int]:
-        """Negative log-likelihood of an answer and its end after a prompt kept in the codec, and how many tokens that is."""
+    def surprise(
+        self, prompt: list[int], answer: tuple[int, ...], codec: Codec
+    ) -> tuple[float, int]:
+        """Negative log-likelihood of an answer and its end after a prompt kept in the codec, and
+        how many tokens that is.
+        """
         boundary = len(prompt) - 1
         prefix, _ = self._read(prompt, codec)
         whole = [*prompt, *answer, END]
@@ -90,16 +100,22 @@ class Subject:
         boundary = len(prompt) - 1
         policy = KeepPolicy(boundaries=frozenset({boundary}))
         self._engine.open(_request("read", prompt), capacity_tokens=len(prompt), keep=policy)
-        pending = self._engine.dispatch(StepPlan(spans=(Span(request_id="read", start=0, tokens=boundary, draws=False),)))
+        pending = self._engine.dispatch(
+            StepPlan(spans=(Span(request_id="read", start=0, tokens=boundary, draws=False),))
+        )
         self._engine.collect(pending)
         (kept,) = self._engine.take_kept(pending)
         self._engine.close("read")
         packed = [pack(run, codec) for run in kept.blocks]
-        return Prefix(blocks=tuple(map(unpack, packed)), state=kept.state), sum(run.nbytes for run in packed)
+        return Prefix(blocks=tuple(map(unpack, packed)), state=kept.state), sum(
+            run.nbytes for run in packed
+        )
 
     def _write(self, position: int) -> Iterator[int]:
         for at in range(position, position + MOST_TOKENS):
-            pending = self._engine.dispatch(StepPlan(spans=(Span(request_id="write", start=at, tokens=1, draws=True),)))
+            pending = self._engine.dispatch(
+                StepPlan(spans=(Span(request_id="write", start=at, tokens=1, draws=True),))
+            )
             (token,) = self._engine.collect(pending)[0].token_ids
             if token == END:
                 return
@@ -129,25 +145,34 @@ def main() -> None:
         for rng in [Random(f"codecs: {row.name}")]
         for _ in range(options.count // 6)
     ]
-    print(f"| {options.model}, {len(questions)} questions | right | same as native | perplexity | bytes per token |")
+    print(
+        f"| {options.model}, {len(questions)} questions | right | same as native | perplexity | "
+        "bytes per token |"
+    )
     print("|---|---|---|---|---|")
     native: list[tuple[int, ...]] = []
     for codec in CODECS:
         right = same = kept = tokens = scored = 0
         surprise = 0.0
         for index, (question, _) in enumerate(questions):
-            prompt = subject.tokenizer.encode(render(question.conversation, add_generation_prompt=True), add_special_tokens=False)
+            prompt = subject.tokenizer.encode(
+                render(question.conversation, add_generation_prompt=True), add_special_tokens=False
+            )
             given = subject.answer(prompt, codec)
             if codec == "native":
                 native.append(given.tokens)
-            right += question.right(subject.tokenizer.decode(list(given.tokens), skip_special_tokens=True))
+            right += question.right(
+                subject.tokenizer.decode(list(given.tokens), skip_special_tokens=True)
+            )
             same += given.tokens == native[index]
             kept += given.kept_bytes
             tokens += len(prompt) - 1
             more, count = subject.surprise(prompt, native[index], codec)
             surprise, scored = surprise + more, scored + count
         perplexity = math.exp(surprise / scored)
-        print(f"| {codec} | {right} | {same} | {perplexity:.4f} | {kept / tokens:.0f} |", flush=True)
+        print(
+            f"| {codec} | {right} | {same} | {perplexity:.4f} | {kept / tokens:.0f} |", flush=True
+        )
 
 
 if __name__ == "__main__":

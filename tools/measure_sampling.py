@@ -1,8 +1,10 @@
-"""What drawing a token and scoring a prompt cost on this CPU: the ways that were tried, one after the other, in turns.
+"""What drawing a token and scoring a prompt cost on this CPU: the ways that were tried, one after
+the other, in turns.
 
-Run: `python -m tools.measure_sampling [draws] [scores] [memory] [--rounds 5] [--cpu-time]` from the root of the repository. It
-prints Markdown tables with milliseconds: `draws` by vocabulary, rows, kind of logits and sampling; `scores` log-probabilities of
-given tokens; `memory` the most that scoring a prompt of 2,048 tokens over 152,064 takes. Without a name it does all three.
+Run: `python -m tools.measure_sampling [draws] [scores] [memory] [--rounds 5] [--cpu-time]` from the
+root of the repository. It prints Markdown tables with milliseconds: `draws` by vocabulary, rows,
+kind of logits and sampling; `scores` log-probabilities of given tokens; `memory` the most that
+scoring a prompt of 2,048 tokens over 152,064 takes. Without a name it does all three.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ Way = Callable[[mx.array, SamplingParams], object]
 
 
 def make_logits(shape: str, *, rows: int, vocab: int) -> mx.array:
-    """peaked: two or three tokens matter; typical: some dozens, over a bulk that weighs a thousandth; flat: most of them."""
+    """peaked: two or three tokens matter; typical: some dozens, over a bulk that weighs a
+    thousandth; flat: most of them.
+    """
     random = np.random.default_rng(0)
     logits = random.normal(0, 0.5 if shape == "flat" else 2.0, (rows, vocab))
     for row in logits:
@@ -54,7 +58,9 @@ def make_logits(shape: str, *, rows: int, vocab: int) -> mx.array:
             row[random.integers(0, vocab, 5)] += [28, 25, 22, 21, 20]
         elif shape == "typical":
             count = min(vocab // 4, 400)
-            row[random.choice(vocab, count, replace=False)] = 20 - 1.6 * np.log(np.arange(1, count + 1))
+            row[random.choice(vocab, count, replace=False)] = 20 - 1.6 * np.log(
+                np.arange(1, count + 1)
+            )
     array = mx.array(logits.astype(np.float32))
     mx.eval(array)
     return array
@@ -66,10 +72,18 @@ def keys_of(logits: mx.array) -> list[tuple[int, int]]:
 
 
 def by_mlx(logits: mx.array, params: SamplingParams) -> object:
-    """What a GPU does, and what every device did before: thresholds bisected over the whole vocabulary."""
+    """What a GPU does, and what every device did before: thresholds bisected over the whole
+    vocabulary.
+    """
     rows, vocab = logits.shape
     kind = draw_kind(params, vocab_size=vocab)
-    tokens = draw(logits, kind=kind, params=[params] * rows, keys=keys_of(logits), peaks=mx.max(logits, axis=-1))
+    tokens = draw(
+        logits,
+        kind=kind,
+        params=[params] * rows,
+        keys=keys_of(logits),
+        peaks=mx.max(logits, axis=-1),
+    )
     mx.eval(tokens)
     return tokens
 
@@ -115,13 +129,19 @@ def by_histogram(logits: mx.array, params: SamplingParams) -> object:
         edge = len(heavier) - 1 - int(np.searchsorted(heavier, params.top_p * heavier[-1]))
         inside = np.sort(weights[bins == edge])[::-1]
         before = heavier[len(heavier) - 2 - edge] if edge < len(heavier) - 1 else 0.0
-        place = int(np.searchsorted(before + np.cumsum(inside, dtype=np.float64), params.top_p * heavier[-1]))
+        place = int(
+            np.searchsorted(
+                before + np.cumsum(inside, dtype=np.float64), params.top_p * heavier[-1]
+            )
+        )
         return float(inside[min(place, len(inside) - 1)])
 
     return _with_all_weights(logits, params, threshold)
 
 
-def _with_all_weights(logits: mx.array, params: SamplingParams, threshold: Callable[[Row], float]) -> list[int]:
+def _with_all_weights(
+    logits: mx.array, params: SamplingParams, threshold: Callable[[Row], float]
+) -> list[int]:
     tokens = []
     with np.errstate(all="ignore"):
         for row, key in zip(rows_of(logits), keys_of(logits), strict=True):
@@ -133,7 +153,13 @@ def _with_all_weights(logits: mx.array, params: SamplingParams, threshold: Calla
 SAMPLINGS: dict[str, tuple[SamplingParams, dict[str, Way]]] = {
     "top_p 0.95": (
         SamplingParams(top_p=0.95),
-        {"MLX": by_mlx, "engine": by_numpy, "sorted": by_sorting, "partitions": by_partitions, "histogram": by_histogram},
+        {
+            "MLX": by_mlx,
+            "engine": by_numpy,
+            "sorted": by_sorting,
+            "partitions": by_partitions,
+            "histogram": by_histogram,
+        },
     ),
     "top_p 0.5": (SamplingParams(top_p=0.5), {"MLX": by_mlx, "engine": by_numpy}),
     "min_p 0.05": (SamplingParams(min_p=0.05), {"MLX": by_mlx, "engine": by_numpy}),
@@ -143,7 +169,9 @@ SAMPLINGS: dict[str, tuple[SamplingParams, dict[str, Way]]] = {
 WAYS = ("MLX", "engine", "sorted", "partitions", "histogram")
 
 
-def milliseconds(ways: Sequence[Callable[[], object]], *, rounds: int, clock: Callable[[], float]) -> list[float]:
+def milliseconds(
+    ways: Sequence[Callable[[], object]], *, rounds: int, clock: Callable[[], float]
+) -> list[float]:
     """Median of each, in turns, after one round that does not count."""
     taken: list[list[float]] = [[] for _ in ways]
     for number in range(rounds + 1):
@@ -157,7 +185,12 @@ def milliseconds(ways: Sequence[Callable[[], object]], *, rounds: int, clock: Ca
 
 def print_draws(**measured: Any) -> None:
     """One row per vocabulary, number of rows, kind of logits and sampling."""
-    print("\n| vocabulary | rows | logits | sampling | " + " | ".join(WAYS) + " |\n|---:|---:|---|---|" + "---:|" * len(WAYS))
+    print(
+        "\n| vocabulary | rows | logits | sampling | "
+        + " | ".join(WAYS)
+        + " |\n|---:|---:|---|---|"
+        + "---:|" * len(WAYS)
+    )
     for vocab in VOCABULARIES:
         for rows in ROWS:
             for shape in SHAPES:
@@ -178,16 +211,28 @@ def print_scores(**measured: Any) -> None:
 
         def score_by_mlx(logits: mx.array = logits, tokens: mx.array = tokens) -> None:
             total = mx.logsumexp(logits, axis=-1, keepdims=True)
-            mx.eval(mx.take_along_axis(logits, tokens[:, None], axis=-1) - total, largest(logits, count=5))
+            mx.eval(
+                mx.take_along_axis(logits, tokens[:, None], axis=-1) - total,
+                largest(logits, count=5),
+            )
 
-        ways = [score_by_mlx, lambda logits=logits, tokens=tokens: score_on_host(logits, tokens, top_logprobs=5)]
-        print(f"| {vocab:,} | " + " | ".join(f"{each:.2f}" for each in milliseconds(ways, **measured)) + " |")
+        ways = [
+            score_by_mlx,
+            lambda logits=logits, tokens=tokens: score_on_host(logits, tokens, top_logprobs=5),
+        ]
+        print(
+            f"| {vocab:,} | "
+            + " | ".join(f"{each:.2f}" for each in milliseconds(ways, **measured))
+            + " |"
+        )
 
 
 def print_memory() -> None:
     """A prompt read plainly and one that is scored, with a tiny model that has a large vocabulary."""
     vocab = VOCABULARIES[-1]
-    engine = Engine(choose_layout(make_tiny("llama", vocab_size=vocab), vocab_size=vocab), vocab_size=vocab)
+    engine = Engine(
+        choose_layout(make_tiny("llama", vocab_size=vocab), vocab_size=vocab), vocab_size=vocab
+    )
     prompt = tuple(index * 37 % vocab for index in range(PROMPT_TOKENS))
     print("\n| prompt of 2,048 | seconds | largest MB of arrays |\n|---|---:|---:|")
     for name, scored in (("read", False), ("scored, with 5 of the likeliest", True)):
@@ -205,7 +250,11 @@ def print_memory() -> None:
         mx.reset_peak_memory()
         start = time.perf_counter()
         engine.open(request, capacity_tokens=PROMPT_TOKENS + 1)
-        engine.collect(engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=PROMPT_TOKENS, draws=True),))))
+        engine.collect(
+            engine.dispatch(
+                StepPlan(spans=(Span(request_id="a", start=0, tokens=PROMPT_TOKENS, draws=True),))
+            )
+        )
         seconds = time.perf_counter() - start
         print(f"| {name} | {seconds:.2f} | {(mx.get_peak_memory() - before) / 1e6:.0f} |")
         engine.close("a")
@@ -213,12 +262,21 @@ def print_memory() -> None:
 
 def main() -> None:
     """Print what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="*", choices=["draws", "scores", "memory", []], default=[])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cpu-time", action="store_true", help="of this process, not the clock's: on a machine that is shared")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="of this process, not the clock's: on a machine that is shared",
+    )
     given = parser.parse_args()
-    measured = {"rounds": given.rounds, "clock": time.process_time if given.cpu_time else time.perf_counter}
+    measured = {
+        "rounds": given.rounds,
+        "clock": time.process_time if given.cpu_time else time.perf_counter,
+    }
     wanted = given.what or ["draws", "scores", "memory"]
     if "draws" in wanted:
         print_draws(**measured)

@@ -1,7 +1,9 @@
-"""Records a real session on a terminal as an animated SVG: `python -m tools.record_terminal docs/pictures/first-steps.svg`.
+"""Records a real session on a terminal as an animated SVG: `python -m tools.record_terminal
+docs/pictures/first-steps.svg`.
 
-What is shown is what happened: two shells on pseudo-terminals, one above the other, keys pressed one by one, the screens read
-from what the programs wrote. Pauses of more than one and a half seconds are shortened to that. Needs the port 8321.
+What is shown is what happened: two shells on pseudo-terminals, one above the other, keys pressed
+one by one, the screens read from what the programs wrote. Pauses of more than one and a half
+seconds are shortened to that. Needs the port 8321.
 """
 
 from __future__ import annotations
@@ -54,8 +56,14 @@ class Recording:
         self._clock += min(now - self._last, _LONGEST_PAUSE)
         self._last = now
         rule: tuple[Run, ...] = ((0, "─" * COLUMNS, _FRAME, False),)
-        shown = [[tuple(_runs(screen, line)) for line in range(screen.lines)] for screen in self.screens]
-        picture = tuple(line for number, screen in enumerate(shown) for line in ([rule] if number else []) + screen)
+        shown = [
+            [tuple(_runs(screen, line)) for line in range(screen.lines)] for screen in self.screens
+        ]
+        picture = tuple(
+            line
+            for number, screen in enumerate(shown)
+            for line in ([rule] if number else []) + screen
+        )
         if not self.pictures or self.pictures[-1][1] != picture:
             self.pictures.append((self._clock, picture))
 
@@ -65,7 +73,9 @@ def _runs(screen: pyte.Screen, line: int) -> Iterator[Run]:
     cells = [(column, screen.buffer[line][column]) for column in range(screen.columns)]
     while cells and cells[-1][1].data.isspace():
         cells.pop()
-    for (colour, bold), group in groupby(cells, key=lambda cell: (_colour(cell[1].fg), cell[1].bold)):
+    for (colour, bold), group in groupby(
+        cells, key=lambda cell: (_colour(cell[1].fg), cell[1].bold)
+    ):
         piece = list(group)
         text = "".join(cell.data for _, cell in piece)
         if text.strip():
@@ -77,12 +87,15 @@ def _colour(name: str) -> str:
 
 
 def animated(recording: Recording) -> str:
-    """The recording as an SVG that plays by itself and begins again; its style needs no script, so GitHub shows it."""
+    """The recording as an SVG that plays by itself and begins again; its style needs no script, so
+    GitHub shows it.
+    """
     pictures = recording.pictures
     whole = pictures[-1][0] + _STILL_SECONDS
     width, height = COLUMNS * _CELL + 2 * _MARGIN, LINES * _LINE + _MARGIN + _BAR
     steps = [
-        (begin, pictures[number + 1][0] if number + 1 < len(pictures) else whole) for number, (begin, _) in enumerate(pictures)
+        (begin, pictures[number + 1][0] if number + 1 < len(pictures) else whole)
+        for number, (begin, _) in enumerate(pictures)
     ]
     defined: dict[tuple[Run, ...], str] = {}
     frames, keys = [], []
@@ -96,13 +109,20 @@ def animated(recording: Recording) -> str:
         first, last = 100 * begin / whole, 100 * end / whole
         before = f"0%,{first:.3f}%{{visibility:hidden}}" if number else ""
         keys.append(
-            f"@keyframes k{number}{{{before}{first + 0.0005:.3f}%{{visibility:visible}}{last:.3f}%,100%{{visibility:hidden}}}}"
+            "@keyframes "
+            f"k{number}{{{before}{first + 0.0005:.3f}%{{visibility:visible}}{last:.3f}%,100%{{visibility:hidden}}}}"
         )
-    lines = "".join(f'<g id="{name}">{"".join(_text(run) for run in runs)}</g>' for runs, name in defined.items())
+    lines = "".join(
+        f'<g id="{name}">{"".join(_text(run) for run in runs)}</g>'
+        for runs, name in defined.items()
+    )
     style = (
-        "text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre}"
+        "text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans "
+        "Mono',monospace;white-space:pre}"
         f".f{{visibility:hidden;animation-duration:{whole:.2f}s;animation-iteration-count:infinite;animation-timing-function:step-end}}"
-        "@media (prefers-reduced-motion:reduce){.f{animation:none}.f:last-of-type{visibility:visible}}" + "".join(keys)
+        "@media "
+        "(prefers-reduced-motion:reduce){.f{animation:none}.f:last-of-type{visibility:visible}}"
+        + "".join(keys)
     )
     dots = "".join(
         f'<circle cx="{_MARGIN + 5 + 18 * number:.0f}" cy="16" r="5.5" fill="{colour}"/>'
@@ -110,7 +130,8 @@ def animated(recording: Recording) -> str:
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img">'
-        f"<title>Holdfast on a terminal: a recording of a real session</title><style>{style}</style><defs>{lines}</defs>"
+        "<title>Holdfast on a terminal: a recording of a real "
+        f"session</title><style>{style}</style><defs>{lines}</defs>"
         f'<rect x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="9" fill="{_BACKGROUND}" stroke="{_FRAME}"/>'
         f"{dots}{''.join(frames)}</svg>\n"
     )
@@ -124,7 +145,9 @@ def _text(run: Run) -> str:
 
 
 def first_steps(folder: Path, recording: Recording) -> None:
-    """Chat about a page of notes; stop the server, start it again, ask again: what was read is still there."""
+    """Chat about a page of notes; stop the server, start it again, ask again: what was read is
+    still there.
+    """
     (folder / "notes.txt").write_text(_notes(), encoding="utf-8")
     variables = {
         "PS1": PROMPT,
@@ -135,7 +158,14 @@ def first_steps(folder: Path, recording: Recording) -> None:
     shell = ["bash", "--noprofile", "--norc"]
 
     def opened(lines: int, cwd: Path) -> Terminal:
-        terminal = Terminal(shell, cwd=cwd, variables=variables, columns=COLUMNS, lines=lines, on_output=recording.take)
+        terminal = Terminal(
+            shell,
+            cwd=cwd,
+            variables=variables,
+            columns=COLUMNS,
+            lines=lines,
+            on_output=recording.take,
+        )
         recording.screens.append(terminal.screen)
         return terminal
 
@@ -148,7 +178,11 @@ def first_steps(folder: Path, recording: Recording) -> None:
         server.type(CTRL_C)
         server.wait_for(r"\^C(?s:.*)^\$")
         _run(server, "clear", until=r"\A\$$")
-        _run(server, "make serve  # once more: a new process", until=r"ready in +[0-9.]+ s(?s:.*)Hello!")
+        _run(
+            server,
+            "make serve  # once more: a new process",
+            until=r"ready in +[0-9.]+ s(?s:.*)Hello!",
+        )
         _run(chat, "clear", until=r"\A\$$")
         _talk(chat, "What is the code of the shed?")
         server.type(CTRL_C)
@@ -170,9 +204,18 @@ def _notes() -> str:
     places = "mill barn gate tower cellar harbour garden chapel school forge".split()
     things = "boat lamp piano clock ladder wagon stove flag tent drum".split()
     vessels = ("blue jar", "green box", "old chest", "red drawer", "tin can")
-    lines = [f"The code of the {place} is {1000 + 737 * number}." for number, place in enumerate(places, 1)]
-    lines += [f"The key of the {thing} is in the {vessel}." for thing, vessel in zip(things, vessels * 2, strict=True)]
-    lines += [f"The colour of the {thing} is {colour}." for thing, colour in zip(things, _COLOUR_WORDS, strict=True)]
+    lines = [
+        f"The code of the {place} is {1000 + 737 * number}."
+        for number, place in enumerate(places, 1)
+    ]
+    lines += [
+        f"The key of the {thing} is in the {vessel}."
+        for thing, vessel in zip(things, vessels * 2, strict=True)
+    ]
+    lines += [
+        f"The colour of the {thing} is {colour}."
+        for thing, colour in zip(things, _COLOUR_WORDS, strict=True)
+    ]
     lines += ["The code of the shed is 4711.", "The ferry leaves at noon."]
     return "\n".join(["Notes:", *(f"- {line}" for line in lines), ""])
 
@@ -199,7 +242,10 @@ def main() -> None:
         first_steps(Path(folder), recording)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(animated(recording), encoding="utf-8")
-    print(f"{file}: {len(recording.pictures)} pictures, {recording.pictures[-1][0]:.0f} s, {file.stat().st_size // 1024} KiB")
+    print(
+        f"{file}: {len(recording.pictures)} pictures, {recording.pictures[-1][0]:.0f} s, "
+        f"{file.stat().st_size // 1024} KiB"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""What hashing a model costs a start: `PYTHONPATH=src python -m tools.start_cost FOLDER [--former CHECKOUT] [--sizes 0.5 4]`.
+"""What hashing a model costs a start: `PYTHONPATH=src python -m tools.start_cost FOLDER [--former
+CHECKOUT] [--sizes 0.5 4]`.
 
-FOLDER is made and removed; it takes as much disk as the models. CHECKOUT is a working tree of another commit (`git worktree
-add`), whose server is started with the same Python; a71018b was the last one to hash samples only. Each kind of start is made in
-turn, so that a machine that becomes slower meets all of them. Needs an idle machine, and twice the model's size in memory.
+FOLDER is made and removed; it takes as much disk as the models. CHECKOUT is a working tree of
+another commit (`git worktree add`), whose server is started with the same Python; a71018b was the
+last one to hash samples only. Each kind of start is made in turn, so that a machine that becomes
+slower meets all of them. Needs an idle machine, and twice the model's size in memory.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def shape_of(gigabytes: float) -> Shape:
     small = gigabytes < 2
     hidden, intermediate = (1024, 4096) if small else (2048, 8192)
     per_layer = 2 * (4 * hidden * hidden + 3 * hidden * intermediate)
-    return Shape(hidden, intermediate, max(1, round((gigabytes * 1e9 - 2 * 16384 * hidden) / per_layer)))
+    return Shape(
+        hidden, intermediate, max(1, round((gigabytes * 1e9 - 2 * 16384 * hidden) / per_layer))
+    )
 
 
 def write_model(folder: Path, shape: Shape) -> Path:
@@ -94,7 +98,11 @@ def write_model(folder: Path, shape: Shape) -> Path:
             left = int(np.prod(size))
             while left:
                 count = min(left, PIECE_NUMBERS)
-                plain = np.ones(count, np.float32) if "norm" in name else 0.02 * dice.standard_normal(count, np.float32)
+                plain = (
+                    np.ones(count, np.float32)
+                    if "norm" in name
+                    else 0.02 * dice.standard_normal(count, np.float32)
+                )
                 file.write((plain.view(np.uint32) >> 16).astype(np.uint16).tobytes())
                 left -= count
         file.flush()
@@ -115,9 +123,21 @@ def forget_pages(folder: Path) -> None:
 def seconds_to_ready(source: Path, model: Path, caches: Path) -> float:
     """What a server says of its start; it is ended at once."""
     environ = {**os.environ, "PYTHONPATH": str(source), "XDG_CACHE_HOME": str(caches)}
-    command = [sys.executable, "-m", "holdfast.cli.main", "serve", str(model), "--port", "0", "--store", str(caches / "store")]
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast.cli.main",
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--store",
+        str(caches / "store"),
+    ]
     began = time.perf_counter()
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    )
     assert server.stdout is not None
     try:
         for line in server.stdout:
@@ -132,7 +152,9 @@ def seconds_to_ready(source: Path, model: Path, caches: Path) -> float:
 def hashing_seconds(model: Path, cache: Path) -> float:
     """Hashing alone, with nothing beside it."""
     began = time.perf_counter()
-    with FileHashing(lambda: files_of_identity(model, runs_own_code=False), cache=HashCache(cache)) as hashing:
+    with FileHashing(
+        lambda: files_of_identity(model, runs_own_code=False), cache=HashCache(cache)
+    ) as hashing:
         hashing.result()
     return time.perf_counter() - began
 

@@ -1,4 +1,6 @@
-"""How fast the store is on this machine: `PYTHONPATH=src python -m tools.store_speed FOLDER`. FOLDER is made and removed.
+"""How fast the store is on this machine: `PYTHONPATH=src python -m tools.store_speed FOLDER`.
+
+FOLDER is made and removed.
 
 Reads come from the page cache: what is measured is the store, not the disk.
 """
@@ -28,7 +30,9 @@ LIMITS = StoreLimits(volume_percent=100.0, spare_bytes=0, queue_bytes=8 << 30)
 
 
 def chain(count: int, block_bytes: int, *, tokens: int = 256) -> list[StoredBlock]:
-    """Blocks that share their (random) parts: what is in them does not matter, and memory is spared."""
+    """Blocks that share their (random) parts: what is in them does not matter, and memory is
+    spared.
+    """
     part = memoryview(os.urandom(block_bytes // PARTS))
     parts = tuple(part for _ in range(PARTS)) if block_bytes > PARTS else (part,)
     blocks: list[StoredBlock] = []
@@ -37,7 +41,14 @@ def chain(count: int, block_bytes: int, *, tokens: int = 256) -> list[StoredBloc
         packed = pack_tokens(range(number, number + tokens))
         parent_tokens = tokens if number else 0
         key = child_key(parent, parent_tokens, packed, "kv")
-        block = Block(key=key, parent_key=parent, parent_tokens=parent_tokens, kind="kv", start=start, packed_tokens=packed)
+        block = Block(
+            key=key,
+            parent_key=parent,
+            parent_tokens=parent_tokens,
+            kind="kv",
+            start=start,
+            packed_tokens=packed,
+        )
         blocks.append(StoredBlock(block=block, meta=b"", parts=parts))
         parent, start = key, start + tokens
     return blocks
@@ -63,11 +74,16 @@ def throughput(folder: Path, count: int) -> None:
             written = time.perf_counter() - began
             for block in blocks:
                 store.read(block.key).result()
-            single = seconds_of(lambda: [store.read(block.key).result() and None for block in blocks])  # noqa: B023
+            single = seconds_of(
+                lambda: [store.read(block.key).result() and None for block in blocks]  # noqa: B023
+            )
             ahead = seconds_of(lambda: read_ahead(store, blocks, 8))  # noqa: B023
-            kept = seconds_of(lambda: [future.result() for future in [store.read(block.key) for block in blocks]])  # noqa: B023
+            kept = seconds_of(
+                lambda: [read.result() for read in [store.read(block.key) for block in blocks]]  # noqa: B023
+            )
         print(
-            f"{block_bytes / 1e6:8.1f} | {statistics.median(puts) * 1e6:6.1f} | {total / written:6.0f}"
+            f"{block_bytes / 1e6:8.1f} | {statistics.median(puts) * 1e6:6.1f} | "
+            f"{total / written:6.0f}"
             f" | {total / single:6.0f}, {total / ahead:6.0f}, {total / kept:6.0f}"
         )
 
@@ -85,7 +101,9 @@ def small_blocks(folder: Path, count: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     blocks = chain(count, 1000)
     with BlockStore(
-        folder, fingerprint=MODEL, limits=StoreLimits(volume_percent=100.0, spare_bytes=0, queue_blocks=count)
+        folder,
+        fingerprint=MODEL,
+        limits=StoreLimits(volume_percent=100.0, spare_bytes=0, queue_blocks=count),
     ) as store:
         took = seconds_of(lambda: ([store.put(block) for block in blocks], store.flush(600)))
     print(f"{count} blocks of 1 KB: {took / count * 1e3:.2f} ms each")
@@ -94,14 +112,20 @@ def small_blocks(folder: Path, count: int) -> None:
         made = time.perf_counter() - began
         listed = seconds_of(store.entries)
         again = seconds_of(store.entries)
-        print(f"open: constructor {made * 1e3:.1f} ms, first entries() {listed * 1e3:.0f} ms, again {again * 1e3:.0f} ms")
+        print(
+            f"open: constructor {made * 1e3:.1f} ms, first entries() {listed * 1e3:.0f} ms, again "
+            f"{again * 1e3:.0f} ms"
+        )
     shutil.rmtree(folder / "index")
     with BlockStore(folder, fingerprint=MODEL, limits=LIMITS) as store:
         print(f"open without index: {seconds_of(store.entries) * 1e3:.0f} ms")
         print(f"verify: {verify_store(folder).seconds * 1e3:.0f} ms")
     supervisor = IndexSupervisor(StoreFolder(folder))
     entries = supervisor.use(lambda index: index.entries(0.0))
-    print(f"choose victims: {seconds_of(lambda: choose_victims(entries, excess_bytes=count * 20)) * 1e3:.0f} ms")
+    print(
+        "choose victims: "
+        f"{seconds_of(lambda: choose_victims(entries, excess_bytes=count * 20)) * 1e3:.0f} ms"
+    )
     supervisor.close()
     model = fingerprint_id(MODEL)
     path = StoreFolder(folder).block_path(blocks[0].key, model=model)

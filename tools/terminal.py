@@ -1,4 +1,7 @@
-"""A program on a pseudo-terminal, and the screen that a person would see. For tests of what is typed, and for recordings."""
+"""A program on a pseudo-terminal, and the screen that a person would see.
+
+For tests of what is typed, and for recordings.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,16 @@ class Terminal:
     ) -> None:
         self._master, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": str(lines), **(variables or {})}
+        environ = {
+            **os.environ,
+            "TERM": "xterm-256color",
+            "COLUMNS": str(columns),
+            "LINES": str(lines),
+            **(variables or {}),
+        }
         self.screen = pyte.HistoryScreen(columns, lines, history=10_000, ratio=0.5)
-        self.screen.write_process_input = self.type  # it answers questions such as where the cursor is
+        # it answers questions such as where the cursor is
+        self.screen.write_process_input = self.type
         self._stream, self._on_output = pyte.ByteStream(self.screen), on_output
         self.modes: list[str] = []  # private modes that the program has asked for, such as ?2004h
         self.process = subprocess.Popen(
@@ -57,7 +67,12 @@ class Terminal:
     def __enter__(self) -> Terminal:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -73,7 +88,9 @@ class Terminal:
             self._read(0)
 
     def paste(self, text: str) -> None:
-        """Paste as a terminal does: marked, if the program has asked for marks, with returns for line ends."""
+        """Paste as a terminal does: marked, if the program has asked for marks, with returns for
+        line ends.
+        """
         text = text.replace("\n", "\r")
         self.type(f"\x1b[200~{text}\x1b[201~" if self.marks_pastes else text)
 
@@ -84,14 +101,21 @@ class Terminal:
 
     @property
     def echoes(self) -> bool:
-        """Whether keys are shown by the terminal itself and gathered to lines, as a shell leaves it."""
+        """Whether keys are shown by the terminal itself and gathered to lines, as a shell leaves
+        it.
+        """
         local = termios.tcgetattr(self._master)[3]
         return bool(local & termios.ECHO and local & termios.ICANON)
 
     @property
     def text(self) -> str:
-        """All that was shown, what has scrolled away too; lines without what is empty at their ends."""
-        above = ["".join(line[column].data for column in range(self.screen.columns)) for line in self.screen.history.top]
+        """All that was shown, what has scrolled away too; lines without what is empty at their
+        ends.
+        """
+        above = [
+            "".join(line[column].data for column in range(self.screen.columns))
+            for line in self.screen.history.top
+        ]
         return "\n".join([*(line.rstrip() for line in above), self.shown]).rstrip()
 
     @property
@@ -100,7 +124,10 @@ class Terminal:
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
     def wait_for(self, pattern: str, *, seconds: float = 60.0) -> str:
-        """Read until the pattern stands on the screen; returns the text then. Fails after so many seconds."""
+        """Read until the pattern stands on the screen; returns the text then.
+
+        Fails after so many seconds.
+        """
         return self._wait(lambda: self.text, pattern, seconds)
 
     def wait_for_shown(self, pattern: str, *, seconds: float = 60.0) -> str:
@@ -116,7 +143,9 @@ class Terminal:
 
     def _wait(self, look: Callable[[], str], pattern: str, seconds: float) -> str:
         try:
-            self.wait_until(lambda: re.search(pattern, look(), re.MULTILINE) is not None, seconds=seconds)
+            self.wait_until(
+                lambda: re.search(pattern, look(), re.MULTILINE) is not None, seconds=seconds
+            )
         except AssertionError as error:
             raise AssertionError(f"{pattern!r}: {error}") from None
         return look()
@@ -150,6 +179,8 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    """In the child: Ctrl-C is for this program, and it does not ignore it as a shell's background job would."""
+    """In the child: Ctrl-C is for this program, and it does not ignore it as a shell's background
+    job would.
+    """
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)

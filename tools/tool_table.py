@@ -12,7 +12,13 @@ from pathlib import Path
 
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from tests.fakes.family_answers import is_read_however_cut, right_answers, streams_as_whole, turns_go_on, wrong_answers
+from tests.fakes.family_answers import (
+    is_read_however_cut,
+    right_answers,
+    streams_as_whole,
+    turns_go_on,
+    wrong_answers,
+)
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 
@@ -57,8 +63,16 @@ def failures(model: TokenizerBundle) -> list[str]:
     """What the page promises of every family and does not hold for this model."""
     right = tuple(right_answers(model))
     wrong = tuple(wrong_answers(model))
-    failed = [repr(answer) for answer in (*right, *wrong) if not is_read_however_cut(model.dialect, answer)]
-    failed += [f"streamed: {answer!r}" for answer in (*right, *wrong) if not streams_as_whole(model, answer)]
+    failed = [
+        repr(answer)
+        for answer in (*right, *wrong)
+        if not is_read_however_cut(model.dialect, answer)
+    ]
+    failed += [
+        f"streamed: {answer!r}"
+        for answer in (*right, *wrong)
+        if not streams_as_whole(model, answer)
+    ]
     if not turns_go_on(model):
         failed.append("the prompt of the next turn does not begin with this turn")
     return failed
@@ -92,7 +106,9 @@ def with_table(page: str) -> str:
 def rows_of(page: str) -> list[dict[str, str]]:
     """The rows of the page's table, by their columns."""
     lines = page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
-    columns, _, *rows = ([cell.strip() for cell in _BETWEEN_CELLS.split(line)[1:-1]] for line in lines)
+    columns, _, *rows = (
+        [cell.strip() for cell in _BETWEEN_CELLS.split(line)[1:-1]] for line in lines
+    )
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 

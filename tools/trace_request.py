@@ -1,13 +1,13 @@
-"""Follows one real request through both processes and prints the calls that it takes: from the HTTP handler to the device, from
-a step's results to bytes in a file.
+"""Follows one real request through both processes and prints the calls that it takes: from the HTTP
+handler to the device, from a step's results to bytes in a file.
 
     python -m tools.trace_request
 
-A real server is started on the bundled model, with a profile hook in the front and in its worker (a `sitecustomize.py` on their
-path; the product knows nothing of it). A chain is what stands on the stack when its end is called, functions of Holdfast only,
-outermost first: what had returned by then is not a call on the way. The request
-is not streamed; of what a worker keeps, the calls count from the prefix cache on, in the writing thread from where it takes a
-block.
+A real server is started on the bundled model, with a profile hook in the front and in its worker (a
+`sitecustomize.py` on their path; the product knows nothing of it). A chain is what stands on the
+stack when its end is called, functions of Holdfast only, outermost first: what had returned by then
+is not a call on the way. The request is not streamed; of what a worker keeps, the calls count from
+the prefix cache on, in the writing thread from where it takes a block.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ threading.setprofile(hook)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """The calls from one place to another. `first`: the outermost call that counts, by a part of its name."""
+    """The calls from one place to another.
+
+    `first`: the outermost call that counts, by a part of its name.
+    """
 
     title: str
     end: str
@@ -73,10 +76,18 @@ class Chain:
 
 CHAINS = (
     Chain(title="front: handler to the link", end="Socket.send", first="front/", most=8),
-    Chain(title="worker: loop to Engine.dispatch", end="Engine.dispatch", first="WorkerLoop.", most=4),
+    Chain(
+        title="worker: loop to Engine.dispatch", end="Engine.dispatch", first="WorkerLoop.", most=4
+    ),
     Chain(title="worker: admission to Engine.open", end="Engine.open", first="WorkerLoop.", most=8),
-    Chain(title="device thread: step's results to the store's queue", end="BlockStore.put", first="worker/prefix/", most=4),
-    # The writer takes blocks in its loop, and between two syncs of what it publishes: counted from where it takes one.
+    Chain(
+        title="device thread: step's results to the store's queue",
+        end="BlockStore.put",
+        first="worker/prefix/",
+        most=4,
+    ),
+    # The writer takes blocks in its loop, and between two syncs of what it publishes: counted from
+    # where it takes one.
     Chain(title="store's writer: queue to bytes", end="bytes", first="IoThread._write", most=6),
 )
 
@@ -87,22 +98,41 @@ def trace(folder: Path) -> list[dict[str, object]]:
     calls.mkdir()
     (folder / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(folder), "TRACED_CALLS": str(calls)}
-    command = [sys.executable, "-m", "holdfast.cli.main", "serve", "--port", "0", "--store", str(store)]
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast.cli.main",
+        "serve",
+        "--port",
+        "0",
+        "--store",
+        str(store),
+    ]
     server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         line = next(line for line in server.stdout if "is ready at " in line)
         url = line.split("is ready at ")[1].split()[0].rstrip("/")
-        body = {"model": "holdfast-demo", "max_tokens": 8, "messages": [{"role": "user", "content": "a note. " * 300}]}
+        body = {
+            "model": "holdfast-demo",
+            "max_tokens": 8,
+            "messages": [{"role": "user", "content": "a note. " * 300}],
+        }
         request = urllib.request.Request(
-            f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"{url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request) as answer:
             answer.read()
     finally:
         server.terminate()
         server.communicate()
-    return [json.loads(line) for file in calls.iterdir() for line in file.read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for file in calls.iterdir()
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def chain_of(records: list[dict[str, object]], chain: Chain) -> list[str]:

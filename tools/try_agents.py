@@ -1,11 +1,13 @@
-"""Run coding agents through Holdfast, each in a temporary home, and write the results to docs/reference/tested-agents.md.
+"""Run coding agents through Holdfast, each in a temporary home, and write the results to
+docs/reference/tested-agents.md.
 
     python -m tools.try_agents --folder .agents [NAME …]
 
-The model is scripted (`tests/fakes/scripted_model.py`): its weights spell given answers, turn by turn, so that what is tried is
-the agent, its prompt, its tools and the server, not a model's wit. `make agents` installs the agents into .agents first; the
-tasks are in `tools/agent_trials.py`. Most agents are started by `holdfast launch`; then what they do with a wrong key, with a
-prompt that is too long and when they are stopped is shown too, and that their second turn reads only what is new.
+The model is scripted (`tests/fakes/scripted_model.py`): its weights spell given answers, turn by
+turn, so that what is tried is the agent, its prompt, its tools and the server, not a model's wit.
+`make agents` installs the agents into .agents first; the tasks are in `tools/agent_trials.py`. Most
+agents are started by `holdfast launch`; then what they do with a wrong key, with a prompt that is
+too long and when they are stopped is shown too, and that their second turn reads only what is new.
 """
 
 from __future__ import annotations
@@ -32,13 +34,18 @@ from tests.fakes.server_process import ServerProcess, until  # noqa: E402
 from tools.agent_trials import AGENTS, Agent, LaunchedAgent, TerminalAgent  # noqa: E402
 
 LIMIT_SECONDS = 240
-PATIENCE_SECONDS = 60  # with an agent that does not end by itself where a prompt cannot be made shorter
+# with an agent that does not end by itself where a prompt cannot be made shorter
+PATIENCE_SECONDS = 60
 GRACE_SECONDS = 30.0  # to end when asked to
 KEY = "the-key"
 SMALL_CONTEXT = 2048
 LAST_LINES = 8
-_ANSWERED = re.compile(r" prompt (?P<prompt_tokens>\d+)(?: \((?P<cached_tokens>\d+) cached\))? answer (?P<answer_tokens>\d+)")
-LAST_SECTION = "## In small contexts\n"  # of docs/reference/tested-agents.md; tools/agent_contexts.py writes it
+_ANSWERED = re.compile(
+    r" prompt (?P<prompt_tokens>\d+)(?: \((?P<cached_tokens>\d+) cached\))? answer "
+    r"(?P<answer_tokens>\d+)"
+)
+# of docs/reference/tested-agents.md; tools/agent_contexts.py writes it
+LAST_SECTION = "## In small contexts\n"
 SLACK_TOKENS = 16  # a template may write the end of an answer otherwise than the model did
 
 
@@ -56,7 +63,9 @@ class Trial:
 
     def __init__(self, agent: Agent, *, folder: Path, scratch: Path) -> None:
         self.agent, self._folder = agent, folder
-        self.home, self.workspace, self._model = (scratch / name for name in ("home", "work", "model"))
+        self.home, self.workspace, self._model = (
+            scratch / name for name in ("home", "work", "model")
+        )
         self._scratch = scratch
         self.home.mkdir()
         self.workspace.mkdir()
@@ -66,7 +75,10 @@ class Trial:
         self._served: tuple[str, ...] = ()
         if agent.script is not None:
             write_scripted(
-                self._model, agent.script(self.workspace), without_tools=agent.without_tools, said_before=agent.said_before
+                self._model,
+                agent.script(self.workspace),
+                without_tools=agent.without_tools,
+                said_before=agent.said_before,
             )
             self._served = (str(self._model), "--name", "scripted")
 
@@ -74,7 +86,12 @@ class Trial:
     def server(self, name: str, *arguments: str, key: str = "") -> Iterator[ServerProcess]:
         """A server of this trial's model, with a store of its own."""
         settings = ("--set", f"store.folder={self._scratch}/{name}")
-        server = ServerProcess(*self._served, *settings, *(("--set", f"server.api_key={key}") if key else ()), *arguments)
+        server = ServerProcess(
+            *self._served,
+            *settings,
+            *(("--set", f"server.api_key={key}") if key else ()),
+            *arguments,
+        )
         try:
             server.wait_ready()
             for path, text in self.agent.home.items():
@@ -86,7 +103,12 @@ class Trial:
 
     def filled(self, text: str, *, url: str = "") -> str:
         """A text of the agent with places and addresses in it."""
-        places = {"url": url, "home": str(self.home), "folder": str(self._folder), "workspace": str(self.workspace)}
+        places = {
+            "url": url,
+            "home": str(self.home),
+            "folder": str(self._folder),
+            "workspace": str(self.workspace),
+        }
         for name, value in places.items():
             text = text.replace("{" + name + "}", value)
         return text
@@ -96,11 +118,18 @@ class Trial:
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
         if isinstance(self.agent, LaunchedAgent | TerminalAgent):
             kept["PATH"] = f"{self.filled(self.agent.programs)}:{kept['PATH']}"
-        own = {"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / ".config"), "CI": "1", "NO_COLOR": "1"}
+        own = {
+            "HOME": str(self.home),
+            "XDG_CONFIG_HOME": str(self.home / ".config"),
+            "CI": "1",
+            "NO_COLOR": "1",
+        }
         return {**kept, **own, **self.agent.environment, **further}
 
     def start(self, command: Sequence[str], **further: str) -> subprocess.Popen[str]:
-        """A process in the workspace, in a group of its own, with what the agent is typed on its standard input."""
+        """A process in the workspace, in a group of its own, with what the agent is typed on its
+        standard input.
+        """
         process = subprocess.Popen(
             command,
             cwd=self.workspace,
@@ -134,22 +163,38 @@ class Trial:
     def launched(self, url: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """The agent, started as users do it."""
         launch = (sys.executable, "-m", "holdfast.cli.main", "launch", "--url", url)
-        return self.start((*launch, *arguments), HOLDFAST_SERVER_API_KEY=KEY, PYTHONPATH=str(ROOT / "src"))
+        return self.start(
+            (*launch, *arguments), HOLDFAST_SERVER_API_KEY=KEY, PYTHONPATH=str(ROOT / "src")
+        )
 
     def shown(self, ended: Ended) -> str:
         """What was printed, with short paths and without colours and lines of progress."""
         plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", ended.printed).replace("\r", "")
-        for path, short in {self.workspace: "~/project", self.home: "~", self._folder: ".agents"}.items():
+        for path, short in {
+            self.workspace: "~/project",
+            self.home: "~",
+            self._folder: ".agents",
+        }.items():
             plain = plain.replace(str(path), short)
-        lines = [line.rstrip() for line in plain.splitlines() if not line.startswith("HTTPSConnectionPool")]  # tried without one
+        # tried without one
+        lines = [
+            line.rstrip()
+            for line in plain.splitlines()
+            if not line.startswith("HTTPSConnectionPool")
+        ]
         return "\n".join(lines).strip()
 
 
 def run(agent: Agent, *, folder: Path) -> str:
-    """Have an agent do its task; returns the transcript as Markdown. Raises AssertionError where it does not succeed."""
+    """Have an agent do its task; returns the transcript as Markdown.
+
+    Raises AssertionError where it does not succeed.
+    """
     with tempfile.TemporaryDirectory(prefix="agent-") as scratch:
         trial = Trial(agent, folder=folder, scratch=Path(scratch).resolve())
-        version = trial.shown(trial.ended(trial.start([trial.filled(part) for part in agent.version])))
+        version = trial.shown(
+            trial.ended(trial.start([trial.filled(part) for part in agent.version]))
+        )
         found = re.search(r"\d+\.\d+\.\d+", version)
         title = f"## {agent.name} {found[0] if found else version}\n"
         body = _launched(trial, agent) if isinstance(agent, LaunchedAgent) else _called(trial)
@@ -165,9 +210,13 @@ def _called(trial: Trial) -> Iterator[str]:
     _check(trial, ended, agent.said)
     yield "The script is in `tools/agent_trials.py`.\n"
     yield _transcript(trial, command, ended)
-    totals = [sum(request[name] for request in requests) for name in ("prompt_tokens", "cached_tokens", "answer_tokens")]
+    totals = [
+        sum(request[name] for request in requests)
+        for name in ("prompt_tokens", "cached_tokens", "answer_tokens")
+    ]
     yield (
-        f"{len(requests)} requests with {totals[0]} prompt tokens, {totals[1]} of them cached, and {totals[2]} answer tokens.\n"
+        f"{len(requests)} requests with {totals[0]} prompt tokens, {totals[1]} of them cached, and "
+        f"{totals[2]} answer tokens.\n"
     )
 
 
@@ -197,7 +246,9 @@ def _launched(trial: Trial, agent: LaunchedAgent) -> Iterator[str]:
     for case, ended in cases.items():
         lines = [line[:400] for line in trial.shown(ended).splitlines() if line.strip()]
         last = "\n".join(lines[-LAST_LINES:])
-        how = f"still trying after {PATIENCE_SECONDS} s" if ended.by_us else f"exit code {ended.code}"
+        how = (
+            f"still trying after {PATIENCE_SECONDS} s" if ended.by_us else f"exit code {ended.code}"
+        )
         yield f"{case}, {how}:\n\n````\n{last}\n````\n"
 
 
@@ -206,8 +257,12 @@ def _check(trial: Trial, ended: Ended, said: str) -> None:
     assert ended.code == 0, f"{agent.name} ended with {ended.code}:\n{ended.printed}"
     assert said in ended.printed, f"{agent.name} said:\n{ended.printed}"
     for path, text in agent.expected.items():
-        assert (trial.workspace / path).exists(), f"{agent.name} made no {path}; it said:\n{ended.printed}"
-        assert (trial.workspace / path).read_text() == text, f"{agent.name} wrote {(trial.workspace / path).read_text()!r}"
+        assert (trial.workspace / path).exists(), (
+            f"{agent.name} made no {path}; it said:\n{ended.printed}"
+        )
+        assert (trial.workspace / path).read_text() == text, (
+            f"{agent.name} wrote {(trial.workspace / path).read_text()!r}"
+        )
 
 
 def _with_wrong_key(trial: Trial, agent: LaunchedAgent, url: str) -> Ended:
@@ -215,13 +270,20 @@ def _with_wrong_key(trial: Trial, agent: LaunchedAgent, url: str) -> Ended:
     folder = trial.home / "run"
     folder.mkdir()
     target = AgentTarget(
-        url=url, api_key="wrong", model="scripted", small_model="scripted", context_tokens=CONTEXT, folder=folder
+        url=url,
+        api_key="wrong",
+        model="scripted",
+        small_model="scripted",
+        context_tokens=CONTEXT,
+        folder=folder,
     )
     name, *arguments = agent.command
     setup = LAUNCHED[name].setup(target)
     for file, text in setup.files.items():
         (folder / file).write_text(text)
-    return trial.ended(trial.start((LAUNCHED[name].program, *setup.options, *arguments), **setup.environment))
+    return trial.ended(
+        trial.start((LAUNCHED[name].program, *setup.options, *arguments), **setup.environment)
+    )
 
 
 def _stopped(trial: Trial, agent: LaunchedAgent, server: ServerProcess) -> Ended:
@@ -237,36 +299,57 @@ def _stopped(trial: Trial, agent: LaunchedAgent, server: ServerProcess) -> Ended
 def answered_requests(server: ServerProcess) -> list[dict[str, int]]:
     """Those that were answered, from the log, in the order in which they ended."""
     found = [_ANSWERED.search(line) for line in server.log().splitlines()]
-    return [{name: int(value or 0) for name, value in match.groupdict().items()} for match in found if match]
+    return [
+        {name: int(value or 0) for name, value in match.groupdict().items()}
+        for match in found
+        if match
+    ]
 
 
 def _figures(agent: LaunchedAgent, requests: Sequence[Mapping[str, int]]) -> str:
-    """A table of the conversation's requests. Raises AssertionError where one has read what had been read or written before."""
+    """A table of the conversation's requests.
+
+    Raises AssertionError where one has read what had been read or written before.
+    """
     longest = max(request["prompt_tokens"] for request in requests)
     conversation = [request for request in requests if request["prompt_tokens"] > longest / 2]
-    rows = ["| request | prompt tokens | cached | read | new since the last | answer |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| request | prompt tokens | cached | read | new since the last | answer |",
+        "|---|---|---|---|---|---|",
+    ]
     known = 0
     for number, request in enumerate(conversation, 1):
         prompt, cached = request["prompt_tokens"], request["cached_tokens"]
-        rows.append(f"| {number} | {prompt} | {cached} | {prompt - cached} | {prompt - known} | {request['answer_tokens']} |")
+        rows.append(
+            f"| {number} | {prompt} | {cached} | {prompt - cached} | {prompt - known} | "
+            f"{request['answer_tokens']} |"
+        )
         if known and not agent.moves_its_prompt:
             assert cached >= known - SLACK_TOKENS, f"{agent.name} reads again:\n" + "\n".join(rows)
         known = prompt + request["answer_tokens"]
     aside = len(requests) - len(conversation)
-    return "\n".join(rows) + (f"\n\nNot shown: {aside} short requests, for example for titles.\n" if aside else "\n")
+    return "\n".join(rows) + (
+        f"\n\nNot shown: {aside} short requests, for example for titles.\n" if aside else "\n"
+    )
 
 
 def _transcript(trial: Trial, command: Sequence[str], ended: Ended, *, typed: str = "") -> str:
-    words = [part if part.isprintable() and " " not in part else json.dumps(part) for part in command]
+    words = [
+        part if part.isprintable() and " " not in part else json.dumps(part) for part in command
+    ]
     line = " ".join(words).replace(str(trial.home), "~")
     lines = [f"$ {line}", *(f"> {text}" for text in typed.splitlines()), trial.shown(ended)]
     return "\n".join(["````", *lines, "````", ""])
 
 
 def main() -> None:
-    """Try the agents that are named, or all, and write docs/reference/tested-agents.md when all have been tried."""
+    """Try the agents that are named, or all, and write docs/reference/tested-agents.md when all
+    have been tried.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=ROOT / ".agents", help="where the agents are installed")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / ".agents", help="where the agents are installed"
+    )
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     chosen = [agent for agent in AGENTS if not options.names or agent.name in options.names]

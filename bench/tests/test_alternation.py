@@ -21,7 +21,9 @@ from tests.fakes.null_servers import WrongServer, serving
 CASE = Case(name="few", settings={"max_tokens": 6, "requests": 2, "streamed": True})
 
 
-async def measured(folder: Path, servers: Sequence[NullServer], *, rounds: int = 2, deadline: float = float("inf")) -> CaseResult:
+async def measured(
+    folder: Path, servers: Sequence[NullServer], *, rounds: int = 2, deadline: float = float("inf")
+) -> CaseResult:
     model = BenchModel(name="none", folder=folder)
     stage = Stage(ServerStarter(folder, model), PromptMaker(None))
     async with contextlib.AsyncExitStack() as running:
@@ -30,7 +32,9 @@ async def measured(folder: Path, servers: Sequence[NullServer], *, rounds: int =
             for number, server in enumerate(servers)
         ]
         effort = Effort(rounds=rounds, noise_rounds=1, deadline=deadline, settling_seconds=0.0)
-        return await measure_case(SCENARIOS["overhead"], CASE, contenders, stage, effort=effort, say=lambda line: None)
+        return await measure_case(
+            SCENARIOS["overhead"], CASE, contenders, stage, effort=effort, say=lambda line: None
+        )
 
 
 async def test_equal_servers_agree_wholly_and_all_get_the_same_prompts(tmp_path: Path) -> None:
@@ -62,8 +66,12 @@ async def test_a_slower_server_has_the_ratio_of_its_slowness(tmp_path: Path) -> 
     assert min(fast) < min(slow)
 
 
-async def test_a_server_that_cannot_be_reached_is_a_failure_of_its_rounds_only(tmp_path: Path) -> None:
-    stage = Stage(ServerStarter(tmp_path, BenchModel(name="none", folder=tmp_path)), PromptMaker(None))
+async def test_a_server_that_cannot_be_reached_is_a_failure_of_its_rounds_only(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(
+        ServerStarter(tmp_path, BenchModel(name="none", folder=tmp_path)), PromptMaker(None)
+    )
     gone = by_url("http://127.0.0.1:9", label="gone")
     async with serving(NullServer()) as url:
         contenders = [by_url(url, label="there"), gone]

@@ -27,12 +27,23 @@ def text(words: str) -> bytes:
 
 END = event({"choices": [{"delta": {}, "finish_reason": "length"}]})
 USAGE = event(
-    {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 5}}}
+    {
+        "choices": [],
+        "usage": {
+            "prompt_tokens": 9,
+            "completion_tokens": 2,
+            "prompt_tokens_details": {"cached_tokens": 5},
+        },
+    }
 )
 
 
 def test_texts_times_usage_and_reason_are_read() -> None:
-    answer = read_answer(raw_of(HEAD, b": keepalive 1/2\n\n" + text("a "), text("b"), END + USAGE + b"data: [DONE]\n\n"))
+    answer = read_answer(
+        raw_of(
+            HEAD, b": keepalive 1/2\n\n" + text("a "), text("b"), END + USAGE + b"data: [DONE]\n\n"
+        )
+    )
     assert (answer.text, answer.text_times, answer.first_seconds) == ("a b", (2.0, 3.0), 2.0)
     assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (9, 2, 5)
     assert answer.finish_reason == "length"
@@ -52,7 +63,9 @@ def test_chunk_sizes_between_events_are_passed_over() -> None:
     def chunk(data: bytes) -> bytes:
         return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
-    answer = read_answer(raw_of(head, chunk(text("a ")), chunk(text("b")), chunk(END) + b"0\r\n\r\n"))
+    answer = read_answer(
+        raw_of(head, chunk(text("a ")), chunk(text("b")), chunk(END) + b"0\r\n\r\n")
+    )
     assert (answer.text, answer.text_times) == ("a b", (2.0, 3.0))
     cut = chunk(text("a ")[:20]) + chunk(text("a ")[20:])
     assert read_answer(raw_of(head, cut, chunk(END))).text == "a"
@@ -60,18 +73,25 @@ def test_chunk_sizes_between_events_are_passed_over() -> None:
 
 def test_thoughts_count_as_text_and_their_marks_do_not() -> None:
     shown = read_answer(raw_of(HEAD, text("<think>hm</think>yes"), END))
-    apart = read_answer(raw_of(HEAD, event({"choices": [{"delta": {"reasoning": "hm", "content": "yes"}}]}), END))
+    apart = read_answer(
+        raw_of(HEAD, event({"choices": [{"delta": {"reasoning": "hm", "content": "yes"}}]}), END)
+    )
     assert shown.text == apart.text == "hmyes"
 
 
 def test_an_answer_in_one_piece_is_read_too() -> None:
-    body = {"choices": [{"message": {"content": "all"}, "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
+    body = {
+        "choices": [{"message": {"content": "all"}, "finish_reason": "stop"}],
+        "usage": {"completion_tokens": 1},
+    }
     answer = read_answer(raw_of(b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(body).encode()))
     assert (answer.text, answer.completion_tokens, answer.first_seconds) == ("all", 1, 1.0)
 
 
 def test_what_went_wrong_is_told() -> None:
-    refused = read_answer(raw_of(b'HTTP/1.1 400 Bad Request\r\n\r\n{"error": {"message": "too long"}}'))
+    refused = read_answer(
+        raw_of(b'HTTP/1.1 400 Bad Request\r\n\r\n{"error": {"message": "too long"}}')
+    )
     assert not refused.is_good
     assert "too long" in refused.error
     failed = read_answer(raw_of(HEAD, text("a"), event({"error": {"message": "the worker died"}})))

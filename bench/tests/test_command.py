@@ -18,7 +18,12 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def a_file(folder: Path, name: str, seconds: float) -> str:
     rounds = [Sample(metrics={"step_seconds": [seconds * factor]}) for factor in (1.0, 1.01, 0.99)]
-    case = CaseResult(scenario="engine", case="1 streams", model="m", contenders=[ContenderResult(label="engine", rounds=rounds)])
+    case = CaseResult(
+        scenario="engine",
+        case="1 streams",
+        model="m",
+        contenders=[ContenderResult(label="engine", rounds=rounds)],
+    )
     write_results(Results(kind="engine", cases=[case]), folder / name)
     return str(folder / name)
 
@@ -26,10 +31,14 @@ def a_file(folder: Path, name: str, seconds: float) -> str:
 def test_scenarios_and_models_are_listed() -> None:
     code, text = run("list")
     assert code == 0
-    assert all(word in text for word in ("overhead", "salvage", "qwen3-120m", "holdfast-demo-endless"))
+    assert all(
+        word in text for word in ("overhead", "salvage", "qwen3-120m", "holdfast-demo-endless")
+    )
 
 
-def test_a_comparison_ends_with_1_when_something_got_worse_and_with_0_otherwise(tmp_path: Path) -> None:
+def test_a_comparison_ends_with_1_when_something_got_worse_and_with_0_otherwise(
+    tmp_path: Path,
+) -> None:
     fast, slow = a_file(tmp_path, "fast.json", 1.0), a_file(tmp_path, "slow.json", 1.5)
     code, text = run("compare", fast, slow)
     assert code == 1
@@ -39,7 +48,9 @@ def test_a_comparison_ends_with_1_when_something_got_worse_and_with_0_otherwise(
 
 
 def test_a_report_is_written_again_from_its_results(tmp_path: Path) -> None:
-    code, text = run("report", a_file(tmp_path, "results.json", 1.0), "--out", str(tmp_path / "new"))
+    code, text = run(
+        "report", a_file(tmp_path, "results.json", 1.0), "--out", str(tmp_path / "new")
+    )
     assert code == 0
     assert (tmp_path / "new" / "report.md").read_text().startswith("# Benchmark report")
     assert "report.md" in text

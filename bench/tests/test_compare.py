@@ -9,11 +9,23 @@ from holdfast_bench.compare import changes_between, shown_change
 from holdfast_bench.results import CaseResult, ContenderResult, Results, Sample
 
 
-def results_of(ours: list[float], control: list[float] | None = None, *, metric: str = "step_seconds") -> Results:
-    contenders = [ContenderResult(label="engine", rounds=[Sample(metrics={metric: [value]}) for value in ours])]
+def results_of(
+    ours: list[float], control: list[float] | None = None, *, metric: str = "step_seconds"
+) -> Results:
+    contenders = [
+        ContenderResult(
+            label="engine", rounds=[Sample(metrics={metric: [value]}) for value in ours]
+        )
+    ]
     if control is not None:
-        contenders.append(ContenderResult(label="bare", rounds=[Sample(metrics={metric: [value]}) for value in control]))
-    return Results(cases=[CaseResult(scenario="engine", case="1 stream", model="m", contenders=contenders)])
+        contenders.append(
+            ContenderResult(
+                label="bare", rounds=[Sample(metrics={metric: [value]}) for value in control]
+            )
+        )
+    return Results(
+        cases=[CaseResult(scenario="engine", case="1 stream", model="m", contenders=contenders)]
+    )
 
 
 def verdict(before: Results, after: Results) -> str:
@@ -25,23 +37,44 @@ def verdict(before: Results, after: Results) -> str:
 def test_slower_beyond_the_noise_is_worse_and_faster_is_better() -> None:
     assert verdict(results_of([1.0, 1.01, 0.99]), results_of([1.2, 1.21, 1.19])) == "worse"
     assert verdict(results_of([1.2, 1.21, 1.19]), results_of([1.0, 1.01, 0.99])) == "better"
-    assert verdict(results_of([1.0, 1.01, 0.99]), results_of([1.01, 1.02, 1.0])) == "no difference seen"
+    assert (
+        verdict(results_of([1.0, 1.01, 0.99]), results_of([1.01, 1.02, 1.0]))
+        == "no difference seen"
+    )
 
 
 def test_what_is_better_depends_on_the_metric() -> None:
     slow, fast = ([value] * 3 for value in (100.0, 150.0))
-    assert verdict(results_of(slow, metric="tokens_per_second"), results_of(fast, metric="tokens_per_second")) == "better"
-    assert verdict(results_of(fast, metric="tokens_per_second"), results_of(slow, metric="tokens_per_second")) == "worse"
+    assert (
+        verdict(
+            results_of(slow, metric="tokens_per_second"),
+            results_of(fast, metric="tokens_per_second"),
+        )
+        == "better"
+    )
+    assert (
+        verdict(
+            results_of(fast, metric="tokens_per_second"),
+            results_of(slow, metric="tokens_per_second"),
+        )
+        == "worse"
+    )
 
 
 def test_wide_spreads_and_single_rounds_need_a_larger_difference() -> None:
-    assert verdict(results_of([1.0, 2.0, 3.0, 1.5]), results_of([1.5, 3.0, 2.5, 2.0])) == "no difference seen"
+    assert (
+        verdict(results_of([1.0, 2.0, 3.0, 1.5]), results_of([1.5, 3.0, 2.5, 2.0]))
+        == "no difference seen"
+    )
     assert verdict(results_of([1.0]), results_of([1.08])) == "no difference seen"
     assert verdict(results_of([1.0]), results_of([1.2])) == "worse"
 
 
 def test_a_machine_that_was_slower_for_all_is_nobodys_fault() -> None:
-    assert verdict(results_of([1.0] * 3, [1.0] * 3), results_of([2.0] * 3, [2.0] * 3)) == "no difference seen"
+    assert (
+        verdict(results_of([1.0] * 3, [1.0] * 3), results_of([2.0] * 3, [2.0] * 3))
+        == "no difference seen"
+    )
     assert verdict(results_of([1.0] * 3, [1.0] * 3), results_of([2.0] * 3, [1.0] * 3)) == "worse"
 
 

@@ -18,7 +18,10 @@ def test_the_parts_of_a_step_are_timed_and_the_seam_is_left_as_it_was() -> None:
     engine = Engine(choose_layout(model, vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)
     ours = EngineSteps(engine, requests_of(PROMPTS, max_tokens=58))
     parts = parts_of(ours, count=3)
-    assert {name: len(values) for name, values in parts.items()} == {"layout_seconds": 3, "collect_seconds": 3}
+    assert {name: len(values) for name, values in parts.items()} == {
+        "layout_seconds": 3,
+        "collect_seconds": 3,
+    }
     attention = sys.modules["mlx_lm.models.qwen3"].scaled_dot_product_attention  # type: ignore[attr-defined]
     for stepper in (ours, BareForward(model, PROMPTS, pipelined=False)):
         share = attention_share(model, stepper, steps=2)

@@ -1,4 +1,6 @@
-"""Steps of a real engine on a tiny model: right tokens, and a deliberate slow-down that the comparison finds."""
+"""Steps of a real engine on a tiny model: right tokens, and a deliberate slow-down that the
+comparison finds.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_the_engine_draws_what_the_bare_forward_draws() -> None:
 
 def test_a_sleep_in_the_step_is_caught_by_the_comparison() -> None:
     before, after = measured(Engine)[0], measured(SleepyEngine)[0]
-    (change,) = [change for change in changes_between(before, after) if change.metric == "step_seconds"]
+    (change,) = [
+        change for change in changes_between(before, after) if change.metric == "step_seconds"
+    ]
     assert change.after - change.before > 0.005
     assert change.verdict == "worse"
 
@@ -60,7 +64,9 @@ def test_constrained_streams_run_beside_plain_ones_and_obey_their_grammar(pipeli
     grammars = {"plain": "", "constrained": "start: /[ab]+/\n"}
     steppers: dict[str, Stepper] = {
         name: EngineSteps(
-            engine, requests_of(PROMPTS, max_tokens=40, name=name, temperature=1.0, grammar=grammar), pipelined=pipelined
+            engine,
+            requests_of(PROMPTS, max_tokens=40, name=name, temperature=1.0, grammar=grammar),
+            pipelined=pipelined,
         )
         for name, grammar in grammars.items()
     }

@@ -20,7 +20,13 @@ def test_a_folder_is_taken_as_it_is_and_anything_else_must_be_a_known_name(tmp_p
     assert ensure_model(str(folder)).name == "mine"
     with pytest.raises(HoldfastError, match="neither a model folder nor one of"):
         ensure_model(str(tmp_path))
-    assert {"qwen3-30m", "qwen3-30m-4bit", "moe-100m", "holdfast-demo", "holdfast-demo-endless"} <= set(MODEL_NAMES)
+    assert {
+        "qwen3-30m",
+        "qwen3-30m-4bit",
+        "moe-100m",
+        "holdfast-demo",
+        "holdfast-demo-endless",
+    } <= set(MODEL_NAMES)
 
 
 def test_shapes_fit_the_group_size_of_quantization() -> None:
@@ -32,9 +38,14 @@ def test_shapes_fit_the_group_size_of_quantization() -> None:
 def test_an_endless_copy_has_another_end_and_the_same_weights_in_float32(tmp_path: Path) -> None:
     original = write_tiny(tmp_path / "mine", "qwen3", dtype=mx.bfloat16)
     make_endless(original, tmp_path / "copy")
-    before, after = (dict(mx.load(str(folder / "model.safetensors"))) for folder in (original, tmp_path / "copy"))
+    before, after = (
+        dict(mx.load(str(folder / "model.safetensors"))) for folder in (original, tmp_path / "copy")
+    )
     assert before.keys() == after.keys()
     assert all(value.dtype == mx.float32 for value in after.values())
     assert all(mx.array_equal(before[name].astype(mx.float32), after[name]) for name in before)
-    ends = [json.loads((folder / "config.json").read_text())["eos_token_id"] for folder in (original, tmp_path / "copy")]
+    ends = [
+        json.loads((folder / "config.json").read_text())["eos_token_id"]
+        for folder in (original, tmp_path / "copy")
+    ]
     assert ends[0] != ends[1]

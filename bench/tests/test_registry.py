@@ -1,4 +1,6 @@
-"""Every scenario, on servers without a model: it measures what it says, and the report and the pictures can show it."""
+"""Every scenario, on servers without a model: it measures what it says, and the report and the
+pictures can show it.
+"""
 
 from __future__ import annotations
 
@@ -47,20 +49,30 @@ async def sample_of(name: str, folder: Path, server: NullServer) -> Sample:
 @pytest.mark.parametrize("name", SMALL)
 async def test_a_scenario_gives_figures_that_can_be_shown(name: str, tmp_path: Path) -> None:
     sample = await sample_of(
-        name, tmp_path, NullServer(token_seconds=0.0005, prompt_token_seconds=0.02 if name == "salvage" else 0.0001)
+        name,
+        tmp_path,
+        NullServer(
+            token_seconds=0.0005, prompt_token_seconds=0.02 if name == "salvage" else 0.0001
+        ),
     )
     assert sample.errors == []
     assert sample.answers
     assert all(metric.split(" @ ")[0] in METRICS for metric in sample.metrics)
     assert all(value >= 0 for values in sample.metrics.values() for value in values)
     each = ContenderResult(label="null", rounds=[sample])
-    case = CaseResult(scenario=name, case="small", model="none", settings=dict(SMALL[name]), contenders=[each])
+    case = CaseResult(
+        scenario=name, case="small", model="none", settings=dict(SMALL[name]), contenders=[each]
+    )
     results = Results(cases=[case])
     assert f"## {name}" in markdown(results)
-    assert len(charts_of(results)) == (1 if name in ("prefill", "streams", "stall", "reuse", "next-turn") else 0)
+    assert len(charts_of(results)) == (
+        1 if name in ("prefill", "streams", "stall", "reuse", "next-turn") else 0
+    )
 
 
-async def test_gaps_of_the_stream_are_told_apart_by_whether_a_long_prompt_was_read(tmp_path: Path) -> None:
+async def test_gaps_of_the_stream_are_told_apart_by_whether_a_long_prompt_was_read(
+    tmp_path: Path,
+) -> None:
     class Stalling(NullServer):
         """Stops all streams while it reads, as a server without chunks does."""
 
@@ -70,21 +82,34 @@ async def test_gaps_of_the_stream_are_told_apart_by_whether_a_long_prompt_was_re
             await super()._generate(writer, body)
 
     case = {"prompts": [400]}
-    stage = Stage(ServerStarter(tmp_path, BenchModel(name="none", folder=tmp_path)), PromptMaker(None))
+    stage = Stage(
+        ServerStarter(tmp_path, BenchModel(name="none", folder=tmp_path)), PromptMaker(None)
+    )
     async with serving(Stalling(token_seconds=0.001)) as url:
-        trial = Trial(stage=stage, contender=by_url(url), case=Case(name="c", settings=case), seed="s")
+        trial = Trial(
+            stage=stage, contender=by_url(url), case=Case(name="c", settings=case), seed="s"
+        )
         sample = await stall.SCENARIO.measure(trial)
     assert sample.errors == []
-    assert sample.metrics["stalled_gap_max_seconds"][0] >= 0.05 > sample.metrics["idle_gap_seconds"][0]
+    assert (
+        sample.metrics["stalled_gap_max_seconds"][0] >= 0.05 > sample.metrics["idle_gap_seconds"][0]
+    )
 
 
 async def test_agents_send_their_whole_history_with_a_common_system_prompt(tmp_path: Path) -> None:
     server = NullServer()
     await sample_of("agents", tmp_path, server)
     histories = [body["messages"] for body in server.seen]
-    assert len({messages[0]["content"] for messages in histories if messages[0]["role"] == "system"}) == 1
+    assert (
+        len({messages[0]["content"] for messages in histories if messages[0]["role"] == "system"})
+        == 1
+    )
     longest = max(histories, key=len)
-    assert [message["role"] for message in longest] == ["system", *["user", "assistant"] * 2, "user"]
+    assert [message["role"] for message in longest] == [
+        "system",
+        *["user", "assistant"] * 2,
+        "user",
+    ]
     assert "Tools:" in longest[0]["content"]
     assert longest[3]["content"].startswith("Tool result: ")
 
@@ -92,20 +117,30 @@ async def test_agents_send_their_whole_history_with_a_common_system_prompt(tmp_p
 async def test_a_context_comes_back_with_the_wanted_part_unchanged(tmp_path: Path) -> None:
     server = NullServer()
     await sample_of("reuse", tmp_path, server)
-    texts = [body["messages"][0]["content"] for body in server.seen if body["messages"][0]["content"] != "Hello"]
+    texts = [
+        body["messages"][0]["content"]
+        for body in server.seen
+        if body["messages"][0]["content"] != "Hello"
+    ]
     cold, repeat, extended, ninety, fifty = texts
     assert cold == repeat == extended
     for changed, share in ((ninety, 0.9), (fifty, 0.5)):
-        same = next(place for place, (a, b) in enumerate(zip(cold, changed, strict=False)) if a != b)
+        same = next(
+            place for place, (a, b) in enumerate(zip(cold, changed, strict=False)) if a != b
+        )
         assert share - 0.15 < same / len(cold) <= share + 0.05
 
 
 def test_every_scenario_has_cases_at_every_scale_and_more_of_them_when_asked() -> None:
     for scenario in SCENARIOS.values():
-        quick, normal, full = ([case.name for case in scenario.cases(scale)] for scale in ("quick", "normal", "full"))
+        quick, normal, full = (
+            [case.name for case in scenario.cases(scale)] for scale in ("quick", "normal", "full")
+        )
         assert 0 < len(quick) <= len(normal) <= len(full)
         assert len(set(full)) == len(full)
-    assert {module.SCENARIO.name for module in (agents, prefill, reuse, salvage, stall, streams)} <= SCENARIOS.keys()
+    assert {
+        module.SCENARIO.name for module in (agents, prefill, reuse, salvage, stall, streams)
+    } <= SCENARIOS.keys()
 
 
 def test_scenarios_are_chosen_by_name() -> None:

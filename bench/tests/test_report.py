@@ -9,26 +9,38 @@ from holdfast_bench.results import Agreement, CaseResult, ContenderResult, Resul
 
 def a_case(ours: list[float], theirs: list[float]) -> CaseResult:
     def contender(label: str, values: list[float]) -> ContenderResult:
-        return ContenderResult(label=label, rounds=[Sample(metrics={"first_token_seconds @ cold": [value]}) for value in values])
+        return ContenderResult(
+            label=label,
+            rounds=[Sample(metrics={"first_token_seconds @ cold": [value]}) for value in values],
+        )
 
     other = contender("peer", theirs)
     other.agreement = Agreement(answers=2, equal_answers=1, tokens=8, agreeing_tokens=6)
     noise = {"first_token_seconds @ cold": [1.05, 0.98]}
     return CaseResult(
-        scenario="reuse", case="1000 tokens", model="m", contenders=[contender("holdfast", ours), other], noise=noise
+        scenario="reuse",
+        case="1000 tokens",
+        model="m",
+        contenders=[contender("holdfast", ours), other],
+        noise=noise,
     )
 
 
 def test_medians_ratios_noise_and_agreement_stand_side_by_side() -> None:
     text = markdown(Results(cases=[a_case([1.0, 1.2], [2.0, 2.4])]), pictures=("a.svg",))
-    assert "| first token, cold | 1.10 s [1.05 s, 1.15 s] | 2.20 s [2.10 s, 2.30 s] | 0.50 × [0.50, 0.50] better |" in text
+    assert (
+        "| first token, cold | 1.10 s [1.05 s, 1.15 s] | 2.20 s [2.10 s, 2.30 s] | 0.50 × [0.50, "
+        "0.50] better |" in text
+    )
     assert "Answers agree with peer: 75.0% of 8 tokens, 1 of 2 answers are equal." in text
     assert "![a.svg](a.svg)" in text
 
 
 def test_a_metric_that_got_worse_stays_and_small_differences_are_not_called_any() -> None:
     assert "2.00 × [2.00, 2.00] worse" in markdown(Results(cases=[a_case([2.0, 2.0], [1.0, 1.0])]))
-    assert "1.04 × [1.04, 1.04] no difference seen" in markdown(Results(cases=[a_case([1.04, 1.04], [1.0, 1.0])]))
+    assert "1.04 × [1.04, 1.04] no difference seen" in markdown(
+        Results(cases=[a_case([1.04, 1.04], [1.0, 1.0])])
+    )
 
 
 def test_failures_are_in_the_report_and_on_the_terminal() -> None:

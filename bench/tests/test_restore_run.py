@@ -9,12 +9,20 @@ from holdfast_bench.restore_run import restore_results
 from tests.fakes.tiny_models import TINY, write_tiny
 
 
-async def test_both_sides_are_measured_in_turn_and_the_report_has_their_ratio(tmp_path: Path) -> None:
+async def test_both_sides_are_measured_in_turn_and_the_report_has_their_ratio(
+    tmp_path: Path,
+) -> None:
     model = write_tiny(tmp_path / "model", "llama")
     config = TINY["llama"]
     said: list[str] = []
     results = await restore_results(
-        str(model), contexts=(300,), rounds=2, threads=1, request_seconds=240, command="test", say=said.append
+        str(model),
+        contexts=(300,),
+        rounds=2,
+        threads=1,
+        request_seconds=240,
+        command="test",
+        say=said.append,
     )
     (case,) = results.cases
     server, least = case.contenders

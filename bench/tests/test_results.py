@@ -7,12 +7,24 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast_bench.results import CaseResult, ContenderResult, Results, Sample, read_results, write_results
+from holdfast_bench.results import (
+    CaseResult,
+    ContenderResult,
+    Results,
+    Sample,
+    read_results,
+    write_results,
+)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     rounds = [Sample(metrics={"request_seconds": [0.5, 0.25]}, gaps=[0.1])]
-    case = CaseResult(scenario="overhead", case="c", model="m", contenders=[ContenderResult(label="a", rounds=rounds)])
+    case = CaseResult(
+        scenario="overhead",
+        case="c",
+        model="m",
+        contenders=[ContenderResult(label="a", rounds=rounds)],
+    )
     results = Results(cases=[case], machine={"cores": 4})
     file = tmp_path / "deeper" / "results.json"
     write_results(results, file)

@@ -13,9 +13,19 @@ from tests.fakes.null_servers import serving
 
 
 def plan_of(url: str, out: Path, *, resume: bool = False, minutes: float = 1.0) -> RunPlan:
-    items = tuple(Item(scenario=SCENARIOS[name], contenders=(by_url(url),)) for name in ("prefill", "overhead"))
+    items = tuple(
+        Item(scenario=SCENARIOS[name], contenders=(by_url(url),))
+        for name in ("prefill", "overhead")
+    )
     return RunPlan(
-        items=items, out=out, scale="quick", rounds=1, noise_rounds=1, resume=resume, minutes=minutes, settling_seconds=0.005
+        items=items,
+        out=out,
+        scale="quick",
+        rounds=1,
+        noise_rounds=1,
+        resume=resume,
+        minutes=minutes,
+        settling_seconds=0.005,
     )
 
 
@@ -25,7 +35,12 @@ async def test_a_run_is_saved_case_by_case_and_taken_up_again(tmp_path: Path) ->
         results = await run_benchmarks(plan_of(url, tmp_path), say=said.append)
         asked = len(server.seen)
         again = await run_benchmarks(plan_of(url, tmp_path, resume=True), say=said.append)
-    assert [case.scenario for case in results.cases] == ["prefill", "overhead", "overhead", "overhead"]
+    assert [case.scenario for case in results.cases] == [
+        "prefill",
+        "overhead",
+        "overhead",
+        "overhead",
+    ]
     assert len(server.seen) == asked
     assert again.cases == results.cases
     written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")}
@@ -41,7 +56,10 @@ async def test_what_does_not_fit_the_time_is_left_out_and_said(tmp_path: Path) -
 
 
 def test_what_would_run_can_be_listed(tmp_path: Path) -> None:
-    assert next(case_names(plan_of("http://nowhere", tmp_path).items, "quick")) == "prefill / 512 tokens on served"
+    assert (
+        next(case_names(plan_of("http://nowhere", tmp_path).items, "quick"))
+        == "prefill / 512 tokens on served"
+    )
 
 
 async def test_a_model_that_is_not_to_be_had_costs_only_its_scenarios(tmp_path: Path) -> None:

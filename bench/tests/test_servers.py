@@ -36,8 +36,13 @@ async def test_a_server_is_started_measured_and_ended(tmp_path: Path) -> None:
     assert not psutil.pid_exists(server.process.pid)
 
 
-async def test_a_server_that_ends_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
-    words = Contender(label="broken", command=(sys.executable, "-c", "raise SystemExit('no such model')", "{port}"))
+async def test_a_server_that_ends_while_starting_is_told_with_its_last_words(
+    tmp_path: Path,
+) -> None:
+    words = Contender(
+        label="broken",
+        command=(sys.executable, "-c", "raise SystemExit('no such model')", "{port}"),
+    )
     with pytest.raises(ServerFailed, match=r"ended with code 1.*no such model"):
         await starter(tmp_path).start(words)
 
@@ -54,7 +59,12 @@ async def test_a_running_server_is_only_visited(tmp_path: Path) -> None:
 
 def test_a_command_needs_a_port_and_has_its_words_filled_in(tmp_path: Path) -> None:
     contender = by_command("serve {model} --port={port} 'a b'")
-    assert contender.filled_command(model=tmp_path, port=7, store=tmp_path) == ["serve", str(tmp_path), "--port=7", "a b"]
+    assert contender.filled_command(model=tmp_path, port=7, store=tmp_path) == [
+        "serve",
+        str(tmp_path),
+        "--port=7",
+        "a b",
+    ]
     with pytest.raises(HoldfastError, match=r"must have \{port\}"):
         by_command("serve {model}")
 

@@ -1,4 +1,6 @@
-"""Who meets whom; and the real thing: Holdfast and mlx_lm.server started, measured in turn, compared and ended."""
+"""Who meets whom; and the real thing: Holdfast and mlx_lm.server started, measured in turn,
+compared and ended.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +20,59 @@ from tests.fakes.tiny_models import write_tiny
 def test_the_peers_that_are_named_are_taken_and_each_only_once() -> None:
     alone = item_for(SCENARIOS["stall"], holdfast(), peers=["none"])
     assert [each.label for each in alone.contenders] == ["holdfast"]
-    beside = item_for(SCENARIOS["stall"], holdfast(), peers=[AS_INSTALLED, AS_INSTALLED], others=[by_url("http://there:1")])
-    assert [each.label for each in beside.contenders] == ["holdfast", "mlx_lm as installed", "there:1"]
+    beside = item_for(
+        SCENARIOS["stall"],
+        holdfast(),
+        peers=[AS_INSTALLED, AS_INSTALLED],
+        others=[by_url("http://there:1")],
+    )
+    assert [each.label for each in beside.contenders] == [
+        "holdfast",
+        "mlx_lm as installed",
+        "there:1",
+    ]
 
 
 def test_the_unknown_model_of_a_url_is_not_made_here() -> None:
-    assert item_for(SCENARIOS["stall"], by_url("http://there:1"), peers=["none"]).model_name == "served"
-    assert item_for(SCENARIOS["stall"], holdfast(), peers=["none"]).model_name == SCENARIOS["stall"].model
+    assert (
+        item_for(SCENARIOS["stall"], by_url("http://there:1"), peers=["none"]).model_name
+        == "served"
+    )
+    assert (
+        item_for(SCENARIOS["stall"], holdfast(), peers=["none"]).model_name
+        == SCENARIOS["stall"].model
+    )
 
 
 def test_what_is_kept_on_disk_is_kept_only_where_that_is_the_subject() -> None:
-    speed, memory = (item_for(SCENARIOS[name], holdfast(), peers=["none"]).contenders[0] for name in ("streams", "reuse"))
+    speed, memory = (
+        item_for(SCENARIOS[name], holdfast(), peers=["none"]).contenders[0]
+        for name in ("streams", "reuse")
+    )
     assert "--store" not in speed.command
     assert memory.command[-2:] == ("--store", "{store}")
 
 
 @pytest.mark.slow
-async def test_holdfast_and_its_peer_give_the_same_answers_and_both_are_gone_afterwards(tmp_path: Path) -> None:
+async def test_holdfast_and_its_peer_give_the_same_answers_and_both_are_gone_afterwards(
+    tmp_path: Path,
+) -> None:
     model = write_tiny(tmp_path / "tiny", "qwen3")
     names = ("overhead", "next-turn", "memory", "salvage")
-    items = tuple(item_for(SCENARIOS[name], holdfast(), peers=[AS_INSTALLED], model=str(model)) for name in names)
-    plan = RunPlan(items=items, out=tmp_path / "out", scale="quick", rounds=1, noise_rounds=1, threads=1)
+    items = tuple(
+        item_for(SCENARIOS[name], holdfast(), peers=[AS_INSTALLED], model=str(model))
+        for name in names
+    )
+    plan = RunPlan(
+        items=items, out=tmp_path / "out", scale="quick", rounds=1, noise_rounds=1, threads=1
+    )
     results = await run_benchmarks(plan, say=lambda line: None)
-    assert [error for case in results.cases for each in case.contenders for error in each.errors()] == []
-    agreements = [case.contenders[1].agreement for case in results.cases if case.scenario == "overhead"]
+    assert [
+        error for case in results.cases for each in case.contenders for error in each.errors()
+    ] == []
+    agreements = [
+        case.contenders[1].agreement for case in results.cases if case.scenario == "overhead"
+    ]
     assert all(agreed is not None and agreed.rate > 0.99 for agreed in agreements)
     assert any("kept" in line for line in summary(results))
     assert publish(results, plan.out).read_text().count("mlx_lm as installed") > 4

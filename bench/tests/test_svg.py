@@ -17,16 +17,28 @@ amounts = st.floats(min_value=1e-4, max_value=1e6)
 
 def a_chart(points: list[tuple[float, float]], **changes: object) -> Chart:
     line = Line(label="this & <that>", points=tuple(points))
-    fields: dict[str, object] = {"name": "n", "title": "t", "x_label": "x", "y_label": "y", "lines": (line,), **changes}
+    fields: dict[str, object] = {
+        "name": "n",
+        "title": "t",
+        "x_label": "x",
+        "y_label": "y",
+        "lines": (line,),
+        **changes,
+    }
     return Chart(**fields)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.tuples(amounts, amounts), min_size=1, max_size=6), st.booleans(), st.booleans())
-def test_every_chart_is_valid_and_stays_within_its_frame(points: list[tuple[float, float]], log_x: bool, log_y: bool) -> None:
+def test_every_chart_is_valid_and_stays_within_its_frame(
+    points: list[tuple[float, float]], log_x: bool, log_y: bool
+) -> None:
     root = ElementTree.fromstring(svg(a_chart(points, log_x=log_x, log_y=log_y)))
     circles = [node for node in root.iter() if node.tag.endswith("circle")]
     assert len(circles) == len(points)
-    assert all(0 <= float(node.get("cx", "-1")) <= 720 and 0 <= float(node.get("cy", "-1")) <= 420 for node in circles)
+    assert all(
+        0 <= float(node.get("cx", "-1")) <= 720 and 0 <= float(node.get("cy", "-1")) <= 420
+        for node in circles
+    )
 
 
 def test_zero_has_a_place_even_on_an_axis_that_was_to_be_logarithmic() -> None:

@@ -51,7 +51,10 @@ async def test_nobody_there_is_said_plainly() -> None:
 
 async def test_json_is_fetched_and_other_paths_have_their_status() -> None:
     async with serving(NullServer()) as url:
-        assert await get_json(f"{url}/v1/models") == (200, {"object": "list", "data": [{"id": "null"}]})
+        assert await get_json(f"{url}/v1/models") == (
+            200,
+            {"object": "list", "data": [{"id": "null"}]},
+        )
         assert (await get_json(f"{url}/nothing"))[0] == 404
 
 

@@ -1,6 +1,8 @@
-"""Folders that belong to a process for as long as it lives: a locked file in each of them says so, also after a `kill -9`.
+"""Folders that belong to a process for as long as it lives: a locked file in each of them says so,
+also after a `kill -9`.
 
-The lock is the kernel's (flock): it ends with the process, needs no process ids, and is not inherited by other programs.
+The lock is the kernel's (flock): it ends with the process, needs no process ids, and is not
+inherited by other programs.
 """
 
 from __future__ import annotations
@@ -49,12 +51,17 @@ def claim(parent: Path, *, prefix: str) -> Claim:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         os.close(file)
-    raise OSError(errno.EBUSY, "other processes take every new folder for an abandoned one", str(parent))
+    raise OSError(
+        errno.EBUSY, "other processes take every new folder for an abandoned one", str(parent)
+    )
 
 
 @contextlib.contextmanager
 def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
-    """Those of the folders whose owners are dead; they are nobody else's until the context ends. Raises OSError."""
+    """Those of the folders whose owners are dead; they are nobody else's until the context ends.
+
+    Raises OSError.
+    """
     files: list[int] = []
     found: list[Path] = []
     try:
@@ -72,7 +79,10 @@ def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
 
 
 def sweep(parent: Path, *, prefix: str) -> None:
-    """Remove what dead processes of this user have left in `parent`. What cannot be removed stays for the next time."""
+    """Remove what dead processes of this user have left in `parent`.
+
+    What cannot be removed stays for the next time.
+    """
     with contextlib.suppress(OSError), abandoned(_ours(parent, prefix)) as folders:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -93,7 +103,9 @@ def living(parent: Path, *, prefix: str) -> list[Path]:
 
 
 def lock_file(folder: Path) -> int | None:
-    """The open file whose lock says whether the owner of a folder lives; None when somebody has removed the folder."""
+    """The open file whose lock says whether the owner of a folder lives; None when somebody has
+    removed the folder.
+    """
     try:
         return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except FileNotFoundError:
@@ -101,7 +113,10 @@ def lock_file(folder: Path) -> int | None:
 
 
 def try_lock(file: int) -> bool:
-    """Lock an open file unless another process has. Raises OSError where the file system knows no locks."""
+    """Lock an open file unless another process has.
+
+    Raises OSError where the file system knows no locks.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -110,7 +125,9 @@ def try_lock(file: int) -> bool:
 
 
 def _ours(parent: Path, prefix: str) -> list[Path]:
-    """Folders of that kind of name that belong to this user: others may have put anything into a shared `parent`."""
+    """Folders of that kind of name that belong to this user: others may have put anything into a
+    shared `parent`.
+    """
     found = []
     with os.scandir(parent) as entries:
         for entry in entries:

@@ -1,7 +1,10 @@
-"""Every setting of Holdfast, read once from flags, variables and a file into frozen dataclasses. A room receives its own slice.
+"""Every setting of Holdfast, read once from flags, variables and a file into frozen dataclasses.
 
-A new setting is a field here and a row in `docs/reference/configuration.md` (a test compares the two). Its type, its unit
-(the end of its name) and the arguments of `_setting` say all that the readers in `config_sources` need to know.
+A room receives its own slice.
+
+A new setting is a field here and a row in `docs/reference/configuration.md` (a test compares the
+two). Its type, its unit (the end of its name) and the arguments of `_setting` say all that the
+readers in `config_sources` need to know.
 """
 
 from __future__ import annotations
@@ -43,12 +46,29 @@ LEAST_BEATS = 3  # that a worker may miss before it is taken to hang
 
 
 def _setting(
-    default: T, doc: str, *, flag: str = "", short: str = "", limits: Limits = FREE, off: bool = False, secret: bool = False
+    default: T,
+    doc: str,
+    *,
+    flag: str = "",
+    short: str = "",
+    limits: Limits = FREE,
+    off: bool = False,
+    secret: bool = False,
 ) -> T:
-    """A field with what readers and documentation need. `off`: that word stands for 0, while 0 itself stands for `auto`, as in
-    every setting that may be None, for which people write `auto`: Holdfast decides. A duration that may be is written `never`.
+    """A field with what readers and documentation need.
+
+    `off`: that word stands for 0, while 0 itself stands for `auto`, as in every setting that may be
+    None, for which people write `auto`: Holdfast decides. A duration that may be is written
+    `never`.
     """
-    metadata = {"doc": doc, "flag": flag, "short": short, "limits": limits, "off": off, "secret": secret}
+    metadata = {
+        "doc": doc,
+        "flag": flag,
+        "short": short,
+        "limits": limits,
+        "off": off,
+        "secret": secret,
+    }
     made: T = field(default=default, metadata=metadata, repr=not secret)
     return made
 
@@ -59,63 +79,96 @@ class ServerSettings:
 
     host: str = _setting("127.0.0.1", "Address to listen on.", flag="--host")
     port: int = _setting(
-        8321, "Port to listen on; 0 takes a free one.", flag="--port", short="-p", limits=Limits(at_least=0, at_most=65535)
+        8321,
+        "Port to listen on; 0 takes a free one.",
+        flag="--port",
+        short="-p",
+        limits=Limits(at_least=0, at_most=65535),
     )
-    api_key: str = _setting("", "Key that clients must send; empty: none is needed.", flag="--api-key", secret=True)
+    api_key: str = _setting(
+        "", "Key that clients must send; empty: none is needed.", flag="--api-key", secret=True
+    )
     keys_file: str = _setting(
-        "auto", "File of named API keys, written by `holdfast keys`. `auto`: your own, if it exists; `off`: none."
+        "auto",
+        "File of named API keys, written by `holdfast keys`. `auto`: your own, if it exists; "
+        "`off`: none.",
     )
     trusted_proxies: tuple[str, ...] = _setting(
-        (), "Addresses or networks of proxies whose X-Forwarded-For and Forwarded headers are trusted; empty: none."
+        (),
+        "Addresses or networks of proxies whose X-Forwarded-For and Forwarded headers are "
+        "trusted; empty: none.",
     )
     allowed_hosts: tuple[str, ...] = _setting(
         (),
-        "Additional names allowed in the Host header; loopback names and `host` are always allowed, `*` allows all.",
+        "Additional names allowed in the Host header; loopback names and `host` are always "
+        "allowed, `*` allows all.",
         flag="--allowed-hosts",
     )
     model_aliases: tuple[str, ...] = _setting(
         ("claude-*",),
-        "Additional model names, which may contain `*`: `NAME` means the first model, `NAME=ID` the one with that id.",
+        "Additional model names, which may contain `*`: `NAME` means the first model, `NAME=ID` "
+        "the one with that id.",
     )
     codex_models: bool = _setting(
         False,
-        "List the models to Codex in its own form, with their context length; Codex then takes short instructions from the list.",
+        "List the models to Codex in its own form, with their context length; Codex then takes "
+        "short instructions from the list.",
     )
     cors_origins: tuple[str, ...] = _setting(
         (),
-        "Additional origins whose web pages may call the server; pages and apps on the caller's own machine always may.",
+        "Additional origins whose web pages may call the server; pages and apps on the caller's "
+        "own machine always may.",
         flag="--cors",
     )
-    tls_cert: str = _setting("", "File (PEM) with the certificate for HTTPS and its chain; empty: HTTP.", flag="--tls-cert")
+    tls_cert: str = _setting(
+        "",
+        "File (PEM) with the certificate for HTTPS and its chain; empty: HTTP.",
+        flag="--tls-cert",
+    )
     tls_key: str = _setting("", "File (PEM) with the certificate's key.", flag="--tls-key")
     shutdown_seconds: float = _setting(
-        10.0, "How long running answers may continue when the server stops.", limits=Limits(at_least=0)
+        10.0,
+        "How long running answers may continue when the server stops.",
+        limits=Limits(at_least=0),
     )
     stalled_seconds: float = _setting(
-        60.0, "How long a client may read nothing of its answer before the connection is closed.", limits=Limits(above=0)
+        60.0,
+        "How long a client may read nothing of its answer before the connection is closed.",
+        limits=Limits(above=0),
     )
     reconnect_seconds: float = _setting(
         60.0,
-        "How long to keep an answer whose connection was lost, for a retry of the same request; 0: cancel it at once.",
+        "How long to keep an answer whose connection was lost, for a retry of the same request; "
+        "0: cancel it at once.",
         limits=Limits(at_least=0),
     )
     unattended_seconds: float = _setting(
         5.0,
-        "How long such an answer is generated further, unless another request needs the model; then it pauses.",
+        "How long such an answer is generated further, unless another request needs the model; "
+        "then it pauses.",
         limits=Limits(at_least=0),
     )
     head_seconds: float = _setting(
-        10.0, "How long a client may take to send the head of a request (its path and headers).", limits=Limits(above=0)
+        10.0,
+        "How long a client may take to send the head of a request (its path and headers).",
+        limits=Limits(above=0),
     )
-    body_seconds: float = _setting(15.0, "How long a client may be silent while it sends a body.", limits=Limits(above=0))
-    keep_alive_seconds: float = _setting(75.0, "How long a connection may be idle between two requests.", limits=Limits(above=0))
+    body_seconds: float = _setting(
+        15.0, "How long a client may be silent while it sends a body.", limits=Limits(above=0)
+    )
+    keep_alive_seconds: float = _setting(
+        75.0, "How long a connection may be idle between two requests.", limits=Limits(above=0)
+    )
     loop_tick_seconds: float = _setting(
         0.05,
-        "How often the event loop's lateness (`event_loop_lag_seconds`) is measured while requests run; each takes 0.1 ms.",
+        "How often the event loop's lateness (`event_loop_lag_seconds`) is measured while "
+        "requests run; each takes 0.1 ms.",
         limits=Limits(at_least=0.001),
     )
     max_connections_per_address: int = _setting(
-        1024, "Maximum number of open connections per client address; one more gets a 429.", limits=Limits(at_least=1)
+        1024,
+        "Maximum number of open connections per client address; one more gets a 429.",
+        limits=Limits(at_least=1),
     )
 
     @property
@@ -129,21 +182,39 @@ class ModelSettings:
     """Which model is loaded, and how."""
 
     path: str = _setting(
-        "", "Model folder, Hub id or name in `models.toml`; empty: all models, or the bundled demo model.", flag="MODEL"
+        "",
+        "Model folder, Hub id or name in `models.toml`; empty: all models, or the bundled demo "
+        "model.",
+        flag="MODEL",
     )
-    name: str = _setting("", "Id under which the model is served; empty: folder name, Hub id or `holdfast-demo`.", flag="--name")
-    revision: str = _setting("", "Branch, tag or commit on the Hub; empty: the main branch.", flag="--revision")
-    dtype: DtypeChoice = _setting("auto", "Number format of the computation; `auto`: float32 on a CPU.", flag="--dtype")
-    device: DeviceChoice = _setting("auto", "Device to compute on; `auto`: the GPU if there is one.")
-    dequantize: DequantizeChoice = _setting("auto", "Whether quantized weights are unpacked at load; `auto`: on a CPU.")
+    name: str = _setting(
+        "",
+        "Id under which the model is served; empty: folder name, Hub id or `holdfast-demo`.",
+        flag="--name",
+    )
+    revision: str = _setting(
+        "", "Branch, tag or commit on the Hub; empty: the main branch.", flag="--revision"
+    )
+    dtype: DtypeChoice = _setting(
+        "auto", "Number format of the computation; `auto`: float32 on a CPU.", flag="--dtype"
+    )
+    device: DeviceChoice = _setting(
+        "auto", "Device to compute on; `auto`: the GPU if there is one."
+    )
+    dequantize: DequantizeChoice = _setting(
+        "auto", "Whether quantized weights are unpacked at load; `auto`: on a CPU."
+    )
     layout: LayoutChoice = _setting(
-        "auto", "Layout of a batch; `auto`: the fastest one that computes correct results.", flag="--layout"
+        "auto",
+        "Layout of a batch; `auto`: the fastest one that computes correct results.",
+        flag="--layout",
     )
     context_tokens: int | None = _setting(
         None,
         "Context: longest prompt and answer together, in tokens; `auto`: the model's own limit.",
         flag="--context",
-        limits=Limits(at_least=64),  # with less, a chat template and one sentence leave no room for an answer
+        # with less, a chat template and one sentence leave no room for an answer
+        limits=Limits(at_least=64),
     )
     trust_remote_code: bool = _setting(False, "Whether to run Python files that come with a model.")
     threads: int | None = _setting(
@@ -160,24 +231,31 @@ class ModelSettings:
     )
     wired_bytes: int | None = _setting(
         None,
-        "On a Mac, memory to wire (never page out) while requests run; `auto`: the weights, if they are a large part of what "
+        "On a Mac, memory to wire (never page out) while requests run; `auto`: the weights, if "
+        "they are a large part of what "
         "the GPU may use.",
         limits=Limits(at_least=0),
     )
     keep_thoughts: bool = _setting(
-        False, "Whether the reasoning of earlier turns stays in the prompt, if the chat template has an option for it."
+        False,
+        "Whether the reasoning of earlier turns stays in the prompt, if the chat template has an "
+        "option for it.",
     )
     warm_ahead: WarmAheadChoice = _setting(
         "auto",
-        "Whether an idle server prefills conversations in advance, as their next turn will show them; `auto`: if the chat "
+        "Whether an idle server prefills conversations in advance, as their next turn will show "
+        "them; `auto`: if the chat "
         "template rewrites earlier answers, for example without their reasoning.",
     )
     known_text_bytes: int = _setting(
         32 * _MIB,
-        "Size of the cache of texts and their tokens, so that a conversation is tokenized only once; 0: none.",
+        "Size of the cache of texts and their tokens, so that a conversation is tokenized only "
+        "once; 0: none.",
         limits=Limits(at_least=0),
     )
-    startup_seconds: float = _setting(600.0, "How long a worker may take to load its model.", limits=Limits(above=0))
+    startup_seconds: float = _setting(
+        600.0, "How long a worker may take to load its model.", limits=Limits(above=0)
+    )
 
 
 DEFAULT_MODEL = ModelSettings()
@@ -188,7 +266,10 @@ class CatalogSettings:
     """Which models are served where no single one is named."""
 
     file: str = _setting(
-        "", "File with the models to serve; empty: `models.toml` beside the user's settings file, if it exists.", flag="--models"
+        "",
+        "File with the models to serve; empty: `models.toml` beside the user's settings file, if "
+        "it exists.",
+        flag="--models",
     )
     folders: tuple[str, ...] = _setting(
         ("~/.lmstudio/models", "~/.cache/lm-studio/models"),
@@ -202,35 +283,51 @@ class ResidencySettings:
     """How the front looks after its workers."""
 
     load_seconds: float = _setting(
-        60.0, "How long a request waits while its model loads; 0: it is refused at once.", limits=Limits(at_least=0)
+        60.0,
+        "How long a request waits while its model loads; 0: it is refused at once.",
+        limits=Limits(at_least=0),
     )
     idle_seconds: float | None = _setting(
         20 * 60.0 if sys.platform == "darwin" else None,
-        "How long a model of a catalog stays loaded without a request, unless `models.toml` sets `idle`; 0: not at all. On a "
+        "How long a model of a catalog stays loaded without a request, unless `models.toml` sets "
+        "`idle`; 0: not at all. On a "
         "Mac the default is 20 min.",
         limits=Limits(at_least=0),
     )
     max_loaded: int | None = _setting(
-        None, "Maximum number of loaded models; `auto`: as many as fit in `memory_bytes`.", limits=Limits(at_least=1)
+        None,
+        "Maximum number of loaded models; `auto`: as many as fit in `memory_bytes`.",
+        limits=Limits(at_least=1),
     )
     memory_bytes: int | None = _setting(
         None,
-        "Memory for all loaded models together, as measured; `auto`: three quarters of the machine's or the GPU's.",
+        "Memory for all loaded models together, as measured; `auto`: three quarters of the "
+        "machine's or the GPU's.",
         limits=Limits(at_least=0),
     )
-    place_seconds: float = _setting(300.0, "How long a request waits for other models to be unloaded.", limits=Limits(at_least=0))
+    place_seconds: float = _setting(
+        300.0,
+        "How long a request waits for other models to be unloaded.",
+        limits=Limits(at_least=0),
+    )
     turn_seconds: float = _setting(
-        30.0, "How long a model in use stays loaded while another model is waiting for its place.", limits=Limits(at_least=0)
+        30.0,
+        "How long a model in use stays loaded while another model is waiting for its place.",
+        limits=Limits(at_least=0),
     )
     unread_bytes: int = _setting(
         256 << 10,
-        "How much of an answer may wait for a slow client; then generation pauses until half of it is read.",
+        "How much of an answer may wait for a slow client; then generation pauses until half of "
+        "it is read.",
         limits=Limits(at_least=1024),
     )
-    heartbeat_seconds: float = _setting(1.0, "How often a worker reports that it is alive.", limits=Limits(above=0))
+    heartbeat_seconds: float = _setting(
+        1.0, "How often a worker reports that it is alive.", limits=Limits(above=0)
+    )
     hang_seconds: float = _setting(
         7.0,
-        "A worker is replaced if it is silent for this long, or if a step takes this long and 20 times longer than usual.",
+        "A worker is replaced if it is silent for this long, or if a step takes this long and 20 "
+        "times longer than usual.",
         limits=Limits(above=0),
     )
 
@@ -239,18 +336,31 @@ class ResidencySettings:
 class SchedulerSettings:
     """Who runs when, and how much a step takes."""
 
-    max_running: int = _setting(32, "Maximum number of running sequences.", limits=Limits(at_least=1))
-    max_queued: int = _setting(256, "Maximum number of waiting sequences; further requests get a 503.", limits=Limits(at_least=0))
+    max_running: int = _setting(
+        32, "Maximum number of running sequences.", limits=Limits(at_least=1)
+    )
+    max_queued: int = _setting(
+        256,
+        "Maximum number of waiting sequences; further requests get a 503.",
+        limits=Limits(at_least=0),
+    )
     step_tokens: int | None = _setting(
-        None, "Maximum number of tokens to prefill per step; `auto`: 512 on a CPU, 2048 on a GPU.", limits=Limits(at_least=0)
+        None,
+        "Maximum number of tokens to prefill per step; `auto`: 512 on a CPU, 2048 on a GPU.",
+        limits=Limits(at_least=0),
     )
     stall_seconds: float = _setting(
-        0.25, "How much a prefill chunk may lengthen a step in which other sequences decode.", limits=Limits(above=0)
+        0.25,
+        "How much a prefill chunk may lengthen a step in which other sequences decode.",
+        limits=Limits(above=0),
     )
-    min_chunk_tokens: int = _setting(32, "Smallest prefill chunk, unless less of the prompt is left.", limits=Limits(at_least=1))
+    min_chunk_tokens: int = _setting(
+        32, "Smallest prefill chunk, unless less of the prompt is left.", limits=Limits(at_least=1)
+    )
     expected_output_tokens: int = _setting(
         1024,
-        "Tokens of the answer to reserve memory for at admission; longer answers reserve more as they grow.",
+        "Tokens of the answer to reserve memory for at admission; longer answers reserve more as "
+        "they grow.",
         limits=Limits(at_least=1),
     )
     aging_seconds: float = _setting(
@@ -269,36 +379,56 @@ class LimitsSettings:
         "Maximum number of running and waiting answers per API key; more get a 429. 0: no limit.",
         limits=Limits(at_least=0),
     )
-    max_requests_per_address: int = _setting(0, "The same per client address, whatever its keys.", limits=Limits(at_least=0))
+    max_requests_per_address: int = _setting(
+        0, "The same per client address, whatever its keys.", limits=Limits(at_least=0)
+    )
     request_seconds: float = _setting(
         0.0,
         "How long a request may take, waiting included; clients may ask for less. 0: no limit.",
         limits=Limits(at_least=0),
     )
     max_choices: int = _setting(16, "Largest `n`.", limits=Limits(at_least=1))
-    max_stop_strings: int = _setting(16, "Maximum number of stop strings.", limits=Limits(at_least=0))
+    max_stop_strings: int = _setting(
+        16, "Maximum number of stop strings.", limits=Limits(at_least=0)
+    )
     max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=Limits(at_least=0))
     repeated_thought_tokens: int = _setting(
         2048,
-        "End reasoning if this many tokens repeat one piece of at most an eighth of that length; 0: never.",
+        "End reasoning if this many tokens repeat one piece of at most an eighth of that length; "
+        "0: never.",
         limits=Limits(at_least=0),
     )
-    max_body_bytes: int = _setting(64 * _MIB, "Largest body of a request.", limits=Limits(at_least=1024))
-    max_import_bytes: int = _setting(64 * 1024 * _MIB, "Largest session file to import.", limits=Limits(at_least=1024))
-    max_schema_parts: int = _setting(
-        512, "Maximum number of subschemas and listed values in an enforced JSON schema.", limits=Limits(at_least=1)
+    max_body_bytes: int = _setting(
+        64 * _MIB, "Largest body of a request.", limits=Limits(at_least=1024)
     )
-    max_schema_depth: int = _setting(32, "Maximum depth of such a schema.", limits=Limits(at_least=1, at_most=50))
-    max_tools: int = _setting(512, "Maximum number of tools in a request.", limits=Limits(at_least=0))
+    max_import_bytes: int = _setting(
+        64 * 1024 * _MIB, "Largest session file to import.", limits=Limits(at_least=1024)
+    )
+    max_schema_parts: int = _setting(
+        512,
+        "Maximum number of subschemas and listed values in an enforced JSON schema.",
+        limits=Limits(at_least=1),
+    )
+    max_schema_depth: int = _setting(
+        32, "Maximum depth of such a schema.", limits=Limits(at_least=1, at_most=50)
+    )
+    max_tools: int = _setting(
+        512, "Maximum number of tools in a request.", limits=Limits(at_least=0)
+    )
     max_tool_parts: int = _setting(
-        50_000, "Maximum number of keys and values in all tool definitions of a request.", limits=Limits(at_least=1)
+        50_000,
+        "Maximum number of keys and values in all tool definitions of a request.",
+        limits=Limits(at_least=1),
     )
     max_batch_prompts: int = _setting(
-        256, "Maximum number of prompts in a completions request, each counted `n` times.", limits=Limits(at_least=1)
+        256,
+        "Maximum number of prompts in a completions request, each counted `n` times.",
+        limits=Limits(at_least=1),
     )
     max_inputs: int = _setting(
         2048,
-        "Maximum number of texts in an embeddings request, and of documents in a reranking request.",
+        "Maximum number of texts in an embeddings request, and of documents in a reranking "
+        "request.",
         limits=Limits(at_least=1),
     )
 
@@ -309,7 +439,8 @@ class ToolsSettings:
 
     constrain: ConstrainChoice = _setting(
         "strict",
-        "Which tools' calls a grammar enforces while the model may call: `strict`: those with `strict: true`; `auto`: all.",
+        "Which tools' calls a grammar enforces while the model may call: `strict`: those with "
+        "`strict: true`; `auto`: all.",
     )
 
 
@@ -322,32 +453,43 @@ class StoreSettings:
 
     folder: str = _setting(
         "auto",
-        "Folder of the prefix cache on disk. `auto`: in your user folder (the Python library: RAM only); `off`: RAM only.",
+        "Folder of the prefix cache on disk. `auto`: in your user folder (the Python library: RAM "
+        "only); `off`: RAM only.",
         flag="--store",
     )
     ram_bytes: int | None = _setting(
         None,
-        "Budget in RAM for the KV of ended requests, as blocks and parked states; `auto`: a quarter of the KV budget for "
+        "Budget in RAM for the KV of ended requests, as blocks and parked states; `auto`: a "
+        "quarter of the KV budget for "
         "blocks, and what running requests leave for parked states; `off`: on disk only.",
         limits=Limits(at_least=0),
         off=True,
     )
     disk_bytes: int | None = _setting(
-        None, "Budget on disk; `auto`: a fifth of the volume, never its last 2 GiB.", limits=Limits(at_least=0)
+        None,
+        "Budget on disk; `auto`: a fifth of the volume, never its last 2 GiB.",
+        limits=Limits(at_least=0),
     )
     daily_write_bytes: int | None = _setting(
         None, "Maximum bytes written to disk per day; `auto`: 100 GiB.", limits=Limits(at_least=0)
     )
-    codec: CodecChoice = _setting("native", "How cached keys and values are stored: exact, or quantized to 8 or 4 bits.")
+    codec: CodecChoice = _setting(
+        "native", "How cached keys and values are stored: exact, or quantized to 8 or 4 bits."
+    )
     max_sessions: int = _setting(
-        1000, "Maximum number of sessions per model; one more closes the least recently used one.", limits=Limits(at_least=1)
+        1000,
+        "Maximum number of sessions per model; one more closes the least recently used one.",
+        limits=Limits(at_least=1),
     )
     session_seconds: float = _setting(
-        604800.0, "How long a session lives after its last use, unless it sets `ttl_seconds`.", limits=Limits(above=0)
+        604800.0,
+        "How long a session lives after its last use, unless it sets `ttl_seconds`.",
+        limits=Limits(above=0),
     )
     pinned_percent: int = _setting(
         50,
-        "Share of the budget on disk (in RAM without a disk) for pinned sessions and prefixes that clients mark; an imported "
+        "Share of the budget on disk (in RAM without a disk) for pinned sessions and prefixes that "
+        "clients mark; an imported "
         "file may not exceed it.",
         limits=Limits(at_least=0, at_most=100),
     )
@@ -359,11 +501,14 @@ class ResponsesSettings:
 
     max_count: int = _setting(
         10_000,
-        "Maximum number of stored responses and conversations; the least recently used is deleted first.",
+        "Maximum number of stored responses and conversations; the least recently used is deleted "
+        "first.",
         limits=Limits(at_least=1),
     )
     max_bytes: int = _setting(
-        256 * _MIB, "Maximum bytes that they take together; a larger one is not stored.", limits=Limits(at_least=1 << 16)
+        256 * _MIB,
+        "Maximum bytes that they take together; a larger one is not stored.",
+        limits=Limits(at_least=1 << 16),
     )
     keep_seconds: float = _setting(
         30 * 86400.0,
@@ -371,7 +516,9 @@ class ResponsesSettings:
         limits=Limits(above=0),
     )
     max_background: int = _setting(
-        64, "Maximum number of responses running in the background; one more gets a 429.", limits=Limits(at_least=0)
+        64,
+        "Maximum number of responses running in the background; one more gets a 429.",
+        limits=Limits(at_least=0),
     )
 
 
@@ -383,18 +530,28 @@ class LogSettings:
     """What is logged, and in which form."""
 
     level: LogLevel = _setting("info", "Lowest level that is logged.", flag="--log-level")
-    format: LogFormat = _setting("text", "Plain lines, or one JSON object per line.", flag="--log-format")
+    format: LogFormat = _setting(
+        "text", "Plain lines, or one JSON object per line.", flag="--log-format"
+    )
     content: bool = _setting(False, "Whether to log prompts and answers.", flag="--log-content")
     file: str = _setting(
         "background",
-        "Also write the log to this file. `auto`: in Holdfast's state folder, where `holdfast logs` looks; `off`: none; "
-        "`background` (default): like `auto`, but only when standard error is neither a terminal nor a pipe.",
+        "Also write the log to this file. `auto`: in Holdfast's state folder, where `holdfast "
+        "logs` looks; `off`: none; "
+        "`background` (default): like `auto`, but only when standard error is neither a terminal "
+        "nor a pipe.",
         flag="--log-file",
     )
-    file_bytes: int = _setting(10 * _MIB, "Size at which that file is rotated.", limits=Limits(at_least=1 << 16))
-    old_files: int = _setting(4, "How many rotated files to keep.", limits=Limits(at_least=1, at_most=100))
+    file_bytes: int = _setting(
+        10 * _MIB, "Size at which that file is rotated.", limits=Limits(at_least=1 << 16)
+    )
+    old_files: int = _setting(
+        4, "How many rotated files to keep.", limits=Limits(at_least=1, at_most=100)
+    )
     traces: bool = _setting(
-        False, "Whether to trace requests with OpenTelemetry, configured by the variables `OTEL_…`.", flag="--traces"
+        False,
+        "Whether to trace requests with OpenTelemetry, configured by the variables `OTEL_…`.",
+        flag="--traces",
     )
 
 
@@ -416,7 +573,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsSources:
-    """Where settings are read from. `flags`: key → value; one of None was not given. No file: none is read."""
+    """Where settings are read from.
+
+    `flags`: key → value; one of None was not given. No file: none is read.
+    """
 
     file: Path | None
     environ: Mapping[str, str] = field(repr=False)
@@ -425,7 +585,10 @@ class SettingsSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSettings:
-    """The settings in force. `origins`: key → "default", "file PATH", "variable HOLDFAST_X", "flag --x" or "argument MODEL"."""
+    """The settings in force.
+
+    `origins`: key → "default", "file PATH", "variable HOLDFAST_X", "flag --x" or "argument MODEL".
+    """
 
     settings: Settings
     origins: Mapping[str, str]
@@ -433,7 +596,9 @@ class EffectiveSettings:
 
     def read_again(self) -> EffectiveSettings:
         """The settings as the same sources say them now. Raises ConfigError."""
-        return load_settings(file=self.sources.file, environ=self.sources.environ, flags=self.sources.flags)
+        return load_settings(
+            file=self.sources.file, environ=self.sources.environ, flags=self.sources.flags
+        )
 
 
 def _sections() -> dict[str, type[Any]]:
@@ -447,14 +612,19 @@ def all_specs() -> dict[str, SettingSpec]:
         hints = get_type_hints(slice_type)
         for member in fields(slice_type):
             spec = spec_of(
-                key=f"{section}.{member.name}", type_hint=hints[member.name], default=member.default, metadata=member.metadata
+                key=f"{section}.{member.name}",
+                type_hint=hints[member.name],
+                default=member.default,
+                metadata=member.metadata,
             )
             specs[spec.key] = spec
     return specs
 
 
 def default_file(environ: Mapping[str, str], *, folder: Path | None = None) -> Path | None:
-    """The settings file when none is named: HOLDFAST_CONFIG, ./holdfast.toml, or that in ~/.config/holdfast."""
+    """The settings file when none is named: HOLDFAST_CONFIG, ./holdfast.toml, or that in
+    ~/.config/holdfast.
+    """
     if environ.get("HOLDFAST_CONFIG"):
         return Path(environ["HOLDFAST_CONFIG"])
     places = [folder or Path.cwd(), *config_folders(environ)]
@@ -462,17 +632,22 @@ def default_file(environ: Mapping[str, str], *, folder: Path | None = None) -> P
 
 
 def config_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The user's folder of settings, ~/.config/holdfast; none for a user without a home. It need not be there."""
+    """The user's folder of settings, ~/.config/holdfast; none for a user without a home.
+
+    It need not be there.
+    """
     if environ.get("XDG_CONFIG_HOME"):
         return (Path(environ["XDG_CONFIG_HOME"]) / "holdfast",)
     return (Path(environ["HOME"]) / ".config" / "holdfast",) if environ.get("HOME") else ()
 
 
-def load_settings(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> EffectiveSettings:
+def load_settings(
+    *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+) -> EffectiveSettings:
     """Read all sources; flag > variable > file > default.
 
-    file: None reads no file (see `default_file`). flags: key → value; a value of None was not given.
-    Raises ConfigError, which names key, value, allowed values and where it came from.
+    file: None reads no file (see `default_file`). flags: key → value; a value of None was not
+    given. Raises ConfigError, which names key, value, allowed values and where it came from.
     """
     specs = all_specs()
     given: dict[str, Given] = {}
@@ -484,7 +659,9 @@ def load_settings(*, file: Path | None, environ: Mapping[str, str], flags: Mappi
     for key, source in given.items():
         section, _, name = key.partition(".")
         values[section][name] = convert(specs[key], source)
-    settings = Settings(**{section: slice_type(**values[section]) for section, slice_type in _sections().items()})
+    settings = Settings(
+        **{section: slice_type(**values[section]) for section, slice_type in _sections().items()}
+    )
     origins = {key: given[key].origin if key in given else "default" for key in specs}
     _check_together(settings, origins)
     sources = SettingsSources(file=file, environ=environ, flags=flags)
@@ -509,18 +686,22 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
         smaller = getattr(scheduler, name)
         if scheduler.step_tokens is not None and scheduler.step_tokens < smaller:
             raise ConfigError(
-                f"scheduler.{name} = {smaller} ({origins[f'scheduler.{name}']}) must not be larger than "
-                f"scheduler.step_tokens = {scheduler.step_tokens} ({origins['scheduler.step_tokens']})"
+                f"scheduler.{name} = {smaller} ({origins[f'scheduler.{name}']}) must not be larger "
+                "than "
+                f"scheduler.step_tokens = {scheduler.step_tokens} "
+                f"({origins['scheduler.step_tokens']})"
             )
     for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
         if getattr(settings.server, name) and not getattr(settings.server, other):
             raise ConfigError(
-                f"server.{name} ({origins[f'server.{name}']}) needs server.{other} (--{other.replace('_', '-')}) as well"
+                f"server.{name} ({origins[f'server.{name}']}) needs server.{other} "
+                f"(--{other.replace('_', '-')}) as well"
             )
     residency = settings.residency
     if residency.hang_seconds < LEAST_BEATS * residency.heartbeat_seconds:
         raise ConfigError(
-            f"residency.hang_seconds = {residency.hang_seconds} ({origins['residency.hang_seconds']}) must be at least "
+            f"residency.hang_seconds = {residency.hang_seconds} "
+            f"({origins['residency.hang_seconds']}) must be at least "
             f"{LEAST_BEATS} times residency.heartbeat_seconds = {residency.heartbeat_seconds} "
             f"({origins['residency.heartbeat_seconds']})"
         )

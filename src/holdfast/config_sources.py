@@ -1,4 +1,6 @@
-"""Readers of settings: a TOML file, variables and flags; sizes, durations and other kinds of values."""
+"""Readers of settings: a TOML file, variables and flags; sizes, durations and other kinds of
+values.
+"""
 
 from __future__ import annotations
 
@@ -106,11 +108,16 @@ def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, An
         kind = "text"
     else:
         kind = "list"
-    return SettingSpec(key=key, kind=kind, default=default, choices=choices, auto=auto, never=never, **metadata)
+    return SettingSpec(
+        key=key, kind=kind, default=default, choices=choices, auto=auto, never=never, **metadata
+    )
 
 
 def parse_size(text: str) -> int:
-    """Bytes in a text such as `8 GiB`, `512MB`, `4g` or `1048576`. KB is 1,000 bytes, KiB and K are 1,024. Raises ValueError."""
+    """Bytes in a text such as `8 GiB`, `512MB`, `4g` or `1048576`.
+
+    KB is 1,000 bytes, KiB and K are 1,024. Raises ValueError.
+    """
     number, unit = _number_and_unit(text, _SIZE_UNITS)
     return int(number * _SIZE_UNITS[unit])
 
@@ -176,7 +183,15 @@ def allowed(spec: SettingSpec) -> str:
         "size": "a size such as 512MB or 8 GiB",
         "duration": "seconds or a duration such as 250 ms",
     }
-    words = ", auto or off" if spec.off else ", or auto" if spec.auto else ", or never" if spec.never else ""
+    words = (
+        ", auto or off"
+        if spec.off
+        else ", or auto"
+        if spec.auto
+        else ", or never"
+        if spec.never
+        else ""
+    )
     return nouns[spec.kind] + spec.limits.in_words() + words
 
 
@@ -190,9 +205,14 @@ def convert(spec: SettingSpec, given: Given) -> Any:
         value = _converted(spec, given.value)
     except (ValueError, TypeError, OverflowError):
         value = None
-    if value is None or not (spec.limits is FREE or spec.limits.hold(value) or (spec.auto and value == 0)):
+    if value is None or not (
+        spec.limits is FREE or spec.limits.hold(value) or (spec.auto and value == 0)
+    ):
         shown = "the given value" if spec.secret else _as_written(given.value)
-        raise ConfigError(f"{spec.key} = {shown} is not allowed ({given.place or given.origin}); allowed: {allowed(spec)}")
+        raise ConfigError(
+            f"{spec.key} = {shown} is not allowed ({given.place or given.origin}); allowed: "
+            f"{allowed(spec)}"
+        )
     return None if spec.auto and value == 0 else value
 
 
@@ -215,7 +235,9 @@ def _converted(spec: SettingSpec, value: object) -> Any:
         case "list":
             return _list(value)
     if isinstance(value, str):
-        return {"size": parse_size, "duration": parse_seconds, "number": _whole_number}[spec.kind](value)
+        return {"size": parse_size, "duration": parse_seconds, "number": _whole_number}[spec.kind](
+            value
+        )
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if spec.kind == "duration":
@@ -245,7 +267,10 @@ def _list(value: object) -> tuple[str, ...] | None:
 
 
 def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Given]:
-    """What a TOML file gives. Raises ConfigError when it cannot be read or has an unknown section or key."""
+    """What a TOML file gives.
+
+    Raises ConfigError when it cannot be read or has an unknown section or key.
+    """
     try:
         text = file.read_text(encoding="utf-8")
         tables = tomllib.loads(text)
@@ -260,10 +285,13 @@ def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Giv
         place = _place(text, origin, section=section)
         if section not in sections:
             raise ConfigError(
-                f"unknown section [{section}] ({place}){did_you_mean(section, sections)}; sections: {', '.join(sections)}"
+                f"unknown section [{section}] ({place}){did_you_mean(section, sections)}; "
+                f"sections: {', '.join(sections)}"
             )
         if not isinstance(table, dict):
-            raise ConfigError(f"{section} is a section: write [{section}] and its settings beneath ({place})")
+            raise ConfigError(
+                f"{section} is a section: write [{section}] and its settings beneath ({place})"
+            )
         for name, value in table.items():
             key, place = f"{section}.{name}", _place(text, origin, section=section, name=name)
             if key not in specs:
@@ -272,7 +300,9 @@ def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Giv
     return given
 
 
-def given_by_variables(specs: Mapping[str, SettingSpec], environ: Mapping[str, str]) -> dict[str, Given]:
+def given_by_variables(
+    specs: Mapping[str, SettingSpec], environ: Mapping[str, str]
+) -> dict[str, Given]:
     """What HOLDFAST_… variables give. Raises ConfigError for one that is no setting."""
     by_variable = {spec.variable: key for key, spec in specs.items()}
     given = {}
@@ -285,8 +315,13 @@ def given_by_variables(specs: Mapping[str, SettingSpec], environ: Mapping[str, s
     return given
 
 
-def given_by_flags(specs: Mapping[str, SettingSpec], flags: Mapping[str, object]) -> dict[str, Given]:
-    """What the command line gives: key → value, None where a flag was not used. Raises ConfigError for an unknown key."""
+def given_by_flags(
+    specs: Mapping[str, SettingSpec], flags: Mapping[str, object]
+) -> dict[str, Given]:
+    """What the command line gives: key → value, None where a flag was not used.
+
+    Raises ConfigError for an unknown key.
+    """
     given = {}
     for key, value in flags.items():
         if value is None:
@@ -298,11 +333,16 @@ def given_by_flags(specs: Mapping[str, SettingSpec], flags: Mapping[str, object]
 
 
 def _unknown(noun: str, name: str, place: str, known: Iterable[str]) -> ConfigError:
-    return ConfigError(f"unknown {noun} {name} ({place}){did_you_mean(name, known)}; `holdfast config` lists all settings")
+    return ConfigError(
+        f"unknown {noun} {name} ({place}){did_you_mean(name, known)}; `holdfast config` lists all "
+        "settings"
+    )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The known name that is nearest to one that is none, as the end of a sentence; empty where none is near."""
+    """The known name that is nearest to one that is none, as the end of a sentence; empty where
+    none is near.
+    """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if not near:  # the right name in the wrong section, or in no section
@@ -312,7 +352,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _place(text: str, origin: str, *, section: str, name: str = "") -> str:
-    """The origin with the line on which a section or setting stands, as far as a plain reading of the text finds it."""
+    """The origin with the line on which a section or setting stands, as far as a plain reading of
+    the text finds it.
+    """
     inside = False
     bare = re.escape(name)
     for number, line in enumerate(text.splitlines(), start=1):

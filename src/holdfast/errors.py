@@ -1,4 +1,7 @@
-"""Error types of all rooms. Each carries its numbers; `front/server/problem.py` alone turns them into statuses."""
+"""Error types of all rooms.
+
+Each carries its numbers; `front/server/problem.py` alone turns them into statuses.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,12 @@ class HoldfastError(Exception):
 
 
 class InvalidRequest(HoldfastError):
-    """The client sent something that can never be served: a 4xx. `field` is the request's field, '' when none is to blame.
+    """The client sent something that can never be served: a 4xx.
 
-    shown: the end of the message that quotes the request; the log leaves it out, since it may be part of a prompt.
+    `field` is the request's field, '' when none is to blame.
+
+    shown: the end of the message that quotes the request; the log leaves it out, since it may be
+    part of a prompt.
     """
 
     def __init__(self, message: str, *, field: str = "", shown: str = "") -> None:
@@ -43,39 +49,56 @@ class InvalidRequest(HoldfastError):
 
 
 class UnknownModel(InvalidRequest):
-    """The request names a model that this server does not have: 404. `available`: names and aliases, the first model's first."""
+    """The request names a model that this server does not have: 404.
+
+    `available`: names and aliases, the first model's first.
+    """
 
     def __init__(self, *, model: str, available: tuple[str, ...]) -> None:
         shown = model if len(model) <= _LONGEST_SHOWN else model[:_LONGEST_SHOWN] + "…"
         near, more = nearest_names(shown, available), len(available) - _MOST_NAMES
         listed = ", ".join(available[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
         meant = f"; did you mean {' or '.join(near)}?" if near else ""
-        super().__init__(f"model {shown!r} is not served here; available: {listed}{meant}", field="model")
+        super().__init__(
+            f"model {shown!r} is not served here; available: {listed}{meant}", field="model"
+        )
         self.model, self.available = model, available
 
 
 class PromptTooLong(InvalidRequest):
-    """The rendered prompt does not fit the model's context window, of which an answer needs a token too.
+    """The rendered prompt does not fit the model's context window, of which an answer needs a token
+    too.
 
-    The words are OpenAI's: agents look for them to know that the conversation has to be made shorter.
+    The words are OpenAI's: agents look for them to know that the conversation has to be made
+    shorter.
     """
 
     def __init__(self, *, prompt_tokens: int, context_tokens: int, field: str = "messages") -> None:
         noun = "messages" if field.startswith("messages") else "prompt"
         message = (
-            f"This model's maximum context length is {context_tokens} tokens. However, your {noun} resulted in {prompt_tokens} "
+            f"This model's maximum context length is {context_tokens} tokens. However, your {noun} "
+            f"resulted in {prompt_tokens} "
             f"tokens. Please reduce the length of the {noun}."
         )
-        room = " An answer needs room for one token at least." if prompt_tokens <= context_tokens else ""
+        room = (
+            " An answer needs room for one token at least."
+            if prompt_tokens <= context_tokens
+            else ""
+        )
         super().__init__(message + room, field=field)
         self.prompt_tokens, self.context_tokens = prompt_tokens, context_tokens
 
 
 class NoEmbeddings(InvalidRequest):
-    """The hidden states of the model cannot be reached on any way that was found when it was loaded."""
+    """The hidden states of the model cannot be reached on any way that was found when it was
+    loaded.
+    """
 
     def __init__(self) -> None:
-        super().__init__("this model gives no embeddings: its hidden states cannot be reached here", field="model")
+        super().__init__(
+            "this model gives no embeddings: its hidden states cannot be reached here",
+            field="model",
+        )
 
 
 class TooLargeForMemory(InvalidRequest):
@@ -83,7 +106,9 @@ class TooLargeForMemory(InvalidRequest):
 
     def __init__(self, *, needed_bytes: int, budget_bytes: int) -> None:
         super().__init__(
-            f"the request needs {needed_bytes:,} bytes of KV memory, the budget is {budget_bytes:,}", field="max_tokens"
+            f"the request needs {needed_bytes:,} bytes of KV memory, the budget is "
+            f"{budget_bytes:,}",
+            field="max_tokens",
         )
         self.needed_bytes, self.budget_bytes = needed_bytes, budget_bytes
 
@@ -100,7 +125,10 @@ class QueueFull(HoldfastError):
     """As many requests wait as may wait: 503 with Retry-After."""
 
     def __init__(self, *, queued: int, limit: int, retry_after_seconds: float) -> None:
-        super().__init__(f"{queued} requests are waiting already (limit {limit}); try again in {retry_after_seconds:.0f} s")
+        super().__init__(
+            f"{queued} requests are waiting already (limit {limit}); try again in "
+            f"{retry_after_seconds:.0f} s"
+        )
         self.queued, self.limit, self.retry_after_seconds = queued, limit, retry_after_seconds
 
 
@@ -117,17 +145,24 @@ class WorkerUnavailable(HoldfastError):
 
 
 class RenderingUnavailable(WorkerUnavailable):
-    """No process was free to render the chat template, or none could be started: 503 with Retry-After."""
+    """No process was free to render the chat template, or none could be started: 503 with
+    Retry-After.
+    """
 
     def __init__(self, *, template: str, why: str) -> None:
-        super().__init__(f"the model's chat template {template!r} cannot be rendered now: {why}; please try again")
+        super().__init__(
+            f"the model's chat template {template!r} cannot be rendered now: {why}; please try "
+            "again"
+        )
 
 
 class ModelPinned(InvalidRequest):
     """A pinned model is to be unloaded: 409."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"model {model!r} is pinned, and stays loaded; unpin it first", field="model")
+        super().__init__(
+            f"model {model!r} is pinned, and stays loaded; unpin it first", field="model"
+        )
 
 
 class ModelInUse(InvalidRequest):
@@ -141,12 +176,16 @@ class ServerStopping(WorkerUnavailable):
     """The server is about to end and takes no new requests: 503 with Retry-After."""
 
     def __init__(self, *, retry_after_seconds: float) -> None:
-        super().__init__(f"the server is stopping and takes no new requests; try again in {retry_after_seconds:.0f} s")
+        super().__init__(
+            "the server is stopping and takes no new requests; try again in "
+            f"{retry_after_seconds:.0f} s"
+        )
         self.retry_after_seconds = retry_after_seconds
 
 
 class GenerationFailed(HoldfastError):
-    """An accepted request could not be finished (its sampling failed, the worker died): 500, or an error event in a stream.
+    """An accepted request could not be finished (its sampling failed, the worker died): 500, or an
+    error event in a stream.
 
     is_deadly: workers died of the request, so it must not be tried again.
     """
@@ -157,7 +196,8 @@ class GenerationFailed(HoldfastError):
 
 
 class TemplateOverrun(HoldfastError):
-    """A model's chat template took more time or memory than rendering a prompt may take, and was ended: 500.
+    """A model's chat template took more time or memory than rendering a prompt may take, and was
+    ended: 500.
 
     why: what it did, as the predicate of a sentence.
     """
@@ -171,7 +211,10 @@ class TimeLimitExceeded(HoldfastError):
     """The request was not done when its time was over: that of its client, or that of the server."""
 
     def __init__(self, *, seconds: float) -> None:
-        super().__init__(f"the request took longer than its limit of {seconds:g} s; what was read of its prompt is kept")
+        super().__init__(
+            f"the request took longer than its limit of {seconds:g} s; what was read of its prompt "
+            "is kept"
+        )
         self.seconds = seconds
 
 
@@ -183,12 +226,17 @@ class AddressInUse(ConfigError):
     """Another program listens on the port already. `url`: where it is reached."""
 
     def __init__(self, *, host: str, port: int, url: str) -> None:
-        super().__init__(f"port {port} on {host} is taken by another program; stop it or choose another port (--port)")
+        super().__init__(
+            f"port {port} on {host} is taken by another program; stop it or choose another port "
+            "(--port)"
+        )
         self.host, self.port, self.url = host, port, url
 
 
 class ModelLoadError(HoldfastError):
-    """A model cannot be fetched, or its folder is missing, truncated, unsupported, its tokenizer broken; exit code 2."""
+    """A model cannot be fetched, or its folder is missing, truncated, unsupported, its tokenizer
+    broken; exit code 2.
+    """
 
 
 class NoSuchModel(ModelLoadError):

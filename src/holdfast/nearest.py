@@ -10,10 +10,20 @@ _LEAST_LIKE = 0.5
 
 
 def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Known names that are like a name, the nearest first: in any case of letters, and also by what stands behind the last /."""
+    """Known names that are like a name, the nearest first: in any case of letters, and also by what
+    stands behind the last /.
+    """
     wanted = name.lower()
-    scored = [(max(_likeness(wanted, other.lower()), _likeness(_last(wanted), _last(other.lower()))), other) for other in known]
-    near = sorted((pair for pair in scored if pair[0] >= _LEAST_LIKE), key=lambda pair: (-pair[0], pair[1]))
+    scored = [
+        (
+            max(_likeness(wanted, other.lower()), _likeness(_last(wanted), _last(other.lower()))),
+            other,
+        )
+        for other in known
+    ]
+    near = sorted(
+        (pair for pair in scored if pair[0] >= _LEAST_LIKE), key=lambda pair: (-pair[0], pair[1])
+    )
     return tuple(other for _, other in near[:_MOST])
 
 

@@ -16,10 +16,12 @@ _MOST_OF_NAME = 60  # characters, of up to 4 bytes; file systems take names of 2
 
 
 def sync_to_drive(file: int) -> None:
-    """Make the content of an open file survive a power cut, and with it all that was synced on that drive before.
+    """Make the content of an open file survive a power cut, and with it all that was synced on that
+    drive before.
 
-    On macOS fsync leaves data in the cache of the drive; only F_FULLFSYNC flushes that, and takes longer. Some volumes,
-    mostly network ones, do not offer it. Source: Apple's fsync(2) and fcntl(2).
+    On macOS fsync leaves data in the cache of the drive; only F_FULLFSYNC flushes that, and takes
+    longer. Some volumes, mostly network ones, do not offer it. Source: Apple's fsync(2) and
+    fcntl(2).
     """
     full_sync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_sync is not None:
@@ -34,7 +36,8 @@ def sync_to_drive(file: int) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which only its owner may read; it takes its place when the block ends, and is gone when that fails.
+    """A file to write, which only its owner may read; it takes its place when the block ends, and
+    is gone when that fails.
 
     What must outlive a power cut has to be synced in the block.
     """
@@ -44,7 +47,9 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def first_file(path: Path) -> Iterator[IO[bytes]]:
-    """Like `whole_file`, but a file that is there when the block ends stays: several that begin at once all find one."""
+    """Like `whole_file`, but a file that is there when the block ends stays: several that begin at
+    once all find one.
+    """
     with _written_beside(path, placed=_placed_if_first) as file:
         yield file
 
@@ -67,7 +72,8 @@ def _placed_if_first(fresh: str, path: Path) -> None:
         os.link(fresh, path)
     except FileExistsError:
         pass
-    except OSError:  # a file system without hard links: then the last of those that begin within a moment counts
+    except OSError:
+        # a file system without hard links: then the last of those that begin within a moment counts
         os.replace(fresh, path)
         return
     os.unlink(fresh)

@@ -25,7 +25,12 @@ ON_CPU = PlatformReport(
 )
 
 
-LINUX: dict[str, Any] = {"system": "Linux", "architecture": "x86_64", "nvidia_gpu": False, "cuda_wheel": False}
+LINUX: dict[str, Any] = {
+    "system": "Linux",
+    "architecture": "x86_64",
+    "nvidia_gpu": False,
+    "cuda_wheel": False,
+}
 
 
 def test_without_mlx_the_first_thing_is_mlx() -> None:
@@ -39,7 +44,11 @@ def test_what_the_platform_recommends_is_passed_on() -> None:
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"nvidia_gpu": True}, "pip install -c constraints.txt '.[cuda]' && pip install --force-reinstall --no-deps mlx-cuda-13"),
+        (
+            {"nvidia_gpu": True},
+            "pip install -c constraints.txt '.[cuda]' && pip install --force-reinstall --no-deps "
+            "mlx-cuda-13",
+        ),
         ({"nvidia_gpu": True, "cuda_wheel": True}, "--force-reinstall"),
         ({"system": "Darwin"}, "Apple silicon"),
         ({"system": "Darwin", "architecture": "arm64"}, "macOS 14"),

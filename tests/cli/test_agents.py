@@ -38,17 +38,22 @@ def codex_settings(target: AgentTarget) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize("context_tokens", [40_000, None])
-def test_every_agent_is_told_the_address_the_model_and_the_key(name: str, context_tokens: int | None) -> None:
+def test_every_agent_is_told_the_address_the_model_and_the_key(
+    name: str, context_tokens: int | None
+) -> None:
     setup = AGENTS[name].setup(dataclasses.replace(TARGET, context_tokens=context_tokens))
     told = json.dumps([setup.options, dict(setup.environment), dict(setup.files)])
     for fact in (TARGET.url, TARGET.model, TARGET.api_key):
         assert fact in told
-    limit = "48000" if name == "claude" else "40000"  # Claude Code is told more, as it keeps 13,000 free
+    # Claude Code is told more, as it keeps 13,000 free
+    limit = "48000" if name == "claude" else "40000"
     assert (limit in told) == (context_tokens is not None)
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_no_key_stands_in_the_command_line_where_everybody_on_the_machine_could_read_it(name: str) -> None:
+def test_no_key_stands_in_the_command_line_where_everybody_on_the_machine_could_read_it(
+    name: str,
+) -> None:
     assert "secret" not in " ".join(AGENTS[name].setup(TARGET).options)
 
 
@@ -72,10 +77,17 @@ def test_the_settings_of_claude_code_outdo_those_of_the_user_and_name_all_its_mo
 
 
 @pytest.mark.parametrize("context_tokens", [32_768, 40_960, 65_536, 131_072, 262_144])
-def test_claude_code_compacts_late_enough_for_its_own_prompt_and_early_enough_for_an_answer(context_tokens: int) -> None:
-    environment = AGENTS["claude"].setup(dataclasses.replace(TARGET, context_tokens=context_tokens)).environment
+def test_claude_code_compacts_late_enough_for_its_own_prompt_and_early_enough_for_an_answer(
+    context_tokens: int,
+) -> None:
+    environment = (
+        AGENTS["claude"]
+        .setup(dataclasses.replace(TARGET, context_tokens=context_tokens))
+        .environment
+    )
     answer = int(environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"])
-    compacts_at = int(environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) - min(answer, 20_000) - 13_000  # as Claude Code computes it
+    # as Claude Code computes it
+    compacts_at = int(environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) - min(answer, 20_000) - 13_000
     assert compacts_at >= AGENTS["claude"].usable_share * context_tokens
     assert compacts_at >= AGENTS["claude"].own_tokens + 4_000
     assert compacts_at + min(answer, 20_000) < context_tokens
@@ -97,7 +109,9 @@ def test_codex_speaks_responses_to_a_provider_of_its_own() -> None:
     assert settings["model_context_window"] == 40_000
     assert settings[f"model_providers.{provider}.base_url"] == f"{TARGET.url}/v1"
     assert settings[f"model_providers.{provider}.wire_api"] == "responses"
-    assert AGENTS["codex"].setup(TARGET).environment == {settings[f"model_providers.{provider}.env_key"]: "secret"}
+    assert AGENTS["codex"].setup(TARGET).environment == {
+        settings[f"model_providers.{provider}.env_key"]: "secret"
+    }
 
 
 def test_without_a_key_codex_is_not_told_to_look_for_one() -> None:

@@ -20,7 +20,17 @@ from tools.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, Terminal
 
 def test_a_pipe_is_answered_line_by_line(tmp_path: Path) -> None:
     with running_server() as server:
-        done = holdfast("chat", "--url", server.url, "--system", "Be brief.", "--api-key", "k", cwd=tmp_path, stdin="one\ntwo\n")
+        done = holdfast(
+            "chat",
+            "--url",
+            server.url,
+            "--system",
+            "Be brief.",
+            "--api-key",
+            "k",
+            cwd=tmp_path,
+            stdin="one\ntwo\n",
+        )
     assert (done.returncode, done.stdout, done.stderr) == (0, "you said: one\nyou said: two\n", "")
     assert server.requests[1]["model"] == "echo"
     assert server.requests[1]["messages"][0] == {"role": "system", "content": "Be brief."}
@@ -33,7 +43,10 @@ def test_the_model_of_a_running_server_can_be_chosen(tmp_path: Path) -> None:
         done = holdfast("chat", "third", "--url", server.url, cwd=tmp_path, stdin="one\n")
     assert [request["model"] for request in server.requests] == ["other"]
     assert done.returncode == 2
-    assert only_line(done.stderr) == f"holdfast: {server.url} does not serve third; it serves: echo, other"
+    assert (
+        only_line(done.stderr)
+        == f"holdfast: {server.url} does not serve third; it serves: echo, other"
+    )
 
 
 def test_a_failed_answer_gives_a_pipe_the_code_1(tmp_path: Path) -> None:
@@ -45,14 +58,25 @@ def test_a_failed_answer_gives_a_pipe_the_code_1(tmp_path: Path) -> None:
 
 def test_without_a_url_it_brings_its_own_server(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
-    done = holdfast("chat", "model", "--max-tokens", "3", "--temperature", "0", cwd=tmp_path, stdin="one\n/stats\n")
+    done = holdfast(
+        "chat",
+        "model",
+        "--max-tokens",
+        "3",
+        "--temperature",
+        "0",
+        cwd=tmp_path,
+        stdin="one\n/stats\n",
+    )
     assert done.returncode == 0, done.stderr
     assert "3 answer tokens" in done.stdout
 
 
 def test_one_question_is_answered_whole_and_that_is_all(tmp_path: Path) -> None:
     with running_server() as server:
-        done = holdfast("chat", "--url", server.url, "-p", "one\ntwo", cwd=tmp_path, stdin="not read\n")
+        done = holdfast(
+            "chat", "--url", server.url, "-p", "one\ntwo", cwd=tmp_path, stdin="not read\n"
+        )
         assert (done.returncode, done.stdout, done.stderr) == (0, "you said: one\ntwo\n", "")
         assert len(server.requests) == 1
         server.behaviour = "refuse"
@@ -74,7 +98,9 @@ def test_all_of_the_standard_input_is_one_question(tmp_path: Path) -> None:
         (["Sum it up."], "A note.\nAnother.\n", "A note.\nAnother.\n\nSum it up."),
     ],
 )
-def test_run_asks_what_is_piped_and_then_the_prompt(prompt: list[str], piped: str, asked: str, tmp_path: Path) -> None:
+def test_run_asks_what_is_piped_and_then_the_prompt(
+    prompt: list[str], piped: str, asked: str, tmp_path: Path
+) -> None:
     with running_server() as server:
         done = holdfast("run", "--url", server.url, "other", *prompt, cwd=tmp_path, stdin=piped)
     assert done.returncode == 0, done.stderr
@@ -90,10 +116,15 @@ def test_run_without_anything_to_ask_says_how_to_ask(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["chat", "run"])
 @pytest.mark.parametrize("stdin", ["x", ""])
-def test_a_question_in_the_place_of_the_model_is_told_how_to_be_asked(command: str, stdin: str, tmp_path: Path) -> None:
+def test_a_question_in_the_place_of_the_model_is_told_how_to_be_asked(
+    command: str, stdin: str, tmp_path: Path
+) -> None:
     done = holdfast(command, "When does it leave?", cwd=tmp_path, stdin=stdin)
     assert done.returncode == 2
-    assert '"When does it leave?" is not a model. To ask one question: holdfast chat -p' in only_line(done.stderr)
+    assert (
+        '"When does it leave?" is not a model. To ask one question: holdfast chat -p'
+        in only_line(done.stderr)
+    )
 
 
 def test_a_server_that_runs_and_serves_the_model_is_used(tmp_path: Path) -> None:
@@ -102,8 +133,12 @@ def test_a_server_that_runs_and_serves_the_model_is_used(tmp_path: Path) -> None
         server.wait_ready()
         done = holdfast("chat", DEMO_ID, "-p", "Hello!", "--temperature", "0", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        until(lambda: server.log().count("POST /v1/chat/completions 200") == 1, "its line in the log")
-        done = holdfast("chat", DEMO_ID, "--own-server", "-p", "Hello!", "--temperature", "0", cwd=tmp_path)
+        until(
+            lambda: server.log().count("POST /v1/chat/completions 200") == 1, "its line in the log"
+        )
+        done = holdfast(
+            "chat", DEMO_ID, "--own-server", "-p", "Hello!", "--temperature", "0", cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
         assert server.log().count("POST /v1/chat/completions") == 1
     finally:
@@ -115,7 +150,10 @@ def test_a_terminal_shows_lines_broken_between_words(tmp_path: Path) -> None:
         terminal.type("the ferry leaves the harbour at noon\n```\n".replace("\n", ALT_ENTER))
         terminal.type("a line of code is left as it is" + ENTER)
         terminal.wait_for(r"(?s)you said.*^s\n>$")
-        assert "you said: the ferry leaves\nthe harbour at noon\n```\na line of code is left as it i\ns\n" in terminal.text
+        assert (
+            "you said: the ferry leaves\nthe harbour at noon\n```\na line of code is left as it "
+            "i\ns\n" in terminal.text
+        )
 
 
 def test_a_missing_model_is_one_line_and_code_2(tmp_path: Path) -> None:
@@ -135,7 +173,11 @@ def chat_with(server: EchoServer, folder: Path, **size: int) -> Iterator[Termina
 
 def said(server: EchoServer) -> list[str]:
     """What the person has said up to the last request."""
-    return [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "user"]
+    return [
+        message["content"]
+        for message in server.requests[-1]["messages"]
+        if message["role"] == "user"
+    ]
 
 
 POEM = "The ferry leaves at noon.\n\n    The shed is locked.\nWhat is the code?"
@@ -168,7 +210,9 @@ def test_a_message_may_be_longer_than_a_terminals_line_buffer(tmp_path: Path) ->
         assert said(server) == [long]
 
 
-def test_what_is_typed_or_pasted_while_an_answer_comes_waits_unseen_for_the_next_prompt(tmp_path: Path) -> None:
+def test_what_is_typed_or_pasted_while_an_answer_comes_waits_unseen_for_the_next_prompt(
+    tmp_path: Path,
+) -> None:
     with running_server() as server, chat_with(server, tmp_path) as terminal:
         server.behaviour = "wait"
         terminal.type("one" + ENTER)
@@ -189,7 +233,9 @@ def test_what_is_typed_or_pasted_while_an_answer_comes_waits_unseen_for_the_next
 def test_a_paste_before_the_first_prompt_is_one_message_too(tmp_path: Path) -> None:
     with running_server() as server:
         server.lists_models.clear()
-        with Terminal([sys.executable, "-m", "holdfast.cli.main", "chat", "--url", server.url], cwd=tmp_path) as terminal:
+        with Terminal(
+            [sys.executable, "-m", "holdfast.cli.main", "chat", "--url", server.url], cwd=tmp_path
+        ) as terminal:
             terminal.wait_until(lambda: terminal.marks_pastes)
             terminal.paste(POEM)
             server.lists_models.set()
@@ -211,7 +257,11 @@ def test_ctrl_c_stops_the_answer_only_however_often_it_comes(tmp_path: Path) -> 
         server.behaviour = "answer"
         terminal.type("two" + ENTER)
         terminal.wait_for("you said: two")
-        assert [message["content"] for message in server.requests[1]["messages"]] == ["one", "you", "two"]
+        assert [message["content"] for message in server.requests[1]["messages"]] == [
+            "one",
+            "you",
+            "two",
+        ]
         assert "Traceback" not in terminal.text
 
 

@@ -14,7 +14,9 @@ from tests.fakes.echo_server import running_server
 HELLO = {"model": "echo", "messages": [{"role": "user", "content": "hello wörld"}]}
 
 
-async def all_pieces(client: ServerClient, statistics: AnswerStatistics | None = None) -> list[AnswerPiece]:
+async def all_pieces(
+    client: ServerClient, statistics: AnswerStatistics | None = None
+) -> list[AnswerPiece]:
     return [piece async for piece in answer_pieces(client, HELLO, statistics or AnswerStatistics())]
 
 
@@ -29,7 +31,11 @@ async def test_an_answer_comes_in_pieces_with_its_statistics() -> None:
         client, statistics = ServerClient(url=server.url), AnswerStatistics()
         pieces = await all_pieces(client, statistics)
     assert pieces == [AnswerPiece("text", text) for text in ("you", " said:", " hello", " wörld")]
-    assert (statistics.prompt_tokens, statistics.cached_tokens, statistics.completion_tokens) == (11, 4, 4)
+    assert (statistics.prompt_tokens, statistics.cached_tokens, statistics.completion_tokens) == (
+        11,
+        4,
+        4,
+    )
     assert statistics.exact
     assert statistics.finish_reason == "stop"
     assert 0 < statistics.first_token_seconds <= statistics.total_seconds
@@ -45,11 +51,14 @@ def test_a_url_may_end_as_people_write_it(ending: str) -> None:
 
 def test_health_is_read_even_while_the_server_starts() -> None:
     with running_server() as server:
-        assert ServerClient(url=server.url).health()["models"] == [{"id": "echo", "state": "loading"}]
+        assert ServerClient(url=server.url).health()["models"] == [
+            {"id": "echo", "state": "loading"}
+        ]
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "message"), [("refuse", "the prompt is too long"), ("fail", "the worker died; please try again")]
+    ("behaviour", "message"),
+    [("refuse", "the prompt is too long"), ("fail", "the worker died; please try again")],
 )
 async def test_what_the_server_says_of_an_error_is_passed_on(behaviour: str, message: str) -> None:
     with running_server() as server:
@@ -75,16 +84,24 @@ async def test_leaving_an_answer_early_closes_its_connection() -> None:
     assert statistics.completion_tokens == 1
 
 
-async def test_an_answer_that_is_left_early_has_the_counts_so_far_where_the_server_can_tell_them() -> None:
+async def test_an_answer_that_is_left_early_has_the_counts_so_far_where_the_server_can_tell_them() -> (
+    None
+):
     with running_server() as server:
         server.behaviour = "wait"
         client, statistics = ServerClient(url=server.url), AnswerStatistics()
         client.model_ids()
         await one_piece(client, statistics)
-    assert (statistics.exact, statistics.prompt_tokens, statistics.completion_tokens) == (True, 11, 1)
+    assert (statistics.exact, statistics.prompt_tokens, statistics.completion_tokens) == (
+        True,
+        11,
+        1,
+    )
 
 
-async def test_only_holdfast_is_asked_for_counts_on_the_way_because_others_may_refuse_the_question() -> None:
+async def test_only_holdfast_is_asked_for_counts_on_the_way_because_others_may_refuse_the_question() -> (
+    None
+):
     with running_server() as server:
         server.owner = "somebody else"
         client = ServerClient(url=server.url)
@@ -108,7 +125,9 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 
 def test_a_certificate_that_cannot_be_read_is_named() -> None:
-    with pytest.raises(ServerFailed, match=r"server\.tls_cert: missing\.pem: No such file or directory"):
+    with pytest.raises(
+        ServerFailed, match=r"server\.tls_cert: missing\.pem: No such file or directory"
+    ):
         ServerClient(url="https://127.0.0.1:1", certificate="missing.pem")
 
 
@@ -117,7 +136,12 @@ def test_speed_is_measured_after_the_first_token() -> None:
     assert statistics.tokens_per_second == pytest.approx(5.0)
     burst = AnswerStatistics(completion_tokens=15, first_token_seconds=1.0, total_seconds=1.0004)
     assert burst.tokens_per_second == 0.0
-    assert AnswerStatistics(completion_tokens=1, first_token_seconds=1.0, total_seconds=1.0).tokens_per_second == 0.0
+    assert (
+        AnswerStatistics(
+            completion_tokens=1, first_token_seconds=1.0, total_seconds=1.0
+        ).tokens_per_second
+        == 0.0
+    )
 
 
 async def test_a_thought_comes_apart_and_each_call_whole() -> None:
@@ -134,4 +158,11 @@ async def test_a_thought_comes_apart_and_each_call_whole() -> None:
 
 
 def call_of(call_id: str, name: str, arguments: str) -> AnswerPiece:
-    return AnswerPiece("call", call={"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    return AnswerPiece(
+        "call",
+        call={
+            "id": call_id,
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        },
+    )

@@ -18,7 +18,9 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def settings(model: Path, **further: object) -> EffectiveSettings:
-    return load_settings(file=None, environ={}, flags={"model.path": str(model), "log.level": "warning", **further})
+    return load_settings(
+        file=None, environ={}, flags={"model.path": str(model), "log.level": "warning", **further}
+    )
 
 
 async def read(client: ServerClient, body: dict[str, object], statistics: AnswerStatistics) -> None:
@@ -33,7 +35,9 @@ def children() -> set[int]:
 def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     before, told = children(), list[str]()
-    with own_server(settings(tmp_path / "model", **{"model.name": "my model"}), on_state=told.append) as client:
+    with own_server(
+        settings(tmp_path / "model", **{"model.name": "my model"}), on_state=told.append
+    ) as client:
         assert client.model_ids() == ("my model",)
         statistics = AnswerStatistics()
         body = {"model": "my model", "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
@@ -49,6 +53,9 @@ def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path: Path, log_format: str) -> None:
     before, wished = children(), settings(tmp_path / "none", **{"log.format": log_format})
-    with pytest.raises(ServerFailed, match=r"^there is no model folder"), own_server(wished, on_state=print):
+    with (
+        pytest.raises(ServerFailed, match=r"^there is no model folder"),
+        own_server(wished, on_state=print),
+    ):
         pass
     assert children() == before

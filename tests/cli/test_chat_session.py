@@ -24,12 +24,22 @@ def server() -> Iterator[EchoServer]:
 
 
 def converse(
-    server: EchoServer, *lines: str, interactive: bool = False, system: str = "", terminal: bool = False, **options: object
+    server: EchoServer,
+    *lines: str,
+    interactive: bool = False,
+    system: str = "",
+    terminal: bool = False,
+    **options: object,
 ) -> tuple[int, str]:
     """Exit code and output of a conversation."""
     output = io.StringIO()
     console = Console(
-        file=output, highlight=False, markup=False, soft_wrap=True, force_terminal=terminal, _environ={"TERM": "xterm"}
+        file=output,
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+        force_terminal=terminal,
+        _environ={"TERM": "xterm"},
     )
     session = ChatSession(ServerClient(url=server.url), "echo", console, interactive=interactive)
     session.system, session.options = system, dict(options)
@@ -37,7 +47,9 @@ def converse(
 
 
 def contents(server: EchoServer, request: int) -> list[tuple[str, str]]:
-    return [(message["role"], message["content"]) for message in server.requests[request]["messages"]]
+    return [
+        (message["role"], message["content"]) for message in server.requests[request]["messages"]
+    ]
 
 
 def test_each_line_is_answered_and_the_conversation_goes_on(server: EchoServer) -> None:
@@ -51,7 +63,9 @@ def test_reset_forgets_the_conversation_and_keeps_the_system_prompt(server: Echo
 
 
 def test_system_sets_shows_and_removes_the_system_prompt(server: EchoServer) -> None:
-    _, output = converse(server, "/system", "/system Be brief.", "/system", "one", "/system none", "two")
+    _, output = converse(
+        server, "/system", "/system Be brief.", "/system", "one", "/system none", "two"
+    )
     assert "(no system prompt)" in output
     assert "Be brief." in output
     assert contents(server, 0) == [("system", "Be brief."), ("user", "one")]
@@ -61,7 +75,10 @@ def test_system_sets_shows_and_removes_the_system_prompt(server: EchoServer) -> 
 def test_stats_tell_tokens_and_times(server: EchoServer) -> None:
     _, output = converse(server, "/stats", "one", "one two", "/stats")
     assert "no answer yet" in output
-    assert "last answer: 11 prompt tokens (4 of them kept from before), 4 answer tokens\nfirst token after " in output
+    assert (
+        "last answer: 11 prompt tokens (4 of them kept from before), 4 answer tokens\nfirst token "
+        "after " in output
+    )
     assert "conversation: 2 answers, 7 answer tokens" in output
 
 
@@ -77,8 +94,12 @@ def test_help_and_unknown_commands_send_nothing(server: EchoServer) -> None:
     assert server.requests == []
 
 
-@pytest.mark.parametrize("message", ["/usr/bin/env is a path", "/one\n/two", "  indented\n    code"])
-def test_what_only_begins_like_a_command_is_a_message_and_keeps_its_spaces(server: EchoServer, message: str) -> None:
+@pytest.mark.parametrize(
+    "message", ["/usr/bin/env is a path", "/one\n/two", "  indented\n    code"]
+)
+def test_what_only_begins_like_a_command_is_a_message_and_keeps_its_spaces(
+    server: EchoServer, message: str
+) -> None:
     converse(server, message)
     assert contents(server, 0) == [("user", message)]
 
@@ -120,7 +141,9 @@ def test_a_terminal_is_spared_control_characters_and_a_pipe_is_not(server: EchoS
     assert converse(server, "a\x1b[31m\tb")[1] == "you said: a\x1b[31m\tb\n"
 
 
-def test_a_failed_answer_is_forgotten_and_fails_a_pipe(server: EchoServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_answer_is_forgotten_and_fails_a_pipe(
+    server: EchoServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.behaviour = "refuse"
     assert converse(server, "one")[0] == 1
     assert capsys.readouterr().err == "holdfast: the prompt is too long\n"
@@ -136,16 +159,22 @@ def test_after_a_failed_answer_the_next_one_is_asked_without_it(server: EchoServ
         yield "two"
 
     output = io.StringIO()
-    ChatSession(ServerClient(url=server.url), "echo", Console(file=output), interactive=True).run(lines())
+    ChatSession(ServerClient(url=server.url), "echo", Console(file=output), interactive=True).run(
+        lines()
+    )
     assert contents(server, 1) == [("user", "two")]
 
 
-def test_a_pipe_gets_the_answer_without_the_thought_and_each_call_as_one_line(server: EchoServer) -> None:
+def test_a_pipe_gets_the_answer_without_the_thought_and_each_call_as_one_line(
+    server: EchoServer,
+) -> None:
     server.behaviour = "call"
     assert converse(server, "one") == (0, 'I look.\n→ look_up {"word": "ferry"}\n→ add {"a": 1}\n')
 
 
-def test_a_terminal_shows_the_thought_dimmed_and_without_commands_of_its_own(server: EchoServer) -> None:
+def test_a_terminal_shows_the_thought_dimmed_and_without_commands_of_its_own(
+    server: EchoServer,
+) -> None:
     server.behaviour = "call"
     _, output = converse(server, "one", interactive=True, terminal=True)
     shown = output.partition("lists the commands")[2].removeprefix("\x1b[0m\n")
@@ -156,10 +185,16 @@ def test_a_terminal_shows_the_thought_dimmed_and_without_commands_of_its_own(ser
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_any_line_of_an_answer_neither_escapes_nor_leaves_anything_locked(server: EchoServer) -> None:
-    """Of the session itself, and of where the HTTP client takes and gives back its locks; each third one."""
+def test_ctrl_c_at_any_line_of_an_answer_neither_escapes_nor_leaves_anything_locked(
+    server: EchoServer,
+) -> None:
+    """Of the session itself, and of where the HTTP client takes and gives back its locks; each
+    third one.
+    """
     before = signal.signal(signal.SIGINT, lambda number, frame: None)  # as typed_messages has it
-    session = ChatSession(ServerClient(url=server.url), "echo", Console(file=io.StringIO()), interactive=True)
+    session = ChatSession(
+        ServerClient(url=server.url), "echo", Console(file=io.StringIO()), interactive=True
+    )
     try:
         number, came = 0, True
         while came:
@@ -184,7 +219,9 @@ class _Interrupt:
         self._left, self.came = number, False
 
     def trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        if not frame.f_code.co_filename.endswith(("chat_session.py", "httpcore/_synchronization.py")):
+        if not frame.f_code.co_filename.endswith(
+            ("chat_session.py", "httpcore/_synchronization.py")
+        ):
             return None
         if event == "line":
             self._left -= 1

@@ -33,24 +33,38 @@ def test_it_shows_all_settings_with_their_defaults() -> None:
 def test_it_shows_where_each_value_came_from(tmp_path: Path) -> None:
     (tmp_path / "holdfast.toml").write_text("[log]\nlevel = 'error'\n[server]\nport = 1\n")
     rows = shown(
-        "some/model", "--port", "3", "--set", "scheduler.max_running=7", HOLDFAST_SERVER_PORT="2", HOLDFAST_MODEL_NAME="n"
+        "some/model",
+        "--port",
+        "3",
+        "--set",
+        "scheduler.max_running=7",
+        HOLDFAST_SERVER_PORT="2",
+        HOLDFAST_MODEL_NAME="n",
     )
     assert rows["log.level"] == {"value": "error", "origin": f"file {tmp_path / 'holdfast.toml'}"}
     assert rows["server.port"] == {"value": 3, "origin": "flag --port"}
     assert rows["model.name"] == {"value": "n", "origin": "variable HOLDFAST_MODEL_NAME"}
     assert rows["model.path"] == {"value": "some/model", "origin": "argument MODEL"}
-    assert rows["scheduler.max_running"] == {"value": 7, "origin": "flag --set scheduler.max_running"}
+    assert rows["scheduler.max_running"] == {
+        "value": 7,
+        "origin": "flag --set scheduler.max_running",
+    }
 
 
 def test_a_named_file_is_read_in_place_of_the_usual_one(tmp_path: Path) -> None:
     (tmp_path / "holdfast.toml").write_text("[server]\nport = 1\n")
     (tmp_path / "other.toml").write_text("[server]\nport = 2\n")
-    assert shown("--config", "other.toml")["server.port"] == {"value": 2, "origin": "file other.toml"}
+    assert shown("--config", "other.toml")["server.port"] == {
+        "value": 2,
+        "origin": "file other.toml",
+    }
     assert shown(HOLDFAST_CONFIG="other.toml")["server.port"]["value"] == 2
 
 
 def test_the_table_has_a_row_for_every_setting_and_hides_the_key() -> None:
-    result = CliRunner().invoke(app, ["config", "--api-key", "hush", "--memory", "8 GiB"], env={"COLUMNS": "120"})
+    result = CliRunner().invoke(
+        app, ["config", "--api-key", "hush", "--memory", "8 GiB"], env={"COLUMNS": "120"}
+    )
     assert result.exit_code == 0
     assert [key for key in all_specs() if key not in result.output] == []
     assert "8 GiB" in result.output
@@ -64,12 +78,17 @@ def test_the_table_has_a_row_for_every_setting_and_hides_the_key() -> None:
     [
         (["--port", "70000"], ["server.port", '"70000"', "from 0 to 65535", "flag --port"]),
         (["--layout", "columns"], ["model.layout", "auto | rows | split | solo"]),
-        (["--set", "scheduler.max_runing=1"], ["scheduler.max_runing", "did you mean scheduler.max_running?"]),
+        (
+            ["--set", "scheduler.max_runing=1"],
+            ["scheduler.max_runing", "did you mean scheduler.max_running?"],
+        ),
         (["--set", "oops"], ["--set oops", "KEY=VALUE"]),
         (["--config", "none.toml"], ["none.toml", "does not exist"]),
     ],
 )
-def test_a_bad_setting_ends_with_one_line_and_code_2(arguments: list[str], parts: list[str]) -> None:
+def test_a_bad_setting_ends_with_one_line_and_code_2(
+    arguments: list[str], parts: list[str]
+) -> None:
     result = CliRunner().invoke(app, ["config", *arguments])
     assert result.exit_code == 2
     assert result.stdout == ""

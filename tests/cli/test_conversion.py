@@ -12,8 +12,14 @@ from holdfast.models.demo import demo_folder
 
 def test_a_model_is_quantized_and_what_comes_out_is_whole(tmp_path: Path) -> None:
     target = tmp_path / "new" / "packed"
-    size = convert_model(Conversion(source=str(demo_folder()), target=str(target), bits=4, group_size=32))
-    assert size == (target / "model.safetensors").stat().st_size < 0.4 * (demo_folder() / "model.safetensors").stat().st_size
+    size = convert_model(
+        Conversion(source=str(demo_folder()), target=str(target), bits=4, group_size=32)
+    )
+    assert (
+        size
+        == (target / "model.safetensors").stat().st_size
+        < 0.4 * (demo_folder() / "model.safetensors").stat().st_size
+    )
     quantization = json.loads((target / "config.json").read_text())["quantization"]
     assert (quantization["bits"], quantization["group_size"]) == (4, 32)
     assert [path.name for path in target.parent.iterdir()] == ["packed"]
@@ -37,4 +43,6 @@ def test_a_folder_that_is_there_is_never_written(tmp_path: Path) -> None:
 def test_a_place_where_nothing_can_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"packed cannot be made: (File exists|Not a directory)"):
-        convert_model(Conversion(source=str(demo_folder()), target=str(tmp_path / "file" / "packed")))
+        convert_model(
+            Conversion(source=str(demo_folder()), target=str(tmp_path / "file" / "packed"))
+        )

@@ -22,11 +22,17 @@ def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
     assert found["machine"]["usable_cores"] >= 1
     assert found["platform"]["mlx_version"]
     assert found["speed"]["in_use_gflops"] > 0
-    assert (found["model"]["layout"], found["model_name"], found["problems"]) == ("rows", "kelp", [])
+    assert (found["model"]["layout"], found["model_name"], found["problems"]) == (
+        "rows",
+        "kelp",
+        [],
+    )
     assert found["dialect"]["tools"] in ("template", "text", "none")
 
 
-def test_a_model_that_serves_one_request_at_a_time_comes_first_among_the_recommendations(tmp_path: Path) -> None:
+def test_a_model_that_serves_one_request_at_a_time_comes_first_among_the_recommendations(
+    tmp_path: Path,
+) -> None:
     write_tiny(tmp_path / "model", "mamba")
     done = holdfast("doctor", "./model", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -36,7 +42,9 @@ def test_a_model_that_serves_one_request_at_a_time_comes_first_among_the_recomme
     assert "What to do: " in first
 
 
-def test_the_last_worker_that_died_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_worker_that_died_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     write_tiny(tmp_path / "model", "qwen3")
     report = report_of(
@@ -61,7 +69,9 @@ def test_the_last_worker_that_died_is_shown(tmp_path: Path, monkeypatch: pytest.
         assert part in shown
 
 
-def test_what_mlx_compiles_for_it_lies_where_nobody_else_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_mlx_compiles_for_it_lies_where_nobody_else_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     (tmp_path / "shared").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "shared"))
@@ -80,7 +90,9 @@ def test_a_model_that_cannot_be_run_does_not_hide_the_rest(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("model", ["none", "./none", "file.gguf", "empty"])
-def test_a_model_that_is_not_there_is_told_before_anything_is_measured(tmp_path: Path, model: str) -> None:
+def test_a_model_that_is_not_there_is_told_before_anything_is_measured(
+    tmp_path: Path, model: str
+) -> None:
     (tmp_path / "file.gguf").touch()
     (tmp_path / "empty").mkdir()
     done = holdfast("doctor", model, cwd=tmp_path)

@@ -23,7 +23,9 @@ def test_bugs_keep_their_traceback() -> None:
         raise ZeroDivisionError
 
 
-def test_where_logs_are_json_an_error_is_a_line_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_logs_are_json_an_error_is_a_line_of_the_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(typer.Exit), plain_errors("json"):
         raise ModelLoadError("first\n   second")
     line = json.loads(capsys.readouterr().err)

@@ -20,7 +20,12 @@ def test_a_key_is_printed_once_and_alone(tmp_path: Path) -> None:
     secret = added.stdout.strip()
     assert secret.startswith("sk-") and "\n" not in secret
     (alice,) = read_keys(tmp_path / "keys.json")
-    assert (alice.name, alice.sha256, alice.is_admin, alice.max_requests) == ("alice", hash_of(secret.encode()), True, 4)
+    assert (alice.name, alice.sha256, alice.is_admin, alice.max_requests) == (
+        "alice",
+        hash_of(secret.encode()),
+        True,
+        4,
+    )
     assert keys(tmp_path, "ls").stdout.startswith("alice  admin, interactive, at most 4 requests")
     assert secret not in keys(tmp_path, "ls").stdout
 
@@ -52,7 +57,9 @@ def test_a_removed_key_is_gone_and_the_last_one_leaves_a_locked_door(tmp_path: P
         (("rotate", "bob"), "there are: alice"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_done_is_said_and_changes_nothing(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
     keys(tmp_path, "add", "alice")
     before = (tmp_path / "keys.json").read_bytes()
     refused = keys(tmp_path, *arguments)

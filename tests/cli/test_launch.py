@@ -29,7 +29,13 @@ from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
 from tools.terminal import ENTER, Terminal
 
 KEY = "the-servers-key"
-USERS_FILES = (".claude/settings.json", ".codex/config.toml", ".config/opencode/opencode.json", ".aider.conf.yml", ".env")
+USERS_FILES = (
+    ".claude/settings.json",
+    ".codex/config.toml",
+    ".config/opencode/opencode.json",
+    ".aider.conf.yml",
+    ".env",
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +82,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("the user's own\n")
     (tmp_path / "bin").mkdir()
-    for name, value in {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin"), "COLUMNS": "200"}.items():
+    for name, value in {
+        "HOME": str(tmp_path),
+        "PATH": str(tmp_path / "bin"),
+        "COLUMNS": "200",
+    }.items():
         monkeypatch.setenv(name, value)
     for name in ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE"):
         monkeypatch.delenv(name, raising=False)
@@ -93,7 +103,9 @@ def agent_of(machine: Path, name: str) -> RecordingAgent:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_is_started_for_the_server_and_nothing_of_the_users_is_touched(name: str, machine: Path, url: str) -> None:
+def test_an_agent_is_started_for_the_server_and_nothing_of_the_users_is_touched(
+    name: str, machine: Path, url: str
+) -> None:
     agent = agent_of(machine, name)
     before = {path: path.read_bytes() for path in machine.rglob("*") if path.is_file()}
     result = launched(url, name, "do", "--something", "exit=0")
@@ -104,15 +116,20 @@ def test_an_agent_is_started_for_the_server_and_nothing_of_the_users_is_touched(
     told = str([record["arguments"], record["environment"], record["files"]])
     for fact in (url, MODEL, KEY):
         assert fact in told
-    assert ("14792" if name == "claude" else "2048") in told  # Claude Code is told more, as it keeps 13,000 free
+    # Claude Code is told more, as it keeps 13,000 free
+    assert ("14792" if name == "claude" else "2048") in told
     assert KEY not in " ".join(record["arguments"])
     assert set(record["modes"]) <= {"0o700"}
-    assert not [part for part in record["arguments"] if "holdfast-" in part and Path(part).exists()], "the run's folder is gone"
+    assert not [
+        part for part in record["arguments"] if "holdfast-" in part and Path(part).exists()
+    ], "the run's folder is gone"
     agent.record_file.unlink()
     assert {path: path.read_bytes() for path in machine.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(("ending", "code"), [("exit=0", 0), ("exit=3", 3), (f"die={signal.SIGKILL:d}", 137)])
+@pytest.mark.parametrize(
+    ("ending", "code"), [("exit=0", 0), ("exit=3", 3), (f"die={signal.SIGKILL:d}", 137)]
+)
 def test_the_agents_exit_code_is_passed_on(ending: str, code: int, machine: Path, url: str) -> None:
     agent_of(machine, "codex")
     assert launched(url, "codex", ending).exit_code == code
@@ -125,10 +142,25 @@ def test_two_dashes_before_the_agents_arguments_are_taken_too(machine: Path, url
     assert "--" not in agent.record["arguments"]
 
 
-def test_a_signal_to_the_launcher_goes_to_the_agent_and_the_terminals_are_the_agents_alone(machine: Path, url: str) -> None:
+def test_a_signal_to_the_launcher_goes_to_the_agent_and_the_terminals_are_the_agents_alone(
+    machine: Path, url: str
+) -> None:
     agent_of(machine, "claude")
-    command = [sys.executable, "-m", "holdfast.cli.main", "launch", "--url", url, "--api-key", KEY, "claude", "wait"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as launcher:
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast.cli.main",
+        "launch",
+        "--url",
+        url,
+        "--api-key",
+        KEY,
+        "claude",
+        "wait",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    ) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline().startswith("waiting")
         launcher.send_signal(signal.SIGINT)  # a terminal would have sent it to the agent as well
@@ -136,7 +168,9 @@ def test_a_signal_to_the_launcher_goes_to_the_agent_and_the_terminals_are_the_ag
         assert launcher.wait(60) == 7
 
 
-def test_print_shows_a_line_that_a_shell_takes_without_the_key_and_runs_nothing(machine: Path, url: str) -> None:
+def test_print_shows_a_line_that_a_shell_takes_without_the_key_and_runs_nothing(
+    machine: Path, url: str
+) -> None:
     agent = agent_of(machine, "opencode")
     result = launched(url, "--print", "opencode", "run", "two words", "exit=0")
     assert result.exit_code == 0
@@ -154,7 +188,9 @@ def test_print_shows_files_too(machine: Path, url: str) -> None:
     assert KEY not in result.output
 
 
-def test_a_context_in_which_the_agents_own_prompt_does_not_fit_is_warned_of(machine: Path, url: str) -> None:
+def test_a_context_in_which_the_agents_own_prompt_does_not_fit_is_warned_of(
+    machine: Path, url: str
+) -> None:
     agent = agent_of(machine, "opencode")
     result = launched(url, "opencode", "exit=0")
     assert result.exit_code == 0
@@ -165,10 +201,15 @@ def test_a_context_in_which_the_agents_own_prompt_does_not_fit_is_warned_of(mach
 def test_one_line_says_which_server_and_model_the_agent_gets(machine: Path, url: str) -> None:
     agent_of(machine, "codex")
     result = launched(url, "codex", "exit=0")
-    assert f"holdfast: using the server at {url} (model {MODEL}, context 2,048 tokens)\n" in result.stderr
+    assert (
+        f"holdfast: using the server at {url} (model {MODEL}, context 2,048 tokens)\n"
+        in result.stderr
+    )
 
 
-def test_without_a_terminal_no_agent_is_started_on_a_demonstration_model_unless_that_is_asked_for(machine: Path) -> None:
+def test_without_a_terminal_no_agent_is_started_on_a_demonstration_model_unless_that_is_asked_for(
+    machine: Path,
+) -> None:
     agent = agent_of(machine, "claude")
     with running_server() as server:
         server.models = [DEMO_ID]
@@ -184,7 +225,9 @@ def test_without_a_terminal_no_agent_is_started_on_a_demonstration_model_unless_
 
 
 @pytest.mark.parametrize(("typed", "code"), [("n", 1), ("y", 0)])
-def test_on_a_terminal_the_user_is_asked_about_a_demonstration_model(typed: str, code: int, machine: Path) -> None:
+def test_on_a_terminal_the_user_is_asked_about_a_demonstration_model(
+    typed: str, code: int, machine: Path
+) -> None:
     agent = agent_of(machine, "claude")
     with running_server() as server:
         server.models = [DEMO_ID]
@@ -195,12 +238,19 @@ def test_on_a_terminal_the_user_is_asked_about_a_demonstration_model(typed: str,
     assert agent.was_started == (code == 0)
 
 
-def test_after_an_agent_has_ended_its_terminal_shows_how_to_continue(machine: Path, url: str) -> None:
+def test_after_an_agent_has_ended_its_terminal_shows_how_to_continue(
+    machine: Path, url: str
+) -> None:
     agent_of(machine, "claude")
-    with in_terminal(machine, "--url", url, "--api-key", KEY, "--model", MODEL, "claude", "exit=0") as terminal:
+    with in_terminal(
+        machine, "--url", url, "--api-key", KEY, "--model", MODEL, "claude", "exit=0"
+    ) as terminal:
         assert terminal.wait() == 0
         command = f"holdfast launch --url {url} --api-key KEY --model {MODEL} claude"
-        assert f"to continue this conversation: {command} --continue or {command} --resume ID" in terminal.text
+        assert (
+            f"to continue this conversation: {command} --continue or {command} --resume ID"
+            in terminal.text
+        )
 
 
 def in_terminal(machine: Path, *arguments: str) -> Terminal:
@@ -209,7 +259,9 @@ def in_terminal(machine: Path, *arguments: str) -> Terminal:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_that_is_not_installed_is_said_to_be_so_and_how_to_get_it(name: str, machine: Path) -> None:
+def test_an_agent_that_is_not_installed_is_said_to_be_so_and_how_to_get_it(
+    name: str, machine: Path
+) -> None:
     result = CliRunner().invoke(app, ["launch", name])
     assert result.exit_code == 127
     assert AGENTS[name].install in result.output
@@ -229,7 +281,10 @@ def test_a_server_that_is_not_there_is_said_to_be_so_and_how_to_start_one(machin
     agent = agent_of(machine, "claude")
     result = launched("http://127.0.0.1:9", "claude")
     assert result.exit_code == 2
-    assert "no server is running at http://127.0.0.1:9. Start one in another terminal: holdfast serve" in result.output
+    assert (
+        "no server is running at http://127.0.0.1:9. Start one in another terminal: holdfast serve"
+        in result.output
+    )
     assert not agent.was_started
 
 
@@ -242,8 +297,16 @@ def test_a_server_that_is_not_there_is_said_to_be_so_and_how_to_start_one(machin
         (("--small-model", "gpt", "claude"), KEY, "does not serve gpt"),
         (("clade",), KEY, "Did you mean claude?"),
         (("emacs",), KEY, "It knows: claude, codex"),
-        (("claude", "--url", "x"), KEY, "put launch's options before the agent's name: holdfast launch --url"),
-        (("claude", "-p", "x", "--allow-demo"), KEY, "before the agent's name: holdfast launch --allow-demo … claude"),
+        (
+            ("claude", "--url", "x"),
+            KEY,
+            "put launch's options before the agent's name: holdfast launch --url",
+        ),
+        (
+            ("claude", "-p", "x", "--allow-demo"),
+            KEY,
+            "before the agent's name: holdfast launch --allow-demo … claude",
+        ),
     ],
 )
 def test_what_cannot_be_started_is_one_line_that_says_why(
@@ -256,7 +319,9 @@ def test_what_cannot_be_started_is_one_line_that_says_why(
     assert not agent.was_started
 
 
-def test_agents_do_not_ask_a_proxy_for_this_machine(machine: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_do_not_ask_a_proxy_for_this_machine(
+    machine: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "example.org")
     agent = agent_of(machine, "qwen")
@@ -264,7 +329,9 @@ def test_agents_do_not_ask_a_proxy_for_this_machine(machine: Path, url: str, mon
     assert agent.record["environment"]["NO_PROXY"] == "example.org,127.0.0.1"
 
 
-def test_agents_on_node_trust_the_servers_own_certificate(machine: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_on_node_trust_the_servers_own_certificate(
+    machine: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOLDFAST_SERVER_TLS_CERT", "cert.pem")
     monkeypatch.setenv("HOLDFAST_SERVER_TLS_KEY", "key.pem")
     agent = agent_of(machine, "qwen")
@@ -287,7 +354,9 @@ def test_what_this_command_trusts_the_agent_trusts_too_beside_its_own(
     assert files.trusted.read_text() in trusted
 
 
-def test_a_certificate_that_is_not_trusted_is_no_server_that_is_not_there(machine: Path, secure_url: str) -> None:
+def test_a_certificate_that_is_not_trusted_is_no_server_that_is_not_there(
+    machine: Path, secure_url: str
+) -> None:
     agent_of(machine, "claude")
     result = launched(secure_url, "claude")
     assert result.exit_code == 2
@@ -309,6 +378,8 @@ def test_a_url_may_be_written_without_its_scheme(machine: Path, url: str) -> Non
     assert agent.record["environment"]["ANTHROPIC_BASE_URL"] == url
 
 
-def test_words_of_another_server_that_end_with_a_question_get_no_full_stop(machine: Path, url: str) -> None:
+def test_words_of_another_server_that_end_with_a_question_get_no_full_stop(
+    machine: Path, url: str
+) -> None:
     agent_of(machine, "claude")
     assert "/v1/models? Is that a Holdfast?" in launched(f"{url}/other", "claude").output

@@ -22,7 +22,9 @@ def test_it_finds_the_layout_and_the_reason(tmp_path: Path) -> None:
     assert found.parameters > 0
 
 
-def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_in_the_current_folder_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "msgspec.py").write_text("raise SystemExit('poisoned')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HoldfastError, match="there is no model folder"):

@@ -14,7 +14,11 @@ from holdfast.cli.main import app
         (["load", "a b"], ["/admin/models/a%20b/load"], "a b is ready\n"),
         (["load", "a", "--pin"], ["/admin/models/a/pin"], "a is ready, and stays loaded\n"),
         (["unload", "o/a"], ["/admin/models/o/a/unload"], "o/a is ready\n"),
-        (["unload", "a", "--unpin"], ["/admin/models/a/pin {'pinned': False}", "/admin/models/a/unload"], "a is ready\n"),
+        (
+            ["unload", "a", "--unpin"],
+            ["/admin/models/a/pin {'pinned': False}", "/admin/models/a/unload"],
+            "a is ready\n",
+        ),
     ],
 )
 def test_each_command_is_what_the_server_is_asked_for(

@@ -9,7 +9,9 @@ from tests.fakes.command_line import holdfast, only_line
 def test_the_last_lines_come_from_older_files_too(tmp_path: Path) -> None:
     log = tmp_path / "server-1.log"
     for age, first in ((0, 20), (1, 10), (2, 0)):
-        log.with_name(log.name + (f".{age}" if age else "")).write_text("".join(f"{n}\n" for n in range(first, first + 10)))
+        log.with_name(log.name + (f".{age}" if age else "")).write_text(
+            "".join(f"{n}\n" for n in range(first, first + 10))
+        )
     for number, first in ((15, 15), (0, 30), (100, 0)):
         with log.open() as file:
             assert list(_last_lines(log, file, number)) == [str(n) for n in range(first, 30)]

@@ -11,7 +11,9 @@ from holdfast.errors import HoldfastError
 
 
 @pytest.mark.slow
-def test_everything_that_is_measured_is_printed_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_that_is_measured_is_printed_and_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = save_machine_check(tmp_path, arguments=["--quick"])
     rows = [line for line in file.read_text().splitlines()[4:] if line]
     assert len(rows) >= 25
@@ -20,5 +22,7 @@ def test_everything_that_is_measured_is_printed_and_saved(tmp_path: Path, capsys
 
 
 def test_a_check_that_fails_says_where_its_findings_are(tmp_path: Path) -> None:
-    with pytest.raises(HoldfastError, match=f"ended with code 2; what it found until then is in {tmp_path}"):
+    with pytest.raises(
+        HoldfastError, match=f"ended with code 2; what it found until then is in {tmp_path}"
+    ):
         save_machine_check(tmp_path, arguments=["--no-such-option"])

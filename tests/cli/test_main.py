@@ -21,7 +21,9 @@ COMMANDS = ("serve", "run", "chat", "launch", "doctor", "config", "version")
 def test_help_names_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    assert [name for name in COMMANDS if not re.search(rf"^.? ?{name} ", result.output, re.MULTILINE)] == []
+    assert [
+        name for name in COMMANDS if not re.search(rf"^.? ?{name} ", result.output, re.MULTILINE)
+    ] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -50,7 +52,9 @@ def test_who_mistypes_is_told_what_was_probably_meant(arguments: list[str], mean
     assert meant in result.output
 
 
-@pytest.mark.parametrize(("arguments", "title"), [(["help"], "COMMAND"), (["help", "serve"], "holdfast serve")])
+@pytest.mark.parametrize(
+    ("arguments", "title"), [(["help"], "COMMAND"), (["help", "serve"], "holdfast serve")]
+)
 def test_help_is_a_command_too(arguments: list[str], title: str) -> None:
     result = CliRunner().invoke(app, arguments, prog_name="holdfast")
     assert result.exit_code == 0
@@ -65,7 +69,8 @@ def test_the_help_of_a_command_fits_a_screen(command: str) -> None:
 
 def test_help_all_has_the_settings_that_help_leaves_out() -> None:
     short, whole = (
-        CliRunner().invoke(app, ["serve", option], env={"COLUMNS": "200"}).output for option in ("--help", "--help-all")
+        CliRunner().invoke(app, ["serve", option], env={"COLUMNS": "200"}).output
+        for option in ("--help", "--help-all")
     )
     assert "--dtype" not in short
     assert "--dtype" in whole
@@ -73,16 +78,30 @@ def test_help_all_has_the_settings_that_help_leaves_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"), [("holdfast la", "launch"), ("holdfast launch co", "codex"), ("holdfast serve --cont", "--context")]
+    ("typed", "found"),
+    [
+        ("holdfast la", "launch"),
+        ("holdfast launch co", "codex"),
+        ("holdfast serve --cont", "--context"),
+    ],
 )
-def test_a_shell_completes_commands_agents_and_options(typed: str, found: str, tmp_path: Path) -> None:
+def test_a_shell_completes_commands_agents_and_options(
+    typed: str, found: str, tmp_path: Path
+) -> None:
     variables = {
         "_HOLDFAST_COMPLETE": "complete_bash",
         "COMP_WORDS": typed,
         "COMP_CWORD": str(len(typed.split()) - 1),
     }
     command = [str(Path(sys.executable).with_name("holdfast"))]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | variables, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | variables,
+        check=False,
+    )
     assert found in done.stdout.split()
 
 
@@ -92,7 +111,9 @@ def test_a_port_can_be_given_in_one_letter() -> None:
 
 
 @pytest.mark.parametrize("value", ["4", "63", "-1"])
-def test_a_context_without_room_for_an_answer_is_refused_with_the_smallest_that_has_it(value: str) -> None:
+def test_a_context_without_room_for_an_answer_is_refused_with_the_smallest_that_has_it(
+    value: str,
+) -> None:
     result = CliRunner().invoke(app, ["config", "--context", value])
     assert result.exit_code == 2
     assert "at least 64, or auto" in result.output

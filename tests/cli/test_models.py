@@ -32,7 +32,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_CATALOG_HUB_CACHE", "true")
     with hub_in_place(monkeypatch, tmp_path / "cache") as state:
-        state.repositories[MODEL] = {file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()}
+        state.repositories[MODEL] = {
+            file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()
+        }
         state.lfs_files = {"model.safetensors"}
         yield state
 
@@ -95,7 +97,8 @@ def test_what_a_running_server_has_loaded_is_not_removed(
 
 def test_a_file_of_models_is_listed_with_what_is_left_out_and_why(tmp_path: Path) -> None:
     text = (
-        f"[models.first]\npath = '{demo_folder()}'\naliases = ['gpt-4o']\npin = true\ndraft = 'small'\n"
+        f"[models.first]\npath = '{demo_folder()}'\naliases = ['gpt-4o']\npin = true\ndraft = "
+        "'small'\n"
         "[models.second]\nid = 'coast/kelp-small'\nidle = 60\n[models.bad]\npath = 'gone'\n"
     )
     file = written(tmp_path, text)
@@ -128,11 +131,14 @@ def test_a_name_that_is_none_is_told_the_nearest(tmp_path: Path) -> None:
     assert "did you mean first?" in run("info", "frist", "--models", file, code=2).output
 
 
-def test_info_tells_what_fits_of_a_model_on_the_hub_without_fetching_it(hub: HubState, tmp_path: Path) -> None:
+def test_info_tells_what_fits_of_a_model_on_the_hub_without_fetching_it(
+    hub: HubState, tmp_path: Path
+) -> None:
     found = json.loads(run("info", MODEL, "--json").stdout)
     assert found["place"] == "on the Hub, not fetched"
     assert found["this_machine"]["fits"]
-    assert found["this_machine"]["bytes_per_token"] == 6144  # 6 layers of 2 heads of 64, keys and values of 4 bytes
+    # 6 layers of 2 heads of 64, keys and values of 4 bytes
+    assert found["this_machine"]["bytes_per_token"] == 6144
     assert [choice["form"] for choice in found["choices"]] == ["as it is"] * 3
     assert not (tmp_path / "cache").exists()
     text = run("info", MODEL).stdout
@@ -147,7 +153,10 @@ def test_a_model_that_the_file_names_is_judged_by_its_name(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("command", ["pull", "rm", "info"])
 def test_what_the_hub_does_not_have_is_told_in_words(hub: HubState, command: str) -> None:
-    assert "coast/none" in run(command, "coast/none", *(["--yes"] if command == "rm" else []), code=2).output
+    assert (
+        "coast/none"
+        in run(command, "coast/none", *(["--yes"] if command == "rm" else []), code=2).output
+    )
 
 
 @pytest.mark.parametrize("command", ["pull", "rm"])
@@ -155,7 +164,12 @@ def test_only_models_of_the_hub_are_pulled_and_removed(hub: HubState, command: s
     assert "this is for models of the Hub only" in run(command, DEMO_ID, code=2).output
 
 
-def test_what_is_wrong_with_a_conversion_is_told_before_anything_is_fetched(hub: HubState, tmp_path: Path) -> None:
-    assert "--mode q5 is not allowed" in run("convert", MODEL, str(tmp_path / "new"), "--mode", "q5", code=2).output
+def test_what_is_wrong_with_a_conversion_is_told_before_anything_is_fetched(
+    hub: HubState, tmp_path: Path
+) -> None:
+    assert (
+        "--mode q5 is not allowed"
+        in run("convert", MODEL, str(tmp_path / "new"), "--mode", "q5", code=2).output
+    )
     assert "is there already" in run("convert", MODEL, str(tmp_path), code=2).output
     assert not (tmp_path / "cache").exists()

@@ -10,4 +10,8 @@ def test_in_a_pipe_a_row_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
     table.add_row("o" * 300, "1")
     table.add_row("[b]", "10")
     print_table(table)
-    assert capsys.readouterr().out.splitlines() == [f"{'name':<300}  size", f"{'o' * 300}     1", f"{'[b]':<300}    10"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{'name':<300}  size",
+        f"{'o' * 300}     1",
+        f"{'[b]':<300}    10",
+    ]

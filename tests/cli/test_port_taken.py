@@ -21,7 +21,9 @@ from tests.fakes.tiny_models import write_tiny
 
 
 def said_of(port: int) -> str:
-    return who_has_the_port(AddressInUse(host="127.0.0.1", port=port, url=f"http://127.0.0.1:{port}"))
+    return who_has_the_port(
+        AddressInUse(host="127.0.0.1", port=port, url=f"http://127.0.0.1:{port}")
+    )
 
 
 @contextmanager
@@ -51,14 +53,19 @@ def answering(status: int, answer: Any) -> Iterator[int]:
 
 
 def test_a_server_of_the_same_kind_is_told_with_its_address_and_its_models() -> None:
-    with answering(503, {"status": "starting", "version": "0.1.0", "models": [{"id": "demo", "state": "loading"}]}) as port:
+    with answering(
+        503,
+        {"status": "starting", "version": "0.1.0", "models": [{"id": "demo", "state": "loading"}]},
+    ) as port:
         said = said_of(port)
     assert f"taken by Holdfast itself: it serves demo at http://127.0.0.1:{port} already" in said
     assert f"holdfast chat --url http://127.0.0.1:{port}" in said
     assert f"-p {port + 1} (-p 0: a free one)" in said
 
 
-@pytest.mark.parametrize("answer", [{}, [], {"version": "1"}, {"models": []}, {"version": "1", "models": "all"}])
+@pytest.mark.parametrize(
+    "answer", [{}, [], {"version": "1"}, {"models": []}, {"version": "1", "models": "all"}]
+)
 def test_whatever_else_answers_is_another_program(answer: Any) -> None:
     with answering(200, answer) as port:
         assert "taken by another program; stop it, or take another port: -p" in said_of(port)

@@ -16,7 +16,9 @@ from holdfast.config import LogSettings
 
 
 def bar() -> tuple[LoadBar, Progress]:
-    progress = Progress(console=Console(file=io.StringIO(), force_terminal=True), auto_refresh=False, transient=True)
+    progress = Progress(
+        console=Console(file=io.StringIO(), force_terminal=True), auto_refresh=False, transient=True
+    )
     return LoadBar(progress), progress
 
 
@@ -47,11 +49,19 @@ def test_ready_removes_the_line_and_a_restart_brings_it_back() -> None:
     assert shown(progress) == []
 
 
-def test_what_is_logged_meanwhile_stands_on_lines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_logged_meanwhile_stands_on_lines_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     output = io.StringIO()
     monkeypatch.setattr(sys, "stderr", output)
     console = Console(file=output, force_terminal=True, width=60)
-    progress = Progress(console=console, auto_refresh=False, transient=True, redirect_stderr=False, redirect_stdout=False)
+    progress = Progress(
+        console=console,
+        auto_refresh=False,
+        transient=True,
+        redirect_stderr=False,
+        redirect_stdout=False,
+    )
     drawing, handler, log = LoadBar(progress), logging.StreamHandler(output), logging.getLogger()
     log.addHandler(handler)
     try:

@@ -9,7 +9,11 @@ from holdfast.cli.ps import RequestAtWork
 
 @pytest.mark.parametrize(
     ("prefilled", "answered", "words"),
-    [(0, 0, "reading"), (8192, 0, "prefill 8,192 of 17,403"), (17_403, 1200, "1,200 tokens written")],
+    [
+        (0, 0, "reading"),
+        (8192, 0, "prefill 8,192 of 17,403"),
+        (17_403, 1200, "1,200 tokens written"),
+    ],
 )
 def test_a_request_is_shown_with_how_far_it_is(prefilled: int, answered: int, words: str) -> None:
     request = RequestAtWork(

@@ -20,9 +20,23 @@ from tests.fakes.tiny_models import write_tiny
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     write_tiny(tmp_path / "model", "qwen3")
-    command = [sys.executable, "-m", "holdfast.cli.main", "serve", "model", "--port", "0", "--until-stdin-closes"]
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast.cli.main",
+        "serve",
+        "model",
+        "--port",
+        "0",
+        "--until-stdin-closes",
+    ]
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     yield process
     process.kill()
@@ -40,14 +54,20 @@ def url_of(server: subprocess.Popen[str]) -> str:
     raise AssertionError("the server ended without becoming ready")
 
 
-def test_it_says_where_it_listens_and_ends_when_its_starter_is_gone(server: subprocess.Popen[str]) -> None:
+def test_it_says_where_it_listens_and_ends_when_its_starter_is_gone(
+    server: subprocess.Popen[str],
+) -> None:
     assert ServerClient(url=url_of(server), use_proxies=False).model_ids() == ("model",)
     workers = psutil.Process(server.pid).children(recursive=True)
     assert workers
     assert server.stdin is not None
     server.stdin.close()  # as the system does when the process at the other end dies
     assert server.wait(60) == 0
-    assert [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE] == []
+    assert [
+        worker
+        for worker in workers
+        if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -64,13 +84,17 @@ def test_it_says_where_it_listens_and_ends_when_its_starter_is_gone(server: subp
         (["someone/nothing"], "neither a folder here nor completely in the cache"),
     ],
 )
-def test_what_can_not_be_served_is_one_line_and_code_2(tmp_path: Path, arguments: list[str], part: str) -> None:
+def test_what_can_not_be_served_is_one_line_and_code_2(
+    tmp_path: Path, arguments: list[str], part: str
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.gguf").touch()
     (tmp_path / "notes.txt").touch()
     write_tiny(tmp_path / "torch", "qwen3")
     (tmp_path / "torch" / "model.safetensors").rename(tmp_path / "torch" / "pytorch_model.bin")
-    done = holdfast("serve", *arguments, "--port", "0", cwd=tmp_path, variables={"HF_HUB_OFFLINE": "1"})
+    done = holdfast(
+        "serve", *arguments, "--port", "0", cwd=tmp_path, variables={"HF_HUB_OFFLINE": "1"}
+    )
     assert done.returncode == 2
     assert part in only_line(done.stderr)
 

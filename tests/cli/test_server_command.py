@@ -21,26 +21,49 @@ def running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[RunningServ
 
 def server(port: int) -> RunningServer:
     url = f"https://127.0.0.1:{port}"
-    return RunningServer(pid=1, url=url, port=port, started_at=0, version="", store_folder="", log_file="", certificate="c.pem")
+    return RunningServer(
+        pid=1,
+        url=url,
+        port=port,
+        started_at=0,
+        version="",
+        store_folder="",
+        log_file="",
+        certificate="c.pem",
+    )
 
 
-def test_the_only_server_that_runs_is_meant_wherever_it_listens(running: list[RunningServer]) -> None:
+def test_the_only_server_that_runs_is_meant_wherever_it_listens(
+    running: list[RunningServer],
+) -> None:
     assert address_of(None, None).url == "http://127.0.0.1:8321"
     running.append(server(9000))
     found = address_of(None, "k")
-    assert (found.url, found.api_key, found.certificate, found.pid) == ("https://127.0.0.1:9000", "k", "c.pem", 1)
+    assert (found.url, found.api_key, found.certificate, found.pid) == (
+        "https://127.0.0.1:9000",
+        "k",
+        "c.pem",
+        1,
+    )
     assert address_of("box:1", None).url == "http://box:1"
 
 
-def test_where_the_settings_name_a_port_that_is_meant(running: list[RunningServer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_settings_name_a_port_that_is_meant(
+    running: list[RunningServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     running.append(server(9000))
     monkeypatch.setenv("HOLDFAST_SERVER_PORT", "9001")
     assert address_of(None, None).url == "http://127.0.0.1:9001"
 
 
-def test_of_several_servers_the_one_at_the_usual_port_is_meant_or_none(running: list[RunningServer]) -> None:
+def test_of_several_servers_the_one_at_the_usual_port_is_meant_or_none(
+    running: list[RunningServer],
+) -> None:
     running += [server(9000), server(9001)]
-    with pytest.raises(NoSuchServer, match=r"https://127\.0\.0\.1:9000, https://127\.0\.0\.1:9001; say which one by --url"):
+    with pytest.raises(
+        NoSuchServer,
+        match=r"https://127\.0\.0\.1:9000, https://127\.0\.0\.1:9001; say which one by --url",
+    ):
         address_of(None, None)
     running.append(server(8321))
     assert address_of(None, None).url == "https://127.0.0.1:8321"

@@ -16,7 +16,9 @@ from tests.fakes.command_line import holdfast, only_line
 
 @pytest.fixture
 def system(tmp_path: Path) -> dict[str, str]:
-    """Variables with which `systemctl` does nothing but note its arguments; one that is in `fails` fails."""
+    """Variables with which `systemctl` does nothing but note its arguments; one that is in `fails`
+    fails.
+    """
     programs = tmp_path / "bin"
     programs.mkdir()
     program = programs / "systemctl"
@@ -25,7 +27,10 @@ def system(tmp_path: Path) -> dict[str, str]:
     )
     program.chmod(0o755)
     (tmp_path / "fails").touch()
-    return {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    return {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
 
 
 def asked(folder: Path) -> list[str]:
@@ -35,7 +40,9 @@ def asked(folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux'")
-def test_a_service_is_installed_renewed_looked_at_and_removed(tmp_path: Path, system: dict[str, str]) -> None:
+def test_a_service_is_installed_renewed_looked_at_and_removed(
+    tmp_path: Path, system: dict[str, str]
+) -> None:
     unit = tmp_path / "config" / "systemd" / "user" / "holdfast.service"
     missing = holdfast("service", "status", cwd=tmp_path, variables=system)
     assert (missing.returncode, "not installed" in missing.stdout) == (1, True)
@@ -44,28 +51,42 @@ def test_a_service_is_installed_renewed_looked_at_and_removed(tmp_path: Path, sy
     assert asked(tmp_path) == ["daemon-reload", "enable --now holdfast.service"]
     assert "serve --log-file auto --set server.port=9000\n" in unit.read_text()
     assert unit.stat().st_mode & 0o077 == 0
-    assert holdfast("service", "status", cwd=tmp_path, variables=system).stdout.splitlines()[1].startswith("it runs")
+    assert (
+        holdfast("service", "status", cwd=tmp_path, variables=system)
+        .stdout.splitlines()[1]
+        .startswith("it runs")
+    )
     asked(tmp_path)
     (tmp_path / "fails").write_text("enable\n")
     failed = holdfast("service", "install", cwd=tmp_path, variables=system | {"HF_TOKEN": "hf_x"})
     assert failed.returncode == 2
     assert "HF_TOKEN is not written there" in failed.stderr.splitlines()[0]
-    assert "`systemctl --user enable --now holdfast.service` failed: no bus" in failed.stderr.splitlines()[1]
+    assert (
+        "`systemctl --user enable --now holdfast.service` failed: no bus"
+        in failed.stderr.splitlines()[1]
+    )
     assert asked(tmp_path)[0] == "disable --now holdfast.service"
     assert "hf_x" not in unit.read_text()
     assert holdfast("service", "uninstall", cwd=tmp_path, variables=system).returncode == 0
     assert asked(tmp_path) == ["disable --now holdfast.service", "daemon-reload"]
     assert not unit.exists()
-    assert "no service is installed" in only_line(holdfast("service", "uninstall", cwd=tmp_path, variables=system).stderr)
+    assert "no service is installed" in only_line(
+        holdfast("service", "uninstall", cwd=tmp_path, variables=system).stderr
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux'")
-def test_without_systemd_nothing_is_written_unless_it_is_not_to_be_started_and_can_be_removed(tmp_path: Path) -> None:
+def test_without_systemd_nothing_is_written_unless_it_is_not_to_be_started_and_can_be_removed(
+    tmp_path: Path,
+) -> None:
     variables = {"PATH": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     refused = holdfast("service", "install", cwd=tmp_path, variables=variables)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "there is no systemctl on this machine" in only_line(refused.stderr)
-    assert holdfast("service", "install", "--no-start", cwd=tmp_path, variables=variables).returncode == 0
+    assert (
+        holdfast("service", "install", "--no-start", cwd=tmp_path, variables=variables).returncode
+        == 0
+    )
     assert holdfast("service", "uninstall", cwd=tmp_path, variables=variables).returncode == 0
     assert not list((tmp_path / "config").rglob("*.service"))
 
@@ -92,12 +113,29 @@ def test_elsewhere_there_are_no_services() -> None:
         service_system("plan9", {"HOME": "/"})
 
 
-def test_settings_come_from_the_same_file_and_variables_and_no_secret_is_written_down(tmp_path: Path) -> None:
+def test_settings_come_from_the_same_file_and_variables_and_no_secret_is_written_down(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "own.toml").write_text('[log]\nfile = "/var/tmp/own.log"\n')
-    environ = {"HOLDFAST_LOG_LEVEL": "debug", "HOLDFAST_SERVER_API_KEY": "k", "HF_HOME": "/hub", "HF_TOKEN": "t"}
-    effective = load_settings(file=tmp_path / "own.toml", environ=environ, flags={"log.file": "/tmp/l", "server.port": None})
+    environ = {
+        "HOLDFAST_LOG_LEVEL": "debug",
+        "HOLDFAST_SERVER_API_KEY": "k",
+        "HF_HOME": "/hub",
+        "HF_TOKEN": "t",
+    }
+    effective = load_settings(
+        file=tmp_path / "own.toml",
+        environ=environ,
+        flags={"log.file": "/tmp/l", "server.port": None},
+    )
     spec = spec_of(effective, environ)
-    assert list(spec.command[-5:]) == ["serve", "--config", str(tmp_path / "own.toml"), "--set", "log.file=/tmp/l"]
+    assert list(spec.command[-5:]) == [
+        "serve",
+        "--config",
+        str(tmp_path / "own.toml"),
+        "--set",
+        "log.file=/tmp/l",
+    ]
     without_flag = spec_of(load_settings(file=tmp_path / "own.toml", environ={}, flags={}), {})
     assert list(without_flag.command[-3:]) == ["serve", "--config", str(tmp_path / "own.toml")]
     assert spec.environment == {"HF_HOME": "/hub", "HOLDFAST_LOG_LEVEL": "debug"}

@@ -13,7 +13,15 @@ import pytest
 from holdfast.cli.service_files import ServiceSpec, launchd_plist, systemd_unit
 
 SPEC = ServiceSpec(
-    command=[sys.executable, "-m", "holdfast.cli.main", "serve", "a model", "--set", 'x=$HOME 100% "quoted" \\ back'],
+    command=[
+        sys.executable,
+        "-m",
+        "holdfast.cli.main",
+        "serve",
+        "a model",
+        "--set",
+        'x=$HOME 100% "quoted" \\ back',
+    ],
     folder=str(Path.home()),
     environment={"XDG_STATE_HOME": "/tmp/with space", "HOLDFAST_LOG_LEVEL": "debug"},
     shutdown_seconds=60.0,
@@ -24,7 +32,11 @@ def test_the_property_list_parses_and_says_what_is_to_be_run() -> None:
     read = plistlib.loads(launchd_plist(SPEC))
     assert read["ProgramArguments"] == list(SPEC.command)
     assert read["EnvironmentVariables"] == SPEC.environment
-    assert (read["RunAtLoad"], read["KeepAlive"], read["ExitTimeOut"]) == (True, {"SuccessfulExit": False}, 80)
+    assert (read["RunAtLoad"], read["KeepAlive"], read["ExitTimeOut"]) == (
+        True,
+        {"SuccessfulExit": False},
+        80,
+    )
 
 
 def test_the_unit_passes_the_check_of_systemd(tmp_path: Path) -> None:
@@ -37,12 +49,22 @@ def test_the_unit_passes_the_check_of_systemd(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_unit_waits_longer_than_the_server_lets_answers_run_and_leaves_wrong_settings_alone() -> None:
+def test_the_unit_waits_longer_than_the_server_lets_answers_run_and_leaves_wrong_settings_alone() -> (
+    None
+):
     lines = systemd_unit(SPEC).splitlines()
-    assert {"TimeoutStopSec=80", "KillMode=mixed", "RestartPreventExitStatus=2", "Restart=on-failure"} <= set(lines)
+    assert {
+        "TimeoutStopSec=80",
+        "KillMode=mixed",
+        "RestartPreventExitStatus=2",
+        "Restart=on-failure",
+    } <= set(lines)
 
 
 def test_words_of_the_command_come_back_as_they_were() -> None:
     (line,) = [line for line in systemd_unit(SPEC).splitlines() if line.startswith("ExecStart=")]
-    read = [word.replace("%%", "%").replace("$$", "$") for word in shlex.split(line.removeprefix("ExecStart="))]
+    read = [
+        word.replace("%%", "%").replace("$$", "$")
+        for word in shlex.split(line.removeprefix("ExecStart="))
+    ]
     assert read == list(SPEC.command)

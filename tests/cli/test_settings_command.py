@@ -32,11 +32,23 @@ def run(*arguments: str) -> tuple[EffectiveSettings, int]:
 def test_every_setting_with_a_flag_is_an_option(key: str) -> None:
     spec = all_specs()[key]
     choice = spec.choices[-1] if spec.choices else ""
-    texts = {"choice": choice, "text": "words", "number": "77", "size": "7 KiB", "list": "a, b", "switch": ""}
+    texts = {
+        "choice": choice,
+        "text": "words",
+        "number": "77",
+        "size": "7 KiB",
+        "list": "a, b",
+        "switch": "",
+    }
     text = texts[spec.kind]
-    expected = {"number": 77, "size": 7 << 10, "list": ("a", "b"), "switch": True}.get(spec.kind, text)
+    expected = {"number": 77, "size": 7 << 10, "list": ("a", "b"), "switch": True}.get(
+        spec.kind, text
+    )
     given = [spec.flag] * spec.flag.startswith("--") + [text] * bool(text)
-    given += {"server.tls_cert": ["--tls-key", "k"], "server.tls_key": ["--tls-cert", "c"]}.get(key, [])  # both or none
+    # both or none
+    given += {"server.tls_cert": ["--tls-key", "k"], "server.tls_key": ["--tls-cert", "c"]}.get(
+        key, []
+    )
     effective, _ = run(*given)
     assert value_of(effective.settings, key) == expected
     assert effective.origins[key] in (f"flag {spec.flag}", f"argument {spec.flag}")

@@ -21,5 +21,10 @@ def test_a_size_is_told_in_the_unit_that_fits(size: int, text: str) -> None:
 
 
 def test_one_is_not_told_as_many() -> None:
-    assert [count_text(number, "block") for number in (0, 1, 2, 1500)] == ["0 blocks", "1 block", "2 blocks", "1,500 blocks"]
+    assert [count_text(number, "block") for number in (0, 1, 2, 1500)] == [
+        "0 blocks",
+        "1 block",
+        "2 blocks",
+        "1,500 blocks",
+    ]
     assert count_text(2, "branch", "branches") == "2 branches"

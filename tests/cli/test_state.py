@@ -21,13 +21,25 @@ def kept(tmp_path: Path) -> dict[str, str]:
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as store:
         for block in make_chain(3):
             store.put(block)
-    caches, state, settings = (tmp_path / name / "holdfast" for name in ("cache", "state", "config"))
-    for folder in (caches / "compiled" / "m", caches / "hashes", state / "logs", state / "crashes", settings, caches / "run"):
+    caches, state, settings = (
+        tmp_path / name / "holdfast" for name in ("cache", "state", "config")
+    )
+    for folder in (
+        caches / "compiled" / "m",
+        caches / "hashes",
+        state / "logs",
+        state / "crashes",
+        settings,
+        caches / "run",
+    ):
         folder.mkdir(parents=True)
         (folder / "file").write_bytes(b"x" * 1000)
     (settings / "keys.json").write_text("{}")
     return {
-        **{f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "STATE", "CONFIG")},
+        **{
+            f"XDG_{name}_HOME": str(tmp_path / name.lower())
+            for name in ("CACHE", "STATE", "CONFIG")
+        },
         "HOLDFAST_STORE_FOLDER": str(tmp_path / "store"),
     }
 
@@ -42,7 +54,16 @@ def test_everything_that_is_kept_is_listed_with_its_size_and_bound_and_cleared_w
     tmp_path: Path, kept: dict[str, str]
 ) -> None:
     found = listed(tmp_path, kept)
-    assert list(found) == ["store", "responses", "answers", "logs", "crashes", "compiled", "hashes", "keys"]
+    assert list(found) == [
+        "store",
+        "responses",
+        "answers",
+        "logs",
+        "crashes",
+        "compiled",
+        "hashes",
+        "keys",
+    ]
     assert all(each["bound"] for each in found.values())
     assert found["store"]["bytes"] > 3000
     assert {found[name]["bytes"] for name in ("logs", "crashes", "compiled", "hashes")} == {1000}
@@ -69,9 +90,12 @@ def test_everything_that_is_kept_is_listed_with_its_size_and_bound_and_cleared_w
     asked = holdfast("state", "clear", "--all", cwd=tmp_path, variables=kept, stdin="n\n")
     assert (asked.returncode, "Delete this?" in asked.stdout) == (1, True)
     assert listed(tmp_path, kept)["crashes"]["bytes"] == 1000
-    assert holdfast("state", "clear", "--all", "--yes", cwd=tmp_path, variables=kept).returncode == 0
+    assert (
+        holdfast("state", "clear", "--all", "--yes", cwd=tmp_path, variables=kept).returncode == 0
+    )
     left = listed(tmp_path, kept)
-    assert {name for name, each in left.items() if each["bytes"]} <= {"keys", "store"}  # the marker, the lock, an empty index
+    # the marker, the lock, an empty index
+    assert {name for name, each in left.items() if each["bytes"]} <= {"keys", "store"}
     assert not list((tmp_path / "store").rglob("*.block"))
     assert (tmp_path / "config" / "holdfast" / "keys.json").exists()
 
@@ -84,15 +108,24 @@ def test_everything_that_is_kept_is_listed_with_its_size_and_bound_and_cleared_w
         ([], "say what to delete, or --all"),
     ],
 )
-def test_what_cannot_be_cleared_is_one_line(arguments: list[str], part: str, tmp_path: Path, kept: dict[str, str]) -> None:
+def test_what_cannot_be_cleared_is_one_line(
+    arguments: list[str], part: str, tmp_path: Path, kept: dict[str, str]
+) -> None:
     refused = holdfast("state", "clear", *arguments, "--yes", cwd=tmp_path, variables=kept)
     assert refused.returncode == 2
     assert part in only_line(refused.stderr)
 
 
-def test_before_the_first_server_all_is_listed_as_empty_and_clearing_it_is_no_failure(tmp_path: Path) -> None:
-    variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE", "CONFIG")} | {"HOLDFAST_STORE_FOLDER": "auto"}
+def test_before_the_first_server_all_is_listed_as_empty_and_clearing_it_is_no_failure(
+    tmp_path: Path,
+) -> None:
+    variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE", "CONFIG")} | {
+        "HOLDFAST_STORE_FOLDER": "auto"
+    }
     found = listed(tmp_path, variables)
     assert {each["bytes"] for each in found.values()} == {0}
     assert found["store"]["bound"] == "a fifth of the volume"
-    assert holdfast("state", "clear", "--all", "--yes", cwd=tmp_path, variables=variables).returncode == 0
+    assert (
+        holdfast("state", "clear", "--all", "--yes", cwd=tmp_path, variables=variables).returncode
+        == 0
+    )

@@ -13,30 +13,47 @@ from holdfast.cli.main import app
 from holdfast.front.run.running_servers import RunningServer
 
 SERVER = RunningServer(
-    pid=os.getpid(), url="http://here", port=1, started_at=0.0, version="", store_folder="", log_file="", certificate=""
+    pid=os.getpid(),
+    url="http://here",
+    port=1,
+    started_at=0.0,
+    version="",
+    store_folder="",
+    log_file="",
+    certificate="",
 )
 
 
 class Stage:
     """A server that is told to end and does so a few looks later."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, healths: list[dict[str, Any] | None]) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, healths: list[dict[str, Any] | None]
+    ) -> None:
         self.signals: list[int] = []
         self.healths = healths
         running = "holdfast.front.run.running_servers.running_servers"
         monkeypatch.setattr(running, lambda environ: [SERVER] if self.healths else [])
-        monkeypatch.setattr("holdfast.cli.stop.health_of", lambda server, seconds: self.healths.pop(0))
+        monkeypatch.setattr(
+            "holdfast.cli.stop.health_of", lambda server, seconds: self.healths.pop(0)
+        )
         monkeypatch.setattr("holdfast.cli.stop._LOOK_SECONDS", 0)
         monkeypatch.setattr(os, "kill", lambda pid, number: self.signals.append(number))
 
 
 def stopping(leases: int) -> dict[str, Any]:
     """With two sequences for each request."""
-    return {"status": "stopping", "models": [{"leases": leases, "running": 2 * leases, "queued": 0}]}
+    return {
+        "status": "stopping",
+        "models": [{"leases": leases, "running": 2 * leases, "queued": 0}],
+    }
 
 
 def test_requests_are_counted_not_their_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(monkeypatch, [{"status": "ok", "models": [{"leases": 2}]}, stopping(2), stopping(2), stopping(1), None])
+    stage = Stage(
+        monkeypatch,
+        [{"status": "ok", "models": [{"leases": 2}]}, stopping(2), stopping(2), stopping(1), None],
+    )
     said = CliRunner().invoke(app, ["stop"]).stdout.splitlines()
     assert said == [
         "http://here ends; it waits for 2 requests",
@@ -47,7 +64,9 @@ def test_requests_are_counted_not_their_sequences(monkeypatch: pytest.MonkeyPatc
 
 
 def test_now_cuts_answers_off_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(monkeypatch, [{"status": "ok", "models": []}, stopping(1), stopping(1), stopping(0), None])
+    stage = Stage(
+        monkeypatch, [{"status": "ok", "models": []}, stopping(1), stopping(1), stopping(0), None]
+    )
     assert CliRunner().invoke(app, ["stop", "--now"]).exit_code == 0
     assert stage.signals == [signal.SIGTERM] * 2
 

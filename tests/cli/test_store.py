@@ -1,4 +1,6 @@
-"""`holdfast store …` on folders that a store has written, some with another one still at work in them."""
+"""`holdfast store …` on folders that a store has written, some with another one still at work in
+them.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def shown(*arguments: str, code: int = 0) -> Any:
 
 def block_files(folder: Path) -> list[Path]:
     return sorted(
-        path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 1000 and "index" not in path.name
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.stat().st_size > 1000 and "index" not in path.name
     )
 
 
@@ -71,7 +75,12 @@ def test_ls_lists_the_models_the_largest_first(folder: Path, running: BlockStore
     table = run("ls", "--store", str(folder)).stdout
     assert all(model["model"] in table for model in models)
     assert [model["served_as"] for model in models] == ["owner/one", ""]
-    assert [line.split()[0] for line in table.splitlines() if line] == [str(folder), "model", "owner/one", "(unknown)"]
+    assert [line.split()[0] for line in table.splitlines() if line] == [
+        str(folder),
+        "model",
+        "owner/one",
+        "(unknown)",
+    ]
 
 
 def test_a_server_that_uses_another_store_is_named(folder: Path, tmp_path: Path) -> None:
@@ -116,7 +125,9 @@ def test_stat_tells_what_is_kept_and_what_may_be(folder: Path, running: BlockSto
     summary = shown("stat", "--store", str(folder))
     assert summary["blocks"] == 7
     assert 7000 < summary["file_bytes"] < summary["allowed_bytes"]
-    limited = json.loads(run("stat", "--store", str(folder), "--json", HOLDFAST_STORE_DISK_BYTES="9000").stdout)
+    limited = json.loads(
+        run("stat", "--store", str(folder), "--json", HOLDFAST_STORE_DISK_BYTES="9000").stdout
+    )
     assert limited["allowed_bytes"] == 9000
     assert "7 blocks" in run("stat", "--store", str(folder)).stdout
 
@@ -126,7 +137,9 @@ def test_verify_finds_all_whole(folder: Path, running: BlockStore) -> None:
     assert "no damaged files" in run("verify", "--store", str(folder)).stdout
 
 
-def test_verify_ends_with_1_when_it_finds_damage_and_with_0_once_that_is_set_aside(folder: Path) -> None:
+def test_verify_ends_with_1_when_it_finds_damage_and_with_0_once_that_is_set_aside(
+    folder: Path,
+) -> None:
     damage_one(folder)
     report = shown("verify", "--store", str(folder), code=1)
     assert (report["files"], len(report["bad"])) == (7, 1)
@@ -140,7 +153,9 @@ def test_prune_brings_the_folder_within_the_limits_of_the_settings(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HOLDFAST_STORE_FOLDER")
-    (tmp_path / "holdfast.toml").write_text(f'[store]\nfolder = "{folder}"\ndisk_bytes = "4000"\n', encoding="utf-8")
+    (tmp_path / "holdfast.toml").write_text(
+        f'[store]\nfolder = "{folder}"\ndisk_bytes = "4000"\n', encoding="utf-8"
+    )
     assert "removed" in run("prune").stdout
     assert 0 < shown("stat")["file_bytes"] <= 4000
 
@@ -156,13 +171,22 @@ def test_clear_deletes_nothing_without_a_yes(folder: Path) -> None:
 
 def test_clear_can_take_one_model_alone(folder: Path, running: BlockStore) -> None:
     larger, smaller = shown("ls", "--store", str(folder))
-    assert "deleted 5 blocks" in run("clear", "--store", str(folder), "--model", larger["model"], "--yes").stdout
+    assert (
+        "deleted 5 blocks"
+        in run("clear", "--store", str(folder), "--model", larger["model"], "--yes").stdout
+    )
     assert [model["model"] for model in shown("ls", "--store", str(folder))] == [smaller["model"]]
-    assert "ls" in run("clear", "--store", str(folder), "--model", larger["model"], "--yes", code=2).stderr
+    assert (
+        "ls"
+        in run("clear", "--store", str(folder), "--model", larger["model"], "--yes", code=2).stderr
+    )
 
 
 def test_clear_takes_the_name_of_a_model_too_and_forgets_it(folder: Path) -> None:
-    assert "deleted 5 blocks" in run("clear", "--store", str(folder), "--model", "owner/one", "--yes").stdout
+    assert (
+        "deleted 5 blocks"
+        in run("clear", "--store", str(folder), "--model", "owner/one", "--yes").stdout
+    )
     assert [model["blocks"] for model in shown("ls", "--store", str(folder))] == [2]
     assert list(folder.rglob("name")) == []
 

@@ -38,5 +38,7 @@ heavy = {"mlx", "mlx_lm", "starlette", "uvicorn", "httpx", "rich", "transformers
          "zmq", "huggingface_hub", "tokenizers"}
 print("loaded:", sorted(heavy & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
     assert done.stdout.splitlines()[-1] == "loaded: []"

@@ -1,7 +1,8 @@
-"""What every client is put through, and the frame of its script: `python with_CLIENT.py BASE_URL MODEL`.
+"""What every client is put through, and the frame of its script: `python with_CLIENT.py BASE_URL
+MODEL`.
 
-A script runs in an environment that has the client and not Holdfast. It prints a line of JSON for each check, and ends with 1
-if one failed.
+A script runs in an environment that has the client and not Holdfast. It prints a line of JSON for
+each check, and ends with 1 if one failed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-WEATHER_QUESTION, CITY, WEATHER, TOLD = "What is the weather in Oslo?", "Oslo", "sunny, 21 degrees", "21 degrees"
+WEATHER_QUESTION, CITY, WEATHER, TOLD = (
+    "What is the weather in Oslo?",
+    "Oslo",
+    "sunny, 21 degrees",
+    "21 degrees",
+)
 WEATHER_TOOL = {
     "type": "function",
     "function": {
         "name": "get_weather",
         "description": "Get the weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 SUM_QUESTION, SUM = "What is 17 + 25?", "42"
@@ -43,7 +53,8 @@ class Server:
         return self.base_url.removesuffix("/v1")
 
 
-Check = Callable[..., Any]  # of the server and, where a client speaks several protocols, the name of one
+# of the server and, where a client speaks several protocols, the name of one
+Check = Callable[..., Any]
 _only_through: dict[Check, tuple[str, ...]] = {}
 
 
@@ -82,7 +93,9 @@ def through(*protocols: str) -> Callable[[Check], Check]:
 
 
 def run(*checks: Check, packages: tuple[str, ...], protocols: tuple[str, ...] = ()) -> None:
-    """Run all checks against the server that the command line names, each once for each protocol that it is for."""
+    """Run all checks against the server that the command line names, each once for each protocol
+    that it is for.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("base_url")
     parser.add_argument("model")
@@ -95,7 +108,11 @@ def run(*checks: Check, packages: tuple[str, ...], protocols: tuple[str, ...] = 
         for wanted in [(name,) for name in _only_through.get(check, protocols)] or [()]:
             problem = _problem_of(check, server, *wanted)
             failed |= bool(problem)
-            found = {"check": " ".join((check.__name__, *wanted)), "problem": problem, "versions": versions}
+            found = {
+                "check": " ".join((check.__name__, *wanted)),
+                "problem": problem,
+                "versions": versions,
+            }
             sys.stdout.write(json.dumps(found) + "\n")
             sys.stdout.flush()
     sys.exit(failed)

@@ -1,6 +1,8 @@
-"""Clients of every protocol whose server is silent for long, before an answer and in its middle, but for signs of life.
+"""Clients of every protocol whose server is silent for long, before an answer and in its middle,
+but for signs of life.
 
-`python waits.py BASE_URL MODEL` with a server whose answers are all `Hello` (`tests/fakes/waiting_server.py`).
+`python waits.py BASE_URL MODEL` with a server whose answers are all `Hello`
+(`tests/fakes/waiting_server.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def own(server: Server, protocol: str) -> str:
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     if protocol == "responses":
         with openai.responses.stream(model=server.model, input="Hi", store=False) as events:
-            return "".join(event.delta for event in events if event.type == "response.output_text.delta")
+            return "".join(
+                event.delta for event in events if event.type == "response.output_text.delta"
+            )
     if protocol == "messages":
         client = Anthropic(base_url=server.root, api_key=server.api_key, max_retries=0)
         with client.messages.stream(model=server.model, messages=HI, max_tokens=9) as events:
@@ -48,22 +52,43 @@ def langchain(server: Server, protocol: str) -> str:
     if protocol == "ollama":
         model: Any = ChatOllama(base_url=server.root, model=server.model)
     elif protocol == "messages":
-        model = ChatAnthropic(base_url=server.root, api_key=server.api_key, model=server.model, max_retries=0, max_tokens=9)
+        model = ChatAnthropic(
+            base_url=server.root,
+            api_key=server.api_key,
+            model=server.model,
+            max_retries=0,
+            max_tokens=9,
+        )
     else:
         responses = {"use_responses_api": True} if protocol == "responses" else {}
-        model = ChatOpenAI(base_url=server.base_url, api_key=server.api_key, model=server.model, max_retries=0, **responses)
+        model = ChatOpenAI(
+            base_url=server.base_url,
+            api_key=server.api_key,
+            model=server.model,
+            max_retries=0,
+            **responses,
+        )
     return "".join(chunk.text for chunk in model.stream("Hi"))
 
 
 def llama_index(server: Server, protocol: str) -> str:
-    shared = {"api_base": server.base_url, "api_key": server.api_key, "is_chat_model": True, "max_retries": 0}
+    shared = {
+        "api_base": server.base_url,
+        "api_key": server.api_key,
+        "is_chat_model": True,
+        "max_retries": 0,
+    }
     model: Any = {
         "chat": lambda: OpenAILike(model=server.model, **shared),
         "responses": lambda: OpenAILikeResponses(model=server.model, **shared),
-        "messages": lambda: NamedModel(model=server.model, base_url=server.root, api_key=server.api_key, max_retries=0),
+        "messages": lambda: NamedModel(
+            model=server.model, base_url=server.root, api_key=server.api_key, max_retries=0
+        ),
         "ollama": lambda: Ollama(model=server.model, base_url=server.root, context_window=2048),
     }[protocol]()
-    return "".join(part.delta or "" for part in model.stream_chat([ChatMessage(role="user", content="Hi")]))
+    return "".join(
+        part.delta or "" for part in model.stream_chat([ChatMessage(role="user", content="Hi")])
+    )
 
 
 def by_litellm(server: Server, protocol: str) -> str:
@@ -73,7 +98,14 @@ def by_litellm(server: Server, protocol: str) -> str:
         "messages": ("anthropic/", server.root),
         "ollama": ("ollama_chat/", server.root),
     }[protocol]
-    litellm.register_model({f"openai/{server.model}": {"litellm_provider": "openai", "supports_native_streaming": True}})
+    litellm.register_model(
+        {
+            f"openai/{server.model}": {
+                "litellm_provider": "openai",
+                "supports_native_streaming": True,
+            }
+        }
+    )
     options = {"api_base": url, "api_key": server.api_key, "num_retries": 0, "stream": True}
     chunks = litellm.completion(model=prefix + server.model, messages=HI, max_tokens=9, **options)
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -82,10 +114,14 @@ def by_litellm(server: Server, protocol: str) -> str:
 async def pydantic_ai(server: Server, protocol: str) -> str:
     if protocol == "messages":
         client = AsyncAnthropic(base_url=server.root, api_key=server.api_key, max_retries=0)
-        model: Any = AnthropicModel(server.model, provider=AnthropicProvider(anthropic_client=client))
+        model: Any = AnthropicModel(
+            server.model, provider=AnthropicProvider(anthropic_client=client)
+        )
     else:
         kind = OpenAIResponsesModel if protocol == "responses" else OpenAIChatModel
-        model = kind(server.model, provider=OpenAIProvider(base_url=server.base_url, api_key=server.api_key))
+        model = kind(
+            server.model, provider=OpenAIProvider(base_url=server.base_url, api_key=server.api_key)
+        )
     async with Agent(model, retries=0).run_stream("Hi") as stream:
         return "".join([piece async for piece in stream.stream_text(delta=True)])
 
@@ -105,6 +141,14 @@ def waiting(ask: Any) -> Any:
 if __name__ == "__main__":
     run(
         *(waiting(ask) for ask in (own, langchain, llama_index, by_litellm, pydantic_ai)),
-        packages=("openai", "anthropic", "ollama", "langchain", "llama-index-core", "litellm", "pydantic-ai-slim"),
+        packages=(
+            "openai",
+            "anthropic",
+            "ollama",
+            "langchain",
+            "llama-index-core",
+            "litellm",
+            "pydantic-ai-slim",
+        ),
         protocols=("chat", "responses", "messages", "ollama"),
     )

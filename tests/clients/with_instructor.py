@@ -1,4 +1,6 @@
-"""instructor: typed answers, by a forced call and by a schema, whole and as they come, through all protocols."""
+"""instructor: typed answers, by a forced call and by a schema, whole and as they come, through all
+protocols.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ class GetWeather(BaseModel):
     city: str
 
 
-# By protocol, the one that forces a call first. Not its modes JSON and MD_JSON: there the schema stands in the prompt alone,
-# and the bundled model does not follow instructions. With Anthropic's client of today its JSON_SCHEMA does that too.
+# By protocol, the one that forces a call first. Not its modes JSON and MD_JSON: there the schema
+# stands in the prompt alone, and the bundled model does not follow instructions. With Anthropic's
+# client of today its JSON_SCHEMA does that too.
 MODES = {
     "chat": (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA),
     "responses": (instructor.Mode.RESPONSES_TOOLS,),
     "messages": (instructor.Mode.TOOLS,),
-    "ollama": (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA),  # its way to Ollama is Ollama's /v1
+    # its way to Ollama is Ollama's /v1
+    "ollama": (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA),
 }
 
 
@@ -31,15 +35,21 @@ def ask(server: Server, protocol: str, mode: Any) -> Any:
     options = {"model": server.model, "temperature": 0, "max_tokens": 300, "max_retries": 0}
     if protocol == "messages":
         del options["temperature"]
-        client = instructor.from_anthropic(Anthropic(base_url=server.root, api_key=server.api_key, max_retries=0), mode=mode)
+        client = instructor.from_anthropic(
+            Anthropic(base_url=server.root, api_key=server.api_key, max_retries=0), mode=mode
+        )
         return client, {**options, "extra_body": {"temperature": 0}}
     if protocol == "responses":
         options["max_output_tokens"] = options.pop("max_tokens")
     if protocol == "ollama":
-        made = instructor.from_provider(f"ollama/{server.model}", base_url=server.base_url, mode=mode)
+        made = instructor.from_provider(
+            f"ollama/{server.model}", base_url=server.base_url, mode=mode
+        )
         del options["model"]
         return made, options
-    client = instructor.from_openai(OpenAI(base_url=server.base_url, api_key=server.api_key, max_retries=0), mode=mode)
+    client = instructor.from_openai(
+        OpenAI(base_url=server.base_url, api_key=server.api_key, max_retries=0), mode=mode
+    )
     return client, options
 
 
@@ -49,12 +59,17 @@ def user(text: str) -> list[dict[str, str]]:
 
 def forced_call(server: Server, protocol: str) -> None:
     client, options = ask(server, protocol, MODES[protocol][0])
-    assert client.create(messages=user(WEATHER_QUESTION), response_model=GetWeather, **options).city == CITY
+    assert (
+        client.create(messages=user(WEATHER_QUESTION), response_model=GetWeather, **options).city
+        == CITY
+    )
 
 
 def forced_call_streamed(server: Server, protocol: str) -> None:
     client, options = ask(server, protocol, MODES[protocol][0])
-    *_, last = client.create_partial(messages=user(WEATHER_QUESTION), response_model=GetWeather, **options)
+    *_, last = client.create_partial(
+        messages=user(WEATHER_QUESTION), response_model=GetWeather, **options
+    )
     assert last.city == CITY
 
 
@@ -68,13 +83,19 @@ def all_modes(server: Server, protocol: str) -> None:
 def all_modes_streamed(server: Server, protocol: str) -> None:
     for mode in MODES[protocol]:
         client, options = ask(server, protocol, mode)
-        parts = list(client.create_partial(messages=user("Write JSON."), response_model=GetWeather, **options))
+        parts = list(
+            client.create_partial(
+                messages=user("Write JSON."), response_model=GetWeather, **options
+            )
+        )
         assert parts[-1].city is not None, mode
 
 
 def thinking(server: Server, protocol: str) -> None:
     client, options = ask(server, protocol, MODES[protocol][-1])
-    made, raw = client.create_with_completion(messages=user(SUM_QUESTION), response_model=GetWeather, **options)
+    made, raw = client.create_with_completion(
+        messages=user(SUM_QUESTION), response_model=GetWeather, **options
+    )
     assert isinstance(made, GetWeather)
     assert raw.usage
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from conversations import CITY, SUM_QUESTION, WEATHER_QUESTION, Server, called, run, summed, thought, through, told
+from conversations import (
+    CITY,
+    SUM_QUESTION,
+    WEATHER_QUESTION,
+    Server,
+    called,
+    run,
+    summed,
+    thought,
+    through,
+    told,
+)
 from langchain.agents import create_agent
 from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
@@ -75,7 +86,9 @@ def tool_loop_streamed(server: Server, protocol: str) -> None:
 
 
 def agent(server: Server, protocol: str) -> None:
-    done = create_agent(model_of(server, protocol), [get_weather]).invoke({"messages": [HumanMessage(WEATHER_QUESTION)]})
+    done = create_agent(model_of(server, protocol), [get_weather]).invoke(
+        {"messages": [HumanMessage(WEATHER_QUESTION)]}
+    )
     told(done["messages"][-1].text)
 
 
@@ -100,8 +113,15 @@ def thinking_streamed(server: Server, protocol: str) -> None:
 def thinker_of(server: Server, protocol: str) -> Any:
     if protocol != "messages":
         return model_of(server, protocol)
-    thinking = {"type": "enabled", "budget_tokens": 1024}  # in Messages a thought has to be asked for, without a temperature
-    return ChatAnthropic(base_url=server.root, model=server.model, api_key=server.api_key, max_tokens=2000, thinking=thinking)
+    # in Messages a thought has to be asked for, without a temperature
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    return ChatAnthropic(
+        base_url=server.root,
+        model=server.model,
+        api_key=server.api_key,
+        max_tokens=2000,
+        thinking=thinking,
+    )
 
 
 def _thought_about(answer: Any, protocol: str) -> None:
@@ -115,7 +135,9 @@ def _thought_about(answer: Any, protocol: str) -> None:
 
 def structure(server: Server, protocol: str) -> None:
     for method in ("json_schema", "function_calling"):
-        structured = model_of(server, protocol, max_tokens=200).with_structured_output(Report, method=method, include_raw=True)
+        structured = model_of(server, protocol, max_tokens=200).with_structured_output(
+            Report, method=method, include_raw=True
+        )
         answer: Any = structured.invoke("Write JSON.")
         assert answer["parsing_error"] is None, method
         if answer["raw"].tool_calls or not (method == "function_calling" and protocol == "ollama"):

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import litellm
-from conversations import SUM_QUESTION, WEATHER_QUESTION, WEATHER_TOOL, Server, called, run, summed, thought, told
+from conversations import (
+    SUM_QUESTION,
+    WEATHER_QUESTION,
+    WEATHER_TOOL,
+    Server,
+    called,
+    run,
+    summed,
+    thought,
+    told,
+)
 from pydantic import BaseModel
 
 # Of its providers: prefix of the model's name, and whether the base URL ends with /v1.
@@ -24,11 +34,19 @@ class Report(BaseModel):
 
 def ask(server: Server, protocol: str, messages: list[Any], **options: Any) -> Any:
     prefix, is_versioned = PROVIDERS[protocol]
-    if protocol == "responses":  # of a model that it does not know it asks for whole answers, and makes a stream of them itself
-        known = {"litellm_provider": "openai", "mode": "responses", "supports_native_streaming": True, "supports_reasoning": True}
+    # of a model that it does not know it asks for whole answers, and makes a stream of them itself
+    if protocol == "responses":
+        known = {
+            "litellm_provider": "openai",
+            "mode": "responses",
+            "supports_native_streaming": True,
+            "supports_reasoning": True,
+        }
         litellm.register_model({f"openai/{server.model}": known})
-        options["reasoning_effort"] = {"effort": "medium", "summary": "auto"}  # it shows thoughts as summaries only
-    if protocol == "messages" and not {"tools", "response_format"} & set(options):  # in Messages a thought has to be asked for
+        # it shows thoughts as summaries only
+        options["reasoning_effort"] = {"effort": "medium", "summary": "auto"}
+    # in Messages a thought has to be asked for
+    if protocol == "messages" and not {"tools", "response_format"} & set(options):
         options |= {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}
         options["allowed_openai_params"] = ["thinking"]  # it does not know whether this model can
     return litellm.completion(
@@ -58,7 +76,9 @@ def tool_loop(server: Server, protocol: str) -> None:
 
 def tool_loop_streamed(server: Server, protocol: str) -> None:
     messages: list[Any] = [user(WEATHER_QUESTION)]
-    first = litellm.stream_chunk_builder(list(ask(server, protocol, messages, tools=[WEATHER_TOOL], stream=True))).choices[0]
+    first = litellm.stream_chunk_builder(
+        list(ask(server, protocol, messages, tools=[WEATHER_TOOL], stream=True))
+    ).choices[0]
     (call,) = first.message.tool_calls
     result = called(call.function.name, call.function.arguments)
     messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": result}]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from conversations import SUM_QUESTION, WEATHER_QUESTION, Server, called, run, summed, thought, through, told
+from conversations import (
+    SUM_QUESTION,
+    WEATHER_QUESTION,
+    Server,
+    called,
+    run,
+    summed,
+    thought,
+    through,
+    told,
+)
 from llama_index.core import PromptTemplate
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent
 from llama_index.core.base.llms.types import ThinkingBlock
@@ -35,21 +45,40 @@ def weather_tool() -> FunctionTool:
     return FunctionTool.from_defaults(get_weather, description="Get the weather of a city")
 
 
-def model_of(server: Server, protocol: str, *, max_tokens: int = 1000, thinks: bool = False) -> FunctionCallingLLM:
+def model_of(
+    server: Server, protocol: str, *, max_tokens: int = 1000, thinks: bool = False
+) -> FunctionCallingLLM:
     if protocol == "ollama":
         options = {"num_predict": max_tokens}
         return Ollama(
-            model=server.model, base_url=server.root, temperature=0, thinking=True, context_window=8192, additional_kwargs=options
+            model=server.model,
+            base_url=server.root,
+            temperature=0,
+            thinking=True,
+            context_window=8192,
+            additional_kwargs=options,
         )
-    shared: dict[str, Any] = {"model": server.model, "api_key": server.api_key, "temperature": 0, "max_retries": 0}
+    shared: dict[str, Any] = {
+        "model": server.model,
+        "api_key": server.api_key,
+        "temperature": 0,
+        "max_retries": 0,
+    }
     if protocol == "messages":
         if thinks:  # in Messages a thought has to be asked for
             shared |= {"thinking_dict": {"type": "enabled", "budget_tokens": 1024}}
             max_tokens = 2000
         made = NamedModel(base_url=server.root, max_tokens=max_tokens, **shared)
-        made.temperature = 0  # with thoughts it takes 1 whatever is asked for, and then the bundled model may draw a wrong sum
+        # with thoughts it takes 1 whatever is asked for, and then the bundled model may draw a
+        # wrong sum
+        made.temperature = 0
         return made
-    shared |= {"api_base": server.base_url, "is_chat_model": True, "is_function_calling_model": True, "context_window": 32768}
+    shared |= {
+        "api_base": server.base_url,
+        "is_chat_model": True,
+        "is_function_calling_model": True,
+        "context_window": 32768,
+    }
     if protocol == "responses":
         if thinks:  # it shows thoughts as summaries only
             shared["reasoning_options"] = {"effort": "medium", "summary": "auto"}
@@ -58,30 +87,48 @@ def model_of(server: Server, protocol: str, *, max_tokens: int = 1000, thinks: b
 
 
 class NamedModel(Anthropic):
-    """Its model for Messages, which knows by name how much a model can read: any other name is an error."""
+    """Its model for Messages, which knows by name how much a model can read: any other name is an
+    error.
+    """
 
     @property
     def metadata(self) -> Any:
-        return OpenAILike(model=self.model, is_chat_model=True, is_function_calling_model=True).metadata
+        return OpenAILike(
+            model=self.model, is_chat_model=True, is_function_calling_model=True
+        ).metadata
 
 
 def then(model: FunctionCallingLLM, first: Any) -> list[ChatMessage]:
     (call,) = model.get_tool_calls_from_response(first)
     result = called(call.tool_name, call.tool_kwargs)
-    return [first.message, ChatMessage(role="tool", content=result, additional_kwargs={"tool_call_id": call.tool_id})]
+    return [
+        first.message,
+        ChatMessage(role="tool", content=result, additional_kwargs={"tool_call_id": call.tool_id}),
+    ]
 
 
 def tool_loop(server: Server, protocol: str) -> None:
-    model, messages = model_of(server, protocol), [ChatMessage(role="user", content=WEATHER_QUESTION)]
+    model, messages = (
+        model_of(server, protocol),
+        [ChatMessage(role="user", content=WEATHER_QUESTION)],
+    )
     messages += then(model, model.chat_with_tools([weather_tool()], chat_history=messages))
     told(model.chat_with_tools([weather_tool()], chat_history=messages).message.content)
 
 
 def tool_loop_streamed(server: Server, protocol: str) -> None:
-    model, messages = model_of(server, protocol), [ChatMessage(role="user", content=WEATHER_QUESTION)]
+    model, messages = (
+        model_of(server, protocol),
+        [ChatMessage(role="user", content=WEATHER_QUESTION)],
+    )
     *_, first = model.stream_chat_with_tools([weather_tool()], chat_history=messages)
     messages += then(model, first)
-    told("".join(part.delta or "" for part in model.stream_chat_with_tools([weather_tool()], chat_history=messages)))
+    told(
+        "".join(
+            part.delta or ""
+            for part in model.stream_chat_with_tools([weather_tool()], chat_history=messages)
+        )
+    )
 
 
 async def agent(server: Server, protocol: str) -> None:
@@ -90,30 +137,47 @@ async def agent(server: Server, protocol: str) -> None:
 
 
 async def agent_streamed(server: Server, protocol: str) -> None:
-    running = FunctionAgent(tools=[weather_tool()], llm=model_of(server, protocol)).run(WEATHER_QUESTION)
-    text = "".join([event.delta async for event in running.stream_events() if isinstance(event, AgentStream)])
+    running = FunctionAgent(tools=[weather_tool()], llm=model_of(server, protocol)).run(
+        WEATHER_QUESTION
+    )
+    text = "".join(
+        [event.delta async for event in running.stream_events() if isinstance(event, AgentStream)]
+    )
     told(text)
     told(str(await running))
 
 
 def thinking(server: Server, protocol: str) -> None:
-    answer: Any = model_of(server, protocol, thinks=True).chat([ChatMessage(role="user", content=SUM_QUESTION)])
+    answer: Any = model_of(server, protocol, thinks=True).chat(
+        [ChatMessage(role="user", content=SUM_QUESTION)]
+    )
     summed(answer.message.content)
     if protocol == "chat":
         assert answer.raw.choices[0].message.reasoning_content
     else:
-        thought("".join(block.content or "" for block in answer.message.blocks if isinstance(block, ThinkingBlock)))
+        thought(
+            "".join(
+                block.content or ""
+                for block in answer.message.blocks
+                if isinstance(block, ThinkingBlock)
+            )
+        )
 
 
 def thinking_streamed(server: Server, protocol: str) -> None:
-    parts: Any = model_of(server, protocol, thinks=True).stream_chat([ChatMessage(role="user", content=SUM_QUESTION)])
+    parts: Any = model_of(server, protocol, thinks=True).stream_chat(
+        [ChatMessage(role="user", content=SUM_QUESTION)]
+    )
     summed("".join(part.delta or "" for part in parts))
 
 
-# Not through Messages: there it leaves the model the choice to call, and the bundled one does not follow instructions.
+# Not through Messages: there it leaves the model the choice to call, and the bundled one does not
+# follow instructions.
 @through("chat", "responses", "ollama")
 def structure(server: Server, protocol: str) -> None:
-    report = model_of(server, protocol, max_tokens=200).structured_predict(Report, PromptTemplate("Write JSON."))
+    report = model_of(server, protocol, max_tokens=200).structured_predict(
+        Report, PromptTemplate("Write JSON.")
+    )
     assert isinstance(report, Report)
 
 
@@ -126,6 +190,11 @@ if __name__ == "__main__":
         thinking,
         thinking_streamed,
         structure,
-        packages=("llama-index-core", "llama-index-llms-openai-like", "llama-index-llms-anthropic", "llama-index-llms-ollama"),
+        packages=(
+            "llama-index-core",
+            "llama-index-llms-openai-like",
+            "llama-index-llms-anthropic",
+            "llama-index-llms-ollama",
+        ),
         protocols=PROTOCOLS,
     )

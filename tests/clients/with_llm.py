@@ -1,4 +1,6 @@
-"""Simon Willison's `llm`: its command line with a model from extra-openai-models.yaml, and its library."""
+"""Simon Willison's `llm`: its command line with a model from extra-openai-models.yaml, and its
+library.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,17 @@ def get_weather(city: str) -> str:
 
 
 def command(server: Server, home: Path, *arguments: str) -> str:
-    model = {"model_id": "here", "model_name": server.model, "api_base": server.base_url, "api_key_name": "here"}
+    model = {
+        "model_id": "here",
+        "model_name": server.model,
+        "api_base": server.base_url,
+        "api_key_name": "here",
+    }
     features = "  supports_tools: true\n  supports_schema: true\n"
     lines = "".join(f"  {name}: {value}\n" for name, value in model.items())
-    (home / "extra-openai-models.yaml").write_text("- " + lines.strip() + "\n" + features, encoding="utf-8")
+    (home / "extra-openai-models.yaml").write_text(
+        "- " + lines.strip() + "\n" + features, encoding="utf-8"
+    )
     (home / "keys.json").write_text(json.dumps({"here": server.api_key}), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "llm", *arguments, "-m", "here", "-o", "temperature", "0"],
@@ -61,7 +70,9 @@ def thinking_streamed(server: Server) -> None:
 
 
 def structure(server: Server) -> None:
-    made = json.loads(in_a_home(server, "Write JSON.", "--schema", "city, degrees int", "--no-stream"))
+    made = json.loads(
+        in_a_home(server, "Write JSON.", "--schema", "city, degrees int", "--no-stream")
+    )
     assert set(made) == {"city", "degrees"}
 
 
@@ -72,11 +83,25 @@ def library(server: Server) -> None:
         """Get the weather of a city"""
         return called("get_weather", {"city": city})
 
-    model: Any = Chat("here", model_name=server.model, api_base=server.base_url, supports_tools=True)
+    model: Any = Chat(
+        "here", model_name=server.model, api_base=server.base_url, supports_tools=True
+    )
     model.key = server.api_key
     for stream in (True, False):
-        told(model.chain(WEATHER_QUESTION, tools=[get_weather], stream=stream, options={"temperature": 0}).text())
+        told(
+            model.chain(
+                WEATHER_QUESTION, tools=[get_weather], stream=stream, options={"temperature": 0}
+            ).text()
+        )
 
 
 if __name__ == "__main__":
-    run(tool_loop, tool_loop_streamed, thinking, thinking_streamed, structure, library, packages=("llm", "openai"))
+    run(
+        tool_loop,
+        tool_loop_streamed,
+        thinking,
+        thinking_streamed,
+        structure,
+        library,
+        packages=("llm", "openai"),
+    )

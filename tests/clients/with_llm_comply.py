@@ -1,4 +1,6 @@
-"""llm-comply: a tester of conformance to Open Responses, OpenAI's chat completions and Anthropic's Messages."""
+"""llm-comply: a tester of conformance to Open Responses, OpenAI's chat completions and Anthropic's
+Messages.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,22 @@ from conversations import Server, run
 
 # By these names it takes a model for one that thinks, and leaves out no test.
 THINKS, THINKS_TOO = "gpt-5-here", "claude-sonnet-4-here"
-# Models here read text only. A request that names no model is answered by the first one: Open Responses leaves that open.
+# Models here read text only. A request that names no model is answered by the first one: Open
+# Responses leaves that open.
 REFUSED = {"image-input": 400}
 ANSWERED = {"error-handling": 200}
 
 
 def failures(server: Server, form: str, *, model: str) -> dict[str, list[str]]:
     """The tests that fail, with what is said of each. Asserts that all were run."""
-    command = [str(Path(sys.executable).parent / "llm-comply"), "run", "--base-url", server.base_url, "--model", model]
+    command = [
+        str(Path(sys.executable).parent / "llm-comply"),
+        "run",
+        "--base-url",
+        server.base_url,
+        "--model",
+        model,
+    ]
     done = subprocess.run(
         [*command, "--api-key", server.api_key, "--format", form, "--timeout", "120", "--json"],
         stdin=subprocess.DEVNULL,

@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from conversations import SUM_QUESTION, WEATHER_QUESTION, WEATHER_TOOL, Server, called, run, summed, thought, told
+from conversations import (
+    SUM_QUESTION,
+    WEATHER_QUESTION,
+    WEATHER_TOOL,
+    Server,
+    called,
+    run,
+    summed,
+    thought,
+    told,
+)
 from ollama import Client
 from pydantic import BaseModel
 
@@ -34,18 +44,31 @@ def _then(message: Any) -> list[Any]:
 
 
 def tool_loop(server: Server) -> None:
-    client, messages, options = client_of(server), [user(WEATHER_QUESTION)], options_of(server, tools=[WEATHER_TOOL])
+    client, messages, options = (
+        client_of(server),
+        [user(WEATHER_QUESTION)],
+        options_of(server, tools=[WEATHER_TOOL]),
+    )
     first = client.chat(messages=messages, **options)
     assert first.done
     told(client.chat(messages=messages + _then(first.message), **options).message.content)
 
 
 def tool_loop_streamed(server: Server) -> None:
-    client, messages, options = client_of(server), [user(WEATHER_QUESTION)], options_of(server, tools=[WEATHER_TOOL])
+    client, messages, options = (
+        client_of(server),
+        [user(WEATHER_QUESTION)],
+        options_of(server, tools=[WEATHER_TOOL]),
+    )
     parts = list(client.chat(messages=messages, stream=True, **options))
     (message,) = [part.message for part in parts if part.message.tool_calls]
     assert parts[-1].done_reason == "stop"
-    told("".join(part.message.content or "" for part in client.chat(messages=messages + _then(message), stream=True, **options)))
+    told(
+        "".join(
+            part.message.content or ""
+            for part in client.chat(messages=messages + _then(message), stream=True, **options)
+        )
+    )
 
 
 def function_as_tool(server: Server) -> None:
@@ -53,19 +76,27 @@ def function_as_tool(server: Server) -> None:
         """Get the weather of a city"""
         return called("get_weather", {"city": city})
 
-    first = client_of(server).chat(messages=[user(WEATHER_QUESTION)], **options_of(server, tools=[get_weather]))
+    first = client_of(server).chat(
+        messages=[user(WEATHER_QUESTION)], **options_of(server, tools=[get_weather])
+    )
     assert _then(first.message)
 
 
 def thinking(server: Server) -> None:
     for think in (True, None):
-        answer = client_of(server).chat(messages=[user(SUM_QUESTION)], think=think, **options_of(server))
+        answer = client_of(server).chat(
+            messages=[user(SUM_QUESTION)], think=think, **options_of(server)
+        )
         summed(answer.message.content)
         thought(answer.message.thinking)
 
 
 def thinking_streamed(server: Server) -> None:
-    parts = list(client_of(server).chat(messages=[user(SUM_QUESTION)], stream=True, think=True, **options_of(server)))
+    parts = list(
+        client_of(server).chat(
+            messages=[user(SUM_QUESTION)], stream=True, think=True, **options_of(server)
+        )
+    )
     summed("".join(part.message.content or "" for part in parts))
     thought("".join(part.message.thinking or "" for part in parts))
     assert parts[-1].eval_count > 0
@@ -73,14 +104,19 @@ def thinking_streamed(server: Server) -> None:
 
 
 def thinking_switched_off(server: Server) -> None:
-    answer = client_of(server).chat(messages=[user(SUM_QUESTION)], think=False, **options_of(server))
+    answer = client_of(server).chat(
+        messages=[user(SUM_QUESTION)], think=False, **options_of(server)
+    )
     assert not answer.message.thinking
 
 
 def structure(server: Server) -> None:
     for think in (True, False, None):
         answer = client_of(server).chat(
-            messages=[user("Write JSON.")], format=Report.model_json_schema(), think=think, **options_of(server)
+            messages=[user("Write JSON.")],
+            format=Report.model_json_schema(),
+            think=think,
+            **options_of(server),
         )
         Report.model_validate_json(answer.message.content)
 
@@ -88,13 +124,19 @@ def structure(server: Server) -> None:
 def structure_streamed(server: Server) -> None:
     for think in (True, False, None):
         parts = client_of(server).chat(
-            messages=[user("Write JSON.")], format=Report.model_json_schema(), think=think, stream=True, **options_of(server)
+            messages=[user("Write JSON.")],
+            format=Report.model_json_schema(),
+            think=think,
+            stream=True,
+            **options_of(server),
         )
         Report.model_validate_json("".join(part.message.content or "" for part in parts))
 
 
 def json_mode(server: Server) -> None:
-    answer = client_of(server).chat(messages=[user("Write JSON.")], format="json", think=False, **options_of(server))
+    answer = client_of(server).chat(
+        messages=[user("Write JSON.")], format="json", think=False, **options_of(server)
+    )
     assert isinstance(json.loads(answer.message.content), dict)
 
 
@@ -104,7 +146,12 @@ def generate(server: Server) -> None:
     summed(whole.response)
     parts = list(client.generate(prompt=SUM_QUESTION, stream=True, **options_of(server)))
     assert "".join(part.response or "" for part in parts) == whole.response
-    assert client.generate(prompt="Once upon", raw=True, **options_of(server, options={"num_predict": 3})).done_reason == "length"
+    assert (
+        client.generate(
+            prompt="Once upon", raw=True, **options_of(server, options={"num_predict": 3})
+        ).done_reason
+        == "length"
+    )
 
 
 def models(server: Server) -> None:
@@ -116,7 +163,9 @@ def models(server: Server) -> None:
     assert client.ps().models
     assert client.pull(server.model).status == "success"
     assert list(client.pull(server.model, stream=True))[-1].status == "success"
-    assert client.chat(messages=[user("hello")], **options_of(server, model=f"{server.model}:latest")).done
+    assert client.chat(
+        messages=[user("hello")], **options_of(server, model=f"{server.model}:latest")
+    ).done
 
 
 def embeddings(server: Server) -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from conversations import SUM_QUESTION, WEATHER_QUESTION, WEATHER_TOOL, Server, called, run, summed, thought, told
+from conversations import (
+    SUM_QUESTION,
+    WEATHER_QUESTION,
+    WEATHER_TOOL,
+    Server,
+    called,
+    run,
+    summed,
+    thought,
+    told,
+)
 from openai import OpenAI
 from pydantic import BaseModel
 
@@ -46,19 +56,26 @@ def tool_loop_streamed(server: Server) -> None:
     assert "tool_calls.function.arguments.delta" in kinds
     (call,) = first.message.tool_calls
     result = called(call.function.name, call.function.arguments)
-    messages += [first.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": result}]
+    messages += [
+        first.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": result},
+    ]
     with client.chat.completions.stream(messages=messages, **options) as stream:
         text = "".join(event.delta for event in stream if event.type == "content.delta")
     told(text)
 
 
 def thinking(server: Server) -> None:
-    answer = client_of(server).chat.completions.create(model=server.model, temperature=0, messages=[user(SUM_QUESTION)])
+    answer = client_of(server).chat.completions.create(
+        model=server.model, temperature=0, messages=[user(SUM_QUESTION)]
+    )
     message = answer.choices[0].message
     summed(message.content)
     thought(message.reasoning_content)
     assert message.reasoning == message.reasoning_content
-    assert 0 < answer.usage.completion_tokens_details.reasoning_tokens < answer.usage.completion_tokens
+    assert (
+        0 < answer.usage.completion_tokens_details.reasoning_tokens < answer.usage.completion_tokens
+    )
 
 
 def thinking_streamed(server: Server) -> None:
@@ -88,7 +105,11 @@ def thinking_switched_off(server: Server) -> None:
 
 def structure(server: Server) -> None:
     answer = client_of(server).chat.completions.parse(
-        model=server.model, temperature=0, max_tokens=200, messages=[user("Write JSON.")], response_format=Report
+        model=server.model,
+        temperature=0,
+        max_tokens=200,
+        messages=[user("Write JSON.")],
+        response_format=Report,
     )
     assert isinstance(answer.choices[0].message.parsed, Report)
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from conversations import SUM_QUESTION, WEATHER_QUESTION, WEATHER_TOOL, Server, called, run, summed, thought, told
+from conversations import (
+    SUM_QUESTION,
+    WEATHER_QUESTION,
+    WEATHER_TOOL,
+    Server,
+    called,
+    run,
+    summed,
+    thought,
+    told,
+)
 from openai import NotFoundError, OpenAI
 from pydantic import BaseModel
 
@@ -23,7 +33,11 @@ def client_of(server: Server) -> OpenAI:
 
 
 def result_of(call: Any) -> dict[str, Any]:
-    return {"type": "function_call_output", "call_id": call.call_id, "output": called(call.name, call.arguments)}
+    return {
+        "type": "function_call_output",
+        "call_id": call.call_id,
+        "output": called(call.name, call.arguments),
+    }
 
 
 def of_type(answer: Any, kind: str) -> Any:
@@ -33,24 +47,40 @@ def of_type(answer: Any, kind: str) -> Any:
 
 def tool_loop(server: Server) -> None:
     client, given = client_of(server), [{"role": "user", "content": WEATHER_QUESTION}]
-    options: dict[str, Any] = {"model": server.model, "temperature": 0, "tools": [TOOL], "store": False, "include": ENCRYPTED}
+    options: dict[str, Any] = {
+        "model": server.model,
+        "temperature": 0,
+        "tools": [TOOL],
+        "store": False,
+        "include": ENCRYPTED,
+    }
     first = client.responses.create(input=given, **options)
     assert first.status == "completed"
-    last = client.responses.create(input=[*given, *first.output, result_of(of_type(first, "function_call"))], **options)
+    last = client.responses.create(
+        input=[*given, *first.output, result_of(of_type(first, "function_call"))], **options
+    )
     told(last.output_text)
     assert last.usage.input_tokens_details.cached_tokens > 0
 
 
 def tool_loop_streamed(server: Server) -> None:
     client, given = client_of(server), [{"role": "user", "content": WEATHER_QUESTION}]
-    options: dict[str, Any] = {"model": server.model, "temperature": 0, "tools": [TOOL], "store": False, "include": ENCRYPTED}
+    options: dict[str, Any] = {
+        "model": server.model,
+        "temperature": 0,
+        "tools": [TOOL],
+        "store": False,
+        "include": ENCRYPTED,
+    }
     with client.responses.stream(input=given, **options) as stream:
         kinds = {event.type for event in stream}
         first = stream.get_final_response()
     assert {"response.function_call_arguments.delta", "response.output_item.done"} <= kinds
     again = [*given, *first.output, result_of(of_type(first, "function_call"))]
     with client.responses.stream(input=again, **options) as stream:
-        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        text = "".join(
+            event.delta for event in stream if event.type == "response.output_text.delta"
+        )
     told(text)
 
 
@@ -75,7 +105,9 @@ def stored_tool_loop(server: Server) -> None:
 def conversation(server: Server) -> None:
     client = client_of(server)
     talk = client.conversations.create()
-    client.responses.create(model=server.model, temperature=0, input="hello", conversation=talk.id, max_output_tokens=50)
+    client.responses.create(
+        model=server.model, temperature=0, input="hello", conversation=talk.id, max_output_tokens=50
+    )
     texts = [item for item in client.conversations.items.list(talk.id) if item.type == "message"]
     assert [item.role for item in texts] in (["assistant", "user"], ["user", "assistant"])
     client.conversations.delete(talk.id)
@@ -83,10 +115,14 @@ def conversation(server: Server) -> None:
 
 def resumed_stream(server: Server) -> None:
     client = client_of(server)
-    stream = client.responses.create(model=server.model, temperature=0, input=SUM_QUESTION, stream=True, background=True)
+    stream = client.responses.create(
+        model=server.model, temperature=0, input=SUM_QUESTION, stream=True, background=True
+    )
     first = [event for event, _ in zip(stream, range(3), strict=False)]
     stream.close()
-    rest = client.responses.retrieve(first[0].response.id, stream=True, starting_after=first[-1].sequence_number)
+    rest = client.responses.retrieve(
+        first[0].response.id, stream=True, starting_after=first[-1].sequence_number
+    )
     events = [*first, *rest]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].type == "response.completed"
@@ -94,7 +130,9 @@ def resumed_stream(server: Server) -> None:
 
 
 def thinking(server: Server) -> None:
-    answer = client_of(server).responses.create(model=server.model, temperature=0, input=SUM_QUESTION, store=False)
+    answer = client_of(server).responses.create(
+        model=server.model, temperature=0, input=SUM_QUESTION, store=False
+    )
     summed(answer.output_text)
     item = of_type(answer, "reasoning")
     thought("".join(part.text for part in item.content or item.summary))
@@ -104,7 +142,9 @@ def thinking(server: Server) -> None:
 def thinking_streamed(server: Server) -> None:
     text = reasoning = ""
     options: dict[str, Any] = {"reasoning": {"effort": "medium", "summary": "auto"}, "store": False}
-    with client_of(server).responses.stream(model=server.model, temperature=0, input=SUM_QUESTION, **options) as stream:
+    with client_of(server).responses.stream(
+        model=server.model, temperature=0, input=SUM_QUESTION, **options
+    ) as stream:
         for event in stream:
             text += event.delta if event.type == "response.output_text.delta" else ""
             kinds = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
@@ -115,14 +155,23 @@ def thinking_streamed(server: Server) -> None:
 
 def thinking_switched_off(server: Server) -> None:
     answer = client_of(server).responses.create(
-        model=server.model, temperature=0, input=SUM_QUESTION, reasoning={"effort": "none"}, store=False
+        model=server.model,
+        temperature=0,
+        input=SUM_QUESTION,
+        reasoning={"effort": "none"},
+        store=False,
     )
     assert not [item for item in answer.output if item.type == "reasoning"]
 
 
 def structure(server: Server) -> None:
     answer = client_of(server).responses.parse(
-        model=server.model, temperature=0, max_output_tokens=200, input="Write JSON.", text_format=Report, store=False
+        model=server.model,
+        temperature=0,
+        max_output_tokens=200,
+        input="Write JSON.",
+        text_format=Report,
+        store=False,
     )
     assert isinstance(answer.output_parsed, Report)
 
@@ -157,9 +206,16 @@ def custom_call(server: Server) -> None:
 
 def input_tokens(server: Server) -> None:
     client = client_of(server)
-    counted = client.responses.input_tokens.count(model=server.model, input=WEATHER_QUESTION, tools=[TOOL])
+    counted = client.responses.input_tokens.count(
+        model=server.model, input=WEATHER_QUESTION, tools=[TOOL]
+    )
     answer = client.responses.create(
-        model=server.model, input=WEATHER_QUESTION, tools=[TOOL], max_output_tokens=1, store=False, temperature=0
+        model=server.model,
+        input=WEATHER_QUESTION,
+        tools=[TOOL],
+        max_output_tokens=1,
+        store=False,
+        temperature=0,
     )
     assert counted.input_tokens == answer.usage.input_tokens
 

@@ -16,7 +16,8 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.ollama import OllamaProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-PROTOCOLS = ("chat", "responses", "messages", "ollama")  # its model for Ollama speaks chat completions
+# its model for Ollama speaks chat completions
+PROTOCOLS = ("chat", "responses", "messages", "ollama")
 
 
 class Report(BaseModel):
@@ -38,12 +39,20 @@ def agent_of(server: Server, protocol: str, *, thinks: bool = False, **options: 
         "chat": lambda: OpenAIChatModel(server.model, provider=openai),
         "responses": lambda: OpenAIResponsesModel(server.model, provider=openai),
         # it knows by name which models keep to a schema
-        "messages": lambda: AnthropicModel(server.model, provider=anthropic, profile={"supports_json_schema_output": True}),
-        "ollama": lambda: OllamaModel(server.model, provider=OllamaProvider(base_url=server.base_url)),
+        "messages": lambda: AnthropicModel(
+            server.model, provider=anthropic, profile={"supports_json_schema_output": True}
+        ),
+        "ollama": lambda: OllamaModel(
+            server.model, provider=OllamaProvider(base_url=server.base_url)
+        ),
     }[protocol]()
-    settings: dict[str, Any] = {"temperature": 0, "openai_reasoning_summary": "auto"}  # Responses: summaries only
+    # Responses: summaries only
+    settings: dict[str, Any] = {"temperature": 0, "openai_reasoning_summary": "auto"}
     if thinks and protocol == "messages":  # there a thought has to be asked for
-        settings |= {"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}
+        settings |= {
+            "anthropic_thinking": {"type": "enabled", "budget_tokens": 1024},
+            "max_tokens": 2000,
+        }
     return Agent(model, model_settings=settings, retries=0, **options)
 
 
@@ -52,7 +61,9 @@ def tool_loop(server: Server, protocol: str) -> None:
 
 
 async def tool_loop_streamed(server: Server, protocol: str) -> None:
-    async with agent_of(server, protocol, tools=[get_weather]).run_stream(WEATHER_QUESTION) as stream:
+    async with agent_of(server, protocol, tools=[get_weather]).run_stream(
+        WEATHER_QUESTION
+    ) as stream:
         text = "".join([piece async for piece in stream.stream_text(delta=True)])
     told(text)
 
@@ -62,7 +73,9 @@ def thinking(server: Server, protocol: str) -> None:
     summed(done.output)
     (part,) = [part for part in done.all_messages()[-1].parts if isinstance(part, ThinkingPart)]
     thought(part.content)
-    again = agent_of(server, protocol, thinks=True).run_sync("What is 12 + 30?", message_history=done.all_messages())
+    again = agent_of(server, protocol, thinks=True).run_sync(
+        "What is 12 + 30?", message_history=done.all_messages()
+    )
     summed(again.output)
 
 
@@ -73,9 +86,15 @@ async def thinking_streamed(server: Server, protocol: str) -> None:
             if Agent.is_model_request_node(node):
                 async with node.stream(steps.ctx) as events:
                     async for event in events:
-                        piece = getattr(event, "part" if isinstance(event, PartStartEvent) else "delta", None)
+                        piece = getattr(
+                            event, "part" if isinstance(event, PartStartEvent) else "delta", None
+                        )
                         thoughts += piece.content if isinstance(piece, ThinkingPart) else ""
-                        thoughts += piece.content_delta or "" if isinstance(piece, ThinkingPartDelta) else ""
+                        thoughts += (
+                            piece.content_delta or ""
+                            if isinstance(piece, ThinkingPartDelta)
+                            else ""
+                        )
     summed(steps.result.output)
     thought(thoughts)
 
@@ -83,7 +102,9 @@ async def thinking_streamed(server: Server, protocol: str) -> None:
 def structure(server: Server, protocol: str) -> None:
     for kind in (NativeOutput, ToolOutput):
         agent = agent_of(server, protocol, output_type=kind(Report))
-        assert isinstance(agent.run_sync("Write JSON.", model_settings={"max_tokens": 200}).output, Report), kind
+        assert isinstance(
+            agent.run_sync("Write JSON.", model_settings={"max_tokens": 200}).output, Report
+        ), kind
 
 
 if __name__ == "__main__":

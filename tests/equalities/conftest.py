@@ -1,4 +1,6 @@
-"""The equalities hold over both ways to attend: tiny models have so few scores that numpy would never be asked."""
+"""The equalities hold over both ways to attend: tiny models have so few scores that numpy would
+never be asked.
+"""
 
 from __future__ import annotations
 

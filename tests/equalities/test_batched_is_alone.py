@@ -1,4 +1,6 @@
-"""Equality one: whatever else is in the batch, and however its prompt is cut, a sequence draws what it would draw alone."""
+"""Equality one: whatever else is in the batch, and however its prompt is cut, a sequence draws what
+it would draw alone.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,15 @@ def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "qwen3_next", "deepseek_v3"])
-def test_with_the_ways_of_a_gpu_each_sequence_draws_what_it_draws_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused attention over one buffer for each sequence, and a step that is laid out before the last one is collected."""
-    monkeypatch.setattr(engine_module, "StepContext", partial(StepContext, composes_attention=False))
+def test_with_the_ways_of_a_gpu_each_sequence_draws_what_it_draws_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused attention over one buffer for each sequence, and a step that is laid out before the
+    last one is collected.
+    """
+    monkeypatch.setattr(
+        engine_module, "StepContext", partial(StepContext, composes_attention=False)
+    )
     monkeypatch.setattr(probed(name), "shares", False)
     model, rng = kept_tiny(name), random.Random(f"{name} as on a GPU")
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
@@ -79,7 +87,9 @@ SAMPLINGS = (
 )
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_moe", "qwen3_next", "gemma2", "mamba2", "llama4"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3_text", "qwen3_moe", "qwen3_next", "gemma2", "mamba2", "llama4"]
+)
 def test_sampled_tokens_do_not_depend_on_the_batch(name: str) -> None:
     rng = random.Random(f"{name} sampled")
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)

@@ -1,4 +1,6 @@
-"""Equalities two and three through the whole worker: what is found in memory changes no answer, and nothing is read twice."""
+"""Equalities two and three through the whole worker: what is found in memory changes no answer, and
+nothing is read twice.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ def test_exact_extended_and_diverging_prompts_get_the_answers_of_fresh_ones(name
     turn = first + answer + random_prompt(rng, 20)
     fork = first[:50] + random_prompt(rng, 30)
     inbox = worker(name).serve(
-        one_after_the_other(greedy("first", first), greedy("exact", first), greedy("turn", turn), greedy("fork", fork))
+        one_after_the_other(
+            greedy("first", first),
+            greedy("exact", first),
+            greedy("turn", turn),
+            greedy("fork", fork),
+        )
     )
     assert inbox.tokens("exact") == inbox.tokens("first") == list(answer)
     assert inbox.tokens("turn") == fresh(name, turn)
@@ -58,7 +65,9 @@ def test_a_restart_loses_nothing(name: str, tmp_path: Path) -> None:
     prompt = random_prompt(rng, 300)
     before = worker(name, tmp_path).serve([[greedy("before", prompt)]])
     turn = prompt + tuple(before.tokens("before")) + random_prompt(rng, 5)
-    after = worker(name, tmp_path).serve(one_after_the_other(greedy("again", prompt), greedy("turn", turn)))
+    after = worker(name, tmp_path).serve(
+        one_after_the_other(greedy("again", prompt), greedy("turn", turn))
+    )
     assert after.tokens("again") == before.tokens("before")
     assert cached(after, "again", "turn") == [299, 305]
     assert after.tokens("turn") == fresh(name, turn)
@@ -92,7 +101,9 @@ def test_requests_that_come_together_read_their_common_beginning_once(name: str)
     # one token more than a boundary, so that both kinds of models can share all of it
     common = random_prompt(rng, 1024)
     prompts = [common + random_prompt(rng, 10) for _ in range(5)]
-    inbox = worker(name).serve([[greedy(str(index), prompt) for index, prompt in enumerate(prompts)]])
+    inbox = worker(name).serve(
+        [[greedy(str(index), prompt) for index, prompt in enumerate(prompts)]]
+    )
     for index, prompt in enumerate(prompts):
         assert inbox.tokens(str(index)) == fresh(name, prompt)
     assert sorted(cached(inbox, *map(str, range(5)))) == [0, 1024, 1024, 1024, 1024]
@@ -113,7 +124,9 @@ def test_tenants_and_models_share_nothing(tmp_path: Path) -> None:
     prompt = random_prompt(rng, 100)
     inbox = worker("llama", tmp_path).serve(
         one_after_the_other(
-            greedy("a", prompt, tenant="a"), greedy("b", prompt, tenant="b"), greedy("a again", prompt, tenant="a")
+            greedy("a", prompt, tenant="a"),
+            greedy("b", prompt, tenant="b"),
+            greedy("a again", prompt, tenant="a"),
         )
     )
     assert cached(inbox, "a", "b", "a again") == [0, 0, 99]
@@ -128,7 +141,9 @@ def test_preemption_keeps_what_was_read(name: str) -> None:
     rng = random.Random(f"{name} preempted")
     prompts = [random_prompt(rng, 60) for _ in range(3)]
     subject = worker(name, budget_tokens=240)
-    inbox = subject.serve([[greedy(str(index), prompt, max_tokens=60) for index, prompt in enumerate(prompts)]])
+    inbox = subject.serve(
+        [[greedy(str(index), prompt, max_tokens=60) for index, prompt in enumerate(prompts)]]
+    )
     assert subject.scheduler.statistics().preemptions > 0
     for index, prompt in enumerate(prompts):
         assert inbox.tokens(str(index)) == fresh(name, prompt, max_tokens=60)
@@ -137,14 +152,20 @@ def test_preemption_keeps_what_was_read(name: str) -> None:
 def test_a_ram_budget_of_nothing_still_answers_and_the_disk_still_serves(tmp_path: Path) -> None:
     rng = random.Random("small")
     prompt = random_prompt(rng, 300)
-    inbox = worker("llama", tmp_path, ram_bytes=1).serve(one_after_the_other(greedy("a", prompt), greedy("b", prompt)))
+    inbox = worker("llama", tmp_path, ram_bytes=1).serve(
+        one_after_the_other(greedy("a", prompt), greedy("b", prompt))
+    )
     assert inbox.tokens("a") == inbox.tokens("b") == fresh("llama", prompt)
-    assert worker("llama", ram_bytes=1).serve([[greedy("a", prompt)]]).tokens("a") == inbox.tokens("a")
+    assert worker("llama", ram_bytes=1).serve([[greedy("a", prompt)]]).tokens("a") == inbox.tokens(
+        "a"
+    )
 
 
 @pytest.mark.parametrize("where", ["engine", "memory"])
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_what_cannot_be_restored_is_read_again(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_restored_is_read_again(
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(f"{name} unfit")
     prompt = random_prompt(rng, 100)
     subject = worker(name)
@@ -165,9 +186,18 @@ def test_what_cannot_be_restored_is_read_again(name: str, where: str, monkeypatc
     script = [[first], *[[]] * 30, [busy], [], [], [second], [], [greedy("third", prompt)]]
     if where == "memory":
         real = subject.cache.prefix
-        monkeypatch.setattr(subject.cache, "prefix", lambda lookup: broken(lookup) if lookup.cached_tokens else real(lookup))
+        monkeypatch.setattr(
+            subject.cache,
+            "prefix",
+            lambda lookup: broken(lookup) if lookup.cached_tokens else real(lookup),
+        )
     inbox = subject.serve(script)
-    assert inbox.tokens("first") == inbox.tokens("second") == inbox.tokens("third") == fresh(name, prompt)
+    assert (
+        inbox.tokens("first")
+        == inbox.tokens("second")
+        == inbox.tokens("third")
+        == fresh(name, prompt)
+    )
     assert inbox.tokens("busy") == fresh(name, busy.prompt_token_ids, max_tokens=60)
     assert cached(inbox, "second", "third") == [0, 0]
     assert inbox.finished("second").memory.outcome is CacheOutcome.FAILED

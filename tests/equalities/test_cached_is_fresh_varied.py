@@ -1,7 +1,9 @@
-"""Cached = fresh for every architecture, with prompts, chunk sizes, joins, tiers and restarts drawn at random.
+"""Cached = fresh for every architecture, with prompts, chunk sizes, joins, tiers and restarts drawn
+at random.
 
-Reading only the rest of a prompt divides the work otherwise than reading all of it, and float32 rounds otherwise then: the
-log-probabilities of answers may differ by TOLERANCE, and greedy answers must be equal, unless two tokens are as near as that.
+Reading only the rest of a prompt divides the work otherwise than reading all of it, and float32
+rounds otherwise then: the log-probabilities of answers may differ by TOLERANCE, and greedy answers
+must be equal, unless two tokens are as near as that.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
 
-TOLERANCE = 5e-5  # of log-probabilities; the most that was seen over all architectures, with BLAS on a CPU, is 2.4e-6
+# of log-probabilities; the most that was seen over all architectures, with BLAS on a CPU, is 2.4e-6
+TOLERANCE = 5e-5
 ANSWER_TOKENS = 5
 How = Literal["exact", "extend", "diverge", "answer in the middle"]
 
@@ -84,7 +87,9 @@ def check(name: str, length: int, asked: list[Turn], life: Life, seed: int) -> N
 
 
 def must_be_there(turn: Turn, number: int, life: Life) -> bool:
-    """Whether all of this request's prompt was read before it came, and cannot have been let go since."""
+    """Whether all of this request's prompt was read before it came, and cannot have been let go
+    since.
+    """
     if turn.how != "exact" or turn.together or life.tier == "disk":
         return False
     same_life = (turn.of % number < life.restart_before) == (number < life.restart_before)
@@ -97,12 +102,18 @@ def tokens(rng: random.Random, count: int) -> tuple[int, ...]:
 
 def request(name: str, prompt: tuple[int, ...], rng: random.Random) -> SequenceRequest:
     branch_points = tuple(sorted({rng.randrange(len(prompt)) for _ in range(2)}))
-    pins = tuple(PinnedPrefix(tokens=at, seconds=rng.choice((0.0, 300.0))) for at in branch_points if at)
+    pins = tuple(
+        PinnedPrefix(tokens=at, seconds=rng.choice((0.0, 300.0))) for at in branch_points if at
+    )
     scored = {"want_logprobs": True, "top_logprobs": 2}
-    return greedy(name, prompt, max_tokens=ANSWER_TOKENS, branch_points=branch_points, pins=pins, **scored)
+    return greedy(
+        name, prompt, max_tokens=ANSWER_TOKENS, branch_points=branch_points, pins=pins, **scored
+    )
 
 
-def derived(turn: Turn, requests: list[SequenceRequest], alone: Reference, rng: random.Random) -> tuple[int, ...]:
+def derived(
+    turn: Turn, requests: list[SequenceRequest], alone: Reference, rng: random.Random
+) -> tuple[int, ...]:
     before = requests[turn.of % len(requests)]
     prompt, own = tuple(before.prompt_token_ids), tokens(rng, turn.more)
     answered = prompt + tuple(token.token_id for token in alone.answer(before))
@@ -128,7 +139,17 @@ class Reference:
         prompt = asked.prompt_token_ids
         if prompt not in self._answers:
             inbox = worker(self._name).serve(
-                [[greedy("fresh", prompt, max_tokens=ANSWER_TOKENS, want_logprobs=True, top_logprobs=2)]]
+                [
+                    [
+                        greedy(
+                            "fresh",
+                            prompt,
+                            max_tokens=ANSWER_TOKENS,
+                            want_logprobs=True,
+                            top_logprobs=2,
+                        )
+                    ]
+                ]
             )
             self._answers[prompt] = drawn(inbox, "fresh")
         return self._answers[prompt]
@@ -138,7 +159,9 @@ def worker(name: str, **more: object) -> CachingWorker:
     return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, **more)  # type: ignore[arg-type]
 
 
-def live(name: str, life: Life, requests: list[SequenceRequest], asked: list[Turn], folder: Path) -> list[ScriptInbox]:
+def live(
+    name: str, life: Life, requests: list[SequenceRequest], asked: list[Turn], folder: Path
+) -> list[ScriptInbox]:
     """For each request the inbox of the worker that answered it."""
     answers: list[ScriptInbox] = []
     for first, last in ((0, life.restart_before), (life.restart_before, len(requests))):
@@ -163,7 +186,12 @@ def live(name: str, life: Life, requests: list[SequenceRequest], asked: list[Tur
 
 
 def drawn(inbox: ScriptInbox, request_id: str) -> list[TokenLogprob]:
-    return [each for event in inbox.of(request_id) if isinstance(event, TokensGenerated) for each in event.logprobs]
+    return [
+        each
+        for event in inbox.of(request_id)
+        if isinstance(event, TokensGenerated)
+        for each in event.logprobs
+    ]
 
 
 def same_answer(found: list[TokenLogprob], expected: list[TokenLogprob], what: str) -> None:
@@ -172,12 +200,19 @@ def same_answer(found: list[TokenLogprob], expected: list[TokenLogprob], what: s
         if one.token_id != other.token_id:
             assert first - second <= 2 * TOLERANCE, f"request {what} has another answer"
             return  # as near as that, either may be taken; what follows is about another text
-        assert abs(one.logprob - other.logprob) <= TOLERANCE, f"request {what}: {one.logprob} and {other.logprob}"
+        assert abs(one.logprob - other.logprob) <= TOLERANCE, (
+            f"request {what}: {one.logprob} and {other.logprob}"
+        )
 
 
 @pytest.mark.parametrize("name", KEEPABLE)
 @settings(max_examples=3, derandomize=True)
-@given(length=lengths, asked=st.lists(turns, min_size=1, max_size=5), life=lives, seed=st.integers(0, 1 << 20))
+@given(
+    length=lengths,
+    asked=st.lists(turns, min_size=1, max_size=5),
+    life=lives,
+    seed=st.integers(0, 1 << 20),
+)
 def test_a_remembered_prompt_is_answered_like_a_fresh_one(
     name: str, length: int, asked: list[Turn], life: Life, seed: int
 ) -> None:
@@ -187,7 +222,12 @@ def test_a_remembered_prompt_is_answered_like_a_fresh_one(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KEEPABLE)
 @settings(max_examples=40)
-@given(length=lengths, asked=st.lists(turns, min_size=1, max_size=6), life=lives, seed=st.integers(0, 1 << 20))
+@given(
+    length=lengths,
+    asked=st.lists(turns, min_size=1, max_size=6),
+    life=lives,
+    seed=st.integers(0, 1 << 20),
+)
 def test_a_remembered_prompt_is_answered_like_a_fresh_one_at_length(
     name: str, length: int, asked: list[Turn], life: Life, seed: int
 ) -> None:

@@ -1,4 +1,6 @@
-"""Equality one where some sequences may not draw what they like: they, and plain ones beside them, draw what they draw alone."""
+"""Equality one where some sequences may not draw what they like: they, and plain ones beside them,
+draw what they draw alone.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,13 @@ SAMPLINGS = (
     SamplingParams(temperature=1.0, seed=5),
     SamplingParams(temperature=0.0, seed=1),
     SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=9),
-    SamplingParams(temperature=1.2, repetition_penalty=1.3, presence_penalty=0.4, logit_bias={97: 2.0, 98: -100.0}, seed=4),
+    SamplingParams(
+        temperature=1.2,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        logit_bias={97: 2.0, 98: -100.0},
+        seed=4,
+    ),
     SamplingParams(temperature=0.7, min_p=0.05, seed=3),
 )
 
@@ -44,7 +52,10 @@ def a_mix(rng: random.Random) -> list[Played]:
     sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=20)
     shift = rng.randrange(len(SAMPLINGS))
     for index, each in enumerate(sequences):
-        each.constraints, each.sampling = CONSTRAINTS[index], SAMPLINGS[(index + shift) % len(SAMPLINGS)]
+        each.constraints, each.sampling = (
+            CONSTRAINTS[index],
+            SAMPLINGS[(index + shift) % len(SAMPLINGS)],
+        )
     return sequences
 
 
@@ -60,7 +71,9 @@ def alone(engine: Engine, each: Played, *, constraints: Mapping[str, Any] | None
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma2", "llama4"])
-def test_constrained_and_plain_sequences_together_draw_what_each_draws_alone(name: str, depth: int) -> None:
+def test_constrained_and_plain_sequences_together_draw_what_each_draws_alone(
+    name: str, depth: int
+) -> None:
     rng = random.Random(f"{name} {depth}")
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
     together = a_mix(rng)
@@ -70,7 +83,9 @@ def test_constrained_and_plain_sequences_together_draw_what_each_draws_alone(nam
         assert each.tokens == by_itself.tokens
         for scored, expected in zip(each.logprobs, by_itself.logprobs, strict=True):
             assert scored.logprob == pytest.approx(expected.logprob, abs=FP32_TOLERANCE)
-    assert {chr(token) for token in together[0].tokens if token != END} <= set("abcdefghijklmnopqrstuvwxyz.")
+    assert {chr(token) for token in together[0].tokens if token != END} <= set(
+        "abcdefghijklmnopqrstuvwxyz."
+    )
     assert '{"kind":"'.startswith(text_of(together[2].tokens)[:9])
     assert 261 in together[3].tokens[:3] or len(together[3].tokens) < 3
     assert together[4].tokens[3:5] == [7, 8][: max(0, len(together[4].tokens) - 3)]
@@ -79,7 +94,9 @@ def test_constrained_and_plain_sequences_together_draw_what_each_draws_alone(nam
 
 def test_in_the_solo_layout_too() -> None:
     rng = random.Random("solo")
-    engine = Engine(SoloRunner(kept_tiny("llama"), None), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
+    engine = Engine(
+        SoloRunner(kept_tiny("llama"), None), vocab_size=VOCAB_SIZE, constraints=tiny_constraints()
+    )
     together = a_mix(rng)
     play(engine, together, rng, depth=1)
     assert [each.tokens for each in together] == [alone(engine, each).tokens for each in together]
@@ -87,7 +104,13 @@ def test_in_the_solo_layout_too() -> None:
 
 def test_log_probabilities_are_those_before_the_mask() -> None:
     engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
-    free = Played(prompt=(1, 2, 3), wanted_tokens=1, leaves_after=1, joins_at=0, constraints={"grammar": LETTERS})
+    free = Played(
+        prompt=(1, 2, 3),
+        wanted_tokens=1,
+        leaves_after=1,
+        joins_at=0,
+        constraints={"grammar": LETTERS},
+    )
     masked, plain = alone(engine, free), alone(engine, free, constraints={})
     assert masked.logprobs[0].top == plain.logprobs[0].top
     assert masked.logprobs[0].logprob < 0
@@ -96,6 +119,11 @@ def test_log_probabilities_are_those_before_the_mask() -> None:
 def test_an_answer_that_stays_under_its_budget_is_the_one_without() -> None:
     engine = Engine(probed("llama"), vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
     for sampling in SAMPLINGS:
-        plain = Played(prompt=(5, 6, 7, 8), wanted_tokens=12, leaves_after=12, joins_at=0, sampling=sampling)
+        plain = Played(
+            prompt=(5, 6, 7, 8), wanted_tokens=12, leaves_after=12, joins_at=0, sampling=sampling
+        )
         budget = ThinkingBudget(tokens=12, end_token_ids=(260, 261))
-        assert alone(engine, plain, constraints={"thinking_budget": budget}).tokens == alone(engine, plain).tokens
+        assert (
+            alone(engine, plain, constraints={"thinking_budget": budget}).tokens
+            == alone(engine, plain).tokens
+        )

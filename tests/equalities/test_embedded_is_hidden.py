@@ -19,8 +19,22 @@ from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import kept_tiny
 
-MODELS = ["llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_next", "lfm2", "nemotron_h", "minicpm3"]
-PROMPTS = {"short": random_prompt(5), "long": random_prompt(150, "b"), "one": (7,), "longer": random_prompt(200, "c")}
+MODELS = [
+    "llama",
+    "gemma2",
+    "gpt_oss",
+    "deepseek_v3",
+    "qwen3_next",
+    "lfm2",
+    "nemotron_h",
+    "minicpm3",
+]
+PROMPTS = {
+    "short": random_prompt(5),
+    "long": random_prompt(150, "b"),
+    "one": (7,),
+    "longer": random_prompt(200, "c"),
+}
 POOLINGS: tuple[Pooling, ...] = ("mean", "last")
 
 
@@ -49,38 +63,68 @@ def to_embed(request_id: str, prompt: tuple[int, ...], pooling: Pooling, **more:
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"), [*((name, Engine) for name in MODELS), ("llama", RunningAhead), ("lfm2", RunningAhead)]
+    ("name", "engine"),
+    [*((name, Engine) for name in MODELS), ("llama", RunningAhead), ("lfm2", RunningAhead)],
 )
-def test_embeddings_read_in_a_crowd_and_in_pieces_are_mlx_lms_own_hidden_states(name: str, engine: type[Engine]) -> None:
-    wanted = {f"{place}/{pooling}": (prompt, pooling) for place, prompt in PROMPTS.items() for pooling in POOLINGS}
-    answers = [greedy(f"answer {number}", random_prompt(20 + number, str(number))) for number in range(2)]
+def test_embeddings_read_in_a_crowd_and_in_pieces_are_mlx_lms_own_hidden_states(
+    name: str, engine: type[Engine]
+) -> None:
+    wanted = {
+        f"{place}/{pooling}": (prompt, pooling)
+        for place, prompt in PROMPTS.items()
+        for pooling in POOLINGS
+    }
+    answers = [
+        greedy(f"answer {number}", random_prompt(20 + number, str(number))) for number in range(2)
+    ]
     requests = [to_embed(request_id, *each) for request_id, each in wanted.items()]
-    crowd = tiny_worker(name=name, engine=engine, max_running=10).serve([[answers[0], *requests, answers[1]]])
+    crowd = tiny_worker(name=name, engine=engine, max_running=10).serve(
+        [[answers[0], *requests, answers[1]]]
+    )
     for request_id, each in wanted.items():
-        np.testing.assert_allclose(embedding(crowd, request_id), expected(name, *each), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(
+            embedding(crowd, request_id), expected(name, *each), atol=1e-5, rtol=0
+        )
     alone = tiny_worker(name=name).serve(one_after_the_other(*answers))
-    assert [crowd.tokens(each.request_id) for each in answers] == [alone.tokens(each.request_id) for each in answers]
+    assert [crowd.tokens(each.request_id) for each in answers] == [
+        alone.tokens(each.request_id) for each in answers
+    ]
 
 
 def test_one_that_is_preempted_begins_its_sum_anew() -> None:
-    subject = tiny_worker(budget_tokens=232, expected_output_tokens=4, step_tokens=4, min_chunk_tokens=2)
+    subject = tiny_worker(
+        budget_tokens=232, expected_output_tokens=4, step_tokens=4, min_chunk_tokens=2
+    )
     answer = greedy("answer", random_prompt(60), max_tokens=60)
     inbox = subject.serve([[answer, to_embed("mean", random_prompt(150, "b"), "mean")]])
     assert subject.scheduler.statistics().preemptions
-    np.testing.assert_allclose(embedding(inbox, "mean"), expected("llama", random_prompt(150, "b"), "mean"), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        embedding(inbox, "mean"),
+        expected("llama", random_prompt(150, "b"), "mean"),
+        atol=1e-5,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_what_is_cached_is_reused_where_only_the_last_token_is_wanted_and_nothing_is_kept(pooling: Pooling) -> None:
+def test_what_is_cached_is_reused_where_only_the_last_token_is_wanted_and_nothing_is_kept(
+    pooling: Pooling,
+) -> None:
     prompt = random_prompt(150, "b")
-    script = one_after_the_other(to_embed("first", prompt, pooling), greedy("read", prompt), to_embed("again", prompt, pooling))
+    script = one_after_the_other(
+        to_embed("first", prompt, pooling),
+        greedy("read", prompt),
+        to_embed("again", prompt, pooling),
+    )
     inbox = tiny_worker().serve(script)
     reused = {each: inbox.finished(each).cached_tokens for each in ("first", "read", "again")}
     assert reused == {"first": 0, "read": 0, "again": 149 if pooling == "last" else 0}
     if pooling == "mean":
         assert inbox.finished("again").memory.outcome is CacheOutcome.SCORED
     for each in ("first", "again"):
-        np.testing.assert_allclose(embedding(inbox, each), expected("llama", prompt, pooling), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(
+            embedding(inbox, each), expected("llama", prompt, pooling), atol=1e-5, rtol=0
+        )
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
@@ -91,6 +135,8 @@ def test_one_from_poisoned_memory_is_read_afresh(engine: type[Engine], tmp_path:
     inbox = tiny_worker(tmp_path, engine=engine).serve(
         one_after_the_other(to_embed("last", prompt, "last"), greedy("next", prompt))
     )
-    np.testing.assert_allclose(embedding(inbox, "last"), expected("llama", prompt, "last"), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        embedding(inbox, "last"), expected("llama", prompt, "last"), atol=1e-5, rtol=0
+    )
     assert inbox.finished("last").memory.outcome is CacheOutcome.FAILED
     assert inbox.finished("next").reason is FinishReason.LENGTH

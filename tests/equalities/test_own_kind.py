@@ -1,6 +1,8 @@
-"""A kind of layer state that exists in this file only goes through everything: it registers itself, and nothing else knows of it.
+"""A kind of layer state that exists in this file only goes through everything: it registers itself,
+and nothing else knows of it.
 
-It keeps every token, with its keys transposed, in one array with its values behind them, and grows as tokens come.
+It keeps every token, with its keys transposed, in one array with its values behind them, and grows
+as tokens come.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ LAYOUTS = ["rows", "split"]
 
 
 class TransposedKV(LayerKV):
-    """[1, kv_heads, key dimensions + value dimensions, tokens]: keys transposed, and values behind them."""
+    """[1, kv_heads, key dimensions + value dimensions, tokens]: keys transposed, and values behind
+    them.
+    """
 
     kind = "transposed"
     grows = True
@@ -47,7 +51,9 @@ class TransposedKV(LayerKV):
     def append(self, keys: mx.array, values: mx.array) -> None:
         self._key_dimension = keys.shape[3]
         added = mx.concatenate([keys, values], axis=3).swapaxes(2, 3)
-        self._columns = added if self._columns is None else mx.concatenate([self._columns, added], axis=3)
+        self._columns = (
+            added if self._columns is None else mx.concatenate([self._columns, added], axis=3)
+        )
         self.tokens += keys.shape[2]
 
     def held(self) -> int:
@@ -65,7 +71,10 @@ class TransposedKV(LayerKV):
         self._columns = None if self._columns is None else self._columns[..., : self.tokens]
 
     def form(self) -> tuple[HeadsForm, ...]:
-        return tuple(HeadsForm(each.shape[1], each.shape[3], str(each.dtype).removeprefix("mlx.core.")) for each in self.last(1))
+        return tuple(
+            HeadsForm(each.shape[1], each.shape[3], str(each.dtype).removeprefix("mlx.core."))
+            for each in self.last(1)
+        )
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         rows = self._rows(start, end)
@@ -90,7 +99,9 @@ class TransposedKV(LayerKV):
 
 @cache
 def model() -> nn.Module:
-    """A tiny model that asks for the cache class that the kind has registered for; for mlx-lm it is an ordinary one."""
+    """A tiny model that asks for the cache class that the kind has registered for; for mlx-lm it is
+    an ordinary one.
+    """
     tiny: Any = make_tiny("llama")
     plain = importlib.import_module("mlx_lm.models.cache").KVCache
     ours = type("TransposedKVCache", (plain,), {})
@@ -100,7 +111,11 @@ def model() -> nn.Module:
 
 
 def runner_of(layout: str) -> Runner:
-    return RowsRunner(model(), None) if layout == "rows" else SplitRunner(model(), None, gather_mask_dimensions=4)
+    return (
+        RowsRunner(model(), None)
+        if layout == "rows"
+        else SplitRunner(model(), None, gather_mask_dimensions=4)
+    )
 
 
 def a_prompt(tokens: int, name: str) -> tuple[int, ...]:
@@ -108,13 +123,20 @@ def a_prompt(tokens: int, name: str) -> tuple[int, ...]:
     return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
 
 
-def drawn(engine: Engine, request: SequenceRequest, *, prefix: Prefix | None, count: int = 6) -> list[int]:
+def drawn(
+    engine: Engine, request: SequenceRequest, *, prefix: Prefix | None, count: int = 6
+) -> list[int]:
     """The answer that is drawn when the sequence begins from `prefix`."""
     prompt = len(request.prompt_token_ids)
     start = engine.open(request, capacity_tokens=prompt + count, prefix=prefix).tokens
     spans = [Span(request_id=request.request_id, start=start, tokens=prompt - start, draws=True)]
-    spans += [Span(request_id=request.request_id, start=at, tokens=1, draws=True) for at in range(prompt, prompt + count - 1)]
-    tokens = [engine.collect(engine.dispatch(StepPlan(spans=(span,))))[0].token_ids[0] for span in spans]
+    spans += [
+        Span(request_id=request.request_id, start=at, tokens=1, draws=True)
+        for at in range(prompt, prompt + count - 1)
+    ]
+    tokens = [
+        engine.collect(engine.dispatch(StepPlan(spans=(span,))))[0].token_ids[0] for span in spans
+    ]
     engine.close(request.request_id)
     return tokens
 
@@ -143,11 +165,17 @@ def test_cached_is_fresh_and_a_restart_loses_nothing(layout: str, tmp_path: Path
     fork = prompt[:270] + a_prompt(20, "fork")
     fresh = {name: CachingWorker(runner_of(layout), vocab_size=VOCAB_SIZE).serve([[greedy("a", tokens)]]).tokens("a")
              for name, tokens in (("prompt", prompt), ("fork", fork))}  # fmt: skip
-    script = one_after_the_other(greedy("first", prompt), greedy("exact", prompt), greedy("fork", fork))
+    script = one_after_the_other(
+        greedy("first", prompt), greedy("exact", prompt), greedy("fork", fork)
+    )
     inbox = CachingWorker(runner_of(layout), vocab_size=VOCAB_SIZE, folder=tmp_path).serve(script)
     assert inbox.tokens("first") == inbox.tokens("exact") == fresh["prompt"]
     assert inbox.tokens("fork") == fresh["fork"]
-    assert [inbox.finished(name).cached_tokens for name in ("first", "exact", "fork")] == [0, 299, 270]
+    assert [inbox.finished(name).cached_tokens for name in ("first", "exact", "fork")] == [
+        0,
+        299,
+        270,
+    ]
     after = CachingWorker(runner_of(layout), vocab_size=VOCAB_SIZE, folder=tmp_path)
     inbox = after.serve(one_after_the_other(greedy("exact", prompt), greedy("fork", fork)))
     assert (inbox.tokens("exact"), inbox.tokens("fork")) == (fresh["prompt"], fresh["fork"])
@@ -159,7 +187,9 @@ def test_restored_is_kept_through_bytes() -> None:
     request = greedy("a", a_prompt(40, "kept"))
     keep = KeepPolicy(block_tokens=16, boundaries=frozenset({40}))
     engine.open(request, capacity_tokens=48, keep=keep)
-    pending = engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=40, draws=True),)))
+    pending = engine.dispatch(
+        StepPlan(spans=(Span(request_id="a", start=0, tokens=40, draws=True),))
+    )
     engine.collect(pending)
     (kept,) = engine.take_kept(pending)
     engine.close("a")
@@ -168,7 +198,9 @@ def test_restored_is_kept_through_bytes() -> None:
     blocks = tuple(unpack(block_from_bytes(*content)) for content in stored)
     assert [block.tokens for block in blocks] == [16, 16, 8]
     restored = drawn(engine, request, prefix=Prefix(blocks=(*blocks[:2], blocks[2].cut(7))))
-    assert restored == drawn(engine, request, prefix=Prefix(blocks=(*kept.blocks[:2], kept.blocks[2].cut(7))))
+    assert restored == drawn(
+        engine, request, prefix=Prefix(blocks=(*kept.blocks[:2], kept.blocks[2].cut(7)))
+    )
     assert restored == drawn(engine, request, prefix=None)
 
 

@@ -1,4 +1,6 @@
-"""Cached is fresh, for live states: taken over, rewound, shared with one that runs, put into blocks when they have to leave."""
+"""Cached is fresh, for live states: taken over, rewound, shared with one that runs, put into blocks
+when they have to leave.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,25 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("way", ["held once", "one buffer", "one buffer and fused attention, as on a GPU"])
+@pytest.mark.parametrize(
+    "way", ["held once", "one buffer", "one buffer and fused attention, as on a GPU"]
+)
 @pytest.mark.parametrize(("name", "engine"), CASES)
 def test_whatever_a_request_begins_from_it_is_answered_as_alone(
     name: str, engine: type[Engine], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probed(name), "shares", way == "held once")
     if "fused" in way:
-        monkeypatch.setattr(engine_module, "StepContext", partial(StepContext, composes_attention=False))
+        monkeypatch.setattr(
+            engine_module, "StepContext", partial(StepContext, composes_attention=False)
+        )
     leaves = [leaf for layer in probed(name).fresh_layers() for leaf in layer.leaves()]
-    resumes_anywhere, can_share = all(leaf.grows for leaf in leaves), any(leaf.can_share for leaf in leaves if leaf.grows)
-    ends_where_it_is_known = resumes_anywhere or engine is Engine  # else it has read behind its end and cannot go back
+    resumes_anywhere, can_share = (
+        all(leaf.grows for leaf in leaves),
+        any(leaf.can_share for leaf in leaves if leaf.grows),
+    )
+    # else it has read behind its end and cannot go back
+    ends_where_it_is_known = resumes_anywhere or engine is Engine
     subject = SteppedWorker(name, engine=engine)
 
     def ask(request_id: str, prompt: tuple[int, ...], max_tokens: int = 6) -> tuple[int, ...]:
@@ -74,5 +84,6 @@ def test_whatever_a_request_begins_from_it_is_answered_as_alone(
     ask("from blocks", rewound + random_prompt(8, "f"))
     found = subject.inbox.finished("from blocks").memory
     assert (found.moved_tokens, found.shared_tokens) == (0, 0)
-    assert found.cached_tokens == len(rewound) or not resumes_anywhere  # the one that ran on has read its last token
+    # the one that ran on has read its last token
+    assert found.cached_tokens == len(rewound) or not resumes_anywhere
     subject.end()

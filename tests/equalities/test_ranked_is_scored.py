@@ -1,4 +1,6 @@
-"""A document's score is what mlx-lm's own logits come to: alone, in a crowd, in pieces, from memory."""
+"""A document's score is what mlx-lm's own logits come to: alone, in a crowd, in pieces, from
+memory.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,18 @@ from tests.fakes.scripted_client import model_info
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, write_tokenizer
 
 QUERY = "which sheep are black?"
-DOCUMENTS = ("Sheep are white. " * 6, "Black sheep: two of three.", "", "Grüße, 😀", "Sheep are white. " * 9)
+DOCUMENTS = (
+    "Sheep are white. " * 6,
+    "Black sheep: two of three.",
+    "",
+    "Grüße, 😀",
+    "Sheep are white. " * 9,
+)
 JUDGING = (
-    "{% for m in messages if m['role'] == 'query' %}<|user|>Is it about this: {{ m['content'] }}? It has to be about it, wholly. "
-    "{% endfor %}{% for m in messages if m['role'] == 'document' %}{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
+    "{% for m in messages if m['role'] == 'query' %}<|user|>Is it about this: {{ m['content'] }}? "
+    "It has to be about it, wholly. "
+    "{% endfor %}{% for m in messages if m['role'] == 'document' %}{{ m['content'] }}<|end|>{% "
+    "endfor %}<|assistant|>"
 )
 YES, NO = ord("y"), ord("n")
 
@@ -41,10 +51,18 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> TokenizerBundle:
     return load_tokenizer_bundle(folder)
 
 
-def asked(bundle: TokenizerBundle, *, name: str = "llama", request_id: str = "r", query: str = QUERY) -> Ranking:
+def asked(
+    bundle: TokenizerBundle, *, name: str = "llama", request_id: str = "r", query: str = QUERY
+) -> Ranking:
     fixed = 1 if name != "llama" else 0
-    info = structs.replace(model_info(context_tokens=2000, vocab_size=VOCAB_SIZE), fixed_bytes_per_sequence=fixed)
-    return ranking(RankRequest(request_id=request_id, model="m", query=query, documents=DOCUMENTS), bundle, info=info)
+    info = structs.replace(
+        model_info(context_tokens=2000, vocab_size=VOCAB_SIZE), fixed_bytes_per_sequence=fixed
+    )
+    return ranking(
+        RankRequest(request_id=request_id, model="m", query=query, documents=DOCUMENTS),
+        bundle,
+        info=info,
+    )
 
 
 def served(subject: CachingWorker, *rankings: Ranking) -> list[list[Relevance]]:
@@ -57,9 +75,14 @@ def served(subject: CachingWorker, *rankings: Ranking) -> list[list[Relevance]]:
 
     def read(request_id: str) -> ReadPrompt:
         reader = PromptReader()
-        return next(found for event in inbox.of(request_id) if (found := reader.take(event)) is not None)  # type: ignore[arg-type]
+        return next(
+            found for event in inbox.of(request_id) if (found := reader.take(event)) is not None
+        )  # type: ignore[arg-type]
 
-    return [[each.relevance(read(sequence.request_id)) for sequence in each.sequences] for each in rankings]
+    return [
+        [each.relevance(read(sequence.request_id)) for sequence in each.sequences]
+        for each in rankings
+    ]
 
 
 def own_logits(name: str, token_ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -68,7 +91,9 @@ def own_logits(name: str, token_ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma2"])
-def test_likelihood_is_the_mean_log_probability_of_the_query_behind_the_document(name: str, bundle: TokenizerBundle) -> None:
+def test_likelihood_is_the_mean_log_probability_of_the_query_behind_the_document(
+    name: str, bundle: TokenizerBundle
+) -> None:
     """Twice with this query, then with another: what was read of the documents is not read again."""
     other = "what is grey?"
     rankings = [
@@ -79,26 +104,40 @@ def test_likelihood_is_the_mean_log_probability_of_the_query_behind_the_document
     scores = served(tiny_worker(name=name), *rankings)
     for query, of_query in zip((QUERY, QUERY, other), scores, strict=True):
         for document, found in zip(DOCUMENTS, of_query, strict=True):
-            before = tuple(bundle.tokenizer.encode(f"Document: {document}\nQuery:", add_special_tokens=False))
-            token_ids = before + tuple(bundle.tokenizer.encode(f" {query}", add_special_tokens=False))
+            before = tuple(
+                bundle.tokenizer.encode(f"Document: {document}\nQuery:", add_special_tokens=False)
+            )
+            token_ids = before + tuple(
+                bundle.tokenizer.encode(f" {query}", add_special_tokens=False)
+            )
             logits = own_logits(name, token_ids)
-            wanted = [log_probabilities(logits[at - 1])[token_ids[at]] for at in range(len(before), len(token_ids))]
+            wanted = [
+                log_probabilities(logits[at - 1])[token_ids[at]]
+                for at in range(len(before), len(token_ids))
+            ]
             assert found.prompt_tokens == len(token_ids)
             assert found.logprob == pytest.approx(np.mean(wanted), abs=1e-4)
             assert found.score == pytest.approx(math.exp(np.mean(wanted)), abs=1e-4)
     read_before = [of_query[-1].memory.cached_tokens for of_query in scores]
     document_tokens = len(f"Document: {DOCUMENTS[-1]}\nQuery:") - 1
-    assert read_before[0] < document_tokens <= min(read_before[1:])  # at first only what another document begins with too
+    # at first only what another document begins with too
+    assert read_before[0] < document_tokens <= min(read_before[1:])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_yes_is_weighed_against_no_in_the_form_of_the_models_template(name: str, bundle: TokenizerBundle) -> None:
+def test_yes_is_weighed_against_no_in_the_form_of_the_models_template(
+    name: str, bundle: TokenizerBundle
+) -> None:
     template = ChatTemplate({"default": JUDGING}, special_tokens={})
     trained = replace(bundle, template=template, answer_tokens=AnswerTokens(yes=YES, no=NO))
     (scores,) = served(tiny_worker(name=name), asked(trained, name=name))
     frame = f"<|user|>Is it about this: {QUERY}? It has to be about it, wholly. "
     for document, found in zip(DOCUMENTS, scores, strict=True):
-        token_ids = tuple(trained.tokenizer.encode(f"{frame}{document}<|end|><|assistant|>", add_special_tokens=False))
+        token_ids = tuple(
+            trained.tokenizer.encode(
+                f"{frame}{document}<|end|><|assistant|>", add_special_tokens=False
+            )
+        )
         yes, no = (float(own_logits(name, token_ids)[-1][token]) for token in (YES, NO))
         assert found.score == pytest.approx(1 / (1 + math.exp(no - yes)), abs=1e-4)
         assert found.logprob == pytest.approx(math.log(found.score), abs=1e-4)

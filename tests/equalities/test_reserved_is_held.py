@@ -1,4 +1,6 @@
-"""The scheduler's books and the engine's arrays: never more is held than was reserved, through growth and preemption."""
+"""The scheduler's books and the engine's arrays: never more is held than was reserved, through
+growth and preemption.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.fakes.live_state import live_bytes
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 RESERVE_STEP_TOKENS = 8
-SETTINGS = SchedulerSettings(max_running=4, step_tokens=32, min_chunk_tokens=4, expected_output_tokens=4)
+SETTINGS = SchedulerSettings(
+    max_running=4, step_tokens=32, min_chunk_tokens=4, expected_output_tokens=4
+)
 
 
 @dataclass
@@ -59,7 +63,9 @@ class Server:
         for admission in decision.admitted:
             generated = tuple(self.drawn.setdefault(admission.request_id, []))
             request = self.requests[admission.request_id]
-            self.engine.open(request, generated=generated, capacity_tokens=admission.capacity_tokens)
+            self.engine.open(
+                request, generated=generated, capacity_tokens=admission.capacity_tokens
+            )
 
     def end(self, pending: PendingStep, plan: StepPlan) -> None:
         result = self.engine.collect(pending)
@@ -77,7 +83,9 @@ def some_requests(rng: random.Random) -> dict[str, SequenceRequest]:
     return {
         str(index): SequenceRequest(
             request_id=str(index),
-            prompt_token_ids=TokenIds.of(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 12))),
+            prompt_token_ids=TokenIds.of(
+                rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 12))
+            ),
             max_tokens=rng.randint(14, 24),
             sampling=SamplingParams(temperature=1.0, seed=index),
         )
@@ -85,7 +93,9 @@ def some_requests(rng: random.Random) -> dict[str, SequenceRequest]:
     }
 
 
-def served(engine: Engine, requests: dict[str, SequenceRequest], *, sequences_that_fit: float) -> Server:
+def served(
+    engine: Engine, requests: dict[str, SequenceRequest], *, sequences_that_fit: float
+) -> Server:
     measured = engine.measure_costs()
     costs = SequenceCosts(
         kv_bytes_per_token=measured.bytes_per_token,
@@ -93,9 +103,15 @@ def served(engine: Engine, requests: dict[str, SequenceRequest], *, sequences_th
         reserve_step_tokens=RESERVE_STEP_TOKENS,
     )
     budget = int(sequences_that_fit * (40 * measured.bytes_per_token + measured.fixed_bytes))
-    scheduler = Scheduler(SETTINGS, costs, budget_bytes=budget, context_tokens=4096, mixes_chunks=engine.mixes_chunks)
+    scheduler = Scheduler(
+        SETTINGS, costs, budget_bytes=budget, context_tokens=4096, mixes_chunks=engine.mixes_chunks
+    )
     for request in requests.values():
-        scheduler.submit(request.request_id, prompt_tokens=len(request.prompt_token_ids), max_tokens=request.max_tokens)
+        scheduler.submit(
+            request.request_id,
+            prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.max_tokens,
+        )
     server = Server(engine, scheduler, requests)
     server.run()
     return server
@@ -107,7 +123,9 @@ def test_scarce_memory_changes_no_answer_and_is_never_exceeded(name: str) -> Non
     requests = some_requests(random.Random(name))
     ample = served(engine, requests, sequences_that_fit=9)
     scarce = served(engine, requests, sequences_that_fit=2.2)
-    assert {key: len(tokens) for key, tokens in ample.drawn.items()} == {key: r.max_tokens for key, r in requests.items()}
+    assert {key: len(tokens) for key, tokens in ample.drawn.items()} == {
+        key: r.max_tokens for key, r in requests.items()
+    }
     assert scarce.drawn == ample.drawn
     assert scarce.growths > 0
     assert 0 < scarce.most_bytes < ample.most_bytes

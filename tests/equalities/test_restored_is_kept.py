@@ -1,4 +1,6 @@
-"""Equalities two and three: a sequence that begins from snapshots goes on as the one they were taken from, to the last bit."""
+"""Equalities two and three: a sequence that begins from snapshots goes on as the one they were
+taken from, to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -73,11 +75,16 @@ def run(engine: Engine, shelf: Shelf, spans: list[Span]) -> list[TokenLogprob]:
 
 def chunks(name: str, start: int, end: int, cuts: list[int]) -> list[Span]:
     edges = [start, *sorted(cut for cut in cuts if start < cut < end), end]
-    return [Span(request_id=name, start=a, tokens=b - a, draws=b == end) for a, b in itertools.pairwise(edges)]
+    return [
+        Span(request_id=name, start=a, tokens=b - a, draws=b == end)
+        for a, b in itertools.pairwise(edges)
+    ]
 
 
 def decoding(name: str, start: int, count: int) -> list[Span]:
-    return [Span(request_id=name, start=start + index, tokens=1, draws=True) for index in range(count)]
+    return [
+        Span(request_id=name, start=start + index, tokens=1, draws=True) for index in range(count)
+    ]
 
 
 @pytest.mark.parametrize("name", KEEPABLE)
@@ -89,8 +96,15 @@ def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
     policy = KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({boundary}))
     engine.open(request_for("kept", prompt), capacity_tokens=64, keep=policy)
     first = run(engine, shelf, chunks("kept", 0, 45, [10, boundary, 40]) + decoding("kept", 45, 6))
-    assert engine.open(request_for("restored", prompt), capacity_tokens=64, prefix=shelf.prefix(boundary)).tokens == boundary
-    second = run(engine, Shelf(), chunks("restored", boundary, 45, [40]) + decoding("restored", 45, 6))
+    assert (
+        engine.open(
+            request_for("restored", prompt), capacity_tokens=64, prefix=shelf.prefix(boundary)
+        ).tokens
+        == boundary
+    )
+    second = run(
+        engine, Shelf(), chunks("restored", boundary, 45, [40]) + decoding("restored", 45, 6)
+    )
     assert second == first
 
 
@@ -100,7 +114,11 @@ def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(20))
     shelf = Shelf()
-    engine.open(request_for("first", prompt), capacity_tokens=32, keep=KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS))
+    engine.open(
+        request_for("first", prompt),
+        capacity_tokens=32,
+        keep=KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS),
+    )
     drawn = run(engine, shelf, chunks("first", 0, 20, []) + decoding("first", 20, 5))
     rest = engine.keep_rest("first")
     assert rest is not None
@@ -109,16 +127,29 @@ def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
     fed = 25  # the last drawn token has not been read
     turn = (*prompt, *(entry.token_id for entry in drawn), 7, 8, 9)
     engine.open(request_for("fresh", turn), capacity_tokens=64)
-    expected = run(engine, Shelf(), chunks("fresh", 0, len(turn), [fed]) + decoding("fresh", len(turn), 3))
-    assert engine.open(request_for("second", turn), capacity_tokens=64, prefix=shelf.prefix(fed)).tokens == fed
-    got = run(engine, Shelf(), chunks("second", fed, len(turn), []) + decoding("second", len(turn), 3))
+    expected = run(
+        engine, Shelf(), chunks("fresh", 0, len(turn), [fed]) + decoding("fresh", len(turn), 3)
+    )
+    assert (
+        engine.open(
+            request_for("second", turn), capacity_tokens=64, prefix=shelf.prefix(fed)
+        ).tokens
+        == fed
+    )
+    got = run(
+        engine, Shelf(), chunks("second", fed, len(turn), []) + decoding("second", len(turn), 3)
+    )
     assert [entry.token_id for entry in got] == [entry.token_id for entry in expected]
     for one, other in zip(got, expected, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
 def test_what_has_windows_or_states_is_known() -> None:
-    grow = [name for name in KEEPABLE if all(leaf.grows for layer in probed(name).fresh_layers() for leaf in layer.leaves())]
+    grow = [
+        name
+        for name in KEEPABLE
+        if all(leaf.grows for layer in probed(name).fresh_layers() for leaf in layer.leaves())
+    ]
     assert grow == CUT_ANYWHERE
 
 
@@ -138,9 +169,20 @@ def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
         other = (*prompt[:shared], *(rng.randrange(VOCAB_SIZE) for _ in range(9)))
         names = f"fresh {shared}", f"cached {shared}"
         engine.open(request_for(names[0], other), capacity_tokens=48)
-        fresh = run(engine, Shelf(), chunks(names[0], 0, len(other), []) + decoding(names[0], len(other), 3))
-        assert engine.open(request_for(names[1], other), capacity_tokens=48, prefix=shelf.prefix(shared)).tokens == shared
-        cached = run(engine, Shelf(), chunks(names[1], shared, len(other), []) + decoding(names[1], len(other), 3))
+        fresh = run(
+            engine, Shelf(), chunks(names[0], 0, len(other), []) + decoding(names[0], len(other), 3)
+        )
+        assert (
+            engine.open(
+                request_for(names[1], other), capacity_tokens=48, prefix=shelf.prefix(shared)
+            ).tokens
+            == shared
+        )
+        cached = run(
+            engine,
+            Shelf(),
+            chunks(names[1], shared, len(other), []) + decoding(names[1], len(other), 3),
+        )
         assert [entry.token_id for entry in cached] == [entry.token_id for entry in fresh]
         for one, other_one in zip(cached, fresh, strict=True):
             assert one.logprob == pytest.approx(other_one.logprob, abs=1e-4)

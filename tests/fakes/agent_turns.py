@@ -1,4 +1,6 @@
-"""Turns of an agent that calls tools: its requests, what a client sees of an answer, and how it sends the answer back."""
+"""Turns of an agent that calls tools: its requests, what a client sees of an answer, and how it
+sends the answer back.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ TOOLS = tuple(
         "function": {
             "name": name,
             "description": "Does something.",
-            "parameters": {"type": "object", "properties": {"path": {"type": "string", "description": "Where"}}, "required": []},
+            "parameters": {
+                "type": "object",
+                "properties": {"path": {"type": "string", "description": "Where"}},
+                "required": [],
+            },
         },
     }
     for name in ("f", "read_file")
@@ -45,27 +51,42 @@ def in_any_tokens(text: str, bundle: TokenizerBundle, choose: random.Random) -> 
     return tuple(ids) if is_same and special[0] == special[1] else tuple(canonical)
 
 
-def ask(bundle: TokenizerBundle, messages: list[dict[str, Any]], **fields: Any) -> tuple[GenerationRequest, Prepared]:
+def ask(
+    bundle: TokenizerBundle, messages: list[dict[str, Any]], **fields: Any
+) -> tuple[GenerationRequest, Prepared]:
     request = GenerationRequest(
-        request_id="r", model="m", prompt=ChatPrompt(messages=tuple(messages), tools=TOOLS, **fields.pop("prompt", {})), **fields
+        request_id="r",
+        model="m",
+        prompt=ChatPrompt(messages=tuple(messages), tools=TOOLS, **fields.pop("prompt", {})),
+        **fields,
     )
-    return request, prepare(request, bundle, info=model_info(context_tokens=100_000), limits=LimitsSettings())
+    return request, prepare(
+        request, bundle, info=model_info(context_tokens=100_000), limits=LimitsSettings()
+    )
 
 
-def answer(bundle: TokenizerBundle, request: GenerationRequest, prepared: Prepared, ids: tuple[int, ...]) -> list[OutputDelta]:
+def answer(
+    bundle: TokenizerBundle, request: GenerationRequest, prepared: Prepared, ids: tuple[int, ...]
+) -> list[OutputDelta]:
     """What a client sees of an answer of these tokens."""
     choice, observe = prepared.choice(0), observer(request, bundle, prepared)
     eos = bundle.tokenizer.eos_token_ids[0]
     generated = TokensGenerated(request_id="r/0", token_ids=(*ids, eos))
-    finished = Finished(request_id="r/0", reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1)
+    finished = Finished(
+        request_id="r/0", reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1
+    )
     seen = [*choice.feed(generated), *choice.feed(finished)]
     for event in seen:
         observe(event)
     return [event for event in seen if not hasattr(event, "reason")]
 
 
-def sent_back(deltas: list[OutputDelta], choose: random.Random, *, keeps_thoughts: bool = True) -> list[dict[str, Any]]:
-    """The answer and results as a client sends them: arguments written anew, content null or empty, in parts or not."""
+def sent_back(
+    deltas: list[OutputDelta], choose: random.Random, *, keeps_thoughts: bool = True
+) -> list[dict[str, Any]]:
+    """The answer and results as a client sends them: arguments written anew, content null or empty,
+    in parts or not.
+    """
     text, made = text_of(deltas), tool_calls_of(deltas)
     content: Any = choose.choice([text or None, text, [{"type": "text", "text": text}]])
     message: dict[str, Any] = {"role": "assistant", "content": content}
@@ -74,7 +95,8 @@ def sent_back(deltas: list[OutputDelta], choose: random.Random, *, keeps_thought
     if made:
         functions = [{"name": call.name, "arguments": rewritten(call, choose)} for call in made]
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": function} for call, function in zip(made, functions, strict=True)
+            {"id": call.id, "type": "function", "function": function}
+            for call, function in zip(made, functions, strict=True)
         ]
     results = [{"role": "tool", "tool_call_id": call.id, "content": "world"} for call in made]
     return [message, *(results or [QUESTION])]
@@ -87,12 +109,19 @@ def rewritten(call: ToolCall, choose: random.Random) -> str:
     return json.dumps({key: arguments[key] for key in keys}, indent=choose.choice([None, 2]))
 
 
-def spoken(bundle: TokenizerBundle, messages: list[dict[str, Any]], number: int, *, thinks: bool = True) -> str:
-    """What the model of a bundle might say: a thought if it has a way to think, and a call in its own syntax."""
+def spoken(
+    bundle: TokenizerBundle, messages: list[dict[str, Any]], number: int, *, thinks: bool = True
+) -> str:
+    """What the model of a bundle might say: a thought if it has a way to think, and a call in its
+    own syntax.
+    """
     dialect = bundle.dialect
     assert dialect.calls is not None
-    made = Call("read_file", {"path": f"é{number}", "limit": number, "deep": {"b": [1, 2], "a": "c"}})
-    text = dialect.calls.write([made]).removeprefix("<|start|>assistant")  # which the prompt has written already
+    made = Call(
+        "read_file", {"path": f"é{number}", "limit": number, "deep": {"b": [1, 2], "a": "c"}}
+    )
+    # which the prompt has written already
+    text = dialect.calls.write([made]).removeprefix("<|start|>assistant")
     if dialect.reasoning is None:
         return text
     opened = ask(bundle, messages)[1].rules.in_reasoning
@@ -102,21 +131,38 @@ def spoken(bundle: TokenizerBundle, messages: list[dict[str, Any]], number: int,
 
 
 def turn(
-    bundle: TokenizerBundle, messages: list[dict[str, Any]], said: str, choose: random.Random, *, keeps_thoughts: bool = True
+    bundle: TokenizerBundle,
+    messages: list[dict[str, Any]],
+    said: str,
+    choose: random.Random,
+    *,
+    keeps_thoughts: bool = True,
 ) -> tuple[tuple[int, ...], list[dict[str, Any]]]:
-    """All tokens of a turn, its answer's included, and the messages that it adds to the conversation."""
+    """All tokens of a turn, its answer's included, and the messages that it adds to the
+    conversation.
+    """
     request, prepared = ask(bundle, messages)
     ids = in_any_tokens(said, bundle, choose)
     deltas = answer(bundle, request, prepared, ids) if said else []
-    return (*prepared.sequences[0].prompt_token_ids, *ids), sent_back(deltas, choose, keeps_thoughts=keeps_thoughts)
+    return (*prepared.sequences[0].prompt_token_ids, *ids), sent_back(
+        deltas, choose, keeps_thoughts=keeps_thoughts
+    )
 
 
-def turns(bundle: TokenizerBundle, *, keeps_thoughts: bool) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def turns(
+    bundle: TokenizerBundle, *, keeps_thoughts: bool
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Three turns of a conversation: all tokens of each, and the prompt of the next."""
     choose = random.Random(3)
     messages: list[dict[str, Any]] = [QUESTION]
     for number in range(1, 4):
-        before, said = turn(bundle, messages, spoken(bundle, messages, number), choose, keeps_thoughts=keeps_thoughts)
+        before, said = turn(
+            bundle,
+            messages,
+            spoken(bundle, messages, number),
+            choose,
+            keeps_thoughts=keeps_thoughts,
+        )
         messages += said
         after, _ = turn(bundle, messages, "", choose)
         yield before, after

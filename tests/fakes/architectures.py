@@ -1,4 +1,6 @@
-"""The tiny models with the layout that the probe has chosen for each, once per test session; and groups of them."""
+"""The tiny models with the layout that the probe has chosen for each, once per test session; and
+groups of them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 
-KEEPABLE = sorted(set(TINY) - {"mamba", "llama4"})  # the solo layout has mlx-lm's own cache objects, which have no snapshot form
+# the solo layout has mlx-lm's own cache objects, which have no snapshot form
+KEEPABLE = sorted(set(TINY) - {"mamba", "llama4"})
 RESUMES_ANYWHERE = ["llama", "qwen3_moe", "deepseek_v3", "gemma2"]
 
 

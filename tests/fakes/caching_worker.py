@@ -1,4 +1,6 @@
-"""A worker's loop with a real engine, a real memory and a real store on a tiny model, driven by a script."""
+"""A worker's loop with a real engine, a real memory and a real store on a tiny model, driven by a
+script.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,15 @@ from tests.fakes.live_state import open_sequences
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
 
-SETTINGS = SchedulerSettings(max_running=4, max_queued=64, step_tokens=64, min_chunk_tokens=4, expected_output_tokens=8)
+SETTINGS = SchedulerSettings(
+    max_running=4, max_queued=64, step_tokens=64, min_chunk_tokens=4, expected_output_tokens=8
+)
 CONTEXT_TOKENS = 4096
 
 
-def greedy(request_id: str, prompt: Sequence[int], *, max_tokens: int = 6, **more: Any) -> SequenceRequest:
+def greedy(
+    request_id: str, prompt: Sequence[int], *, max_tokens: int = 6, **more: Any
+) -> SequenceRequest:
     """A request whose answer depends on nothing but the model."""
     return SequenceRequest(
         request_id=request_id,
@@ -46,7 +52,10 @@ def greedy(request_id: str, prompt: Sequence[int], *, max_tokens: int = 6, **mor
 
 
 class CachingWorker:
-    """One life of a worker. `folder`: of its store, if it has one; a second worker on it is a restart."""
+    """One life of a worker.
+
+    `folder`: of its store, if it has one; a second worker on it is a restart.
+    """
 
     def __init__(
         self,
@@ -68,13 +77,25 @@ class CachingWorker:
         has_measured_costs: bool = False,
         **settings: Any,
     ) -> None:
-        """has_measured_costs: bytes are counted as the model takes them, a budget of tokens too; else a token is a byte."""
+        """has_measured_costs: bytes are counted as the model takes them, a budget of tokens too;
+        else a token is a byte.
+        """
         self.engine = engine(runner, vocab_size=vocab_size, constraints=constraints)
         costs = self.engine.measure_costs()
         assert costs.form is not None
-        self.store = None if folder is None else BlockStore(folder, fingerprint=fingerprint, limits=limits)
-        self.index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store)
-        self.cache = PrefixCache(self.index, store=self.store, form=costs.form, codec=codec, most_parked_bytes=most_parked_bytes)
+        self.store = (
+            None if folder is None else BlockStore(folder, fingerprint=fingerprint, limits=limits)
+        )
+        self.index = PrefixIndex(
+            fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store
+        )
+        self.cache = PrefixCache(
+            self.index,
+            store=self.store,
+            form=costs.form,
+            codec=codec,
+            most_parked_bytes=most_parked_bytes,
+        )
         self.sessions = SessionService(
             self.cache,
             most=most_sessions,
@@ -83,23 +104,43 @@ class CachingWorker:
             clock=clock,
             context_tokens=CONTEXT_TOKENS,
         )
-        weights = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=8)
+        weights = SequenceCosts(
+            kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=8
+        )
         if has_measured_costs:
-            weights = replace(weights, kv_bytes_per_token=costs.bytes_per_token, fixed_bytes_per_sequence=costs.fixed_bytes)
+            weights = replace(
+                weights,
+                kv_bytes_per_token=costs.bytes_per_token,
+                fixed_bytes_per_sequence=costs.fixed_bytes,
+            )
         self.scheduler = Scheduler(
             replace(SETTINGS, **settings),
             weights,
-            budget_bytes=(budget_tokens or 1 << 20) * weights.kv_bytes_per_token + 4 * weights.fixed_bytes_per_sequence,
+            budget_bytes=(budget_tokens or 1 << 20) * weights.kv_bytes_per_token
+            + 4 * weights.fixed_bytes_per_sequence,
             context_tokens=CONTEXT_TOKENS,
             mixes_chunks=runner.mixes_chunks,
         )
 
     def serve(
-        self, script: Iterable[Sequence[Command]], *, in_turn: bool = False, on_receive: Callable[[], None] = lambda: None
+        self,
+        script: Iterable[Sequence[Command]],
+        *,
+        in_turn: bool = False,
+        on_receive: Callable[[], None] = lambda: None,
     ) -> ScriptInbox:
-        """Run the script to its end; the worker is gone then, with its store closed. `on_receive`: between two steps."""
+        """Run the script to its end; the worker is gone then, with its store closed.
+
+        `on_receive`: between two steps.
+        """
         inbox = ScriptInbox(script, in_turn=in_turn, on_receive=on_receive)
-        loop = WorkerLoop(engine=self.engine, scheduler=self.scheduler, inbox=inbox, cache=self.cache, sessions=self.sessions)
+        loop = WorkerLoop(
+            engine=self.engine,
+            scheduler=self.scheduler,
+            inbox=inbox,
+            cache=self.cache,
+            sessions=self.sessions,
+        )
         loop.run()
         inbox.check_protocol()
         loop.check_invariants()

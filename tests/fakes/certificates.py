@@ -13,7 +13,11 @@ class CertificateFiles:
 
     def __init__(self, folder: Path) -> None:
         self.authority = trustme.CA()
-        self.certificate, self.key, self.trusted = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
+        self.certificate, self.key, self.trusted = (
+            folder / "cert.pem",
+            folder / "key.pem",
+            folder / "ca.pem",
+        )
         self.authority.cert_pem.write_to_path(self.trusted)
         self.renew()
 

@@ -1,4 +1,6 @@
-"""Chains of tokens as blocks: of a prefix tree, and of an index, whose payloads weigh a byte for each token."""
+"""Chains of tokens as blocks: of a prefix tree, and of an index, whose payloads weigh a byte for
+each token.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def named(name: str) -> BlockKey:
     return name.encode().ljust(KEY_BYTES, b".")
 
 
-def a_block(key: BlockKey, *, parent_key: BlockKey, parent_tokens: int, token_ids: Sequence[int]) -> Block:
+def a_block(
+    key: BlockKey, *, parent_key: BlockKey, parent_tokens: int, token_ids: Sequence[int]
+) -> Block:
     """As the disk has it; its start is not true, and no tree asks for it."""
     return Block(
         key=key,
@@ -34,7 +38,14 @@ def a_block(key: BlockKey, *, parent_key: BlockKey, parent_tokens: int, token_id
 
 def a_checkpoint(key: BlockKey, *, parent_key: BlockKey, position: int) -> Block:
     """As the disk has it."""
-    return Block(key=key, parent_key=parent_key, parent_tokens=position, kind="state", start=position, packed_tokens=b"")
+    return Block(
+        key=key,
+        parent_key=parent_key,
+        parent_tokens=position,
+        kind="state",
+        start=position,
+        packed_tokens=b"",
+    )
 
 
 def match(tree: PrefixTree, chain: Sequence[int], *, root: BlockKey) -> PrefixMatch:
@@ -42,7 +53,9 @@ def match(tree: PrefixTree, chain: Sequence[int], *, root: BlockKey) -> PrefixMa
     return tree.match(pack_tokens(chain), root=root)
 
 
-def store_chain(tree: PrefixTree, root: BlockKey, chain: Sequence[int], *, block_tokens: int = BLOCK_TOKENS) -> list[BlockKey]:
+def store_chain(
+    tree: PrefixTree, root: BlockKey, chain: Sequence[int], *, block_tokens: int = BLOCK_TOKENS
+) -> list[BlockKey]:
     """Store what is missing of a chain, as a sequence does that reads it; the new keys."""
     keys: list[BlockKey] = []
     cursor, packed = Cursor(root), pack_tokens(chain)
@@ -61,7 +74,9 @@ def stored(index: PrefixIndex, chain: Sequence[int], *, tenant: str = "") -> Cur
     return cursor
 
 
-def insert_at(index: PrefixIndex, cursor: Cursor, tokens: Sequence[int], *, disk: FakeDisk | None = None) -> Block | None:
+def insert_at(
+    index: PrefixIndex, cursor: Cursor, tokens: Sequence[int], *, disk: FakeDisk | None = None
+) -> Block | None:
     """Insert a block where a cursor stands, and give it to the disk."""
     block = index.insert(cursor, pack_tokens(tokens), Weight(len(tokens)))
     if block is not None and disk is not None:
@@ -70,13 +85,20 @@ def insert_at(index: PrefixIndex, cursor: Cursor, tokens: Sequence[int], *, disk
 
 
 def read_chain(
-    index: PrefixIndex, chain: Sequence[int], *, block_tokens: int = 4, tenant: str = "", disk: FakeDisk | None = None
+    index: PrefixIndex,
+    chain: Sequence[int],
+    *,
+    block_tokens: int = 4,
+    tenant: str = "",
+    disk: FakeDisk | None = None,
 ) -> list[Block]:
     """What a sequence does that reads a chain: what is new of it, as far as there is room."""
     cursor = stored(index, chain, tenant=tenant)
     blocks: list[Block] = []
     while cursor.position < len(chain):
-        block = insert_at(index, cursor, chain[cursor.position : cursor.position + block_tokens], disk=disk)
+        block = insert_at(
+            index, cursor, chain[cursor.position : cursor.position + block_tokens], disk=disk
+        )
         if block is None:
             break
         blocks.append(block)
@@ -84,7 +106,9 @@ def read_chain(
     return blocks
 
 
-def keep_checkpoint(index: PrefixIndex, chain: Sequence[int], *, nbytes: int = 1, tenant: str = "") -> Block | None:
+def keep_checkpoint(
+    index: PrefixIndex, chain: Sequence[int], *, nbytes: int = 1, tenant: str = ""
+) -> Block | None:
     """Keep a checkpoint that has seen a chain, which is stored."""
     cursor = stored(index, chain, tenant=tenant)
     assert cursor.position == len(chain)
@@ -92,7 +116,12 @@ def keep_checkpoint(index: PrefixIndex, chain: Sequence[int], *, nbytes: int = 1
 
 
 def plan_of(
-    index: PrefixIndex, chain: Sequence[int], *, tenant: str = "", anywhere: bool = True, limit: int = 10**6
+    index: PrefixIndex,
+    chain: Sequence[int],
+    *,
+    tenant: str = "",
+    anywhere: bool = True,
+    limit: int = 10**6,
 ) -> ReusePlan:
     """What a sequence with these tokens can begin from."""
     return index.plan(pack_tokens(chain), tenant=tenant, resumable_anywhere=anywhere, limit=limit)

@@ -17,7 +17,14 @@ def holdfast(
     environ = os.environ | {"COLUMNS": "200"} | (variables or {})
     command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, cwd=cwd, env=environ, timeout=LONGEST_SECONDS, check=False
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environ,
+        timeout=LONGEST_SECONDS,
+        check=False,
     )
 
 

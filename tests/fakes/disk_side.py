@@ -12,7 +12,8 @@ class FakeDisk:
         self.kept: dict[BlockKey, Entry] = {}
         self.touched: list[tuple[BlockKey, ...]] = []
         self.queued: dict[BlockKey, Entry] = {}
-        self.echoes: list[BlockKey] = []  # what it has lost by order and will tell of later, as a store does
+        # what it has lost by order and will tell of later, as a store does
+        self.echoes: list[BlockKey] = []
 
     def put(self, block: Block) -> None:
         self.queued[block.key] = Entry(block=block, model="", file_bytes=1, last_used=0.0)

@@ -1,4 +1,6 @@
-"""A small real HTTP server that speaks as much of OpenAI's protocol as a chat client needs, and answers with an echo."""
+"""A small real HTTP server that speaks as much of OpenAI's protocol as a chat client needs, and
+answers with an echo.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             self.server.lists_models.wait(60)
             self._send(
-                200, {"object": "list", "data": [{"id": name, "owned_by": self.server.owner} for name in self.server.models]}
+                200,
+                {
+                    "object": "list",
+                    "data": [
+                        {"id": name, "owned_by": self.server.owner} for name in self.server.models
+                    ],
+                },
             )
         elif self.path == "/health":
             self._send(503, {"status": "starting", "models": [{"id": "echo", "state": "loading"}]})
@@ -66,7 +74,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(body)
         if self.server.behaviour == "refuse":
-            self._send(400, {"error": {"message": "the prompt is too long", "type": "invalid_request_error"}})
+            self._send(
+                400,
+                {"error": {"message": "the prompt is too long", "type": "invalid_request_error"}},
+            )
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -83,7 +94,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._wait_for_the_client_to_leave()
                 return
             delta = {"content": word if number < 2 else " " + word}
-            usage = {"usage": {"prompt_tokens": 11, "completion_tokens": number}} if self._counts() else {}
+            usage = (
+                {"usage": {"prompt_tokens": 11, "completion_tokens": number}}
+                if self._counts()
+                else {}
+            )
             self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}], **usage})
         match self.server.behaviour:
             case "fail":
@@ -94,8 +109,18 @@ class _Handler(BaseHTTPRequestHandler):
                 self._end(words)
 
     def _think_and_call(self) -> None:
-        first = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look_up", "arguments": ""}}
-        second = {"index": 1, "id": "c2", "type": "function", "function": {"name": "add", "arguments": '{"a":\n1}'}}
+        first = {
+            "index": 0,
+            "id": "c1",
+            "type": "function",
+            "function": {"name": "look_up", "arguments": ""},
+        }
+        second = {
+            "index": 1,
+            "id": "c2",
+            "type": "function",
+            "function": {"name": "add", "arguments": '{"a":\n1}'},
+        }
         deltas: list[dict[str, Any]] = [
             {"role": "assistant", "content": ""},
             {"reasoning_content": "Let me ", "reasoning": "Let me "},
@@ -117,7 +142,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _end(self, words: list[str]) -> None:
         reason = "length" if "max_tokens" in self.server.requests[-1] else "stop"
         self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
-        usage = {"prompt_tokens": 11, "completion_tokens": len(words), "prompt_tokens_details": {"cached_tokens": 4}}
+        usage = {
+            "prompt_tokens": 11,
+            "completion_tokens": len(words),
+            "prompt_tokens_details": {"cached_tokens": 4},
+        }
         self._event({"choices": [], "usage": usage})
         self.wfile.write(b"data: [DONE]\n\n")
 

@@ -1,4 +1,6 @@
-"""A cache without arrays, and an engine that begins from what it has: every token that is restored is checked."""
+"""A cache without arrays, and an engine that begins from what it has: every token that is restored
+is checked.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,8 @@ class KeptTokens:
 class FakeCache:
     """Keeps chains whole, block by block; the key of a block is the chain up to its end.
 
-    raises: names of methods that raise, as long as they are in it. on_disk: whether what is found has to be fetched, which
-    `arrive` does.
+    raises: names of methods that raise, as long as they are in it. on_disk: whether what is found
+    has to be fetched, which `arrive` does.
     """
 
     keeps_anything = True
@@ -68,15 +70,24 @@ class FakeCache:
         self._called("policy")
         return KeepPolicy(run_tokens=BLOCK)
 
-    def lookup(self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True) -> Lookup:
+    def lookup(
+        self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True
+    ) -> Lookup:
         self._called("lookup")
         end = 0
         while chain[: end + 4 * BLOCK] in self.blocks and end + 4 * BLOCK < len(chain):
             end += 4 * BLOCK
         keys = tuple(chain[:at] for at in range(4 * BLOCK, end + 1, 4 * BLOCK))
         pieces = tuple(Piece(key, "kv", index * BLOCK, BLOCK) for index, key in enumerate(keys))
-        plan = ReusePlan(cursor=Cursor(b""), pieces=pieces, keys=keys, shortfall=Shortfall(CacheOutcome.NEW_TOKENS))
-        lookup = Lookup(chain, tenant, plan, self.order.held_until_closed(keys), asked_at=time.perf_counter())
+        plan = ReusePlan(
+            cursor=Cursor(b""),
+            pieces=pieces,
+            keys=keys,
+            shortfall=Shortfall(CacheOutcome.NEW_TOKENS),
+        )
+        lookup = Lookup(
+            chain, tenant, plan, self.order.held_until_closed(keys), asked_at=time.perf_counter()
+        )
         if self.on_disk and keys:
             lookup.awaited = dict.fromkeys(keys)  # type: ignore[arg-type]
         self.lookups.append(lookup)
@@ -99,7 +110,12 @@ class FakeCache:
         return Cursor(b"")
 
     def insert(
-        self, cursor: Cursor, chain: bytes | bytearray, kept: KeptTokens, *, live: LiveChain | None = None
+        self,
+        cursor: Cursor,
+        chain: bytes | bytearray,
+        kept: KeptTokens,
+        *,
+        live: LiveChain | None = None,
     ) -> tuple[bytes, ...]:
         self._called("insert")
         new = []
@@ -141,18 +157,29 @@ class FakeCache:
 
 @dataclass
 class KeepingEngine(FakeEngine):
-    """The engine without a device, with sequences that begin from a prefix and are copied out block by block."""
+    """The engine without a device, with sequences that begin from a prefix and are copied out block
+    by block.
+    """
 
     fed: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     restored: list[tuple[str, int]] = field(default_factory=list)
     rest_raises: bool = False
 
-    def open(self, request: SequenceRequest, *, prefix: object = None, keep: object = None, **more: object) -> None:
+    def open(
+        self,
+        request: SequenceRequest,
+        *,
+        prefix: object = None,
+        keep: object = None,
+        **more: object,
+    ) -> None:
         super().open(request, **more)  # type: ignore[arg-type]
         opened = self.opened[request.request_id]
         tokens = prefix or ()
-        assert tuple(opened.known[: len(tokens)]) == tokens, "restored something else than what the sequence knows"
+        assert tuple(opened.known[: len(tokens)]) == tokens, (
+            "restored something else than what the sequence knows"
+        )
         opened.position = self.fed[request.request_id] = self.kept[request.request_id] = len(tokens)
         if tokens:
             self.restored.append((request.request_id, len(tokens)))
@@ -161,7 +188,9 @@ class KeepingEngine(FakeEngine):
         pending = super().dispatch(plan)
         for span in plan.spans:
             self.fed[span.request_id] = span.start + span.tokens
-        pending.kept = [kept for span in plan.spans if (kept := self._copy(span.request_id, BLOCK)).blocks]
+        pending.kept = [
+            kept for span in plan.spans if (kept := self._copy(span.request_id, BLOCK)).blocks
+        ]
         return pending
 
     def take_kept(self, pending) -> list[KeptTokens]:  # type: ignore[no-untyped-def, override]

@@ -1,4 +1,6 @@
-"""An engine without a device: draws tokens by a fixed rule and checks that plans keep the engine's contract."""
+"""An engine without a device: draws tokens by a fixed rule and checks that plans keep the engine's
+contract.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ RAISES_AT_DISPATCH = 666  # a prompt with this token id makes every plan that ha
 RAISES_AT_COLLECT = 667
 FAILS_ALONE = 668  # its drawing spans come back with a failure
 RAISES_AT_OPEN = 669
-HANGS = 671  # the step that draws for it never comes to an end, as with a device that does not answer
+# the step that draws for it never comes to an end, as with a device that does not answer
+HANGS = 671
 RAISES_ONCE = 670  # at the first collect only: an innocent victim
 
 
@@ -60,7 +63,8 @@ class FakeEngine:
     raised_once: bool = False
     remembers_plans: bool = True
     runs_ahead: bool = True
-    largest_chunk: int = 1 << 30  # a step with a longer span raises, as a device does that has no memory for it
+    # a step with a longer span raises, as a device does that has no memory for it
+    largest_chunk: int = 1 << 30
 
     def open(
         self,
@@ -76,13 +80,17 @@ class FakeEngine:
         assert request.request_id not in self.opened
         if RAISES_AT_OPEN in request.prompt_token_ids:
             raise ValueError("cannot be opened")
-        self.opened[request.request_id] = _Open(request, [*request.prompt_token_ids, *generated], capacity_tokens)
+        self.opened[request.request_id] = _Open(
+            request, [*request.prompt_token_ids, *generated], capacity_tokens
+        )
 
     def grow(self, request_id: str, capacity_tokens: int) -> None:
         assert capacity_tokens > self.opened[request_id].capacity
         self.opened[request_id].capacity = capacity_tokens
 
-    def limit_thoughts(self, request_id: str, budget: ThinkingBudget, *, generated: Sequence[int]) -> None:
+    def limit_thoughts(
+        self, request_id: str, budget: ThinkingBudget, *, generated: Sequence[int]
+    ) -> None:
         raise AssertionError("this engine's sequences have no thoughts")
 
     def close(self, request_id: str) -> None:
@@ -94,9 +102,13 @@ class FakeEngine:
         sequences = [self.opened[span.request_id] for span in plan.spans]
         for span, sequence in zip(plan.spans, sequences, strict=True):
             self._advance(span, sequence)
-        if self.is_broken or any(RAISES_AT_DISPATCH in each.request.prompt_token_ids for each in sequences):
+        if self.is_broken or any(
+            RAISES_AT_DISPATCH in each.request.prompt_token_ids for each in sequences
+        ):
             raise RuntimeError("the device refuses the step")
-        victims = not self.raised_once and any(RAISES_ONCE in each.request.prompt_token_ids for each in sequences)
+        victims = not self.raised_once and any(
+            RAISES_ONCE in each.request.prompt_token_ids for each in sequences
+        )
         self.raised_once = self.raised_once or victims
         raises = (
             victims
@@ -132,7 +144,9 @@ class FakeEngine:
 
     @staticmethod
     def _advance(span: Span, sequence: _Open) -> None:
-        assert span.start == sequence.position, f"{span} does not follow position {sequence.position}"
+        assert span.start == sequence.position, (
+            f"{span} does not follow position {sequence.position}"
+        )
         sequence.position += span.tokens
         assert sequence.position <= sequence.capacity, "beyond the reserved capacity"
         known = len(sequence.known) + sequence.drawn
@@ -148,9 +162,14 @@ def _result(span: Span, sequence: _Open) -> SpanResult:
     scores: tuple[TokenLogprob, ...] = ()
     prompt = request.prompt_token_ids
     if request.want_prompt_logprobs and span.start < len(prompt):
-        scores = tuple(TokenLogprob(token, -1.0) for token in prompt[span.start + 1 : span.start + span.tokens + 1])
+        scores = tuple(
+            TokenLogprob(token, -1.0)
+            for token in prompt[span.start + 1 : span.start + span.tokens + 1]
+        )
     if not span.draws:
         return SpanResult(request_id=span.request_id, prompt_logprobs=scores)
     token = token_at(prompt, span.start + span.tokens)
     logprobs = (TokenLogprob(token, -0.5),) if request.want_logprobs else ()
-    return SpanResult(request_id=span.request_id, token_ids=(token,), logprobs=logprobs, prompt_logprobs=scores)
+    return SpanResult(
+        request_id=span.request_id, token_ids=(token,), logprobs=logprobs, prompt_logprobs=scores
+    )

@@ -20,7 +20,12 @@ from tests.fakes.fake_worker import SETTINGS, fake_settings
 def catalog_over(*names: str, at_start: Sequence[str] = (), **facts: Mapping[str, Any]) -> Catalog:
     """A catalog; `facts`: of entries, by name."""
     entries = tuple(
-        CatalogEntry(name=name, store=StoreSettings(), origin="", **{"model": ModelSettings(path=name), **facts.get(name, {})})
+        CatalogEntry(
+            name=name,
+            store=StoreSettings(),
+            origin="",
+            **{"model": ModelSettings(path=name), **facts.get(name, {})},
+        )
         for name in names
     )
     pinned = tuple(entry.name for entry in entries if entry.is_pinned)
@@ -30,7 +35,9 @@ def catalog_over(*names: str, at_start: Sequence[str] = (), **facts: Mapping[str
 class FakeModels(Residency):
     """Several models. `bytes_of`: the weights of each, by name."""
 
-    def __init__(self, catalog: Catalog, settings: ResidencySettings | None = None, **bytes_of: int) -> None:
+    def __init__(
+        self, catalog: Catalog, settings: ResidencySettings | None = None, **bytes_of: int
+    ) -> None:
         settings = settings or ResidencySettings()
         self.shares: dict[str, MemoryShare] = {}
         self.behaviours: dict[str, str] = {}  # other than the usual one, by name
@@ -46,7 +53,10 @@ class FakeModels(Residency):
 
 
 class OneModel(Residency):
-    """A residency of one model with the id `m`, which it loads at the start. Leases are held to its end."""
+    """A residency of one model with the id `m`, which it loads at the start.
+
+    Leases are held to its end.
+    """
 
     def __init__(self, worker: WorkerSettings) -> None:
         super().__init__(

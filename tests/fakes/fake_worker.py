@@ -6,7 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
+from holdfast.config import (
+    LogSettings,
+    ModelSettings,
+    ResidencySettings,
+    SchedulerSettings,
+    StoreSettings,
+)
 from holdfast.wire.assignment import WorkerSettings
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams
@@ -14,11 +20,16 @@ from holdfast.wire.token_ids import TokenIds
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = SchedulerSettings(step_tokens=64, max_running=16)
-IMPATIENT = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=1.0)  # sees in a second what is seen in ten otherwise
+# sees in a second what is seen in ten otherwise
+IMPATIENT = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=1.0)
 
 
 def fake_settings(
-    behaviour: str = "good", *, residency: ResidencySettings | None = None, place: str = "/nowhere", crash_reports: str = ""
+    behaviour: str = "good",
+    *,
+    residency: ResidencySettings | None = None,
+    place: str = "/nowhere",
+    crash_reports: str = "",
 ) -> WorkerSettings:
     os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"  # the worker inherits it
     return WorkerSettings(
@@ -33,7 +44,12 @@ def fake_settings(
     )
 
 
-def a_request(request_id: str = "a", *, max_tokens: int = 10, prompt: tuple[int, ...] = (1, 2, 3)) -> SequenceRequest:
+def a_request(
+    request_id: str = "a", *, max_tokens: int = 10, prompt: tuple[int, ...] = (1, 2, 3)
+) -> SequenceRequest:
     return SequenceRequest(
-        request_id=request_id, prompt_token_ids=TokenIds.of(prompt), max_tokens=max_tokens, sampling=SamplingParams(seed=1)
+        request_id=request_id,
+        prompt_token_ids=TokenIds.of(prompt),
+        max_tokens=max_tokens,
+        sampling=SamplingParams(seed=1),
     )

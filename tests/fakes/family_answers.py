@@ -1,4 +1,6 @@
-"""What is measured of a family of models: how its answers, right and wrong, are read, and whether its turns go on."""
+"""What is measured of a family of models: how its answers, right and wrong, are read, and whether
+its turns go on.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,20 @@ def right_answers(bundle: TokenizerBundle) -> Iterator[FamilyAnswer]:
             yield FamilyAnswer(text=text, tools=tools, says=says)
     for name, text, repairs in mistaken_json.OTHER_FORMS:
         if name == dialect.family:
-            yield FamilyAnswer(text=text, tools=mistaken_json.TOOLS, says=[("get_weather", mistaken_json.ROM, repairs)])
+            yield FamilyAnswer(
+                text=text,
+                tools=mistaken_json.TOOLS,
+                says=[("get_weather", mistaken_json.ROM, repairs)],
+            )
     calls = [
         Call("get_weather", _ARGUMENTS, "functions.get_weather:0"),
         Call("get_time", {}, "functions.get_time:1"),
     ]
     for some in (calls[:1], calls[1:], *([calls] if bundle.dialect_report.parallel else [])):
         yield FamilyAnswer(
-            text=dialect.calls.write(some), tools=tools, says=[(call.name, dict(call.arguments), ()) for call in some]
+            text=dialect.calls.write(some),
+            tools=tools,
+            says=[(call.name, dict(call.arguments), ()) for call in some],
         )
     if dialect.reasoning is not None:
         thought = f"{dialect.reasoning.start}Hm.{dialect.reasoning.end}"
@@ -52,26 +60,40 @@ def right_answers(bundle: TokenizerBundle) -> Iterator[FamilyAnswer]:
 
 
 def wrong_answers(bundle: TokenizerBundle) -> Iterator[FamilyAnswer]:
-    """The mistakes of the bundle's family: recorded ones, and mistaken arguments where it writes them as JSON."""
+    """The mistakes of the bundle's family: recorded ones, and mistaken arguments where it writes
+    them as JSON.
+    """
     dialect = bundle.dialect
     for name, text, says in mistaken_answers.MISTAKES:
         if name == dialect.family:
             yield FamilyAnswer(text=text, tools=recorded_answers.TOOLS, says=says)
     if dialect.family == "hermes":
         for text, repairs in mistaken_json.MISTAKEN_CALLS:
-            yield FamilyAnswer(text=text, tools=mistaken_json.TOOLS, says=[("get_weather", mistaken_json.ROM, repairs)])
+            yield FamilyAnswer(
+                text=text,
+                tools=mistaken_json.TOOLS,
+                says=[("get_weather", mistaken_json.ROM, repairs)],
+            )
     if isinstance(dialect.calls, (JsonCalls, NamedJson)):
         call = dialect.calls.write([Call("write_file", _PLACE, "functions.write_file:0")])
         for written, arguments, repairs in mistaken_json.MISTAKEN_ARGUMENTS:
             text = call.replace('{"XX": 0}', written)
-            yield FamilyAnswer(text=text, tools=mistaken_json.TOOLS, says=[("write_file", arguments, repairs)])
+            yield FamilyAnswer(
+                text=text, tools=mistaken_json.TOOLS, says=[("write_file", arguments, repairs)]
+            )
 
 
 def is_read_however_cut(dialect: ModelDialect, answer: FamilyAnswer) -> bool:
-    """Whether an answer says what it should, whole, by characters and in pieces of 3 and 7; its markers tokens or text."""
+    """Whether an answer says what it should, whole, by characters and in pieces of 3 and 7; its
+    markers tokens or text.
+    """
     cuts = ([], *(range(0, len(answer.text), step) for step in (1, 3, 7)))
     models = (dialect, replace(dialect, marker_ids={}))
-    return all(told(model, answer.tools, answer.text, at=at) == answer.says for model in models for at in cuts)
+    return all(
+        told(model, answer.tools, answer.text, at=at) == answer.says
+        for model in models
+        for at in cuts
+    )
 
 
 def streams_as_whole(bundle: TokenizerBundle, answer: FamilyAnswer) -> bool:
@@ -81,6 +103,12 @@ def streams_as_whole(bundle: TokenizerBundle, answer: FamilyAnswer) -> bool:
 
 
 def turns_go_on(bundle: TokenizerBundle) -> bool:
-    """Whether the prompt of each next turn begins with all tokens of the turn before, however clients send thoughts back."""
-    pairs = (pair for keeps_thoughts in (True, False) for pair in turns(bundle, keeps_thoughts=keeps_thoughts))
+    """Whether the prompt of each next turn begins with all tokens of the turn before, however
+    clients send thoughts back.
+    """
+    pairs = (
+        pair
+        for keeps_thoughts in (True, False)
+        for pair in turns(bundle, keeps_thoughts=keeps_thoughts)
+    )
     return all(after[: len(before)] == before for before, after in pairs)

@@ -17,7 +17,9 @@ from tests.fakes import toy_tokenizers
 _CHATML = ("<|im_start|>{role}\n", "<|im_end|>\n")
 _TURNS = ("<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>")
 _ROLES = ("<|{role}|>\n", "\n")
-_MARKER = re.compile(r"<[/|｜]?[^\s<>=\"'{}]{2,40}[|｜]?>|\[/?[A-Z_]{3,20}\]|\][<\[~][^\s]{2,16}\[>?\[|<\|\"\|>")
+_MARKER = re.compile(
+    r"<[/|｜]?[^\s<>=\"'{}]{2,40}[|｜]?>|\[/?[A-Z_]{3,20}\]|\][<\[~][^\s]{2,16}\[>?\[|<\|\"\|>"
+)
 
 
 def _newline_kept(text: str) -> str:
@@ -27,7 +29,10 @@ def _newline_kept(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyTemplate:
-    """A template and what is to be found of it. The parts are Jinja; `call` sees `c` (name, arguments) and `loop`."""
+    """A template and what is to be found of it.
+
+    The parts are Jinja; `call` sees `c` (name, arguments) and `loop`.
+    """
 
     family: str
     call: str
@@ -37,7 +42,8 @@ class FamilyTemplate:
     results_in: str = "user"  # the role of the turn that they stand in
     assistant: str = "assistant"
     thought: tuple[str, str] = ("", "")
-    thought_written: tuple[str, str] = ("", "")  # Jinja that writes its markers, where the source does not name them
+    # Jinja that writes its markers, where the source does not name them
+    thought_written: tuple[str, str] = ("", "")
     opening: str = ""  # behind the header of an answer
     before: str = ""  # in front of all of it; may refuse the conversation
     tools: str = "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
@@ -54,12 +60,24 @@ class FamilyTemplate:
         def turn(role: str, content: str) -> str:
             return first.format(role=role) + content + last.replace("{role}", role)
 
-        before, call, behind = (_newline_kept(each) for each in (self.calls[0], self.call, self.calls[1]))
-        calls = f"{{% if m.tool_calls %}}{before}{{% for call in m.tool_calls %}}{{% set c = call.function %}}{call}{{% endfor %}}{behind}{{% endif %}}"
+        before, call, behind = (
+            _newline_kept(each) for each in (self.calls[0], self.call, self.calls[1])
+        )
+        calls = (
+            f"{{% if m.tool_calls %}}{before}{{% for call in m.tool_calls %}}{{% set c = "
+            f"call.function %}}{call}{{% endfor %}}{behind}{{% endif %}}"
+        )
         start, end = self.thought_written if self.thought_written[0] else self.thought
-        thought = f"{{% if m.reasoning_content %}}{start}{{{{ m.reasoning_content }}}}{end}{{% endif %}}"
-        answer = turn(self.assistant, (thought if self.thought[0] else "") + "{{ m.content }}" + (calls if self.kept else ""))
-        named = f"{{# {self.calls[0]}{self.call}{self.thought[0]}{self.thought[1]} #}}".replace("{%", "").replace("%}", "")
+        thought = (
+            f"{{% if m.reasoning_content %}}{start}{{{{ m.reasoning_content }}}}{end}{{% endif %}}"
+        )
+        answer = turn(
+            self.assistant,
+            (thought if self.thought[0] else "") + "{{ m.content }}" + (calls if self.kept else ""),
+        )
+        named = f"{{# {self.calls[0]}{self.call}{self.thought[0]}{self.thought[1]} #}}".replace(
+            "{%", ""
+        ).replace("%}", "")
         return (
             self.before
             + ("" if self.kept else re.sub(r"[{}]{2}", "", named))
@@ -81,7 +99,9 @@ class FamilyTemplate:
 
     def template(self) -> ChatTemplate:
         """Compiled."""
-        return ChatTemplate({"default": self.source}, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
+        return ChatTemplate(
+            {"default": self.source}, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}
+        )
 
     def tokenizer(self) -> Tokenizer:
         """Byte-level, with a token for each marker that the template names."""
@@ -89,18 +109,29 @@ class FamilyTemplate:
 
 
 def tokenizer_for(source: str, *more: str) -> Tokenizer:
-    """A byte-level tokenizer with an added token for each thing in a template that looks like a marker.
+    """A byte-level tokenizer with an added token for each thing in a template that looks like a
+    marker.
 
     Those of the form <|…|> are special, as in most models; the rest is shown.
     """
-    backend = toy_tokenizers.byte_level(special=("</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"), shown=())
+    backend = toy_tokenizers.byte_level(
+        special=("</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"), shown=()
+    )
     found = dict.fromkeys([*_MARKER.findall(source), *more])
     backend.add_special_tokens(
-        [AddedToken(each, special=True, normalized=False) for each in found if each.startswith(("<|", "<｜"))]
+        [
+            AddedToken(each, special=True, normalized=False)
+            for each in found
+            if each.startswith(("<|", "<｜"))
+        ]
     )
-    backend.add_tokens([AddedToken(each, normalized=False) for each in found if not each.startswith(("<|", "<｜"))])
+    backend.add_tokens(
+        [AddedToken(each, normalized=False) for each in found if not each.startswith(("<|", "<｜"))]
+    )
     return Tokenizer(
-        backend, config={"eos_token": "</s>"}, eos_token_ids=[backend.token_to_id(e) for e in ("<|im_end|>", "<|eot_id|>")]
+        backend,
+        config={"eos_token": "</s>"},
+        eos_token_ids=[backend.token_to_id(e) for e in ("<|im_end|>", "<|eot_id|>")],
     )
 
 
@@ -109,16 +140,28 @@ _COMMA = "{% if not loop.last %}, {% endif %}"
 _NEWLINE = "{{ '' if loop.last else '\\n' }}"
 _THINK = ("<think>\n", "\n</think>\n\n")
 _STRING_OR_JSON = "{{ v if v is string else v | tojson }}"
-_TOGGLE = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
-_OPENED = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% endif %}"
+_TOGGLE = (
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+_OPENED = (
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% "
+    "endif %}"
+)
 
 
 def _parameters(one: str) -> str:
-    return "{% for k, v in c.arguments | items %}" + one.replace("VALUE", _STRING_OR_JSON) + "{% endfor %}"
+    return (
+        "{% for k, v in c.arguments | items %}"
+        + one.replace("VALUE", _STRING_OR_JSON)
+        + "{% endfor %}"
+    )
 
 
 def _refuse(condition: str, why: str) -> str:
-    return f"{{% for m in messages %}}{{% if {condition} %}}{{{{ raise_exception('{why}') }}}}{{% endif %}}{{% endfor %}}"
+    return (
+        f"{{% for m in messages %}}{{% if {condition} %}}{{{{ raise_exception('{why}') }}}}{{% "
+        "endif %}{% endfor %}"
+    )
 
 
 _FUNCTION = (
@@ -136,24 +179,38 @@ _DSML = (
     + _NEWLINE
 )
 _PYTHON = "{% macro py(v) %}{{ v | tojson }}{% endmacro %}"
-_IDS_OF_NINE = _refuse("m.tool_call_id is defined and m.tool_call_id | length != 9", "ids have 9 letters")
+_IDS_OF_NINE = _refuse(
+    "m.tool_call_id is defined and m.tool_call_id | length != 9", "ids have 9 letters"
+)
 _BRACES = (
     '{% macro lit(v, q) %}{% if v is string %}{{ q }}{{ v }}{{ q }}{% elif v is boolean %}{{ "true" if v else "false" }}'
-    "{% elif v is mapping %}{ {%- for k, x in v | items %}{{ k }}:{{ lit(x, q) }}{% if not loop.last %},{% endif %}{% endfor %}}"
-    "{% elif v is iterable %}[{% for x in v %}{{ lit(x, q) }}{% if not loop.last %},{% endif %}{% endfor %}]"
+    "{% elif v is mapping %}{ {%- for k, x in v | items %}{{ k }}:{{ lit(x, q) }}{% if not "
+    "loop.last %},{% endif %}{% endfor %}}"
+    "{% elif v is iterable %}[{% for x in v %}{{ lit(x, q) }}{% if not loop.last %},{% endif %}{% "
+    "endfor %}]"
     "{% else %}{{ v }}{% endif %}{% endmacro %}"
 )
 
 FAMILY_TEMPLATES = {
     "qwen3": FamilyTemplate(
-        family="hermes", call=f"<tool_call>\n{_JSON}\n</tool_call>{_NEWLINE}", thought=_THINK, opening=_TOGGLE
+        family="hermes",
+        call=f"<tool_call>\n{_JSON}\n</tool_call>{_NEWLINE}",
+        thought=_THINK,
+        opening=_TOGGLE,
     ),
-    "exaone": FamilyTemplate(family="hermes", call=f"<tool_call>{_JSON}</tool_call>{_NEWLINE}", plain_markers=True),
+    "exaone": FamilyTemplate(
+        family="hermes", call=f"<tool_call>{_JSON}</tool_call>{_NEWLINE}", plain_markers=True
+    ),
     "ernie": FamilyTemplate(
-        family="hermes", call=f"{{{{ '\\n' }}}}<tool_call>\n{_JSON}\n</tool_call>\n", thought=_THINK, opening="<think>\n"
+        family="hermes",
+        call=f"{{{{ '\\n' }}}}<tool_call>\n{_JSON}\n</tool_call>\n",
+        thought=_THINK,
+        opening="<think>\n",
     ),
     "qwen3_coder": FamilyTemplate(family="qwen3_coder", call=_FUNCTION),
-    "nemotron3": FamilyTemplate(family="qwen3_coder", call=_FUNCTION, thought=_THINK, opening=_OPENED),
+    "nemotron3": FamilyTemplate(
+        family="qwen3_coder", call=_FUNCTION, thought=_THINK, opening=_OPENED
+    ),
     "seed_oss": FamilyTemplate(
         family="seed_oss",
         call=_FUNCTION.replace("tool_call>", "seed:tool_call>")
@@ -166,7 +223,8 @@ FAMILY_TEMPLATES = {
         family="mistral_v3",
         turn=("[INST] ", "[/INST]"),
         calls=("[TOOL_CALLS][", "]</s>"),
-        call='{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}, "id": "{{ call.id }}"}' + _COMMA,
+        call='{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}, "id": "{{ call.id }}"}'
+        + _COMMA,
         result='[TOOL_RESULTS]{"content": {{ m.content | tojson }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]',
         before=_IDS_OF_NINE,
         ids="alnum9",
@@ -195,7 +253,9 @@ FAMILY_TEMPLATES = {
         call='{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}',
         results_in="ipython",
         result="{{ m.content | tojson }}",
-        before=_refuse("m.tool_calls is defined and m.tool_calls | length > 1", "one call at a time")
+        before=_refuse(
+            "m.tool_calls is defined and m.tool_calls | length > 1", "one call at a time"
+        )
         + "{# Environment: ipython #}",
         parallel=False,
     ),
@@ -203,22 +263,35 @@ FAMILY_TEMPLATES = {
         family="pythonic",
         turn=_TURNS,
         calls=("<|python_start|>[", "]<|python_end|>"),
-        call="{{ c.name }}(" + _parameters("{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}") + ")" + _COMMA,
+        call="{{ c.name }}("
+        + _parameters("{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}")
+        + ")"
+        + _COMMA,
         results_in="ipython",
     ),
     "lfm2": FamilyTemplate(
         family="lfm2",
         calls=("<|tool_call_start|>[", "]<|tool_call_end|>"),
-        call="{{ c.name }}(" + _parameters("{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}") + ")" + _COMMA,
+        call="{{ c.name }}("
+        + _parameters("{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}")
+        + ")"
+        + _COMMA,
         results_in="tool",
     ),
     "lfm2_drops": FamilyTemplate(
-        family="lfm2", calls=("<|tool_call_start|>[", "]<|tool_call_end|>"), call="", results_in="tool", kept=False
+        family="lfm2",
+        calls=("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        call="",
+        results_in="tool",
+        kept=False,
     ),
     "olmo3": FamilyTemplate(
         family="olmo3",
         calls=("<function_calls>", "</function_calls>"),
-        call="{{ c.name }}(" + _parameters("{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}") + ")" + _NEWLINE,
+        call="{{ c.name }}("
+        + _parameters("{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}")
+        + ")"
+        + _NEWLINE,
         results_in="environment",
     ),
     "glm45": FamilyTemplate(
@@ -234,7 +307,9 @@ FAMILY_TEMPLATES = {
     "glm47": FamilyTemplate(
         family="glm47",
         turn=("<|{role}|>", ""),
-        call="<tool_call>{{ c.name }}" + _parameters("<arg_key>{{ k }}</arg_key><arg_value>VALUE</arg_value>") + "</tool_call>",
+        call="<tool_call>{{ c.name }}"
+        + _parameters("<arg_key>{{ k }}</arg_key><arg_value>VALUE</arg_value>")
+        + "</tool_call>",
         results_in="observation",
         thought=("<think>", "</think>"),
         opening="{% if enable_thinking is defined and not enable_thinking %}</think>{% else %}<think>{% endif %}",
@@ -243,7 +318,10 @@ FAMILY_TEMPLATES = {
         family="longcat",
         turn=_ROLES,
         call="<longcat_tool_call>{{ c.name }}\n"
-        + _parameters("<longcat_arg_key>{{ k }}</longcat_arg_key>\n<longcat_arg_value>VALUE</longcat_arg_value>\n")
+        + _parameters(
+            "<longcat_arg_key>{{ k "
+            "}}</longcat_arg_key>\n<longcat_arg_value>VALUE</longcat_arg_value>\n"
+        )
         + "</longcat_tool_call>"
         + _NEWLINE,
         thought=("<longcat_think>", "</longcat_think>"),
@@ -313,7 +391,9 @@ FAMILY_TEMPLATES = {
         turn=("]~b]{role}\n", "[e~[\n"),
         assistant="ai",
         calls=("\n<minimax:tool_call>\n", "</minimax:tool_call>"),
-        call='<invoke name="{{ c.name }}">\n' + _parameters('<parameter name="{{ k }}">VALUE</parameter>\n') + "</invoke>\n",
+        call='<invoke name="{{ c.name }}">\n'
+        + _parameters('<parameter name="{{ k }}">VALUE</parameter>\n')
+        + "</invoke>\n",
         thought=("<think>\n", "\n</think>\n\n"),
         opening="<think>\n",
     ),
@@ -322,7 +402,8 @@ FAMILY_TEMPLATES = {
         turn=("]~b]{role}\n", "[e~[\n"),
         assistant="ai",
         before="{% macro nest(v) %}{% if v is mapping %}{% for k, x in v | items %}]<]minimax[>[<{{ k }}>{{ nest(x) }}]<]minimax[>[</{{ k }}>{% endfor %}"
-        "{% elif v is iterable and v is not string %}{% for x in v %}]<]minimax[>[<item>{{ nest(x) }}]<]minimax[>[</item>{% endfor %}"
+        "{% elif v is iterable and v is not string %}{% for x in v %}]<]minimax[>[<item>{{ nest(x) "
+        "}}]<]minimax[>[</item>{% endfor %}"
         "{% else %}{{ v if v is string else v | tojson }}{% endif %}{% endmacro %}",
         calls=("]<]minimax[>[<tool_call>\n", "]<]minimax[>[</tool_call>"),
         call=']<]minimax[>[<invoke name="{{ c.name }}">{{ nest(c.arguments) }}]<]minimax[>[</invoke>\n',
@@ -396,10 +477,14 @@ FAMILY_TEMPLATES = {
         family="apriel",
         turn=("<|begin_{role}|>\n", "\n<|end|>\n"),
         calls=("\n<tool_calls>[", "]</tool_calls>"),
-        call='{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}, "id": "{{ call.id }}"}' + _COMMA,
+        call='{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}, "id": "{{ call.id }}"}'
+        + _COMMA,
     ),
     "phi4": FamilyTemplate(
-        family="phi4", turn=("<|{role}|>", "<|end|>"), calls=("<|tool_call|>[", "]<|/tool_call|>"), call=_JSON + _COMMA
+        family="phi4",
+        turn=("<|{role}|>", "<|end|>"),
+        calls=("<|tool_call|>[", "]<|/tool_call|>"),
+        call=_JSON + _COMMA,
     ),
     "step3": FamilyTemplate(
         family="step3",
@@ -417,14 +502,17 @@ FAMILY_TEMPLATES = {
         family="cohere",
         turn=("<|START_OF_TURN_TOKEN|><|{role}|>", "<|END_OF_TURN_TOKEN|>"),
         calls=("<|START_ACTION|>[", "]<|END_ACTION|>"),
-        call='{"tool_call_id": "{{ call.id }}", "tool_name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}' + _COMMA,
+        call='{"tool_call_id": "{{ call.id }}", "tool_name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}'
+        + _COMMA,
         result='<|START_TOOL_RESULT|>{"tool_call_id": "{{ m.tool_call_id }}", "results": "{{ m.content }}"}<|END_TOOL_RESULT|>',
         thought=("<|START_THINKING|>", "<|END_THINKING|>"),
         ids="number",
     ),
     "minicpm5": FamilyTemplate(
         family="minicpm5",
-        call='<function name="{{ c.name }}">' + _parameters('<param name="{{ k }}"><![CDATA[VALUE]]></param>') + "</function>\n",
+        call='<function name="{{ c.name }}">'
+        + _parameters('<param name="{{ k }}"><![CDATA[VALUE]]></param>')
+        + "</function>\n",
     ),
     "apertus": FamilyTemplate(
         family="apertus",
@@ -437,7 +525,9 @@ FAMILY_TEMPLATES = {
         family="gigachat",
         turn=("{role}<|role_sep|>\n", "<|message_sep|>\n"),
         call='<|function_call|>{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}',
-        before=_refuse("m.tool_calls is defined and m.tool_calls | length > 1", "one call at a time"),
+        before=_refuse(
+            "m.tool_calls is defined and m.tool_calls | length > 1", "one call at a time"
+        ),
         parallel=False,
     ),
     "solar": FamilyTemplate(

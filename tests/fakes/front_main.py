@@ -1,4 +1,6 @@
-"""A front without HTTP over one worker with a fake engine: says the worker's id, and after a line whether it answers."""
+"""A front without HTTP over one worker with a fake engine: says the worker's id, and after a line
+whether it answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bodies of chat requests as no honest client sends them: each drawn from a seed, many of them nearly right."""
+"""Bodies of chat requests as no honest client sends them: each drawn from a seed, many of them
+nearly right.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,20 @@ from typing import Any
 
 from tests.fakes.fuzzed_json import NUMBERS, STRINGS, JsonFuzzer
 
-_NAMES = ["get_weather", "f", "", "two words", "x" * 300, "<tool_call>", "mcp__a__b", "ünï", "a.b", "\ud83d", "\x00", "{}"]
+_NAMES = [
+    "get_weather",
+    "f",
+    "",
+    "two words",
+    "x" * 300,
+    "<tool_call>",
+    "mcp__a__b",
+    "ünï",
+    "a.b",
+    "\ud83d",
+    "\x00",
+    "{}",
+]
 
 
 class BodyFuzzer(JsonFuzzer):
@@ -26,7 +41,11 @@ class BodyFuzzer(JsonFuzzer):
 
     def _fields(self) -> dict[str, Any]:
         dice = self.dice
-        fields: dict[str, Any] = {"model": self._model, "max_tokens": dice.randint(1, 3), "messages": self._messages()}
+        fields: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": dice.randint(1, 3),
+            "messages": self._messages(),
+        }
         often = dice.choice((0.02, 0.04, 0.15))
         for name, draw in self._optional().items():
             if dice.random() < often:
@@ -42,18 +61,38 @@ class BodyFuzzer(JsonFuzzer):
             "function_call": lambda: pick(("auto", "none", {"name": pick(_NAMES)}, "required", 5)),
             "parallel_tool_calls": lambda: pick((True, False, 1, "no", None)),
             "response_format": self._response_format,
-            "structured_outputs": lambda: {pick(("json", "regex", "choice", "grammar", "json_object", "other")): self._form()},
+            "structured_outputs": lambda: {
+                pick(("json", "regex", "choice", "grammar", "json_object", "other")): self._form()
+            },
             "guided_json": self.schema,
-            "guided_regex": lambda: pick(("a+", "(", "[a-z]{1,5}", "(a|b)*c", "a{1000}", "(?<=x)y", "", "^x$", "\\p{L}+")),
-            "guided_choice": lambda: pick((["yes", "no"], [], [""], ["x"] * 3, [1], "yes", ["☃", '"'])),
-            "guided_grammar": lambda: pick(('start: "x"', "start: /[0-9]+/", "nonsense", "start: start", "start: y", "")),
+            "guided_regex": lambda: pick(
+                ("a+", "(", "[a-z]{1,5}", "(a|b)*c", "a{1000}", "(?<=x)y", "", "^x$", "\\p{L}+")
+            ),
+            "guided_choice": lambda: pick(
+                (["yes", "no"], [], [""], ["x"] * 3, [1], "yes", ["☃", '"'])
+            ),
+            "guided_grammar": lambda: pick(
+                ('start: "x"', "start: /[0-9]+/", "nonsense", "start: start", "start: y", "")
+            ),
             "reasoning_effort": lambda: pick(("none", "low", "max", "huge", True, 5)),
             "enable_thinking": lambda: pick((True, False, "yes", 0)),
-            "thinking": lambda: pick((True, "low", {"type": "enabled", "budget_tokens": pick(NUMBERS)}, {"type": "x"}, [])),
+            "thinking": lambda: pick(
+                (
+                    True,
+                    "low",
+                    {"type": "enabled", "budget_tokens": pick(NUMBERS)},
+                    {"type": "x"},
+                    [],
+                )
+            ),
             "think": lambda: pick((False, "high", {}, 5)),
-            "reasoning": lambda: pick(({"effort": "low"}, {"max_tokens": pick(NUMBERS)}, "low", {"enabled": 5})),
+            "reasoning": lambda: pick(
+                ({"effort": "low"}, {"max_tokens": pick(NUMBERS)}, "low", {"enabled": 5})
+            ),
             "thinking_budget": lambda: pick(NUMBERS),
-            "chat_template_kwargs": lambda: {pick(("enable_thinking", "x", "messages", "tools", "")): self.anything(2)},
+            "chat_template_kwargs": lambda: {
+                pick(("enable_thinking", "x", "messages", "tools", "")): self.anything(2)
+            },
             "stream": lambda: pick((True, False, False, "true")),
             "stream_options": lambda: pick(({"include_usage": True}, {}, {"include_usage": 5}, [])),
             "n": lambda: pick((1, 2, 3, 0, 17, "2")),
@@ -82,17 +121,45 @@ class BodyFuzzer(JsonFuzzer):
 
     def _call_turn(self, place: int) -> dict[str, Any]:
         dice = self.dice
-        arguments = dice.choice(('{"city": "Oslo"}', "{", "", "5", "[]", {"city": "Oslo"}, {}, None, '{"a":1}{"b":2}', "null", 5))
-        call = {"id": dice.choice((f"call_{place}", "", None, 5)), "type": dice.choice(("function", "function", None, "custom"))}
+        arguments = dice.choice(
+            (
+                '{"city": "Oslo"}',
+                "{",
+                "",
+                "5",
+                "[]",
+                {"city": "Oslo"},
+                {},
+                None,
+                '{"a":1}{"b":2}',
+                "null",
+                5,
+            )
+        )
+        call = {
+            "id": dice.choice((f"call_{place}", "", None, 5)),
+            "type": dice.choice(("function", "function", None, "custom")),
+        }
         function = {"name": dice.choice(_NAMES), "arguments": arguments}
         if dice.random() < 0.2:
             return {"role": "assistant", "content": None, "function_call": function}
-        return {"role": "assistant", "content": dice.choice((None, "", "x")), "tool_calls": [{**call, "function": function}]}
+        return {
+            "role": "assistant",
+            "content": dice.choice((None, "", "x")),
+            "tool_calls": [{**call, "function": function}],
+        }
 
     def _result(self, place: int) -> dict[str, Any]:
-        content = self.dice.choice(("sunny", "", [{"type": "text", "text": "x"}], [{"type": "image_url"}], None, 5, [], {}))
+        content = self.dice.choice(
+            ("sunny", "", [{"type": "text", "text": "x"}], [{"type": "image_url"}], None, 5, [], {})
+        )
         role = self.dice.choice(("tool", "tool", "function"))
-        return {"role": role, "content": content, "tool_call_id": f"call_{place - 1}", "name": self.dice.choice(_NAMES)}
+        return {
+            "role": role,
+            "content": content,
+            "tool_call_id": f"call_{place - 1}",
+            "name": self.dice.choice(_NAMES),
+        }
 
     def _said(self, place: int) -> dict[str, Any]:
         role = self.dice.choice(("user", "assistant", "system", "developer", "robot", 5))
@@ -100,28 +167,52 @@ class BodyFuzzer(JsonFuzzer):
 
     def _thought(self, place: int) -> dict[str, Any]:
         name = self.dice.choice(("reasoning_content", "reasoning", "thinking"))
-        part = {"type": "thinking", "thinking": self.dice.choice(("hm", [{"type": "text", "text": "hm"}], 5, [[]], None))}
+        part = {
+            "type": "thinking",
+            "thinking": self.dice.choice(("hm", [{"type": "text", "text": "hm"}], 5, [[]], None)),
+        }
         content = self.dice.choice(("x", [part], [part, {"type": "text", "text": "x"}]))
-        return {"role": "assistant", "content": content, name: self.dice.choice(("hm", "", None, 5, []))}
+        return {
+            "role": "assistant",
+            "content": content,
+            name: self.dice.choice(("hm", "", None, 5, [])),
+        }
 
     def _tool(self) -> dict[str, Any]:
         dice = self.dice
-        function: dict[str, Any] = {"name": dice.choice(_NAMES[:2] * 6 + _NAMES), "parameters": self.schema()}
+        function: dict[str, Any] = {
+            "name": dice.choice(_NAMES[:2] * 6 + _NAMES),
+            "parameters": self.schema(),
+        }
         if dice.random() < 0.4:
             function["strict"] = dice.choice((True, True, False, None, "yes"))
-        return {"type": dice.choice(("function",) * 8 + ("custom", "", "web_search")), "function": function}
+        return {
+            "type": dice.choice(("function",) * 8 + ("custom", "", "web_search")),
+            "function": function,
+        }
 
     def _tool_choice(self) -> Any:
-        names = [{"type": "function", "function": {"name": self.dice.choice(_NAMES[:2])}} for _ in range(2)]
+        names = [
+            {"type": "function", "function": {"name": self.dice.choice(_NAMES[:2])}}
+            for _ in range(2)
+        ]
         allowed = {
             "type": "allowed_tools",
             "allowed_tools": {"mode": self.dice.choice(("auto", "required", "x")), "tools": names},
         }
-        return self.dice.choice(("auto", "none", "required", "any", "x", names[0], allowed, {"type": "function"}, {}, 5))
+        return self.dice.choice(
+            ("auto", "none", "required", "any", "x", names[0], allowed, {"type": "function"}, {}, 5)
+        )
 
     def _response_format(self) -> Any:
-        kind = self.dice.choice(("text", "json_object", "json_schema", "json_schema", "json_schema", "regex", 5))
-        named = {"name": "x", "schema": self.schema(), "strict": self.dice.choice((True, False, None))}
+        kind = self.dice.choice(
+            ("text", "json_object", "json_schema", "json_schema", "json_schema", "regex", 5)
+        )
+        named = {
+            "name": "x",
+            "schema": self.schema(),
+            "strict": self.dice.choice((True, False, None)),
+        }
         return {"type": kind, "json_schema": named} if kind == "json_schema" else {"type": kind}
 
     def _form(self) -> Any:

@@ -1,4 +1,6 @@
-"""JSON as no honest client sends it: any values, schemas that look right, and values with a fault put in."""
+"""JSON as no honest client sends it: any values, schemas that look right, and values with a fault
+put in.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,26 @@ import random
 from typing import Any
 
 _SCHEMA_WORDS = (
-    "type properties required items anyOf oneOf allOf not enum const pattern format minimum maximum minLength maxLength minItems "
-    "maxItems additionalProperties $ref $defs definitions default title description if then else patternProperties propertyNames "
+    "type properties required items anyOf oneOf allOf not enum const pattern format minimum "
+    "maximum minLength maxLength minItems "
+    "maxItems additionalProperties $ref $defs definitions default title description if then else "
+    "patternProperties propertyNames "
     "uniqueItems multipleOf prefixItems dependentRequired contains exclusiveMinimum"
 ).split()
-STRINGS = ["", "x", "Hello", "<think>", "</tool_call>", "\ud83d", "\x00\x1b[31m", "☃" * 40, "null", "{", "a" * 300, "${x}"]
+STRINGS = [
+    "",
+    "x",
+    "Hello",
+    "<think>",
+    "</tool_call>",
+    "\ud83d",
+    "\x00\x1b[31m",
+    "☃" * 40,
+    "null",
+    "{",
+    "a" * 300,
+    "${x}",
+]
 NUMBERS = [0, -1, 1, 2, 7, 2**31, 2**63, 10**40, 0.5, -0.0, 1e308, -1e308]
 
 
@@ -27,7 +44,11 @@ class JsonFuzzer:
         raw = json.dumps(value, ensure_ascii=dice.random() < 0.8).encode("utf-8", "surrogatepass")
         if dice.random() < 0.03:
             at = dice.randrange(len(raw) + 1)
-            raw = raw[:at] + dice.choice((b"", b"\xff", b"NaN", b"}", b"[" * 500, b'"\\ud83d"')) + raw[at + dice.randrange(3) :]
+            raw = (
+                raw[:at]
+                + dice.choice((b"", b"\xff", b"NaN", b"}", b"[" * 500, b'"\\ud83d"'))
+                + raw[at + dice.randrange(3) :]
+            )
         return raw
 
     def schema(self, levels: int = 3) -> Any:
@@ -43,7 +64,11 @@ class JsonFuzzer:
             {"type": "string", "format": dice.choice(("date-time", "uuid", "email", "martian"))},
             {"type": ["string", "null"]},
             {"type": "integer", "minimum": dice.choice(NUMBERS), "maximum": dice.choice(NUMBERS)},
-            {"$ref": dice.choice(("#", "#/$defs/a", "#/nowhere", "http://example.org/x", "file:///etc/passwd"))},
+            {
+                "$ref": dice.choice(
+                    ("#", "#/$defs/a", "#/nowhere", "http://example.org/x", "file:///etc/passwd")
+                )
+            },
             {dice.choice(_SCHEMA_WORDS): self.anything(1)},
             {"type": "martian"},
             {},
@@ -54,11 +79,19 @@ class JsonFuzzer:
         properties = {dice.choice(("city", "x", "y", "ü", "")): each for each in inner}
         return dice.choice(
             (
-                {"type": "object", "properties": properties, "required": dice.sample([*properties], 1)},
+                {
+                    "type": "object",
+                    "properties": properties,
+                    "required": dice.sample([*properties], 1),
+                },
                 {"type": "object", "properties": properties, "additionalProperties": False},
                 {"type": "array", "items": inner[0], "minItems": dice.choice((0, 1, 3, 10**9))},
                 {dice.choice(("anyOf", "oneOf", "allOf")): inner},
-                {"$defs": {"a": inner[0]}, "type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}},
+                {
+                    "$defs": {"a": inner[0]},
+                    "type": "object",
+                    "properties": {"x": {"$ref": "#/$defs/a"}},
+                },
             )
         )
 
@@ -69,7 +102,11 @@ class JsonFuzzer:
         if levels == 0:
             return leaf
         return dice.choice(
-            (leaf, [self.anything(levels - 1)] * dice.randint(0, 3), {dice.choice(STRINGS): self.anything(levels - 1)})
+            (
+                leaf,
+                [self.anything(levels - 1)] * dice.randint(0, 3),
+                {dice.choice(STRINGS): self.anything(levels - 1)},
+            )
         )
 
     def mutated(self, value: Any) -> Any:

@@ -50,12 +50,15 @@ class FuzzedProtocol:
     shapes: Shapes
     bound: tuple[str, ...] = ()
     answered: Answer  # raises where an answer with status 200 has not the protocol's form
-    refused: Callable[[Any, Collection[str]], bool]  # whether a body is a refusal in the protocol's form that names a field
+    # whether a body is a refusal in the protocol's form that names a field
+    refused: Callable[[Any, Collection[str]], bool]
     statuses: Collection[int] = (400, 404, 413)
     headers: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        missing = self.shapes.keys() - {operation.path for dialect in DIALECTS for operation in dialect.operations}
+        missing = self.shapes.keys() - {
+            operation.path for dialect in DIALECTS for operation in dialect.operations
+        }
         assert not missing, f"nothing is served at {sorted(missing)}"
 
     def fuzzer(self, seed: int, *, model: str) -> Fuzzer:
@@ -66,7 +69,10 @@ class FuzzedProtocol:
 
     def check(self, response: httpx.Response, body: bytes) -> None:
         """The answer has a status and a form that are described."""
-        told = f"{response.status_code} {response.text[:600]} for {response.request.url.path} {body[:2000]!r}"
+        told = (
+            f"{response.status_code} {response.text[:600]} for {response.request.url.path} "
+            f"{body[:2000]!r}"
+        )
         if response.status_code == 200:
             try:
                 self.answered(response)
@@ -76,7 +82,8 @@ class FuzzedProtocol:
         assert response.status_code in self.statuses, told
         assert "no path" not in response.text, told
         assert self.refused(
-            json.loads(response.content), names_in(body) | names_in(repr(self.shapes).replace("'", '"').encode())
+            json.loads(response.content),
+            names_in(body) | names_in(repr(self.shapes).replace("'", '"').encode()),
         ), told
 
 
@@ -92,13 +99,18 @@ def _openai_refusal(body: Any, _: Collection[str]) -> bool:
 
 def _anthropic_refusal(body: Any, names: Collection[str]) -> bool:
     assert body["type"] == "error"
-    assert body["error"]["type"] in ("invalid_request_error", "not_found_error", "request_too_large")
+    assert body["error"]["type"] in (
+        "invalid_request_error",
+        "not_found_error",
+        "request_too_large",
+    )
     return _names_one(body["error"]["message"], names)
 
 
 def _ollama_refusal(body: Any, names: Collection[str]) -> bool:
     assert [*body] == ["error"]
-    return _names_one(body["error"], names) or "does not support" in body["error"]  # thinking, tools: its own words
+    # thinking, tools: its own words
+    return _names_one(body["error"], names) or "does not support" in body["error"]
 
 
 def _names_one(message: str, names: Collection[str]) -> bool:
@@ -125,7 +137,9 @@ def _openai_answer(whole: type[msgspec.Struct]) -> Answer:
 
 def _typed_events(text: str) -> list[dict[str, Any]]:
     found = [
-        (lines[0], lines[-1]) for lines in (event.splitlines() for event in text.split("\n\n")) if lines and lines[0][0] != ":"
+        (lines[0], lines[-1])
+        for lines in (event.splitlines() for event in text.split("\n\n"))
+        if lines and lines[0][0] != ":"
     ]
     events = [json.loads(data.removeprefix("data: ")) for _, data in found]
     assert [f"event: {event['type']}" for event in events] == [name for name, _ in found]
@@ -156,14 +170,25 @@ def _responses_answer(response: httpx.Response) -> None:
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert events[-1]["type"] in ("response.completed", "response.incomplete")
         for event in events:
-            _RESPONSE_EVENT.validate_python({**event, "response": _unechoed(event["response"])} if "response" in event else event)
+            _RESPONSE_EVENT.validate_python(
+                {**event, "response": _unechoed(event["response"])}
+                if "response" in event
+                else event
+            )
     else:
         body = _unechoed(json.loads(response.content))
-        assert Response.model_validate(body).status in ("completed", "incomplete", "queued", "in_progress")
+        assert Response.model_validate(body).status in (
+            "completed",
+            "incomplete",
+            "queued",
+            "in_progress",
+        )
 
 
 def _unechoed(body: dict[str, Any]) -> dict[str, Any]:
-    """A response without what it repeats of a request that was more lenient than the client's types."""
+    """A response without what it repeats of a request that was more lenient than the client's
+    types.
+    """
     return {**body, "tools": [], "text": None, "tool_choice": "auto"}
 
 
@@ -172,7 +197,8 @@ def _embeddings_answer(response: httpx.Response) -> None:
     for each in body["data"]:
         if isinstance(each["embedding"], str):
             each["embedding"] = struct.unpack(
-                f"<{len(base64.b64decode(each['embedding'])) // 4}f", base64.b64decode(each["embedding"])
+                f"<{len(base64.b64decode(each['embedding'])) // 4}f",
+                base64.b64decode(each["embedding"]),
             )
     CreateEmbeddingResponse.model_validate(body)
 
@@ -184,7 +210,9 @@ def _ollama_answer(response: httpx.Response) -> None:
         assert last.get("done") or last.get("status") == "success"
     else:
         body = json.loads(response.content)
-        assert body.get("done") is True or {"embeddings", "embedding", "details", "status"} & set(body)
+        assert body.get("done") is True or {"embeddings", "embedding", "details", "status"} & set(
+            body
+        )
 
 
 def _with_keys(**keys_of: str) -> Answer:
@@ -196,7 +224,9 @@ def _with_keys(**keys_of: str) -> Answer:
 
 
 PROTOCOLS = (
-    FuzzedProtocol(name="chat", shapes={}, answered=_openai_answer(ChatCompletion), refused=_openai_refusal),
+    FuzzedProtocol(
+        name="chat", shapes={}, answered=_openai_answer(ChatCompletion), refused=_openai_refusal
+    ),
     FuzzedProtocol(
         name="completions",
         shapes=request_shapes.COMPLETIONS,
@@ -234,7 +264,10 @@ PROTOCOLS = (
         refused=_openai_refusal,
     ),
     FuzzedProtocol(
-        name="rerank", shapes=request_shapes.RERANK, answered=_with_keys(v1_rerank="results model"), refused=_openai_refusal
+        name="rerank",
+        shapes=request_shapes.RERANK,
+        answered=_with_keys(v1_rerank="results model"),
+        refused=_openai_refusal,
     ),
     FuzzedProtocol(
         name="tokens",

@@ -1,4 +1,6 @@
-"""Requests of every protocol with faults put in: each begins as a shape that a client sends (`request_shapes.py`)."""
+"""Requests of every protocol with faults put in: each begins as a shape that a client sends
+(`request_shapes.py`).
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,38 @@ class ShapeFuzzer(JsonFuzzer):
     """Draws paths and bodies, the same ones for the same seed."""
 
     def __init__(self, seed: int, shapes: Shapes, *, model: str, bound: tuple[str, ...]) -> None:
-        """bound: the names that lead to the number of tokens to generate, which is kept small; none where none are."""
+        """bound: the names that lead to the number of tokens to generate, which is kept small; none
+        where none are.
+        """
         super().__init__(seed)
         self._model, self._bound = model, bound
         self._shapes = [(path, shape) for path, shapes_of in shapes.items() for shape in shapes_of]
-        self._known: dict[str, list[Any]] = {}  # the values that stand under a name in any of the shapes
-        self._tops = {path: sorted({name for shape in shapes_of for name in shape}) for path, shapes_of in shapes.items()}
+        # the values that stand under a name in any of the shapes
+        self._known: dict[str, list[Any]] = {}
+        self._tops = {
+            path: sorted({name for shape in shapes_of for name in shape})
+            for path, shapes_of in shapes.items()
+        }
         for _, shape in self._shapes:
             self._learn(shape)
 
     def _learn(self, value: Any) -> None:
-        for name, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        for name, each in (
+            value.items()
+            if isinstance(value, dict)
+            else enumerate(value)
+            if isinstance(value, list)
+            else ()
+        ):
             if isinstance(name, str):
                 self._known.setdefault(name, []).append(each)
             self._learn(each)
 
     def request(self) -> tuple[str, bytes]:
-        """A path and a body for it. Most bodies are JSON objects, a third of them nearly as a client would send them."""
+        """A path and a body for it.
+
+        Most bodies are JSON objects, a third of them nearly as a client would send them.
+        """
         dice = self.dice
         path, shape = dice.choice(self._shapes)
         sent = {"model": self._model, **shape}
@@ -48,7 +65,9 @@ class ShapeFuzzer(JsonFuzzer):
         return path, self.written(body)
 
     def _changed(self, value: Any) -> Any:
-        """Something in it becomes what stands under its name elsewhere, a schema, another object's member, or twice there."""
+        """Something in it becomes what stands under its name elsewhere, a schema, another object's
+        member, or twice there.
+        """
         dice = self.dice
         if isinstance(value, list) and value:
             at = dice.randrange(len(value))
@@ -67,8 +86,9 @@ class ShapeFuzzer(JsonFuzzer):
         return {**value, name: copy.deepcopy(dice.choice(self._known.get(name, [None])))}
 
     def _keep_short(self, body: Any, bound: tuple[str, ...]) -> None:
-        # A body that would be answered for minutes tells nothing more: what is no number is left as it is. A thought in
-        # Messages needs a larger number: it stays where nothing else was changed, as little of it is used then.
+        # A body that would be answered for minutes tells nothing more: what is no number is left as
+        # it is. A thought in Messages needs a larger number: it stays where nothing else was
+        # changed, as little of it is used then.
         if not bound or not isinstance(body, dict):
             return
         name, *rest = bound
@@ -76,7 +96,9 @@ class ShapeFuzzer(JsonFuzzer):
             if body.get(name) is None:
                 body[name] = {}
             self._keep_short(body[name], tuple(rest))
-        elif body.get(name) is None or (isinstance(body[name], int) and not 0 <= body[name] <= _TOKENS):
+        elif body.get(name) is None or (
+            isinstance(body[name], int) and not 0 <= body[name] <= _TOKENS
+        ):
             body[name] = self.dice.randint(1, _TOKENS)
 
 

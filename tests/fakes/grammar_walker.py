@@ -26,7 +26,10 @@ def demo_tokenizer() -> LLTokenizer:
 @cache
 def demo_token_ids() -> dict[str, int]:
     """Its added tokens: text → id."""
-    return {token["content"]: token["id"] for token in json.loads((DEMO / "tokenizer.json").read_text())["added_tokens"]}
+    return {
+        token["content"]: token["id"]
+        for token in json.loads((DEMO / "tokenizer.json").read_text())["added_tokens"]
+    }
 
 
 @cache
@@ -49,14 +52,20 @@ def matcher_of(grammar: str) -> LLMatcher:
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether the whole text may be an answer. Markers in it count as tokens where they are single ones."""
+    """Whether the whole text may be an answer.
+
+    Markers in it count as tokens where they are single ones.
+    """
     tokenizer = demo_tokenizer() if _names_tokens(grammar) else plain_tokenizer()
     matcher, token_ids = matcher_of(grammar), tokenizer.tokenize_str(text, parse_special=True)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
 def random_answer(grammar: str, *, seed: int, most: int = 4000) -> str:
-    """An answer whose tokens are drawn evenly of all that the grammar allows. Fails when it has no end after so many."""
+    """An answer whose tokens are drawn evenly of all that the grammar allows.
+
+    Fails when it has no end after so many.
+    """
     matcher, draw, token_ids = matcher_of(grammar), random.Random(seed), list[int]()
     while len(token_ids) < most:
         allowed = [*_set_bits(matcher.compute_bitmask())]

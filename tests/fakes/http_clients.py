@@ -45,10 +45,14 @@ def client_of(
     keys: KeyRing | None = None,
     address: str = "127.0.0.1",
 ) -> httpx.AsyncClient:
-    services = scripted_services(gateway, sessions=sessions, directory=directory, server=server, limits=limits)
+    services = scripted_services(
+        gateway, sessions=sessions, directory=directory, server=server, limits=limits
+    )
     services = replace(services, keys=keys or services.keys, control=control or services.control)
     app = create_application(services, dialects=dialects)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://127.0.0.1:8321")
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://127.0.0.1:8321"
+    )
 
 
 def chat_body(**fields: Any) -> dict[str, Any]:
@@ -64,17 +68,25 @@ def message_body(**fields: Any) -> dict[str, Any]:
 
 
 def named_events_of(text: str) -> list[tuple[str, Any]]:
-    """The events of a stream in which each has a name: name and data. Asserts that there is nothing else in it."""
+    """The events of a stream in which each has a name: name and data.
+
+    Asserts that there is nothing else in it.
+    """
     *events, rest = text.split("\n\n")
     assert rest == ""
     pairs = [event.split("\n") for event in events]
     assert all(name.startswith("event: ") and data.startswith("data: ") for name, data in pairs)
-    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in pairs]
+    return [
+        (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for name, data in pairs
+    ]
 
 
 def events_of(text: str) -> list[Any]:
     """The data of a stream's events; the last one, [DONE], as a string."""
-    lines = [event.removeprefix("data: ") for event in text.split("\n\n") if event.startswith("data: ")]
+    lines = [
+        event.removeprefix("data: ") for event in text.split("\n\n") if event.startswith("data: ")
+    ]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
@@ -102,7 +114,9 @@ async def served(
 
 
 class Exchange:
-    """One request to the application without a client in between: every message can be seen, and the client can leave."""
+    """One request to the application without a client in between: every message can be seen, and
+    the client can leave.
+    """
 
     def __init__(
         self,
@@ -114,7 +128,9 @@ class Exchange:
         library: Library | None = None,
         dialects: Sequence[Dialect] = DIALECTS,
     ) -> None:
-        services = scripted_services(gateway, server=server, sessions=sessions, directory=directory, library=library)
+        services = scripted_services(
+            gateway, server=server, sessions=sessions, directory=directory, library=library
+        )
         self.app = create_application(services, dialects=dialects)
         self.messages: list[Any] = []
         self.leaves_behind = b""  # the client leaves as soon as it has this

@@ -1,4 +1,6 @@
-"""A small stand-in for the Hugging Face Hub: what huggingface_hub asks for when it fetches a snapshot, over HTTP on loopback."""
+"""A small stand-in for the Hugging Face Hub: what huggingface_hub asks for when it fetches a
+snapshot, over HTTP on loopback.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,13 @@ class HubState:
     gated: set[str] = field(default_factory=set)
     token: str = ""  # needed for everything if set
     failing_status: int = 0  # answered to everything if set
-    cut_after_bytes: dict[str, int] = field(default_factory=dict)  # file → bytes after which its next transfer breaks off
+    # file → bytes after which its next transfer breaks off
+    cut_after_bytes: dict[str, int] = field(default_factory=dict)
     lfs_files: set[str] = field(default_factory=set)  # are told with their SHA-256, as weights are
     damaged_files: set[str] = field(default_factory=set)  # arrive with one other byte
     failing_files: set[str] = field(default_factory=set)  # are announced, but cannot be fetched
-    sends_files: threading.Event = field(default_factory=threading.Event)  # files wait until it is set
+    # files wait until it is set
+    sends_files: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)  # "GET /path" or "GET /path bytes=7-"
     endpoint: str = ""
 
@@ -63,14 +67,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = self.path.partition("?")[0]
-        self.state.requests.append(" ".join([self.command, path, *filter(None, [self.headers.get("Range")])]))
+        self.state.requests.append(
+            " ".join([self.command, path, *filter(None, [self.headers.get("Range")])])
+        )
         match = _TREE.fullmatch(path) or _INFO.fullmatch(path) or _FILE.fullmatch(path)
         repository = match["repo"] if match else ""
         revision = (match["revision"] or "main") if match else ""
         if self.state.failing_status:
             self._send(self.state.failing_status)
         elif self.state.token and self.headers.get("Authorization") != f"Bearer {self.state.token}":
-            self._send(401, headers={"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."})
+            self._send(
+                401,
+                headers={
+                    "X-Error-Code": "RepoNotFound",
+                    "X-Error-Message": "Invalid username or password.",
+                },
+            )
         elif match is None or repository not in self.state.repositories:
             self._send(404, headers={"X-Error-Code": "RepoNotFound"})
         elif repository in self.state.gated:
@@ -80,13 +92,18 @@ class _Handler(BaseHTTPRequestHandler):
         elif match.re is _TREE:
             self._send_json(self._tree(repository))
         elif match.re is _INFO:
-            self._send_json({"id": repository, "modelId": repository, "sha": commit, "siblings": [], "tags": []})
+            self._send_json(
+                {"id": repository, "modelId": repository, "sha": commit, "siblings": [], "tags": []}
+            )
         else:
             self._send_file(repository, match["file"], commit)
 
     def _tree(self, repository: str) -> list[dict[str, object]]:
         files = self.state.repositories[repository]
-        return [{"type": "file", "path": name, "size": len(content), "oid": _oid(content)} for name, content in files.items()]
+        return [
+            {"type": "file", "path": name, "size": len(content), "oid": _oid(content)}
+            for name, content in files.items()
+        ]
 
     def _send_file(self, repository: str, name: str, commit: str) -> None:
         if self.command == "GET":
@@ -98,7 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.state.failing_files and self.command == "GET":
             self._send(503)
             return
-        etag = hashlib.sha256(content).hexdigest() if name in self.state.lfs_files else _oid(content)
+        etag = (
+            hashlib.sha256(content).hexdigest() if name in self.state.lfs_files else _oid(content)
+        )
         if name in self.state.damaged_files:
             content = bytes([content[0] ^ 1]) + content[1:]
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
@@ -114,7 +133,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_json(self, content: object) -> None:
         self._send(200, json.dumps(content).encode(), headers={"Content-Type": "application/json"})
 
-    def _send(self, status: int, body: bytes = b"", *, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+    def _send(
+        self,
+        status: int,
+        body: bytes = b"",
+        *,
+        headers: dict[str, str] | None = None,
+        cut: int | None = None,
+    ) -> None:
         self.send_response(status)
         for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -136,7 +162,11 @@ def hub_in_place(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[HubSt
     with running_hub() as state:
         # The library reads its variables once, when it is imported.
         monkeypatch.setattr(constants, "ENDPOINT", state.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", state.endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            state.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setenv("HF_HUB_CACHE", str(cache))

@@ -42,7 +42,9 @@ def idle_library(catalog: Catalog) -> Library:
 
 @dataclass
 class HubLibrary:
-    """A library, with a file of models in `folder`, whose catalog is read as a server reads it. cache: of the Hub."""
+    """A library, with a file of models in `folder`, whose catalog is read as a server reads it.
+    cache: of the Hub.
+    """
 
     folder: Path
     cache: Path
@@ -52,7 +54,9 @@ class HubLibrary:
     def __post_init__(self) -> None:
         file = self.folder / "models.toml"
         file.write_text(self.models)
-        self._settings = Settings(catalog=CatalogSettings(file=str(file), folders=(), hub_cache=self.hub_cache))
+        self._settings = Settings(
+            catalog=CatalogSettings(file=str(file), folders=(), hub_cache=self.hub_cache)
+        )
         self._environ = {"HF_HUB_CACHE": str(self.cache)}
         self.residency = idle_residency(self._read())
         self.library = Library(

@@ -1,4 +1,6 @@
-"""Plays sequences through a real engine in random interleavings of chunks, decoding rows, joins and leaves."""
+"""Plays sequences through a real engine in random interleavings of chunks, decoding rows, joins and
+leaves.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class Played:
     leaves_after: int  # tokens drawn when it is closed, however many were wanted
     joins_at: int
     sampling: SamplingParams = SamplingParams(temperature=0.0, seed=0)
-    constraints: Mapping[str, Any] = field(default_factory=dict)  # fields of its request: a grammar, a budget
+    # fields of its request: a grammar, a budget
+    constraints: Mapping[str, Any] = field(default_factory=dict)
     read: int = 0
     planned: int = 0  # draws that were given to the engine
     tokens: list[int] = field(default_factory=list)
@@ -39,19 +42,27 @@ class Played:
     is_done: bool = False
 
 
-def random_sequences(rng: random.Random, *, vocab_size: int, count: int, longest_prompt: int) -> list[Played]:
+def random_sequences(
+    rng: random.Random, *, vocab_size: int, count: int, longest_prompt: int
+) -> list[Played]:
     """Sequences of random lengths that join and leave at random steps."""
     sequences = []
     for _ in range(count):
         prompt = tuple(rng.randrange(vocab_size) for _ in range(rng.randint(1, longest_prompt)))
         wanted = rng.randint(1, 8)
         leaves = wanted if rng.random() < 0.7 else rng.randint(1, wanted)
-        sequences.append(Played(prompt=prompt, wanted_tokens=wanted, leaves_after=leaves, joins_at=rng.randint(0, 6)))
+        sequences.append(
+            Played(
+                prompt=prompt, wanted_tokens=wanted, leaves_after=leaves, joins_at=rng.randint(0, 6)
+            )
+        )
     return sequences
 
 
 def play(engine: Engine, sequences: Sequence[Played], rng: random.Random, *, depth: int) -> None:
-    """Run all sequences to their end. depth: how many steps are laid out before the first of them is collected (0 or 1)."""
+    """Run all sequences to their end. depth: how many steps are laid out before the first of them
+    is collected (0 or 1).
+    """
     under_way: list[tuple[PendingStep, StepPlan]] = []
     step = 0
     while under_way or not all(each.is_done for each in sequences):
@@ -64,13 +75,18 @@ def play(engine: Engine, sequences: Sequence[Played], rng: random.Random, *, dep
         step += 1
 
 
-def _random_spans(engine: Engine, sequences: Sequence[Played], rng: random.Random, step: int) -> list[Span]:
+def _random_spans(
+    engine: Engine, sequences: Sequence[Played], rng: random.Random, step: int
+) -> list[Span]:
     spans = []
     for index, each in enumerate(sequences):
         if each.is_done or each.joins_at > step or rng.random() < 0.2:
             continue
         if not each.is_open:
-            engine.open(_request(index, each), capacity_tokens=rng.choice([1, len(each.prompt), len(each.prompt) + 8]))
+            engine.open(
+                _request(index, each),
+                capacity_tokens=rng.choice([1, len(each.prompt), len(each.prompt) + 8]),
+            )
             each.is_open = True
         if each.read < len(each.prompt):
             tokens = min(len(each.prompt) - each.read, rng.choice([1, 2, 7, 16]))
@@ -79,7 +95,14 @@ def _random_spans(engine: Engine, sequences: Sequence[Played], rng: random.Rando
             each.read += tokens
             each.planned += draws
         elif each.planned < each.wanted_tokens:
-            spans.append(Span(request_id=str(index), start=len(each.prompt) + each.planned - 1, tokens=1, draws=True))
+            spans.append(
+                Span(
+                    request_id=str(index),
+                    start=len(each.prompt) + each.planned - 1,
+                    tokens=1,
+                    draws=True,
+                )
+            )
             each.planned += 1
     rng.shuffle(spans)
     return spans
@@ -97,7 +120,9 @@ def _request(index: int, each: Played) -> SequenceRequest:
     )
 
 
-def _collect(engine: Engine, sequences: Sequence[Played], pending: PendingStep, plan: StepPlan) -> None:
+def _collect(
+    engine: Engine, sequences: Sequence[Played], pending: PendingStep, plan: StepPlan
+) -> None:
     for result in engine.collect(pending):
         each = sequences[int(result.request_id)]
         if each.is_done:
@@ -112,9 +137,11 @@ def _collect(engine: Engine, sequences: Sequence[Played], pending: PendingStep, 
 
 
 def assert_as_alone(model: Any, each: Played, *, tolerance: float) -> None:
-    """Feed the prompt and the drawn tokens to the model alone, with mlx-lm's caches: every draw must have been its greedy choice.
+    """Feed the prompt and the drawn tokens to the model alone, with mlx-lm's caches: every draw
+    must have been its greedy choice.
 
-    Tie-aware: a drawn token may differ from the reference's when both are as likely within the tolerance.
+    Tie-aware: a drawn token may differ from the reference's when both are as likely within the
+    tolerance.
     """
     from mlx_lm.models.cache import make_prompt_cache
 

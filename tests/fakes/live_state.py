@@ -13,5 +13,7 @@ def open_sequences(engine: Engine) -> int:
 def live_bytes(engine: Engine) -> int:
     """What the live state of all of them takes now."""
     # by identity: sequences that decode together keep rows of one stack
-    arrays = {id(array): array for sequence in engine._sequences.values() for array in sequence.arrays()}
+    arrays = {
+        id(array): array for sequence in engine._sequences.values() for array in sequence.arrays()
+    }
     return sum(array.nbytes for array in arrays.values())

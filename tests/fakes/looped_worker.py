@@ -13,7 +13,9 @@ from holdfast.worker.scheduler.scheduler import Scheduler
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.script_inbox import ScriptInbox
 
-SETTINGS = SchedulerSettings(max_running=4, max_queued=8, step_tokens=16, min_chunk_tokens=2, expected_output_tokens=4)
+SETTINGS = SchedulerSettings(
+    max_running=4, max_queued=8, step_tokens=16, min_chunk_tokens=2, expected_output_tokens=4
+)
 
 
 def request(request_id: str, *prompt: int, max_tokens: int = 8, **more: object) -> SequenceRequest:
@@ -28,15 +30,27 @@ def request(request_id: str, *prompt: int, max_tokens: int = 8, **more: object) 
 
 def a_scheduler(*, budget_tokens: int = 10_000) -> Scheduler:
     costs = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=4)
-    return Scheduler(SETTINGS, costs, budget_bytes=budget_tokens, context_tokens=1000, mixes_chunks=True)
+    return Scheduler(
+        SETTINGS, costs, budget_bytes=budget_tokens, context_tokens=1000, mixes_chunks=True
+    )
 
 
-def make_loop(engine: FakeEngine, inbox: ScriptInbox, *, budget_tokens: int = 10_000, cache: Cache | None = None) -> WorkerLoop:
+def make_loop(
+    engine: FakeEngine,
+    inbox: ScriptInbox,
+    *,
+    budget_tokens: int = 10_000,
+    cache: Cache | None = None,
+) -> WorkerLoop:
     scheduler = a_scheduler(budget_tokens=budget_tokens)
-    return WorkerLoop(engine=engine, scheduler=scheduler, inbox=inbox, retry_chunk_tokens=8, cache=cache)
+    return WorkerLoop(
+        engine=engine, scheduler=scheduler, inbox=inbox, retry_chunk_tokens=8, cache=cache
+    )
 
 
-def serve(*script: list[Command], engine: FakeEngine | None = None, budget_tokens: int = 10_000) -> ScriptInbox:
+def serve(
+    *script: list[Command], engine: FakeEngine | None = None, budget_tokens: int = 10_000
+) -> ScriptInbox:
     engine = engine or FakeEngine()
     inbox = ScriptInbox(script)
     make_loop(engine, inbox, budget_tokens=budget_tokens).run()

@@ -20,11 +20,16 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
     # tags that are missing
     (
         "qwen3_coder",
-        "I look.\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+        "I "
+        "look.\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
         ["I look.", rome("missing_open")],
     ),
     ("qwen3_coder", "<function=get_lost>\n</function>", ["<function=get_lost>\n</function>"]),
-    ("qwen3_coder", "Write <tool_call> and then <function=NAME>.", ["Write <tool_call> and then <function=NAME>."]),
+    (
+        "qwen3_coder",
+        "Write <tool_call> and then <function=NAME>.",
+        ["Write <tool_call> and then <function=NAME>."],
+    ),
     (
         "qwen3_coder",
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</tool_call>",
@@ -40,7 +45,11 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</function>\n</tool_call>",
         [rome("unclosed_value")],
     ),
-    ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome", [rome("unclosed_value", "unclosed_call")]),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome",
+        [rome("unclosed_value", "unclosed_call")],
+    ),
     # other forms
     (
         "qwen3_coder",
@@ -65,9 +74,16 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
     # values
     (
         "qwen3_coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\n</parameter>\nRome </function> </tool_call>\n</parameter>\n"
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n</parameter>\nRome </function> "
+        "</tool_call>\n</parameter>\n"
         "<parameter=days>\n3 apples\n</parameter>\n</function>\n</tool_call>",
-        [("get_weather", {"city": "</parameter>\nRome </function> </tool_call>", "days": "3 apples"}, ())],
+        [
+            (
+                "get_weather",
+                {"city": "</parameter>\nRome </function> </tool_call>", "days": "3 apples"},
+                (),
+            )
+        ],
     ),
     (
         "minimax_m2",
@@ -97,7 +113,8 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
     ),
     (
         "hy3",
-        "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>\n<tool_call>a b",
+        "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>\n<tool_call>a "
+        "b",
         [rome(), "<tool_call>a b"],
     ),
     (
@@ -105,14 +122,26 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
         "<|tool_call_start|>[get_weather(city='Rome'), {\"id\": 1}]<|tool_call_end|>",
         [rome(), '{"id": 1}]<|tool_call_end|>'],
     ),
-    ("glm45", "<tool_call>get_weather\\n<arg_key>city</arg_key>\\n<arg_value>Rome</arg_value>\\n</tool_call>", [rome()]),
+    (
+        "glm45",
+        "<tool_call>get_weather\\n<arg_key>city</arg_key>\\n<arg_value>Rome</arg_value>\\n</tool_call>",
+        [rome()],
+    ),
     (
         "glm47",
         "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
         [rome("unclosed_value", days=3)],
     ),
-    ("glm47", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</tool_call>", [rome("unclosed_value")]),
-    ("glm47", "<tool_call>get_weather<arg_key>city<arg_value>Rome</arg_value></tool_call>", [rome("missing_tag")]),
+    (
+        "glm47",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</tool_call>",
+        [rome("unclosed_value")],
+    ),
+    (
+        "glm47",
+        "<tool_call>get_weather<arg_key>city<arg_value>Rome</arg_value></tool_call>",
+        [rome("missing_tag")],
+    ),
     ("glm47", '<tool_call>get_weather{"city": "Rome"}</tool_call>', [rome("json_body")]),
     (
         "glm47",
@@ -120,21 +149,53 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
         [("get_weather", {"city": "New York", "days": 3}, ("words_for_tags",))],
     ),
     ("glm47", "<tool_call>get_weather\ncity=Rome</tool_call>", [rome("words_for_tags")]),
-    ("glm47", "<tool_call>get_weather in Rome</tool_call>", ["<tool_call>get_weather in Rome</tool_call>"]),
-    ("glm47", "<tool_call>get_weather town=Rome</tool_call>", ["<tool_call>get_weather town=Rome</tool_call>"]),
-    ("glm47", "<tool_call>any words at all</tool_call>", ["<tool_call>any words at all</tool_call>"]),
+    (
+        "glm47",
+        "<tool_call>get_weather in Rome</tool_call>",
+        ["<tool_call>get_weather in Rome</tool_call>"],
+    ),
+    (
+        "glm47",
+        "<tool_call>get_weather town=Rome</tool_call>",
+        ["<tool_call>get_weather town=Rome</tool_call>"],
+    ),
+    (
+        "glm47",
+        "<tool_call>any words at all</tool_call>",
+        ["<tool_call>any words at all</tool_call>"],
+    ),
     ("glm47", "<tool_call>word</tool_call>", ["<tool_call>word</tool_call>"]),
     ("pythonic", "I look.\n[get_weather(city='Rome', ok=true,)]", ["I look.", rome(ok=True)]),
     ("pythonic", "[get_weather('Rome', 3)]", [rome("positional_argument", days=3)]),
-    ("pythonic", '[get_weather(city="say "Rome" twice")]', [("get_weather", {"city": 'say "Rome" twice'}, ("inner_quote",))]),
+    (
+        "pythonic",
+        '[get_weather(city="say "Rome" twice")]',
+        [("get_weather", {"city": 'say "Rome" twice'}, ("inner_quote",))],
+    ),
     ("pythonic", "[functions.get_weather(city=Rome)]", [rome("name", "bare_string")]),
     ("pythonic", "[get_weather(city='Rome'", [rome("unclosed_call")]),
-    ("lfm2", "<|tool_call_start|>[get_weather(city='Rome'<|tool_call_end|>", [rome("unclosed_call")]),
+    (
+        "lfm2",
+        "<|tool_call_start|>[get_weather(city='Rome'<|tool_call_end|>",
+        [rome("unclosed_call")],
+    ),
     ("gemma4", "<|tool_call>call:get_weather{city:Rome}<tool_call|>", [rome("bare_string")]),
     ("gemma4", '<|tool_call>call:get_weather{"city":"Rome"}<tool_call|>', [rome("quoted_key")]),
-    ("gemma4", '<|tool_call><|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>', [rome()]),
-    ("gemma4", '<|tool_call>call:get-weather{city:<|"|>Rome<|"|>,a-b:1}<tool_call|>', [rome("name", **{"a-b": 1})]),
-    ("gemma4", '<|tool_call>call:get_weather{city:<|"|>Rome<|"|><tool_call|>', [rome("unclosed_call")]),
+    (
+        "gemma4",
+        '<|tool_call><|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>',
+        [rome()],
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:get-weather{city:<|"|>Rome<|"|>,a-b:1}<tool_call|>',
+        [rome("name", **{"a-b": 1})],
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:get_weather{city:<|"|>Rome<|"|><tool_call|>',
+        [rome("unclosed_call")],
+    ),
     (
         "gemma4",
         '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>} call:me later<tool_call|>',
@@ -148,13 +209,41 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
     # no header is an error
     ("harmony", "It is warm.", ["It is warm."]),
     ("harmony", "<|channel|>final It is warm.<|return|>", ["It is warm."]),
-    ("harmony", '<|channel|>commentary to=functions.get_weather <|constrain|>json{"city": "Rome"}<|call|>', [rome()]),
-    ("harmony", '<|channel|>analysis to=functions.get_weather code<|message|>{"city": "Rome"}<|call|>', [rome()]),
-    ("harmony", '<|start|>get_weather<|channel|>commentary<|message|>{"city": "Rome"}', [rome("role_for_recipient")]),
-    ("harmony", '<|channel|>commentary to=functions.get_weather<|constrain|>please<|message|>{"city": "Rome"}', [rome()]),
-    ("harmony", "<|channel|>commentary to=functions.get_time<|message|>CET", [("get_time", {"tz": "CET"}, ("raw_arguments",))]),
-    ("harmony", "<|channel|>commentary to=functions.get_time<|message|><|call|>", [("get_time", {}, ("no_arguments",))]),
-    ("harmony", "<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Yes.", [("thought", "Hm."), "Yes."]),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.get_weather <|constrain|>json{"city": "Rome"}<|call|>',
+        [rome()],
+    ),
+    (
+        "harmony",
+        '<|channel|>analysis to=functions.get_weather code<|message|>{"city": "Rome"}<|call|>',
+        [rome()],
+    ),
+    (
+        "harmony",
+        '<|start|>get_weather<|channel|>commentary<|message|>{"city": "Rome"}',
+        [rome("role_for_recipient")],
+    ),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.get_weather<|constrain|>please<|message|>{"city": "Rome"}',
+        [rome()],
+    ),
+    (
+        "harmony",
+        "<|channel|>commentary to=functions.get_time<|message|>CET",
+        [("get_time", {"tz": "CET"}, ("raw_arguments",))],
+    ),
+    (
+        "harmony",
+        "<|channel|>commentary to=functions.get_time<|message|><|call|>",
+        [("get_time", {}, ("no_arguments",))],
+    ),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Yes.",
+        [("thought", "Hm."), "Yes."],
+    ),
     (
         "kimi_k3",
         '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Rome<|close|>'
@@ -163,7 +252,8 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
     ),
     (
         "harmony",
-        "<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+        "<|channel|>commentary "
+        "to=assistant<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
         [("thought", "Hm."), "Yes."],
     ),
     # only a message to a tool has calls
@@ -174,23 +264,30 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
     ),
     (
         "muse_spark",
-        f" to=self<|message|>Or {_ATEM_CALL}?<|eom|><|start|>assistant to=get_weather<|message|>{_ATEM_CALL}<|eom|>",
+        f" to=self<|message|>Or {_ATEM_CALL}?<|eom|><|start|>assistant "
+        f"to=get_weather<|message|>{_ATEM_CALL}<|eom|>",
         [("thought", f"Or {_ATEM_CALL}?"), rome()],
     ),
     # one parameter that holds all arguments
     (
         "deepseek_v3_2",
-        _DSML_CALL.format('<｜DSML｜parameter name="arguments" string="false">{"city": "Rome", "days": 3}</｜DSML｜parameter>'),
+        _DSML_CALL.format(
+            '<｜DSML｜parameter name="arguments" string="false">{"city": "Rome", "days": 3}</｜DSML｜parameter>'
+        ),
         [rome("wrapped_arguments", days=3)],
     ),
     (
         "deepseek_v3_2",
-        _DSML_CALL.format('<｜DSML｜parameter name="input" string="true">{"city": "Rome"}</｜DSML｜parameter>'),
+        _DSML_CALL.format(
+            '<｜DSML｜parameter name="input" string="true">{"city": "Rome"}</｜DSML｜parameter>'
+        ),
         [rome("wrapped_arguments")],
     ),
     (
         "deepseek_v3_2",
-        _DSML_CALL.format('<｜DSML｜parameter name="arguments" string="false">{"town": "Rome"}</｜DSML｜parameter>'),
+        _DSML_CALL.format(
+            '<｜DSML｜parameter name="arguments" string="false">{"town": "Rome"}</｜DSML｜parameter>'
+        ),
         [("get_weather", {"arguments": {"town": "Rome"}}, ())],
     ),
     (
@@ -209,7 +306,8 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
     ),
     (
         "seed_oss",
-        "I look.\n<function=get_weather>\n<parameter=city>Rome</parameter>\n</function>\n</seed:tool_call>",
+        "I "
+        "look.\n<function=get_weather>\n<parameter=city>Rome</parameter>\n</function>\n</seed:tool_call>",
         ["I look.", rome("missing_open")],
     ),
     (
@@ -247,16 +345,32 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
         '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">{"city": "Rome"}</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
         [rome("json_body")],
     ),
-    ("minicpm5", '<function name="get_weather"><param name="city">Rome</function>', [rome("unclosed_value")]),
-    ("minicpm5", '<function name="get_weather"><param name="city">Rome</param></function>', [rome()]),
-    ("minicpm5", '<function name="get_weather"><param name="city"><![CDATA[Rome]]></param>', [rome("unclosed_call")]),
+    (
+        "minicpm5",
+        '<function name="get_weather"><param name="city">Rome</function>',
+        [rome("unclosed_value")],
+    ),
+    (
+        "minicpm5",
+        '<function name="get_weather"><param name="city">Rome</param></function>',
+        [rome()],
+    ),
+    (
+        "minicpm5",
+        '<function name="get_weather"><param name="city"><![CDATA[Rome]]></param>',
+        [rome("unclosed_call")],
+    ),
     ("minicpm5", '<function name="get_weather">{"city": "Rome"}</function>', [rome("json_body")]),
     (
         "longcat",
         "<longcat_tool_call>get_weather\n<longcat_arg_key>city</longcat_arg_key>\n<longcat_arg_value>Rome</longcat_tool_call>",
         [rome("unclosed_value")],
     ),
-    ("longcat", '<longcat_tool_call>get_weather\n{"city": "Rome"}\n</longcat_tool_call>', [rome("json_body")]),
+    (
+        "longcat",
+        '<longcat_tool_call>get_weather\n{"city": "Rome"}\n</longcat_tool_call>',
+        [rome("json_body")],
+    ),
     (
         "longcat",
         "<longcat_tool_call>any words at all</longcat_tool_call>",
@@ -267,11 +381,23 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
         "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Rome</tool_call>\n</tool_calls>",
         [rome("unclosed_value")],
     ),
-    ("glm45", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</tool_call>", [rome("unclosed_value")]),
-    ("olmo3", "<function_calls>get_weather(city='Rome', ok=true)</function_calls>", [rome(ok=True)]),
+    (
+        "glm45",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</tool_call>",
+        [rome("unclosed_value")],
+    ),
+    (
+        "olmo3",
+        "<function_calls>get_weather(city='Rome', ok=true)</function_calls>",
+        [rome(ok=True)],
+    ),
     ("olmo3", "<function_calls>get_weather(city='Rome'</function_calls>", [rome("unclosed_call")]),
     ("olmo3", "<function_calls>[get_weather(city='Rome')]</function_calls>", [rome()]),
-    ("olmo3", "<function_calls>get_weather('Rome', 3)</function_calls>", [rome("positional_argument", days=3)]),
+    (
+        "olmo3",
+        "<function_calls>get_weather('Rome', 3)</function_calls>",
+        [rome("positional_argument", days=3)],
+    ),
     (
         "minimax_m3",
         ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Rome]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
@@ -292,7 +418,11 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
         ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">{"city": "Rome"}]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
         [rome("json_body")],
     ),
-    ("function_gemma", "<start_function_call>call:get_weather{city:Rome}<end_function_call>", [rome("bare_string")]),
+    (
+        "function_gemma",
+        "<start_function_call>call:get_weather{city:Rome}<end_function_call>",
+        [rome("bare_string")],
+    ),
     (
         "function_gemma",
         "<start_function_call>call:get_weather{city:<escape>Rome<escape><end_function_call>",

@@ -14,4 +14,7 @@ class MovedClock:
         self.moved_seconds = 0.0
 
     def clocks(self) -> Clocks:
-        return Clocks(wall=lambda: time.time() + self.moved_seconds, steady=lambda: time.monotonic() + self.moved_seconds)
+        return Clocks(
+            wall=lambda: time.time() + self.moved_seconds,
+            steady=lambda: time.monotonic() + self.moved_seconds,
+        )

@@ -15,13 +15,18 @@ CHAT, GENERATE = "/api/chat", "/api/generate"
 HELLO = [{"role": "user", "content": "hello"}]
 WEATHER = {
     "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
 }
 ABLE = DialectReport(
     family="hermes",
     tools="template",
     proven=True,
-    thinking=ThinkingReport(start="<think>", end="</think>", opened_by_prompt=False, switch=("enable_thinking",)),
+    thinking=ThinkingReport(
+        start="<think>", end="</think>", opened_by_prompt=False, switch=("enable_thinking",)
+    ),
 )
 UNABLE = DialectReport()
 
@@ -31,7 +36,12 @@ def directory_of(report: DialectReport = ABLE, **models: Any) -> ScriptedDirecto
 
 
 async def asked(
-    gateway: ScriptedGateway, path: str = CHAT, *, report: DialectReport = ABLE, method: str = "POST", **fields: Any
+    gateway: ScriptedGateway,
+    path: str = CHAT,
+    *,
+    report: DialectReport = ABLE,
+    method: str = "POST",
+    **fields: Any,
 ) -> httpx.Response:
     """The answer to a request with these fields, to which what is needed is added."""
     least = {CHAT: {"messages": HELLO}, GENERATE: {"prompt": "hello"}}.get(path, {})

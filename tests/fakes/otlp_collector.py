@@ -1,4 +1,6 @@
-"""A collector of OpenTelemetry on a loopback port: takes spans over OTLP/HTTP, or lets who sends them wait."""
+"""A collector of OpenTelemetry on a loopback port: takes spans over OTLP/HTTP, or lets who sends
+them wait.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Collector:
         self.may_answer.wait()
         for resource_spans in ExportTraceServiceRequest.FromString(body).resource_spans:
             self.services |= {
-                each.value.string_value for each in resource_spans.resource.attributes if each.key == "service.name"
+                each.value.string_value
+                for each in resource_spans.resource.attributes
+                if each.key == "service.name"
             }
             self.spans += [span for scope in resource_spans.scope_spans for span in scope.spans]
 
@@ -38,7 +42,9 @@ class Collector:
 
 
 def attributes(span: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+    return {
+        each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes
+    }
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""A model whose weight file is large and cheap: its real weights lie between holes, which are tensors that loading leaves out."""
+"""A model whose weight file is large and cheap: its real weights lie between holes, which are
+tensors that loading leaves out.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,23 @@ from typing import Any
 
 from tests.fakes.tiny_models import write_tiny
 
-_LEFT_OUT = "model.layers.{}.self_attn.rotary_emb.inv_freq"  # mlx-lm's llama does not load tensors of this name
+# mlx-lm's llama does not load tensors of this name
+_LEFT_OUT = "model.layers.{}.self_attn.rotary_emb.inv_freq"
 _ALIGNMENT = 64
 
 
 def write_padded(folder: Path, *, before_bytes: int, behind_bytes: int) -> Path:
-    """A tiny llama whose weights lie behind a hole of `before_bytes` and before another. Returns the weight file."""
+    """A tiny llama whose weights lie behind a hole of `before_bytes` and before another.
+
+    Returns the weight file.
+    """
     write_tiny(folder, "llama")
     file = folder / "model.safetensors"
     header, data = _read(file)
     header.pop("__metadata__", None)
     moved = {
-        name: {**entry, "data_offsets": [before_bytes + at for at in entry["data_offsets"]]} for name, entry in header.items()
+        name: {**entry, "data_offsets": [before_bytes + at for at in entry["data_offsets"]]}
+        for name, entry in header.items()
     }
     end = before_bytes + len(data)
     moved[_LEFT_OUT.format(0)] = _hole(0, before_bytes)
@@ -36,7 +43,9 @@ def write_padded(folder: Path, *, before_bytes: int, behind_bytes: int) -> Path:
 
 
 def spoil_weights(file: Path) -> None:
-    """Other weights of the same shapes in place: every number that is not in a hole gets another sign."""
+    """Other weights of the same shapes in place: every number that is not in a hole gets another
+    sign.
+    """
     header, data_at = _header(file)
     with file.open("r+b") as opened:
         for name, entry in header.items():
@@ -45,7 +54,8 @@ def spoil_weights(file: Path) -> None:
             begin, end = entry["data_offsets"]
             opened.seek(data_at + begin)
             content = bytearray(opened.read(end - begin))
-            content[3::8] = bytes(byte ^ 0x80 for byte in content[3::8])  # float32: the sign of every second one
+            # float32: the sign of every second one
+            content[3::8] = bytes(byte ^ 0x80 for byte in content[3::8])
             opened.seek(data_at + begin)
             opened.write(content)
 

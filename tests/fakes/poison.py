@@ -1,4 +1,6 @@
-"""Stored state that is not what it says: blocks of a closed store, written anew by its own writer, so that checksums match."""
+"""Stored state that is not what it says: blocks of a closed store, written anew by its own writer,
+so that checksums match.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,18 @@ from msgspec.structs import replace
 from holdfast.store.block import StoredBlock
 from holdfast.store.store import BlockStore
 
-Change = Callable[[bytes, Sequence[bytes]], tuple[bytes, tuple[bytes, ...]]]  # meta and parts, before and after
+# meta and parts, before and after
+Change = Callable[[bytes, Sequence[bytes]], tuple[bytes, tuple[bytes, ...]]]
 
 
 def rewrite(folder: Path, change: Change, *, kind: str = "kv", fingerprint: str = "a model") -> int:
     """Change every block of a kind; returns how many there were."""
     with BlockStore(folder, fingerprint=fingerprint) as store:
-        blocks = [store.read(entry.block.key).result() for entry in store.entries() if entry.block.kind == kind]
+        blocks = [
+            store.read(entry.block.key).result()
+            for entry in store.entries()
+            if entry.block.kind == kind
+        ]
         whole = [store.read(entry.block.key).result() for entry in store.entries()]
         changed: list[StoredBlock] = []
         for stored in whole:

@@ -1,4 +1,6 @@
-"""A model of random weights with the bundled model's tokenizer and chat template: of what is allowed, it says anything."""
+"""A model of random weights with the bundled model's tokenizer and chat template: of what is
+allowed, it says anything.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from holdfast.library.llm import LLM
 from tests.fakes.grammar_walker import DEMO
 from tests.fakes.tiny_models import write_tiny
 
-MOST_TOKENS = 8000  # for an answer to come to its end by itself: strings without a bound end at one token of 100 or so
+# for an answer to come to its end by itself: strings without a bound end at one token of 100 or so
+MOST_TOKENS = 8000
 
 
 def write_rambling(folder: Path) -> Path:
@@ -26,18 +29,31 @@ def write_rambling(folder: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(DEMO / name, folder / name)
     written = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**written, "eos_token_id": config["eos_token_id"]}))
+    (folder / "config.json").write_text(
+        json.dumps({**written, "eos_token_id": config["eos_token_id"]})
+    )
     return folder
 
 
 def ask(llm: LLM, schema: Any, *, seed: int) -> TextStream:
-    """Begin an answer that is held to a schema, without a thought: that of random weights has no end."""
+    """Begin an answer that is held to a schema, without a thought: that of random weights has no
+    end.
+    """
     form = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
-    return llm.stream_chat("Go!", response_format=form, temperature=1, seed=seed, thinking=False, max_tokens=MOST_TOKENS)
+    return llm.stream_chat(
+        "Go!",
+        response_format=form,
+        temperature=1,
+        seed=seed,
+        thinking=False,
+        max_tokens=MOST_TOKENS,
+    )
 
 
 def fault_of(answer: Completion, schema: Mapping[str, Any] | bool) -> str:
-    """What is wrong with an answer that was to fit the schema and to end by itself; empty: nothing is."""
+    """What is wrong with an answer that was to fit the schema and to end by itself; empty: nothing
+    is.
+    """
     if answer.finish_reason != "stop":
         return f"ended by {answer.finish_reason}: {answer.text[-200:]!r}"
     is_old = isinstance(schema, dict) and isinstance(schema.get("items"), list)

@@ -1,6 +1,7 @@
 """Answers as models of each family write them, by the families' grammars.
 
-Tools: `get_weather(city: string, days: integer, opt: object, ok: boolean)` and `get_time(tz: string)`.
+Tools: `get_weather(city: string, days: integer, opt: object, ok: boolean)` and `get_time(tz:
+    string)`.
 Expected: texts, ("thought", text) and (name, arguments, repairs).
 """
 
@@ -27,7 +28,10 @@ TOOLS: Final[list[dict[str, Any]]] = [
     },
     {
         "type": "function",
-        "function": {"name": "get_time", "parameters": {"type": "object", "properties": {"tz": {"type": "string"}}}},
+        "function": {
+            "name": "get_time",
+            "parameters": {"type": "object", "properties": {"tz": {"type": "string"}}},
+        },
     },
 ]
 ROME: Final = ("get_weather", {"city": "Rome", "days": 3}, ())
@@ -43,15 +47,23 @@ def rome(*repairs: str, **more: Any) -> tuple[str, dict[str, Any], tuple[str, ..
 RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
     (
         "qwen3_coder",
-        "I look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "I "
+        "look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
         "</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
         ["I look.", *BOTH],
     ),
     (
         "qwen3_coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\n\n  Rome\n\n</parameter>\n<parameter=opt>\n{'a': [1, None], 'b': True}\n"
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n\n  "
+        "Rome\n\n</parameter>\n<parameter=opt>\n{'a': [1, None], 'b': True}\n"
         "</parameter>\n<parameter=ok>\nTrue\n</parameter>\n</function>\n</tool_call>",
-        [("get_weather", {"city": "\n  Rome\n", "opt": {"a": [1, None], "b": True}, "ok": True}, ("python_literal",))],
+        [
+            (
+                "get_weather",
+                {"city": "\n  Rome\n", "opt": {"a": [1, None], "b": True}, "ok": True},
+                ("python_literal",),
+            )
+        ],
     ),
     (
         "step3_5",
@@ -81,7 +93,8 @@ RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
         "minimax_m3",
         ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Rome]<]minimax[>[</city>]<]minimax[>[<days>3'
         "]<]minimax[>[</days>]<]minimax[>[<opt>]<]minimax[>[<a>]<]minimax[>[<item>x]<]minimax[>[</item>]<]minimax[>[<item>y]<]minimax[>["
-        "</item>]<]minimax[>[</a>]<]minimax[>[<t>x y]<]minimax[>[</t>]<]minimax[>[</opt>]<]minimax[>[</invoke>\n"
+        "</item>]<]minimax[>[</a>]<]minimax[>[<t>x "
+        "y]<]minimax[>[</t>]<]minimax[>[</opt>]<]minimax[>[</invoke>\n"
         ']<]minimax[>[<invoke name="get_time">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
         [rome(days=3, opt={"a": ["x", "y"], "t": "x y"}), TIME],
     ),
@@ -139,7 +152,8 @@ RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
     ),
     (
         "glm47",
-        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>\n  Rome\n</arg_value></tool_call>",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>\n  "
+        "Rome\n</arg_value></tool_call>",
         [("get_weather", {"city": "\n  Rome\n"}, ())],
     ),
     (
@@ -167,22 +181,50 @@ RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
         [rome()],
     ),
     ("pythonic", '[get_weather(city="Rome", days=3), get_time()]', BOTH),
-    ("pythonic", "<|python_start|>[get_weather(city='Rome', days=3), get_time()]<|python_end|>", BOTH),
+    (
+        "pythonic",
+        "<|python_start|>[get_weather(city='Rome', days=3), get_time()]<|python_end|>",
+        BOTH,
+    ),
     (
         "pythonic",
         '[{"name": "get_weather", "parameters": {"city": "Rome", "days": 3}}, {"name": "get_time", "arguments": {}}]',
         BOTH,
     ),
-    ("pythonic", '[{"name": "get_lost", "parameters": {}}, {"id": 1}]', ['[{"name": "get_lost", "parameters": {}}, {"id": 1}]']),
-    ("pythonic", "[see](http://a/b) and [1, 2] or [get_lost(1)]", ["[see](http://a/b) and [1, 2] or [get_lost(1)]"]),
+    (
+        "pythonic",
+        '[{"name": "get_lost", "parameters": {}}, {"id": 1}]',
+        ['[{"name": "get_lost", "parameters": {}}, {"id": 1}]'],
+    ),
+    (
+        "pythonic",
+        "[see](http://a/b) and [1, 2] or [get_lost(1)]",
+        ["[see](http://a/b) and [1, 2] or [get_lost(1)]"],
+    ),
     (
         "lfm2",
         'On it.<|tool_call_start|>[get_weather(city=\'Rome\nat "é"\', opt={"a": [1, null]}, ok=True), get_time()]<|tool_call_end|>',
-        ["On it.", ("get_weather", {"city": 'Rome\nat "é"', "opt": {"a": [1, None]}, "ok": True}, ()), TIME],
+        [
+            "On it.",
+            ("get_weather", {"city": 'Rome\nat "é"', "opt": {"a": [1, None]}, "ok": True}, ()),
+            TIME,
+        ],
     ),
-    ("lfm2", '<|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}]<|tool_call_end|>', [ROME]),
-    ("olmo3", '<function_calls>\nget_weather(city="Rome", days=3)\nget_time()\n</function_calls>', BOTH),
-    ("olmo3", '<function_calls>get_weather(city="Rome", ok=true, opt=null)</function_calls>', [rome(ok=True, opt=None)]),
+    (
+        "lfm2",
+        '<|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}]<|tool_call_end|>',
+        [ROME],
+    ),
+    (
+        "olmo3",
+        '<function_calls>\nget_weather(city="Rome", days=3)\nget_time()\n</function_calls>',
+        BOTH,
+    ),
+    (
+        "olmo3",
+        '<function_calls>get_weather(city="Rome", ok=true, opt=null)</function_calls>',
+        [rome(ok=True, opt=None)],
+    ),
     (
         "gemma4",
         '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}<tool_call|><|tool_call>call:get_time{}<tool_call|>',
@@ -191,9 +233,19 @@ RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
     (
         "gemma4",
         '<|tool_call>call:get_weather{city:<|"|>a "b" {c}, \\n<|"|>,ok:true,opt:{a:[1,None],t:{x:<|"|><|"|>}}}<tool_call|>',
-        [("get_weather", {"city": 'a "b" {c}, \\n', "ok": True, "opt": {"a": [1, None], "t": {"x": ""}}}, ())],
+        [
+            (
+                "get_weather",
+                {"city": 'a "b" {c}, \\n', "ok": True, "opt": {"a": [1, None], "t": {"x": ""}}},
+                (),
+            )
+        ],
     ),
-    ("gemma4", '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}call:get_time{}<tool_call|>', BOTH),
+    (
+        "gemma4",
+        '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}call:get_time{}<tool_call|>',
+        BOTH,
+    ),
     (
         "gemma4",
         '<|tool_call>call:get_weather{days:3,city:<|"|>Rome<|"|>}\ncall:get_time{tz:<|"|>},call:x{<|"|>},\n call:get_time{}\n<tool_call|>',
@@ -212,7 +264,8 @@ RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
     ),
     (
         "harmony",
-        "<|channel|>analysis<|message|>The user asks.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>"
+        "<|channel|>analysis<|message|>The user "
+        "asks.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>"
         'assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome", "days": 3}',
         [("thought", "The user asks."), "I look.", ROME],
     ),
@@ -224,7 +277,8 @@ RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
     ("harmony", "<|channel|>final<|message|>It is <b> 3 °C.<|return|>", ["It is <b> 3 °C."]),
     (
         "kimi_k3",
-        "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|><|open|>tools<|sep|><|open|>"
+        "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>I "
+        "look.<|close|>response<|sep|><|open|>tools<|sep|><|open|>"
         'call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|><|open|>'
         'argument key="days" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="get_time" index="2"'
         "<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
@@ -238,7 +292,8 @@ RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
     ),
     (
         "muse_spark",
-        " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>I look.<|eom|><|start|>assistant to=get_weather<|message|>"
+        " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>I "
+        "look.<|eom|><|start|>assistant to=get_weather<|message|>"
         '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Rome</atem:parameter>\n'
         '<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=get_time'
         '<|message|><atem:function_calls>\n<atem:invoke name="get_time">\n</atem:invoke>\n</atem:function_calls><|eot|>',

@@ -6,5 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("recorded_responses.json").read_text(encoding="utf-8"))
+RECORDED: list[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("recorded_responses.json").read_text(encoding="utf-8")
+)
 CODEX = [each for each in RECORDED if each["client"].startswith("Codex")]

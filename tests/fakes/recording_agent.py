@@ -1,4 +1,6 @@
-"""A program that stands for a coding agent: it takes down how it was started, and ends as its last argument says."""
+"""A program that stands for a coding agent: it takes down how it was started, and ends as its last
+argument says.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What sampling means, one row at a time in plain numpy and float64: the ground for the tests of the device's sampler."""
+"""What sampling means, one row at a time in plain numpy and float64: the ground for the tests of
+the device's sampler.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Floats = npt.NDArray[np.float64]
 CHUNK = 2_000  # rows drawn at a time, where a distribution is counted
 
 
-def edited_logits(logits: Floats, *, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]) -> Floats:
+def edited_logits(
+    logits: Floats, *, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]
+) -> Floats:
     """Logit bias, repetition, presence and frequency, token by token."""
     edited = logits.astype(np.float64).copy()
     for token_id, bias in params.logit_bias.items():
@@ -25,7 +29,9 @@ def edited_logits(logits: Floats, *, params: SamplingParams, prompt: Sequence[in
         else:
             edited[token_id] *= params.repetition_penalty
     for token_id in set(generated):
-        edited[token_id] -= params.presence_penalty + params.frequency_penalty * list(generated).count(token_id)
+        edited[token_id] -= params.presence_penalty + params.frequency_penalty * list(
+            generated
+        ).count(token_id)
     return edited
 
 
@@ -36,7 +42,10 @@ def log_probabilities(logits: Floats) -> Floats:
 
 
 def probabilities(logits: Floats, *, params: SamplingParams, tie: float = 4e-5) -> Floats:
-    """The distribution that a row of edited logits is drawn from. Tokens within `tie` (nats) of a filter's edge stay."""
+    """The distribution that a row of edited logits is drawn from.
+
+    Tokens within `tie` (nats) of a filter's edge stay.
+    """
     if params.temperature < 1e-5 or params.top_k == 1 or params.top_p <= 0:
         return np.asarray(np.eye(len(logits))[int(np.argmax(logits))])
     scaled = (logits - logits.max()) / params.temperature
@@ -55,7 +64,9 @@ def probabilities(logits: Floats, *, params: SamplingParams, tie: float = 4e-5) 
 
 
 def assert_counts_fit(counts: npt.NDArray[np.int64], expected: npt.NDArray[np.float64]) -> None:
-    """Hold how often each token came against its probability; what may not come at all must not have come."""
+    """Hold how often each token came against its probability; what may not come at all must not
+    have come.
+    """
     assert counts[expected == 0].sum() == 0
     draws = counts.sum()
     common = expected * draws >= 10
@@ -64,5 +75,6 @@ def assert_counts_fit(counts: npt.NDArray[np.int64], expected: npt.NDArray[np.fl
     observed, hoped = observed[hoped > 0], hoped[hoped > 0]
     freedom = max(1, len(hoped) - 1)
     statistic = float(((observed - hoped) ** 2 / hoped).sum())
-    # Wilson and Hilferty: the cube root of chi-square over its freedom is nearly normal. 4 deviations: 1 in 30,000.
+    # Wilson and Hilferty: the cube root of chi-square over its freedom is nearly normal. 4
+    # deviations: 1 in 30,000.
     assert statistic < freedom * (1 - 2 / (9 * freedom) + 4 * math.sqrt(2 / (9 * freedom))) ** 3

@@ -1,4 +1,6 @@
-"""An inbox without a link: a script says what arrives between steps, everything that is sent is kept."""
+"""An inbox without a link: a script says what arrives between steps, everything that is sent is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,18 @@ def resume(request_id: str) -> SequenceControl:
 
 
 class ScriptInbox:
-    """Gives one entry of the script per call; when it is used up, shuts down as soon as all requests have ended.
+    """Gives one entry of the script per call; when it is used up, shuts down as soon as all
+    requests have ended.
 
     in_turn: an entry is given only when all requests of those before it have ended.
     """
 
     def __init__(
-        self, script: Iterable[Sequence[Command]], *, on_receive: Callable[[], None] = lambda: None, in_turn: bool = False
+        self,
+        script: Iterable[Sequence[Command]],
+        *,
+        on_receive: Callable[[], None] = lambda: None,
+        in_turn: bool = False,
     ) -> None:
         self._script, self._in_turn = list(script), in_turn
         self._on_receive = on_receive
@@ -49,7 +56,9 @@ class ScriptInbox:
         assert self.patience > 0, "the loop does not come to an end"
         if self._script and not (self._in_turn and self.open_requests()):
             commands = list(self._script.pop(0))
-            self._asked.update(command.call_id for command in commands if hasattr(command, "call_id"))
+            self._asked.update(
+                command.call_id for command in commands if hasattr(command, "call_id")
+            )
             return commands
         if not self.open_requests() or timeout_seconds > LONGEST_POLL_SECONDS:
             return [SHUT_DOWN]
@@ -65,19 +74,28 @@ class ScriptInbox:
 
     def open_requests(self) -> Counter[str]:
         """Requests without an end, and session commands without an answer."""
-        answered = Counter(event.call_id for event in self.events if isinstance(event, SessionAnswer))
+        answered = Counter(
+            event.call_id for event in self.events if isinstance(event, SessionAnswer)
+        )
         return self._open() + (self._asked - answered)
 
     def _open(self) -> Counter[str]:
         accepted = Counter(event.request_id for event in self.events if isinstance(event, Accepted))
-        return accepted - Counter(event.request_id for event in self.events if isinstance(event, Finished))
+        return accepted - Counter(
+            event.request_id for event in self.events if isinstance(event, Finished)
+        )
 
     def of(self, request_id: str) -> list[Event]:
         """All events of one request."""
         return [event for event in self.events if getattr(event, "request_id", None) == request_id]
 
     def tokens(self, request_id: str) -> list[int]:
-        return [token for event in self.of(request_id) if isinstance(event, TokensGenerated) for token in event.token_ids]
+        return [
+            token
+            for event in self.of(request_id)
+            if isinstance(event, TokensGenerated)
+            for token in event.token_ids
+        ]
 
     def finished(self, request_id: str) -> Finished:
         (finished,) = [event for event in self.of(request_id) if isinstance(event, Finished)]
@@ -87,8 +105,12 @@ class ScriptInbox:
         (started,) = [event for event in self.of(request_id) if isinstance(event, Started)]
         return started
 
-    def check_protocol(self, *, drawn_before: Mapping[str, int] | None = None, all_have_ended: bool = True) -> None:
-        """Accepted first, one Finished last; Rejected alone; counts agree. drawn_before: tokens of other workers' drawing."""
+    def check_protocol(
+        self, *, drawn_before: Mapping[str, int] | None = None, all_have_ended: bool = True
+    ) -> None:
+        """Accepted first, one Finished last; Rejected alone; counts agree. drawn_before: tokens of
+        other workers' drawing.
+        """
         by_request: dict[str, list[Event]] = defaultdict(list)
         for event in self.events:
             if not isinstance(event, WorkerStatistics) and hasattr(event, "request_id"):

@@ -45,7 +45,10 @@ def model_info(*, context_tokens: int = 200, vocab_size: int = 1000) -> ModelInf
 
 
 class ScriptedClient:
-    """Sends each request's script; after `Accepted` it waits until `may_go_on` is set. Keeps what was submitted and cancelled."""
+    """Sends each request's script; after `Accepted` it waits until `may_go_on` is set.
+
+    Keeps what was submitted and cancelled.
+    """
 
     def __init__(self, script: Script, *, info: ModelInfo | None = None) -> None:
         self.info = info or model_info()
@@ -63,7 +66,9 @@ class ScriptedClient:
         if self.refuses_after is not None and len(self.submitted) >= self.refuses_after:
             raise WorkerUnavailable("the worker is gone")
         self.submitted.append(request)
-        stream = EventStream(request.request_id, control=self._steer, limit_thoughts=self._limit_thoughts)
+        stream = EventStream(
+            request.request_id, control=self._steer, limit_thoughts=self._limit_thoughts
+        )
         feeder = asyncio.create_task(self._feed(stream, self._script(request)))
         self._feeders.add(feeder)
         feeder.add_done_callback(self._feeders.discard)
@@ -93,18 +98,30 @@ class ScriptedClient:
                 await self.may_go_on.wait()
 
 
-def answers(*token_ids: int, reason: FinishReason = FinishReason.STOP, error: str = "", per_event: int = 1) -> Script:
+def answers(
+    *token_ids: int, reason: FinishReason = FinishReason.STOP, error: str = "", per_event: int = 1
+) -> Script:
     """Every request is answered with these tokens (scored if it wants that), so many per event."""
 
     def script(request: SequenceRequest) -> Sequence[Event]:
         request_id = request.request_id
         events: list[Event] = [Accepted(request_id=request_id)]
         if request.want_prompt_logprobs:
-            scores = tuple(TokenLogprob(token_id, -2.0) for token_id in request.prompt_token_ids[1:])
-            events.append(Started(request_id=request_id, memory=CacheReport(), timings=Timings(), logprobs=scores))
+            scores = tuple(
+                TokenLogprob(token_id, -2.0) for token_id in request.prompt_token_ids[1:]
+            )
+            events.append(
+                Started(
+                    request_id=request_id, memory=CacheReport(), timings=Timings(), logprobs=scores
+                )
+            )
         for start in range(0, len(token_ids), per_event):
             part = token_ids[start : start + per_event]
-            logprobs = tuple(TokenLogprob(token_id, -1.0) for token_id in part) if request.want_logprobs else ()
+            logprobs = (
+                tuple(TokenLogprob(token_id, -1.0) for token_id in part)
+                if request.want_logprobs
+                else ()
+            )
             events.append(TokensGenerated(request_id=request_id, token_ids=part, logprobs=logprobs))
         end = Finished(
             request_id=request_id,

@@ -44,7 +44,9 @@ PROMPT_TOKENS = 7
 Script = Sequence[OutputEvent | Exception | asyncio.Event]
 
 
-def token(text: str, logprob: float = -0.5, *, offset: int = 0, rivals: tuple[tuple[str, float], ...] = ()) -> TokenText:
+def token(
+    text: str, logprob: float = -0.5, *, offset: int = 0, rivals: tuple[tuple[str, float], ...] = ()
+) -> TokenText:
     top = tuple(TokenText(text=rival, raw=rival.encode(), logprob=score) for rival, score in rivals)
     return TokenText(text=text, raw=text.encode(), logprob=logprob, top=top, text_offset=offset)
 
@@ -52,7 +54,9 @@ def token(text: str, logprob: float = -0.5, *, offset: int = 0, rivals: tuple[tu
 def answer(
     *texts: str, index: int = 0, reason: FinishReason = FinishReason.STOP, cached_tokens: int = 0
 ) -> list[OutputEvent | Exception | asyncio.Event]:
-    deltas = [TextDelta(index=index, text=text, token_ids=(place,)) for place, text in enumerate(texts)]
+    deltas = [
+        TextDelta(index=index, text=text, token_ids=(place,)) for place, text in enumerate(texts)
+    ]
     end = ChoiceFinished(
         index=index,
         reason=reason,
@@ -63,13 +67,23 @@ def answer(
     return [*deltas, end]
 
 
-def calling(*calls: tuple[str, str], thought: str = "", said: str = "", reason: FinishReason = FinishReason.STOP) -> Script:
-    """An answer that thinks, speaks and calls tools: (name, arguments) each, whose arguments come in two parts.
+def calling(
+    *calls: tuple[str, str],
+    thought: str = "",
+    said: str = "",
+    reason: FinishReason = FinishReason.STOP,
+) -> Script:
+    """An answer that thinks, speaks and calls tools: (name, arguments) each, whose arguments come
+    in two parts.
 
     One that is ended by its length lacks the end of its last call.
     """
     parts = [
-        *([TextDelta(index=0, text=thought, kind="reasoning", token_ids=(1, 2))] if thought else []),
+        *(
+            [TextDelta(index=0, text=thought, kind="reasoning", token_ids=(1, 2))]
+            if thought
+            else []
+        ),
         *([TextDelta(index=0, text=said, token_ids=(3,))] if said else []),
     ]
     events: list[OutputEvent] = [*parts]
@@ -88,7 +102,9 @@ def calling(*calls: tuple[str, str], thought: str = "", said: str = "", reason: 
         index=0,
         reason=reason,
         prompt_tokens=PROMPT_TOKENS,
-        completion_tokens=sum(len(event.token_ids) for event in events if not isinstance(event, ChoiceFinished)),
+        completion_tokens=sum(
+            len(event.token_ids) for event in events if not isinstance(event, ChoiceFinished)
+        ),
         reasoning_tokens=2 if thought else 0,
         calls=len(calls) - is_cut,
     )
@@ -110,7 +126,11 @@ class ScriptedStream:
         self._script, self._on_close = iter(script), on_close
         self.put_back_tokens = 0
         self.sampling = SamplingParams(temperature=0.6, top_p=0.9)
-        self.prompt_tokens, self.dropped_tokens, self.unenforced = PROMPT_TOKENS, dropped_tokens, unenforced
+        self.prompt_tokens, self.dropped_tokens, self.unenforced = (
+            PROMPT_TOKENS,
+            dropped_tokens,
+            unenforced,
+        )
         self.breakpoints = breakpoints
         self.is_paused = False
         self.ended_thoughts = 0
@@ -149,9 +169,13 @@ class ScriptedStream:
 class ScriptedGateway:
     """Answers every request with `script`, or refuses it with `refusal`."""
 
-    script: Script | Callable[[GenerationRequest], Script] = field(default_factory=lambda: answer("Hel", "lo"))
+    script: Script | Callable[[GenerationRequest], Script] = field(
+        default_factory=lambda: answer("Hel", "lo")
+    )
     refusal: Exception | None = None
-    generation_defaults: dict[str, float] = field(default_factory=lambda: {"temperature": 0.6, "top_p": 0.9})
+    generation_defaults: dict[str, float] = field(
+        default_factory=lambda: {"temperature": 0.6, "top_p": 0.9}
+    )
     dropped_tokens: int = 0
     unenforced: tuple[str, ...] = ()
     breakpoints: tuple[PinnedPrefix, ...] = ()
@@ -195,7 +219,9 @@ class ScriptedGateway:
             unenforced=self.unenforced,
             breakpoints=self.breakpoints,
         )
-        stream.sampling = with_model_defaults(request.sampling, unset=request.unset_sampling, defaults=self.generation_defaults)
+        stream.sampling = with_model_defaults(
+            request.sampling, unset=request.unset_sampling, defaults=self.generation_defaults
+        )
         self.streams.append(stream)
         return stream
 
@@ -228,14 +254,19 @@ class ScriptedGateway:
         if self.refusal is not None:
             raise self.refusal
         scores = [len(document) / 100 for document in request.documents]
-        return tuple(Relevance(method="likelihood", score=score, logprob=-score, prompt_tokens=PROMPT_TOKENS) for score in scores)
+        return tuple(
+            Relevance(method="likelihood", score=score, logprob=-score, prompt_tokens=PROMPT_TOKENS)
+            for score in scores
+        )
 
     async def tokenizer_of(self, model: str) -> Tokenizer:
         if model != MODEL:
             raise UnknownModel(model=model, available=(MODEL,))
         return Tokenizer(toy_tokenizers.byte_level(), config={})
 
-    async def _wait_for(self, event: asyncio.Event, request: GenerationRequest | EmbeddingRequest) -> None:
+    async def _wait_for(
+        self, event: asyncio.Event, request: GenerationRequest | EmbeddingRequest
+    ) -> None:
         try:
             await event.wait()
         except asyncio.CancelledError:
@@ -311,7 +342,9 @@ SESSION = SessionInfo(
 
 @dataclass
 class ScriptedSessions:
-    """Answers every session command with `found`, or refuses it; an export writes `exported`, an import is read."""
+    """Answers every session command with `found`, or refuses it; an export writes `exported`, an
+    import is read.
+    """
 
     found: tuple[SessionInfo, ...] = (SESSION,)
     refusal: Exception | None = None
@@ -346,7 +379,13 @@ class ScriptedDirectory:
         settings = Settings()
         return Catalog(
             entries=tuple(
-                CatalogEntry(name=model.id, model=settings.model, store=settings.store, origin="", aliases=model.aliases)
+                CatalogEntry(
+                    name=model.id,
+                    model=settings.model,
+                    store=settings.store,
+                    origin="",
+                    aliases=model.aliases,
+                )
                 for model in self.models
             )
         )
@@ -375,7 +414,9 @@ class ScriptedControl:
     async def pin(self, model: str, *, pinned: bool) -> None:
         await self._do("pin", model, pinned)
 
-    async def set_limits(self, model: str, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
+    async def set_limits(
+        self, model: str, *, max_running: int | None = None, step_tokens: int | None = None
+    ) -> SchedulerLimits:
         await self._do("limits", model, max_running, step_tokens)
         return SchedulerLimits(max_running=max_running or 16, step_tokens=step_tokens or 0)
 

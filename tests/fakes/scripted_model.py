@@ -1,9 +1,12 @@
-"""A real model folder whose weights spell given answers, one for each turn: for agents, which need a model that keeps to a test.
+"""A real model folder whose weights spell given answers, one for each turn: for agents, which need
+a model that keeps to a test.
 
-A Llama of one layer, greedy at any temperature. The chat template puts a cue token before every answer, the first before the
-first answer and so on. Of the tokens of an answer some are made for it alone ("marks", a cue among them); all marks have ranks,
-later ones higher. The one attention head looks at the mark of the highest rank, whatever else is in the prompt, and the MLP has
-one unit for every pair of that mark and the token at hand, which writes the next token. So the answer depends on the turn only.
+A Llama of one layer, greedy at any temperature. The chat template puts a cue token before every
+answer, the first before the first answer and so on. Of the tokens of an answer some are made for it
+alone ("marks", a cue among them); all marks have ranks, later ones higher. The one attention head
+looks at the mark of the highest rank, whatever else is in the prompt, and the MLP has one unit for
+every pair of that mark and the token at hand, which writes the next token. So the answer depends on
+the turn only.
 """
 
 from __future__ import annotations
@@ -26,9 +29,17 @@ CONTEXT = 131_072
 END = "<|im_end|>"
 OVER = "The script is over."
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", END)
-_MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+_MARKERS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 _GENERATION = "<|im_start|>assistant\n"
-_CODE, _HIDDEN = 64, 256  # the width of a token's code; three codes and three numbers make the residual stream
+# the width of a token's code; three codes and three numbers make the residual stream
+_CODE, _HIDDEN = 64, 256
 _TOKEN, _MARK, _NEXT = (slice(place, place + _CODE) for place in (0, _CODE, 2 * _CODE))
 _ONE, _RANK, _REST = 3 * _CODE, 3 * _CODE + 1, 3 * _CODE + 2
 _STILL = _CODE // 2 - 1  # of the head's pairs the one that turns least: not at all, with this base
@@ -36,13 +47,19 @@ _ROPE_BASE = 1e12
 _STEEPNESS = 14.0  # logits of attention between a mark and the next
 _THRESHOLD = 1.78  # of 2, which only the right pair has
 _SHARPNESS = 200.0
-_NORM = (_HIDDEN / 3) ** 0.5, _HIDDEN**0.5 / 2  # what RMS norms multiply a token of length sqrt(3), later 2, with
+# what RMS norms multiply a token of length sqrt(3), later 2, with
+_NORM = (_HIDDEN / 3) ** 0.5, _HIDDEN**0.5 / 2
 
 
 def calls(*asked: tuple[str, Mapping[str, Any]], text: str = "") -> str:
     """An answer that calls tools, (name, arguments) each, in the syntax of Hermes and Qwen."""
-    bodies = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in asked]
-    return "\n".join([*([text] if text else []), *(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)])
+    bodies = [
+        json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        for name, arguments in asked
+    ]
+    return "\n".join(
+        [*([text] if text else []), *(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)]
+    )
 
 
 def write_scripted(
@@ -53,12 +70,14 @@ def write_scripted(
     said_before: int = 0,
     drops_thoughts: bool = False,
 ) -> Path:
-    """Write the model and return its folder. It gives `answers[n]` where n assistant messages stand in the conversation.
+    """Write the model and return its folder.
 
-    `without_tools` answers every request that offers no tools (an agent's request for a title, say; None: such are turns too);
-    `said_before` assistant messages are the agent's own examples. drops_thoughts: those before the last message of the user
-    are not in the prompt. After the last answer it says OVER. Fails with ValueError where
-    answers cannot be told apart by their pieces.
+    It gives `answers[n]` where n assistant messages stand in the conversation.
+
+    `without_tools` answers every request that offers no tools (an agent's request for a title, say;
+    None: such are turns too); `said_before` assistant messages are the agent's own examples.
+    drops_thoughts: those before the last message of the user are not in the prompt. After the last
+    answer it says OVER. Fails with ValueError where answers cannot be told apart by their pieces.
     """
     script = _Script(_tokenizer())
     for turn, answer in enumerate((*answers, OVER)):
@@ -69,7 +88,9 @@ def write_scripted(
     tokenizer, ids = script.finished()
     weights = _weights(script, ids)
     mx.save_safetensors(
-        str(folder / "model.safetensors"), {name: mx.array(value) for name, value in weights.items()}, metadata={"format": "mlx"}
+        str(folder / "model.safetensors"),
+        {name: mx.array(value) for name, value in weights.items()},
+        metadata={"format": "mlx"},
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     documents = {
@@ -81,7 +102,10 @@ def write_scripted(
             "model_max_length": CONTEXT,
             "clean_up_tokenization_spaces": False,
             "chat_template": _template(
-                len(answers), said_before, asides=without_tools is not None, drops_thoughts=drops_thoughts
+                len(answers),
+                said_before,
+                asides=without_tools is not None,
+                drops_thoughts=drops_thoughts,
             ),
         },
     }
@@ -91,7 +115,8 @@ def write_scripted(
 
 
 _LAST_QUESTION = (
-    "{%- set last = namespace(question=-1) %}{%- for message in messages %}{%- if message.role == 'user' %}"
+    "{%- set last = namespace(question=-1) %}{%- for message in messages %}{%- if message.role == "
+    "'user' %}"
     "{%- set last.question = loop.index0 %}{%- endif %}{%- endfor %}"
 )
 
@@ -101,7 +126,9 @@ def _cue(turn: int | str) -> str:
 
 
 def _template(turns: int, said_before: int, *, asides: bool, drops_thoughts: bool) -> str:
-    """The template of the bundled models, with a cue at the beginning of every answer, old or asked for."""
+    """The template of the bundled models, with a cue at the beginning of every answer, old or asked
+    for.
+    """
     text = (demo_folder() / "chat_template.jinja").read_text()
     cue = f"{{{{- '<|turn_' ~ [[turn.said - {said_before}, 0] | max, {turns}] | min ~ '|>' }}}}"
     if asides:
@@ -118,15 +145,24 @@ def _template(turns: int, said_before: int, *, asides: bool, drops_thoughts: boo
 
 @cache
 def _tokenizer() -> Tokenizer:
-    """Byte-level BPE of 4,096 tokens, learned from Holdfast's own documents and sources: long prompts of agents stay short."""
+    """Byte-level BPE of 4,096 tokens, learned from Holdfast's own documents and sources: long
+    prompts of agents stay short.
+    """
     root = Path(__file__).parents[2]
-    texts = [path.read_text() for path in (*sorted((root / "docs").rglob("*.md")), *sorted((root / "src").rglob("*.py")))]
+    texts = [
+        path.read_text()
+        for path in (*sorted((root / "docs").rglob("*.md")), *sorted((root / "src").rglob("*.py")))
+    ]
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     learned.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    learned.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=4096, initial_alphabet=alphabet, show_progress=False))
-    learned.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _SPECIAL])
+    learned.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=4096, initial_alphabet=alphabet, show_progress=False)
+    )
+    learned.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in _SPECIAL]
+    )
     learned.add_tokens([AddedToken(text, special=False, normalized=False) for text in _MARKERS])
     return learned
 
@@ -174,7 +210,9 @@ class _Script:
         yield from ([span] if span else [])
 
     def _cut(self, span: list[str]) -> list[str]:
-        """The span in pieces of two or more tokens that nothing had before; where there are none, as it is."""
+        """The span in pieces of two or more tokens that nothing had before; where there are none,
+        as it is.
+        """
         pieces: list[str] = []
         start = 0
         for end in range(1, len(span) + 1):
@@ -195,7 +233,10 @@ class _Script:
         return piece not in self.marks and self.plain.token_to_id(piece) is None
 
     def finished(self) -> tuple[Tokenizer, dict[str, int]]:
-        """The tokenizer with the new tokens, and all ids. No merge makes a new piece, so no prompt has one by chance."""
+        """The tokenizer with the new tokens, and all ids.
+
+        No merge makes a new piece, so no prompt has one by chance.
+        """
         content = json.loads(self.plain.to_str())
         learned = content["model"]["vocab"]
         added = [entry["content"] for entry in content["added_tokens"]]
@@ -204,14 +245,26 @@ class _Script:
         for number, entry in enumerate(content["added_tokens"]):
             entry["id"] = len(learned) + number
         tokenizer = Tokenizer.from_str(json.dumps(content | {"added_tokens": []}))
-        tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _SPECIAL])
-        tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added if text not in _SPECIAL])
-        tokenizer.add_special_tokens([AddedToken(cue, special=True, normalized=False) for cue in self.cues])
+        tokenizer.add_special_tokens(
+            [AddedToken(text, special=True, normalized=False) for text in _SPECIAL]
+        )
+        tokenizer.add_tokens(
+            [
+                AddedToken(text, special=False, normalized=False)
+                for text in added
+                if text not in _SPECIAL
+            ]
+        )
+        tokenizer.add_special_tokens(
+            [AddedToken(cue, special=True, normalized=False) for cue in self.cues]
+        )
         return tokenizer, tokenizer.get_vocab(with_added_tokens=True)
 
 
 def _codes(count: int) -> np.ndarray:
-    """Unit vectors, far enough from each other that a wrong pair stays below the threshold: [count, _CODE]."""
+    """Unit vectors, far enough from each other that a wrong pair stays below the threshold: [count,
+    _CODE].
+    """
     for seed in range(50):
         drawn = np.random.default_rng(seed).choice((-1.0, 1.0), (count, _CODE)) / _CODE**0.5
         alike = drawn @ drawn.T - np.eye(count)
@@ -221,7 +274,9 @@ def _codes(count: int) -> np.ndarray:
 
 
 def _weights(script: _Script, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
-    used = sorted({token for step, following in script.steps.items() for token in (*step, following)})
+    used = sorted(
+        {token for step, following in script.steps.items() for token in (*step, following)}
+    )
     code = dict(zip(used, _codes(len(used)), strict=True))
     embedding = np.zeros((len(ids), _HIDDEN))
     embedding[:, _ONE] = embedding[:, _REST] = 1.0
@@ -235,7 +290,8 @@ def _weights(script: _Script, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
     head[ids[END], _ONE] = 50.0  # where no unit speaks up: beside one that does it is small
     first, second = _NORM
     query, key, value, out = (
-        np.zeros(shape) for shape in ((_CODE, _HIDDEN), (_CODE, _HIDDEN), (_CODE, _HIDDEN), (_HIDDEN, _CODE))
+        np.zeros(shape)
+        for shape in ((_CODE, _HIDDEN), (_CODE, _HIDDEN), (_CODE, _HIDDEN), (_HIDDEN, _CODE))
     )
     query[_STILL, _ONE] = _CODE**0.5 * _STEEPNESS * len(script.marks) / first
     key[_STILL, _RANK] = 1 / first

@@ -9,6 +9,8 @@ from holdfast.models.demo import demo_folder
 
 
 def served_model_folder() -> Path:
-    """The bundled model, or the one that the variable names (a model that is still in training, for instance)."""
+    """The bundled model, or the one that the variable names (a model that is still in training, for
+    instance).
+    """
     named = os.environ.get("TEST_MODEL_FOLDER")
     return Path(named) if named else demo_folder()

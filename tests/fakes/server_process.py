@@ -65,7 +65,9 @@ class ServerProcess:
         )
         self._log: list[str] = []
         assert self.process.stderr is not None
-        self._log_reader = threading.Thread(target=lambda: self._log.extend(self.process.stderr), daemon=True)
+        self._log_reader = threading.Thread(
+            target=lambda: self._log.extend(self.process.stderr), daemon=True
+        )
         self._log_reader.start()
 
     def wait_ready(self) -> None:
@@ -75,7 +77,9 @@ class ServerProcess:
             self._lines.append(line)
             if found := _READY.search(line):
                 self.url = found[1]
-                self._reader = threading.Thread(target=lambda: self._lines.extend(self.process.stdout), daemon=True)
+                self._reader = threading.Thread(
+                    target=lambda: self._lines.extend(self.process.stdout), daemon=True
+                )
                 self._reader.start()
                 return
         raise AssertionError(f"the server ended with {self.process.wait()}: {self.log()}")

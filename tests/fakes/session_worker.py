@@ -15,9 +15,23 @@ from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 
-def worker(name: str = "llama", folder: Path | None = None, *, most_parked_bytes: int | None = 0, **more: Any) -> CachingWorker:
-    """One that parks nothing, unless it is to, so that what sessions pin, evict and export is in blocks."""
-    return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, most_parked_bytes=most_parked_bytes, **more)
+def worker(
+    name: str = "llama",
+    folder: Path | None = None,
+    *,
+    most_parked_bytes: int | None = 0,
+    **more: Any,
+) -> CachingWorker:
+    """One that parks nothing, unless it is to, so that what sessions pin, evict and export is in
+    blocks.
+    """
+    return CachingWorker(
+        probed(name),
+        vocab_size=VOCAB_SIZE,
+        folder=folder,
+        most_parked_bytes=most_parked_bytes,
+        **more,
+    )
 
 
 def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:
@@ -25,9 +39,18 @@ def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:
     return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
 
 
-def ask(operation: OperationName, call_id: str = "c", session_id: str = "s", *, tenant: str = "", **more: Any) -> SessionCommand:
+def ask(
+    operation: OperationName,
+    call_id: str = "c",
+    session_id: str = "s",
+    *,
+    tenant: str = "",
+    **more: Any,
+) -> SessionCommand:
     """A command about the session `s`."""
-    return SessionCommand(operation=operation, call_id=call_id, tenant=tenant, session_id=session_id, **more)
+    return SessionCommand(
+        operation=operation, call_id=call_id, tenant=tenant, session_id=session_id, **more
+    )
 
 
 def serve(subject: CachingWorker, *commands: Command) -> ScriptInbox:
@@ -36,7 +59,11 @@ def serve(subject: CachingWorker, *commands: Command) -> ScriptInbox:
 
 
 def answer(inbox: ScriptInbox, call_id: str) -> SessionAnswer:
-    (found,) = [event for event in inbox.events if isinstance(event, SessionAnswer) and event.call_id == call_id]
+    (found,) = [
+        event
+        for event in inbox.events
+        if isinstance(event, SessionAnswer) and event.call_id == call_id
+    ]
     return found
 
 
@@ -66,5 +93,9 @@ def taken_apart(path: Path) -> tuple[Header, list[Frame]]:
 def exported(folder: Path, name: str = "llama", *, tokens: int = 300) -> tuple[Header, list[Frame]]:
     """A session that has read the prompt `first`, as a file `whole`, taken apart."""
     path = folder / "whole"
-    serve(worker(name), greedy("1", prompt("first", tokens), session_id="s"), ask("export", path=str(path)))
+    serve(
+        worker(name),
+        greedy("1", prompt("first", tokens), session_id="s"),
+        ask("export", path=str(path)),
+    )
     return taken_apart(path)

@@ -1,4 +1,6 @@
-"""A worker without a device: carries out the scheduler's decisions, and checks all that a device would choke on."""
+"""A worker without a device: carries out the scheduler's decisions, and checks all that a device
+would choke on.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ def device_seconds(load: StepLoad) -> float:
 
 
 class StepWorker:
-    """Runs a scheduler at a pipelining depth. Steps take what `seconds_of` says, sequences stop when `stops_at` says so."""
+    """Runs a scheduler at a pipelining depth.
+
+    Steps take what `seconds_of` says, sequences stop when `stops_at` says so.
+    """
 
     def __init__(
         self,
@@ -76,15 +81,25 @@ class StepWorker:
         depth: int = 0,
     ) -> None:
         settings = settings or SchedulerSettings()
-        self.settings = replace(settings, step_tokens=settings.step_tokens or 2048)  # 0: the worker decides
-        self.costs = costs or SequenceCosts(kv_bytes_per_token=10, fixed_bytes_per_sequence=0, reserve_step_tokens=16)
+        # 0: the worker decides
+        self.settings = replace(settings, step_tokens=settings.step_tokens or 2048)
+        self.costs = costs or SequenceCosts(
+            kv_bytes_per_token=10, fixed_bytes_per_sequence=0, reserve_step_tokens=16
+        )
         self.depth = depth
         self.wanted_budget_bytes = budget_bytes
-        self.allowed_bytes = budget_bytes  # beyond the budget in force only what was held when it shrank
+        # beyond the budget in force only what was held when it shrank
+        self.allowed_bytes = budget_bytes
         self.scheduler = Scheduler(
-            self.settings, self.costs, budget_bytes=budget_bytes, context_tokens=context_tokens, mixes_chunks=mixes_chunks
+            self.settings,
+            self.costs,
+            budget_bytes=budget_bytes,
+            context_tokens=context_tokens,
+            mixes_chunks=mixes_chunks,
         )
-        self.model = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=self.settings.min_chunk_tokens)
+        self.model = CostModel(
+            mixes_chunks=mixes_chunks, min_chunk_tokens=self.settings.min_chunk_tokens
+        )
         self.live: dict[str, Served] = {}
         self.ended: list[Served] = []
         self.under_way: deque[UnderWay] = deque()
@@ -107,10 +122,16 @@ class StepWorker:
         service: ServiceClass = DEFAULT_SERVICE,
     ) -> Served:
         self.scheduler.submit(
-            request_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens, scores_prompt=scores_prompt, service=service
+            request_id,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            scores_prompt=scores_prompt,
+            service=service,
         )
         self._orders += 1
-        self.live[request_id] = Served(request_id, self._orders, prompt_tokens, max_tokens, scores_prompt, service)
+        self.live[request_id] = Served(
+            request_id, self._orders, prompt_tokens, max_tokens, scores_prompt, service
+        )
         return self.live[request_id]
 
     def set_limits(self, *, max_running: int, step_tokens: int) -> None:
@@ -137,7 +158,9 @@ class StepWorker:
     @property
     def held_bytes(self) -> int:
         """Of those that run, and of those that steps under way still touch."""
-        running = sum(self.bytes_of(served.capacity) for served in self.live.values() if served.runs)
+        running = sum(
+            self.bytes_of(served.capacity) for served in self.live.values() if served.runs
+        )
         return running + sum(nbytes for _, nbytes in self.leaving)
 
     def cancel(self, request_id: str) -> None:
@@ -167,7 +190,12 @@ class StepWorker:
         served = self.live[request_id]
         self.scheduler.restart(request_id)
         self._orders += 1
-        served.order, served.lives, served.cached, served.is_ready = self._orders, served.lives + 1, 0, True
+        served.order, served.lives, served.cached, served.is_ready = (
+            self._orders,
+            served.lives + 1,
+            0,
+            True,
+        )
         if served.runs:
             self._close(served)
 
@@ -190,7 +218,11 @@ class StepWorker:
         decision = self.scheduler.next_step()
         self._carry_out(decision)
         if not decision.plan.spans and not self.under_way:
-            stuck = [served for served in self.live.values() if not served.is_paused and (served.runs or served.is_ready)]
+            stuck = [
+                served
+                for served in self.live.values()
+                if not served.is_paused and (served.runs or served.is_ready)
+            ]
             assert not stuck, "the scheduler sits still although there is work"
         while len(self.under_way) > (self.depth if decision.plan.spans else 0):
             self._observe()
@@ -229,7 +261,9 @@ class StepWorker:
         return self.bytes_of(-(-tokens // step) * step)
 
     def _follow_budget(self) -> None:
-        """Nothing is taken away when the budget shrinks, but what has been given back is not taken again."""
+        """Nothing is taken away when the budget shrinks, but what has been given back is not taken
+        again.
+        """
         self.allowed_bytes = max(self.budget_bytes, min(self.allowed_bytes, self.held_bytes))
 
     def _carry_out(self, decision: Decision) -> None:
@@ -250,25 +284,39 @@ class StepWorker:
             assert not served.is_paused, "nobody would read what it says"
             assert served.is_ready, "what it begins from is not at hand"
             alike = [other for other in self.live.values() if other.service == served.service]
-            waiting = [other for other in alike if not other.runs and not other.is_paused and other.is_ready]
+            waiting = [
+                other
+                for other in alike
+                if not other.runs and not other.is_paused and other.is_ready
+            ]
             assert all(served.order <= other.order for other in waiting), "overtaken in the queue"
             served.runs, served.known = True, served.prompt_tokens + served.drawn
             served.capacity = admission.capacity_tokens
-            served.position, served.planned_draws, served.idle_steps = served.cached, served.drawn, 0
+            served.position, served.planned_draws, served.idle_steps = (
+                served.cached,
+                served.drawn,
+                0,
+            )
         if decision.admitted:
             assert self.held_bytes <= budget_bytes, "admitted beyond the budget in force"
             unpaused = sum(served.runs and not served.is_paused for served in self.live.values())
-            assert unpaused == 1 or not self.scheduler.admits_one_at_a_time, "more than one under critical memory pressure"
+            assert unpaused == 1 or not self.scheduler.admits_one_at_a_time, (
+                "more than one under critical memory pressure"
+            )
         self._check_memory()
         if decision.plan.spans:
             self._dispatch(decision.plan)
 
     def _dispatch(self, plan: StepPlan) -> None:
-        assert len({span.request_id for span in plan.spans}) == len(plan.spans), "a sequence twice in a plan"
+        assert len({span.request_id for span in plan.spans}) == len(plan.spans), (
+            "a sequence twice in a plan"
+        )
         assert sum(span.tokens for span in plan.spans) <= self.settings.step_tokens
         self.plans.append(plan)
         served = tuple(self.live[span.request_id] for span in plan.spans)
-        chunks = [span for span, each in zip(plan.spans, served, strict=True) if span.start < each.known]
+        chunks = [
+            span for span, each in zip(plan.spans, served, strict=True) if span.start < each.known
+        ]
         scoring = {each.request_id for each in served if each.scores_prompt}
         load = StepLoad(
             decode_rows=len(plan.spans) - len(chunks),
@@ -287,7 +335,9 @@ class StepWorker:
     def _check_span(self, span: Span, served: Served) -> None:
         assert served.runs
         assert not served.is_paused, "nobody reads what it says"
-        assert span.start == served.position, "positions are to be read one after the other, each once"
+        assert span.start == served.position, (
+            "positions are to be read one after the other, each once"
+        )
         assert span.tokens >= 1
         end = served.position = span.start + span.tokens
         assert end <= served.capacity, "more than there is room for"
@@ -305,7 +355,12 @@ class StepWorker:
         bound = PATIENCE_STEPS + 2 * self.settings.max_running + 4
         for served in self.live.values():
             served.steps_to_first_draw += not served.planned_draws
-            if not served.runs or served.is_paused or served.position >= served.known or served in planned:
+            if (
+                not served.runs
+                or served.is_paused
+                or served.position >= served.known
+                or served in planned
+            ):
                 served.idle_steps = 0
             else:
                 served.idle_steps += 1
@@ -314,9 +369,13 @@ class StepWorker:
     def _check_stall(self, load: StepLoad, chunks: list[Span]) -> None:
         if load.decode_rows and load.chunk_tokens > self.settings.min_chunk_tokens:
             added = sum(
-                self.model.seconds_per_chunk() + self.model.more_chunk_seconds(span.start, span.tokens) for span in chunks
+                self.model.seconds_per_chunk()
+                + self.model.more_chunk_seconds(span.start, span.tokens)
+                for span in chunks
             )
-            assert added <= self.settings.stall_seconds * (1 + 1e-9), "decoding streams are held up too long"
+            assert added <= self.settings.stall_seconds * (1 + 1e-9), (
+                "decoding streams are held up too long"
+            )
 
     def _check_memory(self) -> None:
         assert self.held_bytes <= self.allowed_bytes, "memory is over-committed"

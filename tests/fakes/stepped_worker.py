@@ -1,4 +1,6 @@
-"""A real worker's loop that is driven step by step, with all books checked against the arrays after each."""
+"""A real worker's loop that is driven step by step, with all books checked against the arrays after
+each.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ MOST_STEPS = 3000
 
 
 def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of a few tokens, so that short prompts have several, are shared, and frozen parts are merged."""
+    """Blocks of a few tokens, so that short prompts have several, are shared, and frozen parts are
+    merged.
+    """
     monkeypatch.setattr(cache, "BLOCK_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(live_tier, "BLOCK_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(live_tier, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
@@ -39,7 +43,11 @@ def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache
 def answer_alone(name: str, prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
     """What a request is answered that nobody has come before."""
-    return tuple(tiny_worker(name=name).serve([[greedy("alone", prompt, max_tokens=max_tokens)]]).tokens("alone"))
+    return tuple(
+        tiny_worker(name=name)
+        .serve([[greedy("alone", prompt, max_tokens=max_tokens)]])
+        .tokens("alone")
+    )
 
 
 class SteppedWorker:
@@ -57,7 +65,11 @@ class SteppedWorker:
         self.worker: CachingWorker = tiny_worker(self._folder, name=self.name, **self._more)
         worker = self.worker
         self.loop = WorkerLoop(
-            engine=worker.engine, scheduler=worker.scheduler, inbox=self.inbox, cache=worker.cache, sessions=worker.sessions
+            engine=worker.engine,
+            scheduler=worker.scheduler,
+            inbox=self.inbox,
+            cache=worker.cache,
+            sessions=worker.sessions,
         )
 
     def end(self) -> None:
@@ -72,7 +84,11 @@ class SteppedWorker:
 
     def send(self, *commands: Command) -> None:
         """Commands arrive together."""
-        self.sent |= {command.request_id: command for command in commands if isinstance(command, SequenceRequest)}
+        self.sent |= {
+            command.request_id: command
+            for command in commands
+            if isinstance(command, SequenceRequest)
+        }
         self.loop._obey(list(commands))
         self.loop._send()
         self.check()
@@ -108,7 +124,11 @@ class SteppedWorker:
         request, tokens = self.sent[request_id], tuple(self.inbox.tokens(request_id))
         alone = answer_alone(self.name, tuple(request.prompt_token_ids), request.max_tokens)
         reason = self.inbox.finished(request_id).reason.value
-        assert reason in ("length", "cancelled"), (request_id, reason, self.inbox.finished(request_id).error)
+        assert reason in ("length", "cancelled"), (
+            request_id,
+            reason,
+            self.inbox.finished(request_id).error,
+        )
         assert tokens == (alone if reason == "length" else alone[: len(tokens)]), request_id
 
     def check(self) -> None:
@@ -126,25 +146,43 @@ class SteppedWorker:
                 assert start + tokens <= chain.state.tokens, "a holder that has not all of a block"
         for holders in worker.index._holders.values():
             assert holders <= set(chains), "a holder that is not live"
-        held, parked = held_and_parked([c.state for c in chains if not c.is_parked], [c.state for c in chains if c.is_parked])
+        held, parked = held_and_parked(
+            [c.state for c in chains if not c.is_parked], [c.state for c in chains if c.is_parked]
+        )
         own = (
-            sum(chain.held_tokens for chain in chains if not chain.is_parked and not chain.state.can_share)
+            sum(
+                chain.held_tokens
+                for chain in chains
+                if not chain.is_parked and not chain.state.can_share
+            )
             * worker.cache.live._token_bytes
         )
-        assert worker.cache.live.held.total_bytes == held + parked + own, "held memory is miscounted"
+        assert worker.cache.live.held.total_bytes == held + parked + own, (
+            "held memory is miscounted"
+        )
         assert worker.cache.live.held.parked_bytes == parked, "parked memory is miscounted"
         running = [chain for chain in chains if not chain.is_parked and chain.state.can_share]
-        assert all(chain.held_tokens == chain.state.frozen_tokens for chain in running), "frozen and held tokens differ"
+        assert all(chain.held_tokens == chain.state.frozen_tokens for chain in running), (
+            "frozen and held tokens differ"
+        )
         for chain in running:
             scheduled = worker.scheduler._running.get(chain.request_id)
-            assert scheduled is None or scheduled.held_tokens == chain.held_tokens, "the scheduler holds other tokens apart"
+            assert scheduled is None or scheduled.held_tokens == chain.held_tokens, (
+                "the scheduler holds other tokens apart"
+            )
         assert worker.cache.live.held.parked == sum(chain.is_parked for chain in chains)
 
 
-def held_and_parked(running: Sequence[LiveState | None], parked: Sequence[LiveState | None]) -> tuple[int, int]:
+def held_and_parked(
+    running: Sequence[LiveState | None], parked: Sequence[LiveState | None]
+) -> tuple[int, int]:
     """Bytes that running states have frozen, and what parked ones have beside that."""
-    frozen = {id(a): a for each in running if each for leaf in each.leaves() for a in leaf.frozen_arrays()}
-    all_parked = {id(a): a for each in parked if each for leaf in each.leaves() for a in leaf.arrays()}
+    frozen = {
+        id(a): a for each in running if each for leaf in each.leaves() for a in leaf.frozen_arrays()
+    }
+    all_parked = {
+        id(a): a for each in parked if each for leaf in each.leaves() for a in leaf.arrays()
+    }
     beside = [array for key, array in all_parked.items() if key not in frozen]
     return sum(map(_nbytes, frozen.values())), sum(map(_nbytes, beside))
 

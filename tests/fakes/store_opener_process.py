@@ -1,4 +1,6 @@
-"""A process that opens and closes a store again and again, once it is told to, and says what went wrong. For tests."""
+"""A process that opens and closes a store again and again, once it is told to, and says what went
+wrong. For tests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A process that puts blocks into a store and says so, until it is killed or has put enough. Started by tests."""
+"""A process that puts blocks into a store and says so, until it is killed or has put enough.
+
+Started by tests.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ def main() -> None:
             tell("put", after.key)
             for key in store.changes().stored:
                 tell("stored", key)
-            store._mailbox.ask(lambda: None).result()  # what was put is written: the queue does not overflow
+            # what was put is written: the queue does not overflow
+            store._mailbox.ask(lambda: None).result()
         assert store.flush()
         store.check_invariants()
     os.write(1, b"done\n")

@@ -1,4 +1,6 @@
-"""Chains of small blocks whose contents follow from their keys, so that any reader can tell right from wrong."""
+"""Chains of small blocks whose contents follow from their keys, so that any reader can tell right
+from wrong.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def make_block(
     token_ids: Sequence[int], *, after: StoredBlock | None = None, cut: int | None = None, kind: BlockKind = "kv",
     fingerprint: str = FINGERPRINT, tenant: str = "", part_bytes: Sequence[int] = (1000, 64, 0),
 ) -> StoredBlock:  # fmt: skip
-    """The block of `token_ids` behind the first `cut` tokens of `after` (all of them if not said), or behind the root."""
+    """The block of `token_ids` behind the first `cut` tokens of `after` (all of them if not said),
+    or behind the root.
+    """
     parent = root_key(fingerprint, tenant) if after is None else after.key
     parent_tokens = 0 if after is None else after.block.tokens if cut is None else cut
     packed_tokens = pack_tokens(token_ids)
@@ -40,7 +44,9 @@ def make_block(
             packed_tokens=packed_tokens,
         ),
         meta=b"layout",
-        parts=tuple(payload(key + bytes([number % 256]), size) for number, size in enumerate(part_bytes)),
+        parts=tuple(
+            payload(key + bytes([number % 256]), size) for number, size in enumerate(part_bytes)
+        ),
     )
 
 
@@ -64,7 +70,8 @@ def bytes_of(block: StoredBlock) -> StoredBlock:
 def is_right(block: StoredBlock) -> bool:
     """Whether the contents are those that were made for the key."""
     return all(
-        bytes(part) == payload(block.key + bytes([n % 256]), memoryview(part).nbytes) for n, part in enumerate(block.parts)
+        bytes(part) == payload(block.key + bytes([n % 256]), memoryview(part).nbytes)
+        for n, part in enumerate(block.parts)
     )
 
 
@@ -75,7 +82,9 @@ def write_file(path: Path, block: StoredBlock, *, fingerprint: str = FINGERPRINT
 
 
 def file_bytes(block: StoredBlock) -> bytes:
-    return b"".join(bytes(buffer) for buffer in encode_block(block, fingerprint=FINGERPRINT, created=12.5))
+    return b"".join(
+        bytes(buffer) for buffer in encode_block(block, fingerprint=FINGERPRINT, created=12.5)
+    )
 
 
 def filled(path: Path, blocks: Sequence[StoredBlock]) -> StoreFolder:

@@ -1,4 +1,6 @@
-"""The front's side of a model whose chat template keeps thoughts behind the last message of a user, and drops earlier ones."""
+"""The front's side of a model whose chat template keeps thoughts behind the last message of a user,
+and drops earlier ones.
+"""
 
 from __future__ import annotations
 

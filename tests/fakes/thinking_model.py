@@ -1,4 +1,6 @@
-"""A scripted model that thinks long before every answer, with a chat template that leaves thoughts of earlier turns out."""
+"""A scripted model that thinks long before every answer, with a chat template that leaves thoughts
+of earlier turns out.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,14 @@ _TOKENS_PER_WORD = 1.55  # of such words, as the model generates them
 def words(tokens: int, *, seed: object) -> str:
     """A text of about so many tokens, none of which another such text has."""
     drawn = random.Random(str(seed))
-    return " ".join("".join(drawn.choices(_SYLLABLES, k=3)) for _ in range(round(tokens / _TOKENS_PER_WORD)))
+    return " ".join(
+        "".join(drawn.choices(_SYLLABLES, k=3)) for _ in range(round(tokens / _TOKENS_PER_WORD))
+    )
 
 
-def write_thinking(folder: Path, *, turns: int, thought_tokens: int = 500, answer_tokens: int = 200) -> Path:
+def write_thinking(
+    folder: Path, *, turns: int, thought_tokens: int = 500, answer_tokens: int = 200
+) -> Path:
     """Write the model; it answers so many turns."""
     answers = [
         f"<think>\n{words(thought_tokens, seed=('thought', turn))}\n</think>\n\n{words(answer_tokens, seed=('answer', turn))}."

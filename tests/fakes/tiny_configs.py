@@ -1,7 +1,8 @@
 """Configurations of tiny models of real architectures, as their config.json would have them.
 
-Sizes: 64 hidden, few layers, windows of 8, a vocabulary of 264 (all bytes and eight special tokens). Where a family mixes kinds
-of layers (full and window attention, recurrent and attention, dense and experts) each kind is there at least once.
+Sizes: 64 hidden, few layers, windows of 8, a vocabulary of 264 (all bytes and eight special
+tokens). Where a family mixes kinds of layers (full and window attention, recurrent and attention,
+dense and experts) each kind is there at least once.
 """
 
 from __future__ import annotations
@@ -105,9 +106,20 @@ _WITHOUT_TYPE: dict[str, dict[str, Any]] = {
         "rope_theta": 10000,
     },
     "phi3": _PLAIN,
-    "cohere2": {**_PLAIN, "num_hidden_layers": 4, "sliding_window": WINDOW, "sliding_window_pattern": 4, "logit_scale": 1.0},
+    "cohere2": {
+        **_PLAIN,
+        "num_hidden_layers": 4,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 4,
+        "logit_scale": 1.0,
+    },
     "olmo2": _PLAIN,
-    "stablelm": {**_PLAIN, "use_qkv_bias": True, "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
+    "stablelm": {
+        **_PLAIN,
+        "use_qkv_bias": True,
+        "partial_rotary_factor": 0.5,
+        "layer_norm_eps": 1e-5,
+    },
     "deepseek_v2": {
         **_LATENT,
         "topk_method": "gready",
@@ -256,4 +268,6 @@ _WITHOUT_TYPE: dict[str, dict[str, Any]] = {
     },
 }
 
-TINY: dict[str, dict[str, Any]] = {name: {"model_type": name, **config} for name, config in _WITHOUT_TYPE.items()}
+TINY: dict[str, dict[str, Any]] = {
+    name: {"model_type": name, **config} for name, config in _WITHOUT_TYPE.items()
+}

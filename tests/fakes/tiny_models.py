@@ -1,4 +1,6 @@
-"""Tiny random models of real mlx-lm architectures: built on the spot, or written as a folder that a real server can load."""
+"""Tiny random models of real mlx-lm architectures: built on the spot, or written as a folder that a
+real server can load.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,38 @@ from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE
 __all__ = ["TINY", "VOCAB_SIZE", "kept_tiny", "make_tiny", "write_tiny", "write_tokenizer"]
 
 # ids 256 to 263
-_SPECIALS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|pad|>", "<|start|>", "<|spare|>")
+_SPECIALS = (
+    "<|end|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|tool|>",
+    "<|pad|>",
+    "<|start|>",
+    "<|spare|>",
+)
 _TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + "
+    "'<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
 
-# What a random value is added to. Decays near 1 (A = -exp(-3), …), so that a recurrent state remembers more than a few tokens.
-_CENTRES = {"A_log": -3.0, "rg_lru.recurrent_param": -5.0, "w_lora.lora.2.bias": -3.0, "g_norm.weight": 1.0, "attn.k_k": 1.0}
+# What a random value is added to. Decays near 1 (A = -exp(-3), …), so that a recurrent state
+# remembers more than a few tokens.
+_CENTRES = {
+    "A_log": -3.0,
+    "rg_lru.recurrent_param": -5.0,
+    "w_lora.lora.2.bias": -3.0,
+    "g_norm.weight": 1.0,
+    "attn.k_k": 1.0,
+}
 
 
 def _well_scaled(path: str, parameter: mx.array) -> mx.array:
-    """Random values of a size at which every part of the model moves the logits: attention, gates, sinks, biases, norms."""
+    """Random values of a size at which every part of the model moves the logits: attention, gates,
+    sinks, biases, norms.
+    """
     if not mx.issubdtype(parameter.dtype, mx.floating):
         return parameter
     for ending, centre in _CENTRES.items():
@@ -44,13 +65,20 @@ def _well_scaled(path: str, parameter: mx.array) -> mx.array:
 
 
 def make_tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:
-    """A random fp32 model of the architecture `name` (a key of TINY). The same name, seed and changes give the same weights."""
+    """A random fp32 model of the architecture `name` (a key of TINY).
+
+    The same name, seed and changes give the same weights.
+    """
     mlx_lm_import.prepare()
     config = {**TINY[name], **changes}
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(seed)
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
-    model.update(tree_unflatten([(path, _well_scaled(path, value)) for path, value in tree_flatten(model.parameters())]))
+    model.update(
+        tree_unflatten(
+            [(path, _well_scaled(path, value)) for path, value in tree_flatten(model.parameters())]
+        )
+    )
     mx.eval(model.parameters())
     model.eval()
     return model
@@ -71,7 +99,9 @@ def write_tiny(
     seed: int = 0,
     changes: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model folder that any server can load, and return it; `quantize` like {"group_size": 32, "bits": 4}."""
+    """Write a model folder that any server can load, and return it; `quantize` like {"group_size":
+    32, "bits": 4}.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     model = make_tiny(name, seed, **(changes or {}))
     model.set_dtype(dtype)
@@ -84,7 +114,11 @@ def write_tiny(
 
         nn.quantize(model, class_predicate=fits, **quantize)
         config |= {"quantization": quantize, "quantization_config": quantize}
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), metadata={"format": "mlx"})
+    mx.save_safetensors(
+        str(folder / "model.safetensors"),
+        dict(tree_flatten(model.parameters())),
+        metadata={"format": "mlx"},
+    )
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     write_tokenizer(folder)
     return folder
@@ -93,9 +127,20 @@ def write_tiny(
 def write_tokenizer(folder: Path) -> None:
     """A tokenizer with one token per byte and eight special ones, and a chat template."""
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    plain = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     special = [{"id": 256 + i, "content": text, **plain} for i, text in enumerate(_SPECIALS)]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
     content = {
         "version": "1.0",
         "truncation": None,
@@ -120,7 +165,9 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _byte_characters() -> list[str]:
-    """The printable character that byte-level tokenizers write for each byte: itself if printable, else one from U+0100 on."""
+    """The printable character that byte-level tokenizers write for each byte: itself if printable,
+    else one from U+0100 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     characters, shifted = [], 0
     for byte in range(256):

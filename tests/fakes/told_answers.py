@@ -1,4 +1,6 @@
-"""What an answer says, in short: texts as they are, ("thought", text), and (name, arguments, repairs) for each call."""
+"""What an answer says, in short: texts as they are, ("thought", text), and (name, arguments,
+repairs) for each call.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,21 @@ from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect
-from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment
+from holdfast.front.toolcalls.segments import (
+    AnswerPart,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Segment,
+)
 from holdfast.wire.events import Finished, FinishReason, TokensGenerated
-from holdfast.wire.output import OutputEvent, TextDelta, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
+from holdfast.wire.output import (
+    OutputEvent,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from holdfast.wire.token_ids import TokenIds
 
 
@@ -27,7 +41,8 @@ def told(
     ends_cut: bool = False,
     **rules: bool,
 ) -> list[Any]:
-    """The answer, when it comes in pieces that are cut at these places (counted around). rules: of the reader.
+    """The answer, when it comes in pieces that are cut at these places (counted around). rules: of
+    the reader.
 
     ends_cut: by its length.
     """
@@ -52,7 +67,9 @@ def by_tokens(
     reason: FinishReason = FinishReason.STOP,
     **more: Any,
 ) -> list[OutputEvent]:
-    """What a client sees of an answer that comes token by token and ends for this reason. more: rules of the choice."""
+    """What a client sees of an answer that comes token by token and ends for this reason. more:
+    rules of the choice.
+    """
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     rules = ChoiceRules(
         prompt_token_ids=TokenIds.of((1,)),
@@ -64,7 +81,9 @@ def by_tokens(
         **more,
     )
     choice = ChoiceText(index=0, pieces=tokenizer.pieces, rules=rules)
-    ended = Finished(request_id="r/0", reason=reason, prompt_tokens=1, completion_tokens=len(token_ids))
+    ended = Finished(
+        request_id="r/0", reason=reason, prompt_tokens=1, completion_tokens=len(token_ids)
+    )
     generated = (TokensGenerated(request_id="r/0", token_ids=(token_id,)) for token_id in token_ids)
     return [event for news in (*generated, ended) for event in choice.feed(news)]
 
@@ -87,10 +106,19 @@ def _folded(parts: Iterable[AnswerPart]) -> list[Any]:
     for part in parts:
         match part:
             case Segment("text", more):
-                said[-1:] = [said[-1] + more] if said and isinstance(said[-1], str) else [*said[-1:], more]
+                said[-1:] = (
+                    [said[-1] + more] if said and isinstance(said[-1], str) else [*said[-1:], more]
+                )
             case Segment(_, more):
-                thinks = bool(said) and said[-1][0] == "thought" and isinstance(said[-1], tuple) and len(said[-1]) == 2
-                said[-1:] = [("thought", said[-1][1] + more)] if thinks else [*said[-1:], ("thought", more)]
+                thinks = (
+                    bool(said)
+                    and said[-1][0] == "thought"
+                    and isinstance(said[-1], tuple)
+                    and len(said[-1]) == 2
+                )
+                said[-1:] = (
+                    [("thought", said[-1][1] + more)] if thinks else [*said[-1:], ("thought", more)]
+                )
             case CallBegun():
                 name, arguments = part.name, ""
             case CallArguments(more):

@@ -1,4 +1,6 @@
-"""Requests of every kind to the bundled model, and what their streams come to, however they were cut into events."""
+"""Requests of every kind to the bundled model, and what their streams come to, however they were
+cut into events.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ _CITY = {
         "strict": True,
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string", "enum": ["Oslo, which lies in the north", "Rome, which does not"]}},
+            "properties": {
+                "city": {
+                    "type": "string",
+                    "enum": ["Oslo, which lies in the north", "Rome, which does not"],
+                }
+            },
             "required": ["city"],
             "additionalProperties": False,
         },
@@ -27,7 +34,12 @@ _LIST = {
     "json_schema": {
         "name": "words",
         "strict": True,
-        "schema": {"type": "array", "items": {"type": "string", "pattern": "[a-z]{8}"}, "minItems": 20, "maxItems": 20},
+        "schema": {
+            "type": "array",
+            "items": {"type": "string", "pattern": "[a-z]{8}"},
+            "minItems": 20,
+            "maxItems": 20,
+        },
     },
 }
 
@@ -42,9 +54,22 @@ class Asked:
     is_streamed: bool = True
 
 
-def completion(name: str, prompt: str | list[int], *, is_streamed: bool = True, max_tokens: int = 300, **options: Any) -> Asked:
+def completion(
+    name: str,
+    prompt: str | list[int],
+    *,
+    is_streamed: bool = True,
+    max_tokens: int = 300,
+    **options: Any,
+) -> Asked:
     """A text that goes on for so many tokens, greedy unless a temperature is given."""
-    body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, **options}
+    body = {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        **options,
+    }
     return Asked(name=name, path="/v1/completions", body=body, is_streamed=is_streamed)
 
 
@@ -60,7 +85,13 @@ OF_EVERY_KIND = (
     completion("whole", ONCE, temperature=1.0, seed=7, is_streamed=False),
     completion("stop strings", ONCE, temperature=1.0, seed=6, stop=["zzzz", "qqqq"]),
     _chat("thinking", "What is 17 + 25?", max_tokens=300, ignore_eos=True),
-    _chat("bounded thought", "What is 17 + 25?", max_tokens=300, ignore_eos=True, thinking_token_budget=12),
+    _chat(
+        "bounded thought",
+        "What is 17 + 25?",
+        max_tokens=300,
+        ignore_eos=True,
+        thinking_token_budget=12,
+    ),
     _chat("tool", "What is the weather in Oslo?", tools=[_CITY], tool_choice="required"),
     _chat("grammar", "Count.", response_format=_LIST, max_tokens=400),
 )
@@ -94,7 +125,11 @@ def _joined(choices: list[dict[str, Any]]) -> str:
         for kind in ("text", "content", "reasoning_content"):
             texts[kind] += delta.get(kind) or ""
         for call in delta.get("tool_calls") or []:
-            texts["calls"] += (call["function"].get("name") or "") + (call["function"].get("arguments") or "")
-        logprobs += [round(each, 3) for each in (choice.get("logprobs") or {}).get("token_logprobs", [])]
+            texts["calls"] += (call["function"].get("name") or "") + (
+                call["function"].get("arguments") or ""
+            )
+        logprobs += [
+            round(each, 3) for each in (choice.get("logprobs") or {}).get("token_logprobs", [])
+        ]
         ends += [choice["finish_reason"]] if choice.get("finish_reason") else []
     return json.dumps([texts, logprobs, ends])

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 CHATML = (
-    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _SHOWN = ("<think>", "</think>", "<tool_call>")
-_QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _byte_level_model() -> models.BPE:
-    vocab = {character: place for place, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab = {
+        character: place
+        for place, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     merges: list[tuple[str, str]] = []
 
     def merge(left: str, right: str) -> None:
@@ -24,7 +40,16 @@ def _byte_level_model() -> models.BPE:
             vocab[left + right] = len(vocab)
             merges.append((left, right))
 
-    for left, right in [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("o", "r"), ("l", "d"), ("Ġw", "or")]:
+    for left, right in [
+        ("h", "e"),
+        ("l", "l"),
+        ("he", "ll"),
+        ("hell", "o"),
+        ("Ġ", "w"),
+        ("o", "r"),
+        ("l", "d"),
+        ("Ġw", "or"),
+    ]:
         merge(left, right)
     for left, right in [
         ("Ġwor", "ld"),
@@ -42,12 +67,18 @@ def _byte_level_model() -> models.BPE:
 
 
 def _add(tokenizer: Tokenizer, special: Sequence[str], shown: Sequence[str] = _SHOWN) -> Tokenizer:
-    tokenizer.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in special])
-    tokenizer.add_tokens([AddedToken(content, special=False, normalized=False) for content in shown])
+    tokenizer.add_special_tokens(
+        [AddedToken(content, special=True, normalized=False) for content in special]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(content, special=False, normalized=False) for content in shown]
+    )
     return tokenizer
 
 
-def byte_level(*, special: Sequence[str] = _CHATML_TOKENS, shown: Sequence[str] = _SHOWN) -> Tokenizer:
+def byte_level(
+    *, special: Sequence[str] = _CHATML_TOKENS, shown: Sequence[str] = _SHOWN
+) -> Tokenizer:
     """Like Qwen: NFC, split by a pattern, byte-level BPE, no BOS."""
     tokenizer = Tokenizer(_byte_level_model())
     tokenizer.normalizer = normalizers.NFC()
@@ -70,10 +101,15 @@ def llama3() -> Tokenizer:
 
 
 def deepseek() -> Tokenizer:
-    """Byte-level BPE; names of special tokens with characters outside ASCII, an added token with one that stands for a byte."""
+    """Byte-level BPE; names of special tokens with characters outside ASCII, an added token with
+    one that stands for a byte.
+    """
     tokenizer = byte_level(special=("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"))
     tokenizer.add_tokens(
-        [AddedToken("ø", special=False, normalized=False), AddedToken("<｜fim hole｜>", special=False, normalized=False)]
+        [
+            AddedToken("ø", special=False, normalized=False),
+            AddedToken("<｜fim hole｜>", special=False, normalized=False),
+        ]
     )
     return tokenizer
 
@@ -81,9 +117,9 @@ def deepseek() -> Tokenizer:
 def _sentencepiece_model() -> models.BPE:
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
     vocab |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
-    for (
-        character
-    ) in "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()[]{}<>/\\|&%$#@*+-=_~^`éüößмирпвет你好":
+    letters = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+    marks = ".,:;!?'\"()[]{}<>/\\|&%$#@*+-=_~^`éüößмирпвет你好"
+    for character in letters + marks:
         vocab[character] = len(vocab)
     merges = []
     for left, right in [
@@ -99,25 +135,38 @@ def _sentencepiece_model() -> models.BPE:
     ]:
         vocab[left + right] = len(vocab)
         merges.append((left, right))
-    return models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    return models.BPE(
+        vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True
+    )
 
 
 def gemma() -> Tokenizer:
     """SentencePiece BPE as Gemma has it: spaces are marks, no space in front, byte fallback."""
     tokenizer = Tokenizer(_sentencepiece_model())
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     _add(tokenizer, ("<s>", "</s>", "<start_of_turn>", "<end_of_turn>"))
     _put_in_front(tokenizer, "<s>")
     return tokenizer
 
 
 def mistral() -> Tokenizer:
-    """SentencePiece BPE as Llama 2, Mistral and Phi 3 have it: a space is put in front and taken off again."""
+    """SentencePiece BPE as Llama 2, Mistral and Phi 3 have it: a space is put in front and taken
+    off again.
+    """
     tokenizer = Tokenizer(_sentencepiece_model())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     _add(tokenizer, ("<unk>", "<s>", "</s>", "[INST]", "[/INST]"))
     _put_in_front(tokenizer, "<s>")
@@ -128,13 +177,18 @@ def metaspace() -> Tokenizer:
     """Older conversions: Metaspace on both sides."""
     tokenizer = Tokenizer(_sentencepiece_model())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Metaspace(prepend_scheme="first"), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Metaspace(prepend_scheme="first"), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return _add(tokenizer, ("<unk>", "<s>", "</s>"))
 
 
 def word_pieces() -> Tokenizer:
     """A decoder that looks at its neighbours, so that it cannot be taken apart."""
-    vocab = {word: place for place, word in enumerate(["[UNK]", "he", "##llo", "world", "##s", ",", "don", "'", "t"])}
+    vocab = {
+        word: place
+        for place, word in enumerate(["[UNK]", "he", "##llo", "world", "##s", ",", "don", "'", "t"])
+    }
     tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(cleanup=False)

@@ -1,4 +1,7 @@
-"""Real trouble with volumes, for tests: small ones, read-only ones. Where the system does not allow it, the test is skipped."""
+"""Real trouble with volumes, for tests: small ones, read-only ones.
+
+Where the system does not allow it, the test is skipped.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A server whose model takes long: the real front with a scripted model, and a short interval between two signs of life.
+"""A server whose model takes long: the real front with a scripted model, and a short interval
+between two signs of life.
 
-`python -m tests.fakes.waiting_server` prints where it is, and ends with its standard input. Before an answer begins, and again
-in its middle, dozens of signs of life go to the client: as many as in minutes otherwise.
+`python -m tests.fakes.waiting_server` prints where it is, and ends with its standard input. Before
+an answer begins, and again in its middle, dozens of signs of life go to the client: as many as in
+minutes otherwise.
 """
 
 from __future__ import annotations

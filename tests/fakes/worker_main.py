@@ -1,4 +1,7 @@
-"""A worker process with a fake engine: the real link, loop and signals, but no model. The folder's name says how it behaves."""
+"""A worker process with a fake engine: the real link, loop and signals, but no model.
+
+The folder's name says how it behaves.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,17 @@ INFO = ModelInfo(
 )
 
 MAC_INFO = msgspec.structs.replace(
-    INFO, weight_bytes=1_000_000, reserve_bytes=500_000, wired_bytes=1_000_000, device_memory_bytes=20_000_000
+    INFO,
+    weight_bytes=1_000_000,
+    reserve_bytes=500_000,
+    wired_bytes=1_000_000,
+    device_memory_bytes=20_000_000,
 )
 
 
-def fake_loop(inbox: Inbox, settings: WorkerSettings, progress: Progress, pulse: Pulse) -> tuple[WorkerLoop, ModelInfo]:
+def fake_loop(
+    inbox: Inbox, settings: WorkerSettings, progress: Progress, pulse: Pulse
+) -> tuple[WorkerLoop, ModelInfo]:
     behaviour = Path(settings.folder).name
     if behaviour == "bad":
         raise ModelLoadError("the folder is bad")
@@ -54,13 +63,18 @@ def fake_loop(inbox: Inbox, settings: WorkerSettings, progress: Progress, pulse:
     if behaviour == "dies-loading":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "has-a-child":
-        subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])  # it has our standard error too
+        # it has our standard error too
+        subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     if behaviour == "hangs":
         os.read(os.pipe()[0], 1)
     progress("reading", 1.0)
     costs = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0)
     scheduler = Scheduler(
-        settings.scheduler, costs, budget_bytes=INFO.kv_budget_bytes, context_tokens=INFO.context_tokens, mixes_chunks=True
+        settings.scheduler,
+        costs,
+        budget_bytes=INFO.kv_budget_bytes,
+        context_tokens=INFO.context_tokens,
+        mixes_chunks=True,
     )
     engine = FakeEngine(is_broken=behaviour == "broken-device", remembers_plans=False)
     info = MAC_INFO if behaviour == "on-a-mac" else INFO
@@ -71,7 +85,9 @@ def fake_loop(inbox: Inbox, settings: WorkerSettings, progress: Progress, pulse:
         cache=NoCache(),
         plan_for=lambda state_bytes: MemoryPlan(kv_bytes=state_bytes, ram_tier_bytes=0),
     )
-    return WorkerLoop(engine=engine, scheduler=scheduler, inbox=inbox, pulse=pulse, memory=memory), info
+    return WorkerLoop(
+        engine=engine, scheduler=scheduler, inbox=inbox, pulse=pulse, memory=memory
+    ), info
 
 
 def _is_first(folder: Path) -> bool:

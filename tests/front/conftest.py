@@ -15,7 +15,9 @@ from tests.fakes import toy_tokenizers
 def bundle() -> TokenizerBundle:
     """Byte-level, ChatML, no BOS."""
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
-    template = ChatTemplate({"default": toy_tokenizers.CHATML}, special_tokens=tokenizer.special_tokens)
+    template = ChatTemplate(
+        {"default": toy_tokenizers.CHATML}, special_tokens=tokenizer.special_tokens
+    )
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=template,
@@ -28,6 +30,8 @@ def bundle() -> TokenizerBundle:
 def base_side() -> TokenizerBundle:
     """A base model: BOS in front, no chat template."""
     tokenizer = Tokenizer(
-        toy_tokenizers.llama3(), config={"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}, eos_token_ids=(999,)
+        toy_tokenizers.llama3(),
+        config={"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
+        eos_token_ids=(999,),
     )
     return TokenizerBundle(tokenizer=tokenizer, template=None, generation_defaults={})

@@ -1,4 +1,6 @@
-"""The application as a whole: any JSON gives an answer in OpenAI's form, and the official client is content."""
+"""The application as a whole: any JSON gives an answer in OpenAI's form, and the official client is
+content.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,47 @@ from hypothesis import strategies as st
 
 from holdfast.errors import GenerationFailed
 from holdfast.front.application import create_application
-from tests.fakes.http_clients import CHAT, COMPLETIONS, HELLO, chat_body, client_of, completion_body, served
-from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, scripted_services
+from tests.fakes.http_clients import (
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    chat_body,
+    client_of,
+    completion_body,
+    served,
+)
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    PROMPT_TOKENS,
+    ScriptedGateway,
+    answer,
+    scripted_services,
+)
 
 FIELDS = (
-    "model messages prompt stream stream_options max_tokens n temperature top_p top_k min_p seed stop logprobs top_logprobs echo "
-    "logit_bias best_of suffix tools tool_choice response_format user presence_penalty repetition_penalty metadata "
+    "model messages prompt stream stream_options max_tokens n temperature top_p top_k min_p seed "
+    "stop logprobs top_logprobs echo "
+    "logit_bias best_of suffix tools tool_choice response_format user presence_penalty "
+    "repetition_penalty metadata "
     "chat_template_kwargs enable_thinking continue_final_message"
 ).split()
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from([MODEL, "user", "text"])
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([MODEL, "user", "text"])
+)
 json_values = st.recursive(
     scalars,
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(["role", "content", "type", "text", "include_usage"]) | st.text(max_size=5), inner, max_size=4
+            st.sampled_from(["role", "content", "type", "text", "include_usage"])
+            | st.text(max_size=5),
+            inner,
+            max_size=4,
         )
     ),
     max_leaves=12,
@@ -43,7 +71,9 @@ async def test_no_json_whatever_makes_an_internal_error(path: str, body: Any, va
     if valid and isinstance(body, dict):
         body = {**(chat_body() if path == CHAT else completion_body()), **body}
     content = json.dumps(body).encode()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(APP), base_url="http://localhost") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(APP), base_url="http://localhost"
+    ) as client:
         response = await client.post(path, content=content)
     assert response.status_code in (200, 400, 404), response.text
     if response.status_code != 200:
@@ -52,7 +82,9 @@ async def test_no_json_whatever_makes_an_internal_error(path: str, body: Any, va
 
 @given(content=st.binary(max_size=200))
 async def test_no_bytes_whatever_make_an_internal_error(content: bytes) -> None:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(APP), base_url="http://localhost") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(APP), base_url="http://localhost"
+    ) as client:
         response = await client.post(CHAT, content=content)
     assert response.status_code == 400
 
@@ -62,7 +94,10 @@ def client_at(url: str, **options: Any) -> openai.AsyncOpenAI:
 
 
 async def test_the_official_client_chats() -> None:
-    async with served(ScriptedGateway(script=answer("Hel", "lo ☃"))) as url, client_at(url) as client:
+    async with (
+        served(ScriptedGateway(script=answer("Hel", "lo ☃"))) as url,
+        client_at(url) as client,
+    ):
         got = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
         assert got.choices[0].message.content == "Hello ☃"
         assert got.usage is not None
@@ -81,7 +116,9 @@ async def test_the_official_client_chats() -> None:
 
 async def test_the_official_client_completes_and_lists_models() -> None:
     async with served(ScriptedGateway(script=answer("Hel", "lo"))) as url, client_at(url) as client:
-        got = await client.completions.create(model=MODEL, prompt=["a", "b"], extra_body={"top_k": 5})
+        got = await client.completions.create(
+            model=MODEL, prompt=["a", "b"], extra_body={"top_k": 5}
+        )
         assert [choice.text for choice in got.choices] == ["Hello", "Hello"]
         assert [model.id async for model in client.models.list()] == [MODEL]
         assert (await client.models.retrieve(MODEL)).id == MODEL
@@ -111,7 +148,10 @@ async def test_the_official_client_raises_on_an_error_within_a_stream() -> None:
 
 
 async def test_many_requests_go_over_one_connection() -> None:
-    async with served(ScriptedGateway()) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with (
+        served(ScriptedGateway()) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
         for body in (chat_body(), chat_body(stream=True), {"bad": 1}, chat_body()):
             await client.post(CHAT, json=body)
         response = await client.get("/health", headers={"connection": "close"})
@@ -120,5 +160,7 @@ async def test_many_requests_go_over_one_connection() -> None:
 
 async def test_a_refused_large_upload_still_gets_its_answer() -> None:
     async with client_of(ScriptedGateway()) as client:
-        response = await client.post(CHAT, content=b"x" * 10, headers={"content-length": "99999999999"})
+        response = await client.post(
+            CHAT, content=b"x" * 10, headers={"content-length": "99999999999"}
+        )
     assert response.status_code == 413

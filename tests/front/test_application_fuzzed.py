@@ -1,4 +1,6 @@
-"""A sample of what the slow tests send by ten thousands: requests with faults put in, answered or refused as is described."""
+"""A sample of what the slow tests send by ten thousands: requests with faults put in, answered or
+refused as is described.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ async def test_fuzzed_requests_are_answered_or_refused_by_name(protocol: FuzzedP
         for _ in range(BODIES):
             path, body = fuzzer.request()
             response = await client.post(
-                path, content=body, headers={"content-type": "application/json", **dict(protocol.headers)}
+                path,
+                content=body,
+                headers={"content-type": "application/json", **dict(protocol.headers)},
             )
             counted[response.status_code] += 1
             protocol.check(response, body)

@@ -1,4 +1,6 @@
-"""One conversation with the same tools, as each protocol's clients send it: the model reads the same tokens."""
+"""One conversation with the same tools, as each protocol's clients send it: the model reads the
+same tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,23 @@ from tests.fakes.ollama_bodies import directory_of
 from tests.fakes.scripted_client import model_info
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, scripted_services
 
-SYSTEM, QUESTION, THOUGHT, SAID, THANKS = "Be brief.", "How is the world?", "I need both.", "I will look.", "Thank you."
+SYSTEM, QUESTION, THOUGHT, SAID, THANKS = (
+    "Be brief.",
+    "How is the world?",
+    "I need both.",
+    "I will look.",
+    "Thank you.",
+)
 FUNCTIONS: list[dict[str, Any]] = [
     {
         "name": "weather",
         "description": "Tells the weather.",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string", "description": "Where"}, "days": {"type": "integer"}},
+            "properties": {
+                "city": {"type": "string", "description": "Where"},
+                "days": {"type": "integer"},
+            },
             "required": ["city"],
             "additionalProperties": False,
         },
@@ -36,7 +47,11 @@ FUNCTIONS: list[dict[str, Any]] = [
     {
         "name": "clock",
         "description": "Tells the time.",
-        "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}, "required": []},
+        "parameters": {
+            "type": "object",
+            "properties": {"zone": {"type": "string"}},
+            "required": [],
+        },
     },
 ]
 CALLS: list[dict[str, Any]] = [
@@ -47,28 +62,65 @@ CALLS: list[dict[str, Any]] = [
 
 def chat_body(*, strict: bool | None, thinks: bool, seal: Any) -> dict[str, Any]:
     calls = [
-        {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": json.dumps(call["input"])}}
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": json.dumps(call["input"])},
+        }
         for call in CALLS
     ]
-    answer = {"role": "assistant", "content": SAID, "reasoning_content": THOUGHT, "tool_calls": calls}
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": call["result"]} for call in CALLS]
+    answer = {
+        "role": "assistant",
+        "content": SAID,
+        "reasoning_content": THOUGHT,
+        "tool_calls": calls,
+    }
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": call["result"]} for call in CALLS
+    ]
     asked = {"role": "user", "content": QUESTION}
     return {
-        "messages": [{"role": "system", "content": SYSTEM}, asked, answer, *results, {"role": "user", "content": THANKS}],
+        "messages": [
+            {"role": "system", "content": SYSTEM},
+            asked,
+            answer,
+            *results,
+            {"role": "user", "content": THANKS},
+        ],
         "tools": [{"type": "function", "function": {**each, **wish(strict)}} for each in FUNCTIONS],
         "enable_thinking": thinks,
     }
 
 
 def responses_body(*, strict: bool | None, thinks: bool, seal: Any) -> dict[str, Any]:
-    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": THOUGHT}]}
+    thought = {
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": THOUGHT}],
+    }
     calls = [
-        {"type": "function_call", "call_id": call["id"], "name": call["name"], "arguments": json.dumps(call["input"])}
+        {
+            "type": "function_call",
+            "call_id": call["id"],
+            "name": call["name"],
+            "arguments": json.dumps(call["input"]),
+        }
         for call in CALLS
     ]
-    results = [{"type": "function_call_output", "call_id": call["id"], "output": call["result"]} for call in CALLS]
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": SAID, "annotations": []}]}
-    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]}
+    results = [
+        {"type": "function_call_output", "call_id": call["id"], "output": call["result"]}
+        for call in CALLS
+    ]
+    said = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": SAID, "annotations": []}],
+    }
+    asked = {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_text", "text": QUESTION}],
+    }
     return {
         "instructions": SYSTEM,
         "input": [asked, thought, said, *calls, *results, {"role": "user", "content": THANKS}],
@@ -78,8 +130,14 @@ def responses_body(*, strict: bool | None, thinks: bool, seal: Any) -> dict[str,
 
 
 def messages_body(*, strict: bool | None, thinks: bool, seal: Any) -> dict[str, Any]:
-    calls = [{"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["input"]} for call in CALLS]
-    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": call["result"]} for call in CALLS]
+    calls = [
+        {"type": "tool_use", "id": call["id"], "name": call["name"], "input": call["input"]}
+        for call in CALLS
+    ]
+    results = [
+        {"type": "tool_result", "tool_use_id": call["id"], "content": call["result"]}
+        for call in CALLS
+    ]
     thought = {"type": "thinking", "thinking": THOUGHT, "signature": seal.sign(THOUGHT)}
     return {
         "system": [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}],
@@ -90,7 +148,12 @@ def messages_body(*, strict: bool | None, thinks: bool, seal: Any) -> dict[str, 
             {"role": "user", "content": [*results, {"type": "text", "text": THANKS}]},
         ],
         "tools": [
-            {"name": each["name"], "description": each["description"], "input_schema": each["parameters"], **wish(strict)}
+            {
+                "name": each["name"],
+                "description": each["description"],
+                "input_schema": each["parameters"],
+                **wish(strict),
+            }
             for each in FUNCTIONS
         ],
         "thinking": {"type": "enabled" if thinks else "disabled"},
@@ -98,14 +161,29 @@ def messages_body(*, strict: bool | None, thinks: bool, seal: Any) -> dict[str, 
 
 
 def ollama_body(*, strict: bool | None, thinks: bool, seal: Any) -> dict[str, Any]:
-    calls = [{"id": call["id"], "function": {"name": call["name"], "arguments": call["input"]}} for call in CALLS]
+    calls = [
+        {"id": call["id"], "function": {"name": call["name"], "arguments": call["input"]}}
+        for call in CALLS
+    ]
     results = [
-        {"role": "tool", "tool_name": call["name"], "tool_call_id": call["id"], "content": call["result"]} for call in CALLS
+        {
+            "role": "tool",
+            "tool_name": call["name"],
+            "tool_call_id": call["id"],
+            "content": call["result"],
+        }
+        for call in CALLS
     ]
     answer = {"role": "assistant", "content": SAID, "thinking": THOUGHT, "tool_calls": calls}
     asked = {"role": "user", "content": QUESTION}
     return {
-        "messages": [{"role": "system", "content": SYSTEM}, asked, answer, *results, {"role": "user", "content": THANKS}],
+        "messages": [
+            {"role": "system", "content": SYSTEM},
+            asked,
+            answer,
+            *results,
+            {"role": "user", "content": THANKS},
+        ],
         "tools": [{"type": "function", "function": {**each, **wish(strict)}} for each in FUNCTIONS],
         "think": thinks,
     }
@@ -123,7 +201,9 @@ BODIES = {
 }
 
 
-async def request_of(services: Services, gateway: ScriptedGateway, path: str, body: dict[str, Any]) -> GenerationRequest:
+async def request_of(
+    services: Services, gateway: ScriptedGateway, path: str, body: dict[str, Any]
+) -> GenerationRequest:
     transport = httpx.ASGITransport(create_application(services), client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         response = await client.post(path, json={"model": MODEL, **body})
@@ -136,7 +216,9 @@ async def requests(*, thinks: bool) -> dict[str, GenerationRequest]:
     gateway = ScriptedGateway()
     services = scripted_services(gateway, directory=directory_of())
     return {
-        path: await request_of(services, gateway, path, body(strict=strict, thinks=thinks, seal=services.seal))
+        path: await request_of(
+            services, gateway, path, body(strict=strict, thinks=thinks, seal=services.seal)
+        )
         for (path, body), strict in zip(BODIES.items(), (None, True, False, True), strict=True)
     }
 
@@ -148,15 +230,21 @@ def bundle_of(name: str) -> TokenizerBundle:
 
 def read(request: GenerationRequest, name: str) -> tuple[int, ...]:
     """What the model reads of a request."""
-    prepared = prepare(request, bundle_of(name), info=model_info(context_tokens=100_000), limits=LimitsSettings())
+    prepared = prepare(
+        request, bundle_of(name), info=model_info(context_tokens=100_000), limits=LimitsSettings()
+    )
     return tuple(prepared.sequences[0].prompt_token_ids)
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-async def test_the_model_reads_the_same_whatever_the_protocol_and_however_strict_the_tools(thinks: bool) -> None:
+async def test_the_model_reads_the_same_whatever_the_protocol_and_however_strict_the_tools(
+    thinks: bool,
+) -> None:
     asked = await requests(thinks=thinks)
     for name in FAMILY_TEMPLATES:
         prompts = {path: read(request, name) for path, request in asked.items()}
         assert prompts == dict.fromkeys(BODIES, prompts["/v1/chat/completions"]), name
-        text = bundle_of(name).tokenizer.decode(list(prompts["/v1/responses"]), skip_special_tokens=False)
+        text = bundle_of(name).tokenizer.decode(
+            list(prompts["/v1/responses"]), skip_special_tokens=False
+        )
         assert "strict" not in text

@@ -19,12 +19,16 @@ ENDLESS = 900_000
 
 
 def run_worker(inbox: QueueInbox, behaviour: str = "good") -> object:
-    return live(inbox, lambda inbox, progress: fake_loop(inbox, fake_settings(behaviour), progress, Pulse()))
+    return live(
+        inbox, lambda inbox, progress: fake_loop(inbox, fake_settings(behaviour), progress, Pulse())
+    )
 
 
 @contextmanager
 def client(behaviour: str = "good") -> Iterator[InProcessClient]:
-    made = InProcessClient(lambda inbox: run_worker(inbox, behaviour), on_progress=lambda event: None)
+    made = InProcessClient(
+        lambda inbox: run_worker(inbox, behaviour), on_progress=lambda event: None
+    )
     try:
         yield made
     finally:
@@ -36,9 +40,12 @@ def test_a_plain_thread_reads_a_whole_answer() -> None:
     with client() as link:
         assert isinstance(link.wait_started(), WorkerReady)
         events = list(link.submit(a_request()))
-        assert [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids] == expected_tokens(
-            a_request()
-        )
+        assert [
+            token
+            for event in events
+            if isinstance(event, TokensGenerated)
+            for token in event.token_ids
+        ] == expected_tokens(a_request())
         assert isinstance(events[-1], Finished)
         assert link.statistics().finished == 1
 
@@ -60,14 +67,21 @@ def test_several_threads_share_one_engine() -> None:
 
         def ask(number: int) -> None:
             events = list(link.submit(a_request(str(number), prompt=(number, 2))))
-            answers[number] = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+            answers[number] = [
+                token
+                for event in events
+                if isinstance(event, TokensGenerated)
+                for token in event.token_ids
+            ]
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert answers == {number: expected_tokens(a_request(prompt=(number, 2))) for number in range(8)}
+    assert answers == {
+        number: expected_tokens(a_request(prompt=(number, 2))) for number in range(8)
+    }
 
 
 def test_a_model_that_cannot_be_loaded_is_reported() -> None:

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from holdfast import LLM
-from holdfast.errors import ConfigError, InvalidRequest, ModelLoadError, SessionFailure, SessionRefused, WorkerUnavailable
+from holdfast.errors import (
+    ConfigError,
+    InvalidRequest,
+    ModelLoadError,
+    SessionFailure,
+    SessionRefused,
+    WorkerUnavailable,
+)
 from holdfast.library.llm import GenerationOptions
 from tests.fakes.served_model import served_model_folder
 from tests.fakes.server_process import environment
@@ -20,7 +27,9 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(served_model_folder(), settings={"scheduler.max_running": 4, "scheduler.max_queued": 4}) as made:
+    with LLM(
+        served_model_folder(), settings={"scheduler.max_running": 4, "scheduler.max_queued": 4}
+    ) as made:
         yield made
 
 
@@ -34,7 +43,9 @@ def test_a_prompt_gives_an_answer(llm: LLM) -> None:
 def test_more_prompts_than_the_queue_takes_are_answered_in_order(llm: LLM) -> None:
     prompts = [f"number {index}" for index in range(20)]
     answers = llm.generate(prompts, max_tokens=5, temperature=0)
-    assert [answer.text for answer in answers] == [llm.generate(prompt, max_tokens=5, temperature=0).text for prompt in prompts]
+    assert [answer.text for answer in answers] == [
+        llm.generate(prompt, max_tokens=5, temperature=0).text for prompt in prompts
+    ]
 
 
 def test_token_ids_are_prompts_too(llm: LLM) -> None:
@@ -57,9 +68,13 @@ def test_a_vector_of_length_one_stands_for_a_text(llm: LLM) -> None:
     assert len(vectors) == len(texts)
     assert vectors[0] == pytest.approx(whole, abs=1e-5)
     short = llm.embed("Hello", dimensions=8, pooling="mean")
-    assert [value / short[0] for value in short] == pytest.approx([value / whole[0] for value in whole[:8]], abs=1e-3)
+    assert [value / short[0] for value in short] == pytest.approx(
+        [value / whole[0] for value in whole[:8]], abs=1e-3
+    )
     assert llm.embed([]) == []
-    assert llm.embed([5, 6, 7], pooling="last") != pytest.approx(llm.embed([5, 6, 7], pooling="mean"), abs=1e-3)
+    assert llm.embed([5, 6, 7], pooling="last") != pytest.approx(
+        llm.embed([5, 6, 7], pooling="mean"), abs=1e-3
+    )
 
 
 def test_a_text_that_cannot_be_embedded_is_named(llm: LLM) -> None:
@@ -87,7 +102,10 @@ def test_a_streamed_chat_gives_the_text_of_the_whole_one(llm: LLM) -> None:
 
 
 def test_a_seed_draws_the_same_answer_again(llm: LLM) -> None:
-    draws = [llm.generate("Hello", max_tokens=12, temperature=1.5, seed=seed).token_ids for seed in (1, 1, 2)]
+    draws = [
+        llm.generate("Hello", max_tokens=12, temperature=1.5, seed=seed).token_ids
+        for seed in (1, 1, 2)
+    ]
     assert draws[0] == draws[1] != draws[2]
 
 
@@ -161,13 +179,21 @@ next(stream)
 {end}
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_sessions_are_kept_forked_carried_and_closed(llm: LLM, tmp_path: Path) -> None:
-    sessions, text = llm.sessions(tenant="one"), "The ferry left at noon with two goats on deck. " * 10
+    sessions, text = (
+        llm.sessions(tenant="one"),
+        "The ferry left at noon with two goats on deck. " * 10,
+    )
     first = llm.generate(text, max_tokens=4, temperature=0, session_id="a", tenant="one")
     (found,) = sessions.list()
     assert (found.session_id, found.requests, found.kept_tokens) == ("a", 1, found.tokens)
@@ -189,9 +215,13 @@ def test_sessions_are_kept_forked_carried_and_closed(llm: LLM, tmp_path: Path) -
 
 
 def test_the_next_turn_of_a_chat_goes_on_behind_the_answer(llm: LLM) -> None:
-    """Whatever tokens the answer was made of: hot ones are seldom those that the tokenizer would take."""
+    """Whatever tokens the answer was made of: hot ones are seldom those that the tokenizer would
+    take.
+    """
     for seed in range(12):
-        options = GenerationOptions(max_tokens=12, temperature=2.0, seed=seed, tenant=f"turn {seed}")
+        options = GenerationOptions(
+            max_tokens=12, temperature=2.0, seed=seed, tenant=f"turn {seed}"
+        )
         asked = llm.chat(HELLO, **options)
         after = llm.chat([*HELLO, {"role": "assistant", "content": asked.text}, *HELLO], **options)
         assert after.cached_tokens >= asked.prompt_tokens + len(asked.token_ids) - 1, asked.text
@@ -199,7 +229,9 @@ def test_the_next_turn_of_a_chat_goes_on_behind_the_answer(llm: LLM) -> None:
 
 
 def test_one_path_with_new_weights_finds_nothing_of_the_old_ones(tmp_path: Path) -> None:
-    """The path is the same, the geometry, the tokenizer and the prompt too: only numbers in the weights differ."""
+    """The path is the same, the geometry, the tokenizer and the prompt too: only numbers in the
+    weights differ.
+    """
     folder = tmp_path / "model"
     write_tiny(folder, "llama", seed=1)
     prompt = list(range(3, 90))

@@ -18,7 +18,9 @@ def asked(**options: Any) -> Any:
 
 def test_a_text_is_a_message_of_the_user_and_tools_are_a_part_of_the_prompt() -> None:
     request = asked(tools=[TOOL], template_options={"a": 1}, max_tokens=3)
-    assert request.prompt == ChatPrompt(messages=({"role": "user", "content": "hi"},), tools=(TOOL,), template_options={"a": 1})
+    assert request.prompt == ChatPrompt(
+        messages=({"role": "user", "content": "hi"},), tools=(TOOL,), template_options={"a": 1}
+    )
     assert (request.max_tokens, request.prompt_field) == (3, "messages")
 
 
@@ -77,7 +79,10 @@ def test_a_form_is_openais_or_a_schema_itself(form: Any, meant: OutputFormat | N
         ({"tools": [TOOL, {"function": {"name": 5}}]}, "tools.1.function"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "nobody"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look_up"}}}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look_up"}}},
+            "tool_choice",
+        ),
         ({"thinking": "much"}, "thinking"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
     ],

@@ -14,7 +14,9 @@ from tests.fakes.scripted_gateway import SESSION
 
 
 class AnsweringClient:
-    """Stands for the worker of this process: keeps the commands, and answers with one session or a failure."""
+    """Stands for the worker of this process: keeps the commands, and answers with one session or a
+    failure.
+    """
 
     def __init__(self, failure: SessionFailure | None = None) -> None:
         self.asked: list[SessionCommand] = []
@@ -33,7 +35,9 @@ CALLS: dict[OperationName, Callable[[Sessions], object]] = {
     "import": lambda sessions: sessions.import_from("/file", "a"),
     "export": lambda sessions: sessions.export_to("/file", "a"),
     "get": lambda sessions: sessions.get("a"),
-    "update": lambda sessions: sessions.update("a", ttl_seconds=None, pinned=True, metadata={"k": "v"}),
+    "update": lambda sessions: sessions.update(
+        "a", ttl_seconds=None, pinned=True, metadata={"k": "v"}
+    ),
     "fork": lambda sessions: sessions.fork("a", "b", ttl_seconds=None, pinned=True),
     "close": lambda sessions: sessions.close("a", forget=True),
 }
@@ -53,7 +57,9 @@ def test_what_is_left_out_of_a_change_stays() -> None:
     client = AnsweringClient()
     Sessions(client, tenant="").update("a")  # type: ignore[arg-type]
     (command,) = client.asked
-    assert command == SessionCommand(operation="update", tenant="", session_id="a", call_id=command.call_id)
+    assert command == SessionCommand(
+        operation="update", tenant="", session_id="a", call_id=command.call_id
+    )
 
 
 def test_a_refusal_is_raised_with_its_reason() -> None:

@@ -10,7 +10,8 @@ import pytest
 from holdfast.machine.blas import BlasReport
 
 needs_openblas = pytest.mark.skipif(
-    sys.platform != "linux" or ctypes.util.find_library("openblas") is None, reason="OpenBLAS is not installed"
+    sys.platform != "linux" or ctypes.util.find_library("openblas") is None,
+    reason="OpenBLAS is not installed",
 )
 
 
@@ -19,13 +20,20 @@ def run(code: str, **variables: str) -> str:
     environment.pop("OPENBLAS_NUM_THREADS", None)
     prelude = "import sys, os\nfrom holdfast.machine import blas\n"
     return subprocess.run(
-        [sys.executable, "-c", prelude + code], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", prelude + code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
 
 
 @needs_openblas
 def test_openblas_comes_before_the_built_in_one() -> None:
-    out = run("r = blas.prepare_blas(2); print(r.in_front, r.name, r.threads, 'openblas' in r.file, 'mlx.core' in sys.modules)")
+    out = run(
+        "r = blas.prepare_blas(2); print(r.in_front, r.name, r.threads, 'openblas' in r.file, "
+        "'mlx.core' in sys.modules)"
+    )
     assert out == "True OpenBLAS 2 True False"
 
 
@@ -43,26 +51,39 @@ def test_mlx_computes_with_it() -> None:
 
 @needs_openblas
 def test_a_second_call_changes_nothing() -> None:
-    assert run("a = blas.prepare_blas(1); print(blas.prepare_blas(3) is a, blas.current_blas() is a)") == "True True"
+    assert (
+        run("a = blas.prepare_blas(1); print(blas.prepare_blas(3) is a, blas.current_blas() is a)")
+        == "True True"
+    )
 
 
 @needs_openblas
 def test_threads_follow_the_environment_and_leave_it_alone() -> None:
-    out = run("before = dict(os.environ); r = blas.prepare_blas(); print(r.threads, before == dict(os.environ))")
+    out = run(
+        "before = dict(os.environ); r = blas.prepare_blas(); print(r.threads, before == "
+        "dict(os.environ))"
+    )
     assert out == "1 True"
 
 
 def test_after_mlx_it_is_too_late_and_says_so() -> None:
-    out = run("import mlx.core; r = blas.prepare_blas(); print(r.in_front, r); mlx.core.clear_streams()")
+    out = run(
+        "import mlx.core; r = blas.prepare_blas(); print(r.in_front, r); mlx.core.clear_streams()"
+    )
     assert out.startswith("False built in (")
 
 
 def test_libraries_that_cannot_be_used_are_named() -> None:
-    out = run("r = blas._load_first(['libnowhere.so', 'libc.so.6'], threads=1); print(r.in_front, r.reason)")
+    out = run(
+        "r = blas._load_first(['libnowhere.so', 'libc.so.6'], threads=1); print(r.in_front, "
+        "r.reason)"
+    )
     if sys.platform == "linux":
         assert out == "False libc.so.6: lacks cblas_sgemm"
 
 
-@pytest.mark.parametrize(("threads", "said"), [(1, "OpenBLAS 0.3, 1 thread"), (2, "OpenBLAS 0.3, 2 threads")])
+@pytest.mark.parametrize(
+    ("threads", "said"), [(1, "OpenBLAS 0.3, 1 thread"), (2, "OpenBLAS 0.3, 2 threads")]
+)
 def test_threads_are_counted_as_people_do(threads: int, said: str) -> None:
     assert str(BlasReport(in_front=True, name="OpenBLAS", version="0.3", threads=threads)) == said

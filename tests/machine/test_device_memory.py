@@ -30,7 +30,9 @@ def test_the_machines_memory_is_reported(tmp_path: Path) -> None:
     assert 0 < report.available_bytes <= report.total_bytes
 
 
-def test_a_control_groups_limit_is_the_total_and_its_file_cache_counts_as_available(tmp_path: Path) -> None:
+def test_a_control_groups_limit_is_the_total_and_its_file_cache_counts_as_available(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "memory.max").write_text(f"{GIB // 4}\n")
     (tmp_path / "memory.current").write_text(f"{GIB // 8}\n")
     (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {GIB // 16}\n")
@@ -43,7 +45,10 @@ def test_the_first_version_of_control_groups_is_understood(tmp_path: Path) -> No
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{GIB // 4}")
     (tmp_path / "memory" / "memory.usage_in_bytes").write_text("1000")
-    assert memory_report(cgroup=tmp_path, own_cgroups=tmp_path / "none").available_bytes == GIB // 4 - 1000
+    assert (
+        memory_report(cgroup=tmp_path, own_cgroups=tmp_path / "none").available_bytes
+        == GIB // 4 - 1000
+    )
 
 
 def test_no_limit_is_no_limit(tmp_path: Path) -> None:
@@ -74,23 +79,41 @@ def in_a_shell(limit: str, code: str) -> str:
     """What Python code prints in a process with a limit."""
     command = f"ulimit {limit}; exec {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
     source = str(Path(__file__).parents[2] / "src")
-    environ = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(["/bin/sh", "-c", command], env=environ, capture_output=True, text=True, timeout=100, check=False)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": source,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="macOS does not enforce these limits")
+ONLY_LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="macOS does not enforce these limits"
+)
 
 
 @ONLY_LINUX
 @pytest.mark.parametrize("option", ["-v", "-d"])
 def test_the_limits_of_the_process_itself_are_seen(option: str) -> None:
     code = (
-        "from holdfast.machine.device_memory import memory_report; before = memory_report(); taken = bytearray(200 << 20);"
-        "after = memory_report(); print(before.total_bytes, before.available_bytes, after.available_bytes)"
+        "from holdfast.machine.device_memory import memory_report; before = memory_report(); taken "
+        "= bytearray(200 << 20);"
+        "after = memory_report(); print(before.total_bytes, before.available_bytes, "
+        "after.available_bytes)"
     )
-    total, before, after = (int(number) for number in in_a_shell(f"{option} {GIB >> 10}", code).split())
+    total, before, after = (
+        int(number) for number in in_a_shell(f"{option} {GIB >> 10}", code).split()
+    )
     assert total == GIB
     assert GIB // 2 < before < GIB
     assert 150 << 20 < before - after < 250 << 20
@@ -111,12 +134,18 @@ def test_a_requested_budget_is_taken_unless_it_is_more_than_there_is() -> None:
 
 def test_without_a_gpu_the_budget_is_a_share_of_what_is_free() -> None:
     memory = DeviceMemory(total_bytes=32 * GIB, available_bytes=10 * GIB)
-    assert plan_memory(memory, weight_bytes=20 * GIB) == MemoryPlan(kv_bytes=6 * GIB, ram_tier_bytes=6 * GIB // 4)
-    assert plan_memory(memory, weight_bytes=20 * GIB, ram_tier_bytes=0) == MemoryPlan(kv_bytes=6 * GIB, ram_tier_bytes=0)
+    assert plan_memory(memory, weight_bytes=20 * GIB) == MemoryPlan(
+        kv_bytes=6 * GIB, ram_tier_bytes=6 * GIB // 4
+    )
+    assert plan_memory(memory, weight_bytes=20 * GIB, ram_tier_bytes=0) == MemoryPlan(
+        kv_bytes=6 * GIB, ram_tier_bytes=0
+    )
 
 
 def test_a_gpu_with_memory_of_its_own_does_not_mind_the_hosts() -> None:
-    memory = DeviceMemory(total_bytes=8 * GIB, available_bytes=GIB, working_set_bytes=80 * GIB, unified=False)
+    memory = DeviceMemory(
+        total_bytes=8 * GIB, available_bytes=GIB, working_set_bytes=80 * GIB, unified=False
+    )
     assert plan_memory(memory, weight_bytes=20 * GIB).kv_bytes == 36 * GIB
     assert plan_memory(memory, weight_bytes=20 * GIB, kv_bytes=60 * GIB).kv_bytes == 60 * GIB
     assert plan_memory(memory, weight_bytes=20 * GIB, reserve_bytes=10 * GIB).kv_bytes == 30 * GIB
@@ -172,15 +201,20 @@ def plan_of(memory: DeviceMemory, model: Model, share: MemoryShare = ALL_OF_IT) 
     )
 
 
-def test_with_unified_memory_the_budget_does_not_depend_on_what_other_programs_use_at_the_moment() -> None:
+def test_with_unified_memory_the_budget_does_not_depend_on_what_other_programs_use_at_the_moment() -> (
+    None
+):
     busy, idle = a_mac(16, available_bytes=1 << 30), a_mac(16, available_bytes=12 << 30)
     assert plan_of(busy, QWEN3_8B) == plan_of(idle, QWEN3_8B)
 
 
 def test_a_full_context_fits_where_there_is_any_room_for_it() -> None:
     plan = plan_of(a_mac(16), QWEN3_8B)
-    assert plan.kv_bytes == QWEN3_8B.full_context_bytes  # 6.0 GB of the 7.1 that are left; the share alone gives 4.5
-    assert plan_of(a_mac(32), QWEN3_30B).kv_bytes // QWEN3_30B.token_bytes >= QWEN3_30B.context_tokens
+    # 6.0 GB of the 7.1 that are left; the share alone gives 4.5
+    assert plan.kv_bytes == QWEN3_8B.full_context_bytes
+    assert (
+        plan_of(a_mac(32), QWEN3_30B).kv_bytes // QWEN3_30B.token_bytes >= QWEN3_30B.context_tokens
+    )
 
 
 @pytest.mark.parametrize("gigabytes", MACS)
@@ -206,18 +240,29 @@ def test_weights_kv_blocks_and_steps_of_all_models_together_never_exceed_the_wor
     share = MemoryShare(state_bytes=state_bytes(memory.working_set_bytes, taken_bytes=weights))
     plans = [plan_of(memory, model, share) for model in models]
     used = sum(weights) + sum(plan.kv_bytes + plan.ram_tier_bytes for plan in plans)
-    assert used <= memory.working_set_bytes + (64 << 20) * len(models), "each model gets a minimum of 64 MiB, whatever is left"
+    assert used <= memory.working_set_bytes + (64 << 20) * len(models), (
+        "each model gets a minimum of 64 MiB, whatever is left"
+    )
 
 
-def test_models_that_are_loaded_at_the_same_time_divide_the_working_set_before_their_weights_are_known() -> None:
+def test_models_that_are_loaded_at_the_same_time_divide_the_working_set_before_their_weights_are_known() -> (
+    None
+):
     memory, share = a_mac(32), MemoryShare(parts=2)
     plans = [plan_of(memory, model, share) for model in (QWEN3_8B, QWEN3_1B)]
-    used = sum(plan.kv_bytes + plan.ram_tier_bytes for plan in plans) + QWEN3_8B.weight_bytes + QWEN3_1B.weight_bytes + 2 * GB
+    used = (
+        sum(plan.kv_bytes + plan.ram_tier_bytes for plan in plans)
+        + QWEN3_8B.weight_bytes
+        + QWEN3_1B.weight_bytes
+        + 2 * GB
+    )
     assert used <= memory.working_set_bytes
 
 
 def test_weights_are_wired_where_they_are_a_large_part_of_the_working_set() -> None:
-    assert wired_bytes(None, weight_bytes=10 * GIB, working_set_bytes=20 * GIB) == int(10 * GIB * 1.01)
+    assert wired_bytes(None, weight_bytes=10 * GIB, working_set_bytes=20 * GIB) == int(
+        10 * GIB * 1.01
+    )
     assert wired_bytes(None, weight_bytes=GIB, working_set_bytes=20 * GIB) == 0
     assert wired_bytes(0, weight_bytes=10 * GIB, working_set_bytes=20 * GIB) == 0
     assert wired_bytes(12 * GIB, weight_bytes=GIB, working_set_bytes=20 * GIB) == 12 * GIB
@@ -227,8 +272,18 @@ def test_weights_are_wired_where_they_are_a_large_part_of_the_working_set() -> N
 
 def test_all_workers_together_wire_no_more_than_the_working_set() -> None:
     share = MemoryShare(wired_bytes=15 * GIB)
-    assert wired_bytes(None, weight_bytes=10 * GIB, working_set_bytes=20 * GIB, share=share) == 5 * GIB
-    assert wired_bytes(None, weight_bytes=10 * GIB, working_set_bytes=20 * GIB, share=MemoryShare(wired_bytes=30 * GIB)) == 0
+    assert (
+        wired_bytes(None, weight_bytes=10 * GIB, working_set_bytes=20 * GIB, share=share) == 5 * GIB
+    )
+    assert (
+        wired_bytes(
+            None,
+            weight_bytes=10 * GIB,
+            working_set_bytes=20 * GIB,
+            share=MemoryShare(wired_bytes=30 * GIB),
+        )
+        == 0
+    )
 
 
 def test_weights_may_take_what_is_available_or_the_working_set() -> None:

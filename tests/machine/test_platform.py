@@ -47,7 +47,12 @@ def test_on_metal_steps_end_before_the_wired_limit_changes(monkeypatch: pytest.M
     monkeypatch.setattr(platform, "_backend", lambda mx: "metal")
     platform.wire(5)
     platform.bound_memory(cache_bytes=7, total_bytes=9)
-    assert calls == [("synchronize",), ("set_wired_limit", 5), ("set_cache_limit", 7), ("set_memory_limit", 9)]
+    assert calls == [
+        ("synchronize",),
+        ("set_wired_limit", 5),
+        ("set_cache_limit", 7),
+        ("set_memory_limit", 9),
+    ]
 
 
 def test_importing_it_imports_no_mlx() -> None:
@@ -55,7 +60,13 @@ def test_importing_it_imports_no_mlx() -> None:
     code = f"import sys; {imports}; print('mlx.core' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": "src"}
     assert (
-        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         == "False\n"
     )
 

@@ -19,31 +19,51 @@ from holdfast.models.context_window import UNKNOWN_CONTEXT_TOKENS, context_token
         (
             {
                 "max_position_embeddings": 32768,
-                "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32768,
+                },
             },
             131072,
         ),
         (
             {
                 "max_position_embeddings": 131072,
-                "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 8192,
+                },
             },
             131072,
         ),
         (
             {
                 "max_position_embeddings": 163840,
-                "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 40,
+                    "original_max_position_embeddings": 4096,
+                },
             },
             163840,
         ),
-        ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 131072),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            131072,
+        ),
         ({"max_position_embeddings": 2048, "rope_scaling": None}, 2048),
         ({}, UNKNOWN_CONTEXT_TOKENS),
         ({"max_position_embeddings": None, "n_ctx": True}, UNKNOWN_CONTEXT_TOKENS),
     ],
 )
-def test_the_context_window_is_read_from_the_configuration(config: dict[str, Any], tokens: int) -> None:
+def test_the_context_window_is_read_from_the_configuration(
+    config: dict[str, Any], tokens: int
+) -> None:
     assert context_tokens(config) == tokens
 
 

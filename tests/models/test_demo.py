@@ -44,14 +44,19 @@ def test_openings_that_training_never_saw_get_sensible_answers(llm: LLM) -> None
     assert len(faults) <= 5, faults
 
 
-@pytest.mark.parametrize("beginning", ["The code of", "The", "Dear", "Once upon a time", "Today I", "My name is"])
+@pytest.mark.parametrize(
+    "beginning", ["The code of", "The", "Dear", "Once upon a time", "Today I", "My name is"]
+)
 def test_raw_text_goes_on_in_words_and_ends_by_itself(llm: LLM, beginning: str) -> None:
     answer = llm.generate(beginning, max_tokens=400)
     words = answer.text.lower().split()
     lines = re.split(r"(?<=\.)\s|\n", answer.text.strip())
     assert answer.finish_reason == "stop"
     assert len(words) >= 1
-    assert not any(first == second == third for first, second, third in zip(words, words[1:], words[2:], strict=False))
+    assert not any(
+        first == second == third
+        for first, second, third in zip(words, words[1:], words[2:], strict=False)
+    )
     assert len(set(lines)) == len(lines), "a sentence or line comes twice"
 
 

@@ -10,7 +10,11 @@ from tools.demo_chat import TURNS, conversation, said_until
 from tools.train_demo.judge import fault
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "getting-started" / "demo-chat.md"
-WRITTEN = re.findall(r"^\*\*\d+\. You:\*\* (.*?)\n\n```text\n(.*?)\n```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+WRITTEN = re.findall(
+    r"^\*\*\d+\. You:\*\* (.*?)\n\n```text\n(.*?)\n```$",
+    DOCUMENT.read_text(),
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def test_the_first_conversation_has_forty_turns_and_stands_in_the_documents() -> None:
@@ -20,11 +24,25 @@ def test_the_first_conversation_has_forty_turns_and_stands_in_the_documents() ->
 
 def test_every_answer_in_the_documents_keeps_its_rule() -> None:
     for number, (turn, (_, answer)) in enumerate(zip(TURNS, WRITTEN, strict=True)):
-        assert fault(turn.kind, said_until(number), answer, expected=turn.expected, tokens=len(answer) // 4, ended=True) == ""
+        assert (
+            fault(
+                turn.kind,
+                said_until(number),
+                answer,
+                expected=turn.expected,
+                tokens=len(answer) // 4,
+                ended=True,
+            )
+            == ""
+        )
 
 
 @pytest.mark.slow  # forty answers, each after all that was said before
 def test_the_bundled_model_still_holds_that_conversation() -> None:
     with LLM() as llm:
-        faults = {turn.opening.text: f"{turn.answer!r}: {turn.fault}" for turn in conversation(llm) if turn.fault}
+        faults = {
+            turn.opening.text: f"{turn.answer!r}: {turn.fault}"
+            for turn in conversation(llm)
+            if turn.fault
+        }
     assert faults == {}

@@ -14,7 +14,13 @@ from huggingface_hub import constants
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
-from holdfast.models.download import ModelSource, check_reachable, model_source, resolve_model, served_id
+from holdfast.models.download import (
+    ModelSource,
+    check_reachable,
+    model_source,
+    resolve_model,
+    served_id,
+)
 from tests.fakes.hub import HubState, hub_in_place
 
 MODEL = "coast/kelp-small"
@@ -36,13 +42,20 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
 
 def fetch(model: str = MODEL, **settings: object) -> tuple[Path, list[float]]:
     fractions: list[float] = []
-    folder = resolve_model(ModelSettings(path=model, **settings), progress=lambda stage, fraction: fractions.append(fraction))  # type: ignore[arg-type]
+    folder = resolve_model(
+        ModelSettings(path=model, **settings),
+        progress=lambda stage, fraction: fractions.append(fraction),
+    )  # type: ignore[arg-type]
     return folder, fractions
 
 
 def test_a_model_is_fetched_with_the_files_that_mlx_needs_and_no_code(hub: HubState) -> None:
     folder, fractions = fetch()
-    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     assert fractions[0] == 0.0
     assert fractions[-1] == 1.0
@@ -51,10 +64,14 @@ def test_a_model_is_fetched_with_the_files_that_mlx_needs_and_no_code(hub: HubSt
 
 
 @pytest.mark.parametrize("is_lfs", [True, False])
-def test_a_file_that_is_damaged_on_the_way_is_removed_and_fetched_anew(hub: HubState, is_lfs: bool) -> None:
+def test_a_file_that_is_damaged_on_the_way_is_removed_and_fetched_anew(
+    hub: HubState, is_lfs: bool
+) -> None:
     hub.lfs_files = {"model.safetensors"} if is_lfs else set()
     hub.damaged_files = {"model.safetensors"}
-    with pytest.raises(ModelLoadError, match=r"damaged on the way from the Hub, and removed: model\.safetensors"):
+    with pytest.raises(
+        ModelLoadError, match=r"damaged on the way from the Hub, and removed: model\.safetensors"
+    ):
         fetch()
     hub.damaged_files = set()
     folder, _ = fetch()
@@ -72,10 +89,14 @@ def test_what_is_there_already_is_not_fetched_again(hub: HubState) -> None:
     second, fractions = fetch()
     assert second == first
     assert fractions == []
-    assert not [request for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
+    assert not [
+        request for request in hub.requests if request.startswith("GET") and "/resolve/" in request
+    ]
 
 
-def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
     hub.cut_after_bytes["model.safetensors"] = 350_000
     folder, fractions = fetch()
@@ -84,7 +105,9 @@ def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(hub: HubState, monk
     assert fractions == sorted(fractions)
 
 
-def test_a_second_start_fetches_only_the_files_that_the_first_one_did_not_finish(hub: HubState) -> None:
+def test_a_second_start_fetches_only_the_files_that_the_first_one_did_not_finish(
+    hub: HubState,
+) -> None:
     hub.repositories[MODEL]["model-2.safetensors"] = b"z" * 1000
     hub.failing_files.add("model-2.safetensors")
     with pytest.raises(ModelLoadError, match="the Hub answered 503"):
@@ -92,14 +115,20 @@ def test_a_second_start_fetches_only_the_files_that_the_first_one_did_not_finish
     hub.failing_files.clear()
     hub.requests.clear()
     folder, fractions = fetch()
-    fetched = [request.rpartition("/")[2] for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
+    fetched = [
+        request.rpartition("/")[2]
+        for request in hub.requests
+        if request.startswith("GET") and "/resolve/" in request
+    ]
     assert "model-2.safetensors" in fetched
     assert "config.json" not in fetched
     assert (folder / "model-2.safetensors").read_bytes() == b"z" * 1000
     assert fractions[-1] == 1.0
 
 
-def test_without_a_network_the_cache_is_used(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_cache_is_used(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     online, _ = fetch()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch()[0] == online
@@ -117,7 +146,10 @@ def test_a_folder_of_a_user_that_there_is_not_is_told(hub: HubState) -> None:
 
 
 def test_an_unknown_model_is_told(hub: HubState) -> None:
-    with pytest.raises(ModelLoadError, match="there is no folder coast/nowhere here and no model coast/nowhere on the Hub"):
+    with pytest.raises(
+        ModelLoadError,
+        match="there is no folder coast/nowhere here and no model coast/nowhere on the Hub",
+    ):
         fetch("coast/nowhere")
 
 
@@ -201,30 +233,40 @@ def test_a_hub_that_is_slow_to_answer_is_waited_for(
     assert "slow to answer" in caplog.text
 
 
-def test_a_name_that_is_not_known_is_told_in_one_line(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_not_known_is_told_in_one_line(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
     with pytest.raises(ModelLoadError, match=r"the Hub cannot be reached.*hub\.invalid") as caught:
         fetch()
     assert "\n" not in str(caught.value)
 
 
-def test_an_address_that_cannot_be_asked_is_told_as_what_it_is(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_cannot_be_asked_is_told_as_what_it_is(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1\x00")
     with pytest.raises(ModelLoadError, match="InvalidURL"):
         fetch()
 
 
-def test_what_the_cache_holds_is_used_where_the_hub_is_not_reached(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_cache_holds_is_used_where_the_hub_is_not_reached(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there, _ = fetch()
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     assert fetch()[0] == there
 
 
-def test_a_disk_without_room_is_told_before_anything_is_fetched(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_is_told_before_anything_is_fetched(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.models.download._SPARE_BYTES", 1 << 60)
     with pytest.raises(ModelLoadError, match="GB are free in"):
         fetch()
-    assert not [request for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
+    assert not [
+        request for request in hub.requests if request.startswith("GET") and "/resolve/" in request
+    ]
 
 
 def test_a_repository_without_a_model_is_told(hub: HubState) -> None:
@@ -243,13 +285,21 @@ def test_every_failure_is_one_line(hub: HubState) -> None:
 
 def test_the_hub_libraries_variables_count(hub: HubState, tmp_path: Path) -> None:
     code = (
-        "from holdfast.models.download import resolve_model; from holdfast.config import ModelSettings\n"
+        "from holdfast.models.download import resolve_model; from holdfast.config import "
+        "ModelSettings\n"
         f"print(resolve_model(ModelSettings(path={MODEL!r}), progress=lambda *_: None))\n"
         "import sys; print('mlx.core' in sys.modules)"
     )
-    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": "src"}
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(tmp_path / "home"),
+        "PYTHONPATH": "src",
+    }
     del environment["HF_HUB_CACHE"]
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     folder, imports_mlx = done.stdout.split()
     assert Path(folder).is_relative_to(tmp_path / "home")
     assert imports_mlx == "False"
@@ -260,14 +310,18 @@ def test_folders_bundled_ids_and_hub_ids_are_told_apart(tmp_path: Path) -> None:
     assert model_source("") == ModelSource(kind="bundled", name="holdfast-demo")
     assert model_source("holdfast-demo-window").kind == "bundled"
     assert model_source("a/b") == ModelSource(kind="hub", name="a/b")
-    assert model_source("a/b@refs/pr/1") == ModelSource(kind="hub", name="a/b", revision="refs/pr/1")
+    assert model_source("a/b@refs/pr/1") == ModelSource(
+        kind="hub", name="a/b", revision="refs/pr/1"
+    )
     assert model_source("a/b", revision="v1").revision == "v1"
     for wrong in ("/no/such/folder", "./kelp", "~/no/such", "kelp", "a/b/c"):
         with pytest.raises(ModelLoadError, match="there is no model folder"):
             model_source(wrong)
 
 
-def test_an_existing_folder_comes_before_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_folder_comes_before_a_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "coast" / "kelp").mkdir(parents=True)
     assert model_source("coast/kelp").kind == "folder"

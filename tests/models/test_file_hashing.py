@@ -71,7 +71,9 @@ def _lead_elsewhere(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_overwrite, _replace, _remove, _add, _lead_elsewhere])
-def test_a_change_while_the_model_is_loaded_is_told(folder: Path, change: Callable[[Path], None]) -> None:
+def test_a_change_while_the_model_is_loaded_is_told(
+    folder: Path, change: Callable[[Path], None]
+) -> None:
     with FileHashing(listed(folder), cache=HashCache(None)) as hashing:
         change(folder)
         with pytest.raises(ModelChanged, match=r"was changed while"):
@@ -84,7 +86,11 @@ def test_a_change_that_leaves_no_trace_in_the_time_stamps_is_told_while_they_are
     """As if the clock of the file system stood still: the stamp stays, the content does not."""
     stamps = {path.name: hash_cache.stamp_of(path) for path in folder.iterdir()}
     monkeypatch.setattr(file_hashing, "stamp_of", lambda path: stamps[path.name])
-    monkeypatch.setattr(file_hashing, "stamp_from", lambda status: next(s for s in stamps.values() if s.inode == status.st_ino))
+    monkeypatch.setattr(
+        file_hashing,
+        "stamp_from",
+        lambda status: next(s for s in stamps.values() if s.inode == status.st_ino),
+    )
     with FileHashing(listed(folder), cache=HashCache(None)) as hashing:
         hashing._thread.join()
         _overwrite(folder)
@@ -92,13 +98,17 @@ def test_a_change_that_leaves_no_trace_in_the_time_stamps_is_told_while_they_are
             hashing.result()
 
 
-def test_only_files_that_could_not_change_unseen_are_remembered(folder: Path, tmp_path: Path) -> None:
+def test_only_files_that_could_not_change_unseen_are_remembered(
+    folder: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "cache" / "hashes.json"
     hashes_of(folder, HashCache(path))
     assert not path.exists()
 
 
-def test_what_is_remembered_is_not_read_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_is_not_read_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hash_cache.FileStamp, "is_settled", lambda stamp, now_ns: True)
     path = tmp_path / "cache" / "hashes.json"
     first = hashes_of(folder, HashCache(path))
@@ -110,13 +120,16 @@ def test_what_is_remembered_is_not_read_again(folder: Path, tmp_path: Path, monk
     assert hashes_of(folder, HashCache(path)) == first
 
 
-def test_a_file_under_an_old_name_is_another_file(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_under_an_old_name_is_another_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hash_cache.FileStamp, "is_settled", lambda stamp, now_ns: True)
     path = tmp_path / "cache" / "hashes.json"
     before = hashes_of(folder, HashCache(path))
     status = (folder / "b").stat()
     _overwrite(folder)
-    os.utime(folder / "b", ns=(status.st_atime_ns, status.st_mtime_ns))  # the time of the change cannot be set
+    # the time of the change cannot be set
+    os.utime(folder / "b", ns=(status.st_atime_ns, status.st_mtime_ns))
     after = hashes_of(folder, HashCache(path))
     assert after["a"] == before["a"]
     assert after["b"] != before["b"]
@@ -130,7 +143,9 @@ def test_a_file_that_cannot_be_read_is_one_line(folder: Path) -> None:
         hashes_of(folder)
 
 
-def test_a_file_that_cannot_be_read_a_second_time_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_a_second_time_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 

@@ -11,13 +11,25 @@ sizes = st.integers(1, 200 * GIB)
 
 def qwen3_4b(bits: float) -> Need:
     """36 layers of 8 heads of 128, in 16 bits."""
-    return Need(weight_bytes=int(4.02e9 * bits / 8), bytes_per_token=36 * 8 * 128 * 2 * 2, fixed_bytes=0)
+    return Need(
+        weight_bytes=int(4.02e9 * bits / 8), bytes_per_token=36 * 8 * 128 * 2 * 2, fixed_bytes=0
+    )
 
 
-def test_a_model_in_16_bits_is_packed_for_a_small_machine_and_taken_as_it_is_on_a_large_one() -> None:
-    choices = [choice_for(total * GIB, qwen3_4b(16), parameters=4_020_000_000, context_tokens=40960) for total in (8, 16, 32, 64)]
+def test_a_model_in_16_bits_is_packed_for_a_small_machine_and_taken_as_it_is_on_a_large_one() -> (
+    None
+):
+    choices = [
+        choice_for(total * GIB, qwen3_4b(16), parameters=4_020_000_000, context_tokens=40960)
+        for total in (8, 16, 32, 64)
+    ]
     assert [choice.form for choice in choices] == ["8 bits", "8 bits", "as it is", "as it is"]
-    assert [(choice.agents, choice.tokens) for choice in choices] == [(1, 8192), (1, 32768), (2, 32768), (5, 32768)]
+    assert [(choice.agents, choice.tokens) for choice in choices] == [
+        (1, 8192),
+        (1, 32768),
+        (2, 32768),
+        (5, 32768),
+    ]
 
 
 def test_what_is_packed_already_is_taken_as_it_is() -> None:
@@ -31,7 +43,11 @@ def test_weights_that_do_not_fit_leave_no_room() -> None:
 
 
 @given(
-    weights=sizes, per_token=st.integers(0, 1 << 20), fixed=st.integers(0, 1 << 30), memory=sizes, tokens=st.integers(1, 1 << 20)
+    weights=sizes,
+    per_token=st.integers(0, 1 << 20),
+    fixed=st.integers(0, 1 << 30),
+    memory=sizes,
+    tokens=st.integers(1, 1 << 20),
 )
 def test_the_agents_that_are_promised_fit_beside_the_weights(
     weights: int, per_token: int, fixed: int, memory: int, tokens: int
@@ -52,7 +68,11 @@ def test_no_form_is_chosen_where_another_one_leaves_room_and_it_does_not(
     need = Need(weight_bytes=weights, bytes_per_token=per_token, fixed_bytes=0)
     choice = choice_for(total, need, parameters=parameters, context_tokens=4096)
     assert choice.need.weight_bytes <= weights
-    assert choice.agents == (0 if choice.form == "none" else choice.need.agents(choice.tokens, memory_bytes=usable_of(total)))
+    assert choice.agents == (
+        0
+        if choice.form == "none"
+        else choice.need.agents(choice.tokens, memory_bytes=usable_of(total))
+    )
     if need.agents(4096, memory_bytes=usable_of(total)) >= 4:
         assert choice.form == "as it is"
     if choice.form == "none":

@@ -88,9 +88,23 @@ def _other_format(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm", [_forge, _cut, _open_file, _open_folder, _link, _fifo, _grow, _nonsense, _other_format, Path.unlink]
+    "harm",
+    [
+        _forge,
+        _cut,
+        _open_file,
+        _open_folder,
+        _link,
+        _fifo,
+        _grow,
+        _nonsense,
+        _other_format,
+        Path.unlink,
+    ],
 )
-def test_a_cache_that_is_damaged_or_not_ours_alone_is_an_empty_one_and_is_replaced(path: Path, harm: object) -> None:
+def test_a_cache_that_is_damaged_or_not_ours_alone_is_an_empty_one_and_is_replaced(
+    path: Path, harm: object
+) -> None:
     kept(path)
     harm(path)  # type: ignore[operator]
     cache = HashCache(path)
@@ -116,7 +130,9 @@ def numbered(number: int) -> tuple[FileStamp, str]:
     return msgspec.structs.replace(STAMP, inode=number), f"{number:032x}"
 
 
-def test_it_is_bounded_and_the_longest_unused_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_bounded_and_the_longest_unused_go(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hash_cache, "MOST_ENTRIES", 3)
     kept(path, *(numbered(number) for number in range(3)))
     cache = HashCache(path)
@@ -124,7 +140,12 @@ def test_it_is_bounded_and_the_longest_unused_go(path: Path, monkeypatch: pytest
     cache.add(*numbered(7))
     cache.save()
     left = HashCache(path)
-    assert [bool(left.find(numbered(number)[0])) for number in (0, 1, 2, 7)] == [True, False, True, True]
+    assert [bool(left.find(numbered(number)[0])) for number in (0, 1, 2, 7)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_what_several_write_at_once_is_never_damaged(path: Path) -> None:
@@ -157,4 +178,5 @@ def test_a_stamp_is_settled_when_nothing_can_change_without_a_trace() -> None:
     assert not long_ago.is_settled(now - 1)
     assert not msgspec.structs.replace(long_ago, changed_ns=now + 5).is_settled(now)
     assert not msgspec.structs.replace(long_ago, modified_ns=now - 5).is_settled(now)
-    assert msgspec.structs.replace(long_ago, modified_ns=now + 10**15).is_settled(now)  # set by hand; the change is what counts
+    # set by hand; the change is what counts
+    assert msgspec.structs.replace(long_ago, modified_ns=now + 10**15).is_settled(now)

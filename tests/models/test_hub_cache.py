@@ -31,9 +31,12 @@ def test_of_a_model_the_main_branch_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "found"), [("o/a", "old"), ("o/a@dev", "new"), ("o/a@new", "new"), ("o/a@v2", None), ("o/b", None)]
+    ("model", "found"),
+    [("o/a", "old"), ("o/a@dev", "new"), ("o/a@new", "new"), ("o/a@v2", None), ("o/b", None)],
 )
-def test_the_files_of_a_model_are_those_of_the_wanted_revision(tmp_path: Path, model: str, found: str | None) -> None:
+def test_the_files_of_a_model_are_those_of_the_wanted_revision(
+    tmp_path: Path, model: str, found: str | None
+) -> None:
     cached(tmp_path, "o/a", {"old": 1, "new": 2}, {"main": "old", "dev": "new"})
     folder = local_folder(model_source(model), {"HF_HUB_CACHE": str(tmp_path)})
     assert (None if folder is None else folder.name) == found
@@ -42,7 +45,10 @@ def test_the_files_of_a_model_are_those_of_the_wanted_revision(tmp_path: Path, m
 def test_without_a_main_branch_what_was_fetched_last_is_taken(tmp_path: Path) -> None:
     cached(tmp_path, "o/a", {"c1": 1, "c2": 2}, {"v1": "c1", "refs/pr/2": "c2", "main": "gone"})
     cached(tmp_path, "o/b", {"c1": 1, "c2": 2}, {})
-    assert [(model.hub_id, model.folder.name) for model in cached_models(tmp_path)] == [("o/a", "c2"), ("o/b", "c2")]
+    assert [(model.hub_id, model.folder.name) for model in cached_models(tmp_path)] == [
+        ("o/a", "c2"),
+        ("o/b", "c2"),
+    ]
 
 
 def test_what_is_no_model_is_passed_over(tmp_path: Path) -> None:
@@ -63,10 +69,14 @@ def test_what_is_no_model_is_passed_over(tmp_path: Path) -> None:
         {"HUGGINGFACE_HUB_CACHE": "/old"},
     ],
 )
-def test_the_cache_is_where_huggingface_hub_has_it(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_the_cache_is_where_huggingface_hub_has_it(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], **variables}
     code = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
-    said = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    ).stdout
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path))
         assert str(hub_cache_folder(environ)) == said.strip()

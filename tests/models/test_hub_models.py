@@ -26,7 +26,10 @@ class Enough(Exception):
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
     with hub_in_place(monkeypatch, tmp_path / "cache") as state:
-        state.repositories[MODEL] = {"config.json": b'{"model_type": "llama"}', "model.safetensors": WEIGHTS}
+        state.repositories[MODEL] = {
+            "config.json": b'{"model_type": "llama"}',
+            "model.safetensors": WEIGHTS,
+        }
         state.lfs_files = {"model.safetensors"}
         yield state
 
@@ -53,12 +56,18 @@ def test_a_pull_that_is_stopped_leaves_no_half_file_and_the_next_one_goes_on_wit
 
     with pytest.raises(Enough):
         pull_model(SOURCE, on_step=stop_in_the_weights)
-    assert [file.name for file in (tmp_path / "cache").rglob("*") if file.is_file() and file.stat().st_size > 100_000] == []
+    assert [
+        file.name
+        for file in (tmp_path / "cache").rglob("*")
+        if file.is_file() and file.stat().st_size > 100_000
+    ] == []
     assert list((tmp_path / "cache").rglob("*.incomplete")) == []
     whole = [file.name for file in (tmp_path / "cache").rglob("config.json")]
     hub.requests.clear()
     assert pull_model(SOURCE, on_step=lambda *step: None).files == 2
-    fetched = [request for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
+    fetched = [
+        request for request in hub.requests if request.startswith("GET") and "/resolve/" in request
+    ]
     assert any("config.json" in request for request in fetched) == (not whole)
     assert any("model.safetensors" in request for request in fetched)
 
@@ -72,7 +81,9 @@ def test_what_the_hub_does_not_have_is_told_apart_from_what_it_does_not_give(hub
     assert not isinstance(refused.value, NoSuchModel)
 
 
-def test_a_model_is_removed_with_all_that_the_cache_has_of_it(hub: HubState, tmp_path: Path) -> None:
+def test_a_model_is_removed_with_all_that_the_cache_has_of_it(
+    hub: HubState, tmp_path: Path
+) -> None:
     pulled = pull_model(SOURCE, on_step=lambda *step: None)
     removal = removal_of(MODEL, tmp_path / "cache")
     assert removal.expected_freed_size == pulled.file_bytes
@@ -84,11 +95,16 @@ def test_a_model_is_removed_with_all_that_the_cache_has_of_it(hub: HubState, tmp
         removal_of(MODEL, tmp_path / "other")
 
 
-def test_settings_mean_a_model_of_the_hub_by_its_id_or_by_its_folder_in_the_cache(tmp_path: Path) -> None:
+def test_settings_mean_a_model_of_the_hub_by_its_id_or_by_its_folder_in_the_cache(
+    tmp_path: Path,
+) -> None:
     def meant(path: str) -> str | None:
         source = hub_model_of(ModelSettings(path=path), tmp_path)
         return None if source is None else source.name
 
     snapshot = tmp_path / "models--coast--kelp-small" / "snapshots" / "c1"
     assert meant(str(snapshot)) == meant(MODEL) == MODEL  # whether it is there or not
-    assert [meant(path) for path in ("", DEMO_ID, str(tmp_path), str(tmp_path / "spaces--a--b"), "/gone")] == [None] * 5
+    assert [
+        meant(path)
+        for path in ("", DEMO_ID, str(tmp_path), str(tmp_path / "spaces--a--b"), "/gone")
+    ] == [None] * 5

@@ -24,7 +24,9 @@ def test_the_bundled_models_can_be_loaded(name: str) -> None:
     check_loadable(demo_folder(name))
 
 
-def test_every_type_that_the_tests_load_is_supported_and_so_is_one_that_is_loaded_as_another() -> None:
+def test_every_type_that_the_tests_load_is_supported_and_so_is_one_that_is_loaded_as_another() -> (
+    None
+):
     assert all(is_supported(str(config["model_type"])) for config in TINY.values())
     assert is_supported("mistral")  # as llama, by mlx-lm's table
     assert not is_supported("bert")
@@ -33,20 +35,28 @@ def test_every_type_that_the_tests_load_is_supported_and_so_is_one_that_is_loade
 
 
 def test_all_shards_are_there(tmp_path: Path) -> None:
-    check_loadable(model(tmp_path, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"))
+    check_loadable(
+        model(tmp_path, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    )
 
 
 @pytest.mark.parametrize(
     ("files", "changes", "words"),
     [
         (("model-00001-of-00002.safetensors",), {}, "only 1 of its 2 weight files"),
-        (("pytorch_model.bin",), {}, "has no weights (model*.safetensors), only files of the kind bin"),
+        (
+            ("pytorch_model.bin",),
+            {},
+            "has no weights (model*.safetensors), only files of the kind bin",
+        ),
         ((), {}, "has no weights"),
         (("model.safetensors",), {"model_type": "bert"}, "mlx-lm has no models of the type bert"),
         (("model.safetensors",), {"model_type": None}, "does not say which model_type"),
     ],
 )
-def test_what_cannot_be_loaded_says_why(tmp_path: Path, files: tuple[str, ...], changes: dict[str, object], words: str) -> None:
+def test_what_cannot_be_loaded_says_why(
+    tmp_path: Path, files: tuple[str, ...], changes: dict[str, object], words: str
+) -> None:
     with pytest.raises(ModelLoadError) as caught:
         check_loadable(model(tmp_path, *files, **changes))
     assert words in str(caught.value)

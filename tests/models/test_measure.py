@@ -19,7 +19,9 @@ def test_the_platform_report_comes_from_there_too() -> None:
     assert report.memory.total_bytes > 0
 
 
-def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_in_the_current_folder_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "msgspec.py").write_text("raise SystemExit('poisoned')")
     monkeypatch.chdir(tmp_path)
     assert measure.platform_in_subprocess(threads=1).mlx_version

@@ -12,7 +12,10 @@ from holdfast.models.model_folder import checked_config, checked_tensor_bytes
 
 def write_safetensors(file: Path, values: int = 4) -> bytes:
     header = json.dumps(
-        {"w": {"dtype": "F32", "shape": [values], "data_offsets": [0, 4 * values]}, "__metadata__": {"a": "b"}}
+        {
+            "w": {"dtype": "F32", "shape": [values], "data_offsets": [0, 4 * values]},
+            "__metadata__": {"a": "b"},
+        }
     ).encode()
     content = struct.pack("<Q", len(header)) + header + bytes(4 * values)
     file.write_bytes(content)
@@ -74,7 +77,12 @@ def test_the_folder_above_a_model_is_told_with_the_models_own(folder: Path) -> N
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [(b"{", "not valid JSON"), (b"\xff\xfe", "not valid JSON"), (b"[]", "does not hold a JSON object"), (b"{}", "model_type")],
+    [
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[]", "does not hold a JSON object"),
+        (b"{}", "model_type"),
+    ],
 )
 def test_a_broken_configuration_is_told(folder: Path, content: bytes, expected: str) -> None:
     (folder / "config.json").write_bytes(content)
@@ -97,19 +105,29 @@ def test_trailing_bytes_and_a_foreign_header_are_told(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes() + b"more")
     assert "bytes expected" in refusal(folder)
-    for header in (b'{"w": 1}', b"[1, 2]  ", b'{"w": {"data_offsets": ["a", "b"]}}', b'{"w": {"data_offsets": []}}', b"not json"):
+    for header in (
+        b'{"w": 1}',
+        b"[1, 2]  ",
+        b'{"w": {"data_offsets": ["a", "b"]}}',
+        b'{"w": {"data_offsets": []}}',
+        b"not json",
+    ):
         file.write_bytes(struct.pack("<Q", len(header)) + header)
         assert "damaged" in refusal(folder)
 
 
 def test_a_git_lfs_pointer_is_told(folder: Path) -> None:
-    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
+    (folder / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
+    )
     assert "git lfs pull" in refusal(folder)
 
 
 def test_missing_shards_are_named(folder: Path) -> None:
     names = {f"w{i}": f"model-{i}.safetensors" for i in range(5)}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "model.safetensors", **names}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"w": "model.safetensors", **names}})
+    )
     message = refusal(folder)
     assert "lacks 5 of 6 weight files" in message
     assert "model-0.safetensors, model-1.safetensors, model-2.safetensors and 2 more" in message

@@ -27,7 +27,9 @@ def parameters(name: str) -> int:
     return sum(array.size for _, array in tree_flatten(make_tiny(name).parameters()))
 
 
-def test_a_model_on_the_hub_is_as_large_as_in_a_folder_and_nothing_of_it_is_fetched(hub: HubState, tmp_path: Path) -> None:
+def test_a_model_on_the_hub_is_as_large_as_in_a_folder_and_nothing_of_it_is_fetched(
+    hub: HubState, tmp_path: Path
+) -> None:
     folder = write_tiny(tmp_path / "tiny", "qwen3")
     hub.repositories[SOURCE.name] = {file.name: file.read_bytes() for file in folder.iterdir()}
     found, here = size_on_hub(SOURCE), size_of_folder(folder)
@@ -43,14 +45,18 @@ def test_a_model_on_the_hub_is_as_large_as_in_a_folder_and_nothing_of_it_is_fetc
 @pytest.mark.parametrize("group_size", [32, 64])
 def test_packed_weights_are_counted_one_by_one(tmp_path: Path, group_size: int) -> None:
     plain = size_of_folder(write_tiny(tmp_path / "plain", "llama"))
-    packed = size_of_folder(write_tiny(tmp_path / "packed", "llama", {"group_size": group_size, "bits": 4}))
+    packed = size_of_folder(
+        write_tiny(tmp_path / "packed", "llama", {"group_size": group_size, "bits": 4})
+    )
     assert packed.parameters == plain.parameters
     assert packed.weight_bytes < plain.weight_bytes / 2
 
 
 def test_the_bundled_models_size_is_that_of_its_file() -> None:
     stored = size_of_folder(demo_folder())
-    assert stored.weight_bytes == pytest.approx((demo_folder() / "model.safetensors").stat().st_size, rel=0.01)
+    assert stored.weight_bytes == pytest.approx(
+        (demo_folder() / "model.safetensors").stat().st_size, rel=0.01
+    )
 
 
 def test_what_is_no_mlx_model_on_the_hub_is_told(hub: HubState) -> None:
@@ -62,7 +68,9 @@ def test_what_is_no_mlx_model_on_the_hub_is_told(hub: HubState) -> None:
 def test_a_gated_model_is_told_in_words(hub: HubState) -> None:
     hub.repositories[SOURCE.name] = {}
     hub.gated = {SOURCE.name}
-    with pytest.raises(ModelLoadError, match="is gated: accept its terms on the Hub and set HF_TOKEN"):
+    with pytest.raises(
+        ModelLoadError, match="is gated: accept its terms on the Hub and set HF_TOKEN"
+    ):
         size_on_hub(SOURCE)
 
 

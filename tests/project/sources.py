@@ -31,15 +31,26 @@ class Source:
     @property
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
         """All functions, nested ones too."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        return (
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        )
 
 
 @functools.cache
 def sources() -> tuple[Source, ...]:
     """All Python files of the project."""
-    paths = sorted(path for folder in PYTHON_FOLDERS for path in (ROOT / folder).rglob("*.py") if "__pycache__" not in path.parts)
+    paths = sorted(
+        path
+        for folder in PYTHON_FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        if "__pycache__" not in path.parts
+    )
     texts = ((path, path.read_text(encoding="utf-8")) for path in paths)
-    gc.disable()  # a tree is all that is made here, and stays: half the time would be spent on looking for garbage in it
+    # a tree is all that is made here, and stays: half the time would be spent on looking for
+    # garbage in it
+    gc.disable()
     try:
         return tuple(Source(path, text, ast.parse(text)) for path, text in texts)
     finally:
@@ -49,5 +60,7 @@ def sources() -> tuple[Source, ...]:
 def product_sources() -> tuple[Source, ...]:
     """The Python files of the package and of its benchmarks."""
     return tuple(
-        source for source in sources() if source.path.is_relative_to(PACKAGE) or source.path.is_relative_to(BENCH_PACKAGE)
+        source
+        for source in sources()
+        if source.path.is_relative_to(PACKAGE) or source.path.is_relative_to(BENCH_PACKAGE)
     )

@@ -1,4 +1,7 @@
-"""The distribution is called holdfast-mlx. `holdfast` on PyPI is another project, and nothing here may lead a person to it."""
+"""The distribution is called holdfast-mlx.
+
+`holdfast` on PyPI is another project, and nothing here may lead a person to it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from tests.project.sources import ROOT
 
 NAME = "holdfast-mlx"
 SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".json", ".yml", ".jinja", ".svg", ""}
-# The other project as what an installer is given, as an extra, as a requirement, as installed, or as a page of the index.
+# The other project as what an installer is given, as an extra, as a requirement, as installed, or
+# as a page of the index.
 OTHER = re.compile(
     r"""(?:pip3?|pipx|uv|uvx|poetry|conda|brew|install)\s[^\n`]*?(?<![\w./~:-])holdfast(?=$|[\s'"`;,)=<>~!]|\[)(?!\s+(?:serve|chat|\[))
       | (?<![\w.-])["']?holdfast\[[a-z]
@@ -31,13 +35,29 @@ def texts() -> dict[str, str]:
     """Every text file of the project by its path."""
     folders = ("src", "tests", "tools", "docs", "bench", ".ci")
     files = [path for path in ROOT.iterdir() if path.is_file()]
-    files += [path for folder in folders for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
-    wanted = [path for path in files if path.is_file() and path.suffix in SUFFIXES and path != Path(__file__)]
-    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8", errors="replace") for path in wanted}
+    files += [
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if "__pycache__" not in path.parts
+    ]
+    wanted = [
+        path
+        for path in files
+        if path.is_file() and path.suffix in SUFFIXES and path != Path(__file__)
+    ]
+    return {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8", errors="replace")
+        for path in wanted
+    }
 
 
 def test_no_text_names_the_other_project_as_something_to_install() -> None:
-    found = [f"{name}: {match[0].strip()}" for name, text in texts().items() for match in OTHER.finditer(text)]
+    found = [
+        f"{name}: {match[0].strip()}"
+        for name, text in texts().items()
+        for match in OTHER.finditer(text)
+    ]
     assert found == []
 
 
@@ -81,4 +101,6 @@ def test_the_project_has_its_own_name_and_its_command_and_package_are_called_hol
 
 def test_what_is_installed_here_is_that_distribution() -> None:
     assert importlib.metadata.version(NAME) == holdfast.__version__
-    assert [script.value for script in importlib.metadata.distribution(NAME).entry_points] == ["holdfast.cli.main:app"]
+    assert [script.value for script in importlib.metadata.distribution(NAME).entry_points] == [
+        "holdfast.cli.main:app"
+    ]

@@ -36,9 +36,15 @@ def documented_row(spec: SettingSpec) -> str:
 
 
 def test_every_setting_has_its_row_in_the_documentation() -> None:
-    lines = set((ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8").splitlines())
-    missing = [documented_row(spec) for spec in all_specs().values() if documented_row(spec) not in lines]
-    assert missing == [], "put these rows into docs/reference/configuration.md:\n" + "\n".join(missing)
+    lines = set(
+        (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8").splitlines()
+    )
+    missing = [
+        documented_row(spec) for spec in all_specs().values() if documented_row(spec) not in lines
+    ]
+    assert missing == [], "put these rows into docs/reference/configuration.md:\n" + "\n".join(
+        missing
+    )
 
 
 def test_the_documentation_knows_no_setting_that_does_not_exist() -> None:
@@ -54,9 +60,15 @@ def test_the_change_log_knows_this_version() -> None:
 def test_links_between_documents_lead_somewhere() -> None:
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     targets = [
-        (document, target) for document in documents for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
+        (document, target)
+        for document in documents
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
     ]
-    assert [f"{document.name} → {target}" for document, target in targets if not (document.parent / target).exists()] == []
+    assert [
+        f"{document.name} → {target}"
+        for document, target in targets
+        if not (document.parent / target).exists()
+    ] == []
 
 
 def test_every_target_of_the_makefile_is_explained_in_its_head() -> None:
@@ -69,15 +81,23 @@ def test_every_target_of_the_makefile_is_explained_in_its_head() -> None:
 
 def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = [*project["dependencies"], *(name for extra in project["optional-dependencies"].values() for name in extra)]
+    required = [
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    ]
     assert [name for name in required if not re.search(r">=[\d.]+,<[\d.]+", name)] == []
 
 
 def test_every_dependency_is_pinned_in_the_constraints() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = [*project["dependencies"], *(name for extra in project["optional-dependencies"].values() for name in extra)]
+    required = [
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    ]
     names = {re.split(r"[\[><=; ]", name)[0].lower().replace("_", "-") for name in required}
-    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    pinned = {
+        line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
     assert names - pinned == set()
 
 

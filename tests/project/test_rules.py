@@ -16,7 +16,8 @@ from tests.project.sources import PACKAGE, ROOT, Source, product_sources, source
 
 MAY_CATCH_ALL = {
     "src/holdfast/front/server/errors.py": 1,  # every error has an answer
-    "src/holdfast/worker/loop/failures.py": 2,  # a request must not harm another one; the cache costs no answer
+    # a request must not harm another one; the cache costs no answer
+    "src/holdfast/worker/loop/failures.py": 2,
     "src/holdfast/worker/sessions/transfer.py": 1,  # nor must a file
 }
 LONGEST_POLL_SECONDS = 0.01  # between two looks at what is waited for
@@ -29,11 +30,15 @@ MAY_SLEEP = {
 }
 JUNK_DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "base", "shared"}
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
-EXEMPTION = re.compile(r"#\s*(ruff|flake8):\s*noqa|#\s*mypy:\s*ignore-errors|#\s*type:\s*ignore(?!\[)|#\s*noqa(?!:)")
+EXEMPTION = re.compile(
+    r"#\s*(ruff|flake8):\s*noqa|#\s*mypy:\s*ignore-errors|#\s*type:\s*ignore(?!\[)|#\s*noqa(?!:)"
+)
 
 
 def comments_with(pattern: re.Pattern[str]) -> Iterator[Source]:
-    """Where such a comment stands; files without such a text, which are most, need not be looked at closely (4 s)."""
+    """Where such a comment stands; files without such a text, which are most, need not be looked at
+    closely (4 s).
+    """
     for source in sources():
         if pattern.search(source.text):
             for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
@@ -43,31 +48,46 @@ def comments_with(pattern: re.Pattern[str]) -> Iterator[Source]:
 
 def catches_all(handler: ast.ExceptHandler) -> bool:
     last = handler.body[-1]
-    if isinstance(last, ast.Raise) and last.exc is None:  # puts things in order and passes the error on
+    # puts things in order and passes the error on
+    if isinstance(last, ast.Raise) and last.exc is None:
         return False
     if handler.type is None:
         return True
     caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException") for kind in caught)
+    return any(
+        isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException") for kind in caught
+    )
 
 
 def is_table_of_handlers_for_all(node: ast.AST) -> bool:
     """As Starlette has them: what the exception is -> who handles it."""
-    return isinstance(node, ast.Dict) and any(isinstance(key, ast.Name) and key.id == "Exception" for key in node.keys)
+    return isinstance(node, ast.Dict) and any(
+        isinstance(key, ast.Name) and key.id == "Exception" for key in node.keys
+    )
 
 
 def test_modules_of_the_package_are_run_without_the_current_folder_on_their_path() -> None:
     starts = re.compile(r'(.{6})"-m", "holdfast')
     product = [source for source in product_sources() if source.path.is_relative_to(PACKAGE)]
-    found = [(source.name, match[1]) for source in product for match in starts.finditer(source.text)]
+    found = [
+        (source.name, match[1]) for source in product for match in starts.finditer(source.text)
+    ]
     assert len(found) >= 8
     assert [name for name, before in found if before != '"-P", '] == []
 
 
 def test_every_room_has_an_empty_init_file() -> None:
     rooms = {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE}
-    assert [str(room) for room in rooms if not (room / "__init__.py").is_file() and "bundled" not in room.parts] == []
-    inits = [source for source in product_sources() if source.path.name == "__init__.py" and source.path.parent != PACKAGE]
+    assert [
+        str(room)
+        for room in rooms
+        if not (room / "__init__.py").is_file() and "bundled" not in room.parts
+    ] == []
+    inits = [
+        source
+        for source in product_sources()
+        if source.path.name == "__init__.py" and source.path.parent != PACKAGE
+    ]
     assert [source.name for source in inits if source.text] == []
 
 
@@ -76,9 +96,12 @@ def test_everything_is_caught_only_where_errors_end() -> None:
         source.name
         for source in product_sources()
         for node in ast.walk(source.tree)
-        if (isinstance(node, ast.ExceptHandler) and catches_all(node)) or is_table_of_handlers_for_all(node)
+        if (isinstance(node, ast.ExceptHandler) and catches_all(node))
+        or is_table_of_handlers_for_all(node)
     )
-    assert {name: count for name, count in found.items() if count > MAY_CATCH_ALL.get(name, 0)} == {}
+    assert {
+        name: count for name, count in found.items() if count > MAY_CATCH_ALL.get(name, 0)
+    } == {}
 
 
 def test_nothing_is_left_for_later_in_a_comment() -> None:
@@ -87,56 +110,92 @@ def test_nothing_is_left_for_later_in_a_comment() -> None:
 
 def test_no_file_of_the_product_is_exempt_from_a_rule() -> None:
     ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
-    patterns = [*ruff["lint"].get("per-file-ignores", {}), *ruff.get("extend-exclude", []), *ruff.get("exclude", [])]
-    assert [pattern for pattern in patterns if not pattern.startswith(("tests/", "bench/tests/", "tools/"))] == []
+    patterns = [
+        *ruff["lint"].get("per-file-ignores", {}),
+        *ruff.get("extend-exclude", []),
+        *ruff.get("exclude", []),
+    ]
+    assert [
+        pattern
+        for pattern in patterns
+        if not pattern.startswith(("tests/", "bench/tests/", "tools/"))
+    ] == []
     assert [source.name for source in comments_with(EXEMPTION) if source in product_sources()] == []
 
 
 def test_mypy_leaves_out_no_module_of_the_product() -> None:
-    overrides = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"].get("overrides", [])
-    assert [module for override in overrides for module in override["module"] if module.startswith("holdfast")] == []
+    overrides = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"].get(
+        "overrides", []
+    )
+    assert [
+        module
+        for override in overrides
+        for module in override["module"]
+        if module.startswith("holdfast")
+    ] == []
 
 
 def test_there_are_no_junk_drawers() -> None:
     modules = [
-        source for source in product_sources() if source.path.stem in JUNK_DRAWERS or source.path.parent.name in JUNK_DRAWERS
+        source
+        for source in product_sources()
+        if source.path.stem in JUNK_DRAWERS or source.path.parent.name in JUNK_DRAWERS
     ]
     assert [source.name for source in modules] == []
     classes = [
         f"{source.name}:{node.lineno} {node.name}"
         for source in product_sources()
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.ClassDef) and node.name.endswith(("Manager", "Helper", "Util", "Utils"))
+        if isinstance(node, ast.ClassDef)
+        and node.name.endswith(("Manager", "Helper", "Util", "Utils"))
     ]
     assert classes == []
 
 
 def test_tests_use_fakes_and_no_mocks() -> None:
     mocked = [
-        source.name for source in sources() if re.search(r"^\s*(from|import) (unittest\.mock|mock)\b", source.text, re.MULTILINE)
+        source.name
+        for source in sources()
+        if re.search(r"^\s*(from|import) (unittest\.mock|mock)\b", source.text, re.MULTILINE)
     ]
     assert mocked == []
 
 
-ROOMS = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
+ROOMS = sorted(
+    str(path.parent.relative_to(PACKAGE))
+    for path in PACKAGE.rglob("__init__.py")
+    if path.parent != PACKAGE
+)
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_each_test_file_mirrors_a_file_of_its_room(room: str) -> None:
     tested = [path.stem.removeprefix("test_") for path in (ROOT / "tests" / room).glob("test_*.py")]
     modules = {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}
-    assert [name for name in tested if not any(name == module or name.startswith(f"{module}_") for module in modules)] == []
+    assert [
+        name
+        for name in tested
+        if not any(name == module or name.startswith(f"{module}_") for module in modules)
+    ] == []
 
 
 def test_no_file_knows_the_machine_it_was_written_on() -> None:
     suffixes = {".py", ".md", ".toml", ".txt", ".sh", ".json", ".yml", ""}
     folders = ("src", "tests", "tools", "docs", "bench", ".ci", "changes")
-    files = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # a file in a further worktree
+    # a file in a further worktree
+    files = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
     files += [
-        path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     ]
     home = re.compile(r"/(ro" + r"ot|wo" + r"rk|Use" + r"rs|ho" + r"me/[a-z]+)/")
-    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in files if path.suffix in suffixes}
+    texts = {
+        path: path.read_text(encoding="utf-8", errors="replace")
+        for path in files
+        if path.suffix in suffixes
+    }
     assert [str(path.relative_to(ROOT)) for path, text in texts.items() if home.search(text)] == []
 
 
@@ -162,7 +221,11 @@ def test_tests_share_what_is_in_fakes_and_nothing_else() -> None:
     mine = ("tests.fakes.", "tests.project.sources.")
     found = {
         source.name: sorted(
-            {module for module in imported_modules(source) if module.startswith("tests.") and not module.startswith(mine)}
+            {
+                module
+                for module in imported_modules(source)
+                if module.startswith("tests.") and not module.startswith(mine)
+            }
         )
         for source in sources()
     }
@@ -171,12 +234,27 @@ def test_tests_share_what_is_in_fakes_and_nothing_else() -> None:
 
 def sleeps(source: Source) -> Iterator[ast.Call]:
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sleep":
-            seconds = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "sleep"
+        ):
+            seconds = (
+                node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+            )
             if not isinstance(seconds, int | float) or seconds > LONGEST_POLL_SECONDS:
                 yield node
 
 
 def test_tests_wait_for_what_happens_and_not_for_time() -> None:
-    found = Counter(source.name for source in sources() if "tests" in source.path.parts for _ in sleeps(source))
+    found = Counter(
+        source.name for source in sources() if "tests" in source.path.parts for _ in sleeps(source)
+    )
     assert {name: count for name, count in found.items() if count > MAY_SLEEP.get(name, 0)} == {}
+
+
+def test_raw_results_of_benchmarks_stay_out_of_the_repository_when_they_are_large() -> None:
+    sizes = {
+        str(path.relative_to(ROOT)): path.stat().st_size for path in (ROOT / "docs").rglob("*.json")
+    }
+    assert {name: size for name, size in sizes.items() if size > 100_000} == {}

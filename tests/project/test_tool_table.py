@@ -1,4 +1,6 @@
-"""The page of tool-call families agrees with what is detected, and what it promises of every family holds."""
+"""The page of tool-call families agrees with what is detected, and what it promises of every family
+holds.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,13 @@ REMAKE = "run python -m tools.tool_table"
 
 
 def test_the_table_of_families_says_what_is_found_of_each() -> None:
-    rows = [{column: row[column] for column in FOUND} for row in rows_of(PAGE.read_text(encoding="utf-8"))]
-    assert rows == [found(name, bundle(family)) for name, family in sorted(FAMILY_TEMPLATES.items())], REMAKE
+    rows = [
+        {column: row[column] for column in FOUND}
+        for row in rows_of(PAGE.read_text(encoding="utf-8"))
+    ]
+    assert rows == [
+        found(name, bundle(family)) for name, family in sorted(FAMILY_TEMPLATES.items())
+    ], REMAKE
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""What schemathesis is told of the server: answers are kept short. Their form is what is looked at, not what they say."""
+"""What schemathesis is told of the server: answers are kept short.
+
+Their form is what is looked at, not what they say.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ _BOUNDS = {
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Bound the tokens that a request asks for, where it would be served with more or with no bound at all."""
+    """Bound the tokens that a request asks for, where it would be served with more or with no bound
+    at all.
+    """
     *outer, name = _BOUNDS.get(case.operation.path, ("",))
     body = case.body
     for key in outer:

@@ -17,7 +17,9 @@ def model_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def server(model_folder: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(str(model_folder), "--name", "demo", "--set", "server.reconnect_seconds=2")
+    server = ServerProcess(
+        str(model_folder), "--name", "demo", "--set", "server.reconnect_seconds=2"
+    )
     server.wait_ready()
     yield server
     assert server.stop() == 0, server.log()

@@ -28,10 +28,13 @@ def text(server: ServerProcess, **fields: Any) -> str:
     return answer
 
 
-def test_models_answer_by_name_and_alias_each_with_its_own_defaults_and_what_is_wrong_is_left_out(tmp_path: Path) -> None:
+def test_models_answer_by_name_and_alias_each_with_its_own_defaults_and_what_is_wrong_is_left_out(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "models.toml").write_text(
         f"[models.free]\npath = '{demo_folder()}'\nsampling = {{ temperature = 2.0 }}\n"
-        f"[models.greedy]\npath = '{demo_folder()}'\naliases = ['gpt-4o']\nsampling = {{ temperature = 0.0 }}\n"
+        f"[models.greedy]\npath = '{demo_folder()}'\naliases = ['gpt-4o']\nsampling = {{ "
+        "temperature = 0.0 }\n"
         f"[models.wrong]\npath = '{demo_folder()}'\ncontxt = 3\n[models.gone]\npath = 'none'\n"
     )
     server = ServerProcess("--models", str(tmp_path / "models.toml"))
@@ -41,22 +44,33 @@ def test_models_answer_by_name_and_alias_each_with_its_own_defaults_and_what_is_
         assert "unknown key contxt; did you mean context?" in server.log()
         assert "model gone is left out" in server.log()
         listed = httpx.get(f"{server.url}/v1/models").json()["data"]
-        assert [(card["id"], card["state"]) for card in listed] == [("free", "unloaded"), ("greedy", "unloaded")]
+        assert [(card["id"], card["state"]) for card in listed] == [
+            ("free", "unloaded"),
+            ("greedy", "unloaded"),
+        ]
         answer = ask(server, model="gpt-4o").json()
         assert answer["model"] == "greedy"
         greedy = answer["choices"][0]["message"]["content"]
         assert text(server, model="greedy") == text(server, model="free", temperature=0) == greedy
         assert len({text(server, model="free", seed=seed) for seed in range(3)}) > 1
         unknown = ask(server, model="gready")
-        assert (unknown.status_code, "did you mean greedy?" in unknown.json()["error"]["message"]) == (404, True)
+        assert (
+            unknown.status_code,
+            "did you mean greedy?" in unknown.json()["error"]["message"],
+        ) == (404, True)
     finally:
         server.stop()
 
 
-def test_a_hangup_has_the_catalog_read_again_and_a_broken_file_changes_nothing(tmp_path: Path) -> None:
+def test_a_hangup_has_the_catalog_read_again_and_a_broken_file_changes_nothing(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "models.toml"
     table = "[models.{name}]\nid = 'holdfast-demo'\n{more}\n"
-    file.write_text(table.format(name="first", more="") + table.format(name="second", more="aliases = ['other']"))
+    file.write_text(
+        table.format(name="first", more="")
+        + table.format(name="second", more="aliases = ['other']")
+    )
     server = ServerProcess("--models", str(file))
 
     def hang_up(told: str) -> None:
@@ -71,21 +85,40 @@ def test_a_hangup_has_the_catalog_read_again_and_a_broken_file_changes_nothing(t
         server.wait_ready()
         greedy = text(server, model="other", temperature=0)
         assert ask(server, model="first").status_code == 200
-        body = {"model": "first", "prompt": "Once", "max_tokens": 2000, "stream": True, "ignore_eos": True}
+        body = {
+            "model": "first",
+            "prompt": "Once",
+            "max_tokens": 2000,
+            "stream": True,
+            "ignore_eos": True,
+        }
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as stream:
             lines = stream.iter_lines()
             assert next(lines).startswith("data: ")
-            changed = table.format(name="second", more="aliases = ['gpt-4o']\nsampling = { temperature = 0.0 }")
-            file.write_text(changed + table.format(name="third", more="") + table.format(name="wrong", more="contxt = 1"))
+            changed = table.format(
+                name="second", more="aliases = ['gpt-4o']\nsampling = { temperature = 0.0 }"
+            )
+            file.write_text(
+                changed
+                + table.format(name="third", more="")
+                + table.format(name="wrong", more="contxt = 1")
+            )
             hang_up(
-                "the catalog has been read again: added: third; gone: first; changed, from the next load on: second; left out: wr"
+                "the catalog has been read again: added: third; gone: first; changed, from the "
+                "next load on: second; left out: wr"
             )
             assert list(listed()) == ["second", "third"]
-            assert (ask(server, model="first").status_code, ask(server, model="other").status_code) == (404, 404)
+            assert (
+                ask(server, model="first").status_code,
+                ask(server, model="other").status_code,
+            ) == (404, 404)
             assert ask(server, model="third").json()["model"] == "third"
             events = [line for line in lines if line.startswith("data: {")]
         assert '"finish_reason":"length"' in events[-1] or '"finish_reason":"length"' in events[-2]
-        until(lambda: "model first is unloaded" in server.log(), "it is unloaded as soon as nobody uses it")
+        until(
+            lambda: "model first is unloaded" in server.log(),
+            "it is unloaded as soon as nobody uses it",
+        )
         assert httpx.post(f"{server.url}/admin/models/second/unload", timeout=60).status_code == 200
         assert {text(server, model="gpt-4o", seed=seed) for seed in range(3)} == {greedy}
         file.write_text("[models.second\n")

@@ -1,4 +1,6 @@
-"""What was read with another version of a model is never there for this one, whatever of the model has changed."""
+"""What was read with another version of a model is never there for this one, whatever of the model
+has changed.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def ask(folder: Path, store: Path | None) -> Answer:
     """Load the model, chat, and let go of it."""
     settings = {"store.folder": "off" if store is None else str(store), **TRUSTED}
     with LLM(folder, settings=settings) as llm:
-        answer = llm.chat([{"role": "user", "content": PROMPT}], max_tokens=12, temperature=0, ignore_eos=True)
+        answer = llm.chat(
+            [{"role": "user", "content": PROMPT}], max_tokens=12, temperature=0, ignore_eos=True
+        )
     return Answer(answer.text, answer.cached_tokens)
 
 
@@ -70,7 +74,9 @@ def change_tokenizer(folder: Path) -> None:
 def change_template(folder: Path) -> None:
     file = folder / "tokenizer_config.json"
     content = json.loads(file.read_text())
-    content["chat_template"] = content["chat_template"].replace("message['content']", "message['content'] + '!'")
+    content["chat_template"] = content["chat_template"].replace(
+        "message['content']", "message['content'] + '!'"
+    )
     file.write_text(json.dumps(content))
 
 
@@ -157,7 +163,11 @@ def test_a_store_under_the_first_kind_of_fingerprint_is_begun_anew_with_one_line
         assert ask(folder, tmp_path / "store").cached_tokens > len(PROMPT)
     (line,) = [message for message in caplog.messages if "begins anew" in message]
     assert "3 blocks" in line
-    assert [holdings.blocks for holdings in list_store(tmp_path / "store") if holdings.fingerprint == old] == []
+    assert [
+        holdings.blocks
+        for holdings in list_store(tmp_path / "store")
+        if holdings.fingerprint == old
+    ] == []
 
 
 def complete(folder: Path, *more: str) -> tuple[str, int]:
@@ -166,7 +176,11 @@ def complete(folder: Path, *more: str) -> tuple[str, int]:
     try:
         server.wait_ready()
         body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status().json()
+        answer = (
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+            .raise_for_status()
+            .json()
+        )
         assert server.stop() == 0, server.log()
     finally:
         server.process.kill()
@@ -176,7 +190,9 @@ def complete(folder: Path, *more: str) -> tuple[str, int]:
 
 @pytest.mark.slow  # four servers, and 600 MB to be hashed twice
 def test_weights_changed_in_the_middle_of_a_large_file_are_seen_by_a_server(tmp_path: Path) -> None:
-    """The file is one of 600 MB whose weights lie where a sample of it every few megabytes sees nothing of them."""
+    """The file is one of 600 MB whose weights lie where a sample of it every few megabytes sees
+    nothing of them.
+    """
     file = write_padded(tmp_path / "model", before_bytes=3 << 20, behind_bytes=600_000_000)
     store = ("--store", str(tmp_path / "store"))
     first, _ = complete(file.parent, *store)

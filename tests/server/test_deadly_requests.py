@@ -1,4 +1,6 @@
-"""A request that kills its worker again and again is found and refused, and the answers beside it come out as ever."""
+"""A request that kills its worker again and again is found and refused, and the answers beside it
+come out as ever.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.fakes.tiny_models import write_tiny
 from tests.fakes.told_streams import answer_to, completion
 
 MARKER = 263  # a special token of the tiny models that nothing else uses
-INNOCENTS = [completion(f"innocent {first}", [first, 32, 97], max_tokens=300) for first in (65, 66, 67)]
+INNOCENTS = [
+    completion(f"innocent {first}", [first, 32, 97], max_tokens=300) for first in (65, 66, 67)
+]
 DEADLY = completion("deadly", [72, 105, MARKER, 33], max_tokens=600, is_streamed=False)
 
 DIES_AFTER_THE_MARKER = """
@@ -58,11 +62,15 @@ def killed(server: ServerProcess) -> int:
     return server.log().count("ended unexpectedly")
 
 
-def test_it_is_refused_after_a_few_deaths_although_it_drew_tokens_each_time(server: ServerProcess) -> None:
+def test_it_is_refused_after_a_few_deaths_although_it_drew_tokens_each_time(
+    server: ServerProcess,
+) -> None:
     with ThreadPoolExecutor(len(INNOCENTS)) as threads:
         undisturbed = list(threads.map(partial(answer_to, server.url), INNOCENTS))
         answers = [threads.submit(partial(answer_to, server.url), asked) for asked in INNOCENTS]
-        refusal = httpx.post(server.url + DEADLY.path, json={**DEADLY.body, "model": "demo"}, timeout=120)
+        refusal = httpx.post(
+            server.url + DEADLY.path, json={**DEADLY.body, "model": "demo"}, timeout=120
+        )
         assert [answer.result() for answer in answers] == undisturbed
     assert "died 4 times while it had this request" in refusal.json()["error"]["message"]
     assert refusal.status_code == 500

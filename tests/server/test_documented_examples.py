@@ -1,7 +1,9 @@
-"""What README.md and docs/ show is run as it stands there, in a fresh home; what cannot run here is listed with its reason.
+"""What README.md and docs/ show is run as it stands there, in a fresh home; what cannot run here is
+listed with its reason.
 
-A shell block is taken apart into its commands; a Python or TOML block is one example. A server on the bundled model is
-shared by all documents that leave the home as it was. Blocks in `text` and `json` are output, and hold no commands.
+A shell block is taken apart into its commands; a Python or TOML block is one example. A server on
+the bundled model is shared by all documents that leave the home as it was. Blocks in `text` and
+`json` are output, and hold no commands.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ OUTPUT = ("text", "json")
 FENCE = re.compile(r"^ *```(\S*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SHOWN_ERROR = re.compile(r"holdfast: |No such ")
 
-PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if ROOT / "docs" / "bench" not in path.parents]
+PAGES = [
+    path
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    if ROOT / "docs" / "bench" not in path.parents
+]
 DOCUMENTS = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *PAGES)}
 WRITTEN_BY_PROGRAMS = {
     "docs/reference/tested-agents.md": "sessions of agents that need npm; `make agents` holds them anew",
@@ -59,14 +65,20 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("README.md", "holdfast models info owner/name"): HUB,
     ("README.md", "holdfast launch claude"): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "holdfast launch claude"): NO_PROGRAM,
-    ("docs/getting-started/connect-your-agent.md", "holdfast launch --url http://studio:8321"): NO_PROGRAM,
+    (
+        "docs/getting-started/connect-your-agent.md",
+        "holdfast launch --url http://studio:8321",
+    ): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "holdfast launch --model ID"): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "ANTHROPIC_BASE_URL="): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "codex -c"): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "OPENAI_API_BASE="): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "OPENAI_API_KEY=none qwen"): NO_PROGRAM,
     ("docs/getting-started/first-steps.md", "holdfast serve mlx-community/"): HUB,
-    ("docs/getting-started/first-steps.md", "holdfast chat ~/models/my-model"): "a folder of the reader's",
+    (
+        "docs/getting-started/first-steps.md",
+        "holdfast chat ~/models/my-model",
+    ): "a folder of the reader's",
     ("docs/getting-started/install.md", "pip install"): INSTALLS,
     ("docs/guides/clients.md", "docker run"): NO_PROGRAM,
     ("docs/guides/clients.md", "holdfast serve mlx-community/"): HUB,
@@ -106,7 +118,10 @@ SAYS: dict[tuple[str, str], str] = {
         "from holdfast import LLM\n\nweather",
     ): r'(?s)^get_weather \{"city": "Oslo"\}\n.*21 degrees.*42.*ToolCallStarted\(',
     ("docs/guides/structured-output.md", "curl"): r'\{\\"name\\"',
-    ("docs/guides/tools.md", "curl http://127.0.0.1:8321/v1/chat/completions -H"): r'"name":\s*"get_weather"',
+    (
+        "docs/guides/tools.md",
+        "curl http://127.0.0.1:8321/v1/chat/completions -H",
+    ): r'"name":\s*"get_weather"',
     ("docs/reference/anthropic.md", "import anthropic"): r"\b42\b",
     ("docs/reference/ollama.md", "from ollama"): r"^[A-Z].*[.!?]\s*$",
     ("docs/reference/responses.md", "from openai"): r"^[A-Z].*[.!?]\s*$",
@@ -162,13 +177,18 @@ def examples_of(document: str) -> list[Example]:
         if language in SHELL:
             prompt = "$ " if language == "console" else ""
             parts = commands(block, prompt=prompt)
-            found += [Example(document=document, language=language, text=text, shown=shown) for text, shown in parts]
+            found += [
+                Example(document=document, language=language, text=text, shown=shown)
+                for text, shown in parts
+            ]
         elif language not in OUTPUT:
             found.append(Example(document=document, language=language, text=block))
     return found
 
 
-EXAMPLES = {document: examples_of(document) for document in DOCUMENTS if document not in WRITTEN_BY_PROGRAMS}
+EXAMPLES = {
+    document: examples_of(document) for document in DOCUMENTS if document not in WRITTEN_BY_PROGRAMS
+}
 ALL_EXAMPLES = [example for found in EXAMPLES.values() for example in found]
 
 
@@ -225,7 +245,14 @@ def read_settings(document: str, text: str, folder: Path) -> object:
 
 def outcome(example: Example, command: list[str], folder: Path) -> str:
     """Run a command to its end: it succeeds, or fails with the error that the document shows."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=folder, timeout=LONGEST_SECONDS)
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=LONGEST_SECONDS,
+    )
     output = done.stdout + done.stderr
     fails = SHOWN_ERROR.match(example.shown) is not None
     if fails != (done.returncode != 0):
@@ -233,7 +260,11 @@ def outcome(example: Example, command: list[str], folder: Path) -> str:
     if fails:
         line = example.shown.splitlines()[0]
         pattern = ".*".join(re.escape(part) for part in line.split("…"))
-        return output if re.search(pattern, output, re.DOTALL) else f"FAILED with another error than is shown: {output}"
+        return (
+            output
+            if re.search(pattern, output, re.DOTALL)
+            else f"FAILED with another error than is shown: {output}"
+        )
     return output
 
 
@@ -278,12 +309,20 @@ def is_quick(example: Example) -> bool:
 
 
 @pytest.mark.parametrize("document", READ_FIRST)
-def test_what_a_newcomer_copies_first_runs(document: str, shared_server: ServerProcess, tmp_path: Path) -> None:
-    assert_runs([each for each in EXAMPLES[document] if is_quick(each)], folder=tmp_path, server=shared_server)
+def test_what_a_newcomer_copies_first_runs(
+    document: str, shared_server: ServerProcess, tmp_path: Path
+) -> None:
+    assert_runs(
+        [each for each in EXAMPLES[document] if is_quick(each)],
+        folder=tmp_path,
+        server=shared_server,
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("document", [name for name, found in EXAMPLES.items() if any(each.is_run for each in found)])
+@pytest.mark.parametrize(
+    "document", [name for name, found in EXAMPLES.items() if any(each.is_run for each in found)]
+)
 def test_all_other_examples_of_a_document_run(
     document: str, shared_server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,7 +341,11 @@ def test_all_other_examples_of_a_document_run(
 
 def test_every_block_is_run_or_listed_or_is_output() -> None:
     known = {*SHELL, *OUTPUT, "python", "toml"}
-    unknown = [f"{each.document}: {each.text[:60]!r}" for each in ALL_EXAMPLES if each.language not in known and each.is_run]
+    unknown = [
+        f"{each.document}: {each.text[:60]!r}"
+        for each in ALL_EXAMPLES
+        if each.language not in known and each.is_run
+    ]
     assert unknown == [], "give these blocks a language, or list them in NOT_RUN"
 
 
@@ -312,14 +355,18 @@ def test_output_that_is_shown_holds_no_commands() -> None:
         for language, block in FENCE.findall(DOCUMENTS[document].read_text(encoding="utf-8")):
             if language in OUTPUT:
                 found += [
-                    f"{document}: {line}" for line in block.splitlines() if re.match(r"\$ |curl |holdfast [a-z]|make [a-z]", line)
+                    f"{document}: {line}"
+                    for line in block.splitlines()
+                    if re.match(r"\$ |curl |holdfast [a-z]|make [a-z]", line)
                 ]
     assert found == [], "put these commands into a block of `sh` or `console`"
 
 
 def test_every_example_that_is_listed_is_still_there() -> None:
     listed = [*NOT_RUN, *SAYS]
-    assert [each for each in listed if not any(example.begins(each) for example in ALL_EXAMPLES)] == []
+    assert [
+        each for each in listed if not any(example.begins(each) for example in ALL_EXAMPLES)
+    ] == []
     assert [name for name in WRITTEN_BY_PROGRAMS if name not in DOCUMENTS] == []
 
 
@@ -339,7 +386,8 @@ def holdfast_commands() -> set[tuple[str, ...]]:
 def test_every_command_of_holdfast_that_is_shown_is_understood() -> None:
     wrong = []
     for words in sorted(holdfast_commands()):
-        place = 1 if words[0] == "launch" else len(words)  # what follows an agent's name is the agent's
+        # what follows an agent's name is the agent's
+        place = 1 if words[0] == "launch" else len(words)
         result = CliRunner().invoke(app, [*words[:place], "--help", *words[place:]])
         if result.exit_code:
             wrong.append(f"holdfast {' '.join(words)}: {result.output}")

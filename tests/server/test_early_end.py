@@ -34,11 +34,15 @@ def endless(tmp_path: Path) -> Path:
 
 def loading(folder: Path) -> subprocess.Popen[str]:
     arguments = command(str(folder), "--port", "0", "--set", "model.trust_remote_code=true")
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    return subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_the_model_is_loaded_is_one_line_and_an_end_in_order(endless: Path, number: signal.Signals) -> None:
+def test_a_signal_while_the_model_is_loaded_is_one_line_and_an_end_in_order(
+    endless: Path, number: signal.Signals
+) -> None:
     server = loading(endless)
     until(lambda: (endless / "is-loading").exists(), "the model is being loaded")
     server.send_signal(number)
@@ -48,7 +52,9 @@ def test_a_signal_while_the_model_is_loaded_is_one_line_and_an_end_in_order(endl
     assert "stopped before the model was ready" in line
 
 
-def test_a_worker_does_not_outlive_a_front_that_is_told_to_stop_while_it_loads(endless: Path) -> None:
+def test_a_worker_does_not_outlive_a_front_that_is_told_to_stop_while_it_loads(
+    endless: Path,
+) -> None:
     server = loading(endless)
     until(lambda: (endless / "is-loading").exists(), "the model is being loaded")
     worker = int((endless / "is-loading").read_text())
@@ -64,13 +70,21 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_a_deleted_working_folder_is_one_line_for_every_command(arguments: list[str], tmp_path: Path) -> None:
+def test_a_deleted_working_folder_is_one_line_for_every_command(
+    arguments: list[str], tmp_path: Path
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     program = [*command()[:-1], *arguments]
     shell = ["/bin/sh", "-c", f'cd "{gone}" && rmdir "{gone}" && exec "$@"', "sh", *program]
     done = subprocess.run(
-        shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment(), timeout=60, check=False
+        shell,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.strip().splitlines()

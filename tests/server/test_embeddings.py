@@ -46,8 +46,14 @@ async def test_a_client_that_goes_away_ends_its_work_and_no_other(server: Server
     def running() -> int:
         return int(httpx.get(f"{server.url}/health", timeout=60).json()["models"][0]["running"])
 
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        answer = asyncio.create_task(client.chat.completions.create(model="demo", messages=HELLO, temperature=0, max_tokens=40))
+    async with openai.AsyncOpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0
+    ) as client:
+        answer = asyncio.create_task(
+            client.chat.completions.create(
+                model="demo", messages=HELLO, temperature=0, max_tokens=40
+            )
+        )
         embedding = asyncio.create_task(client.embeddings.create(model="demo", input=texts))
         await asyncio.to_thread(until, lambda: running() > 1, "the texts are read")
         embedding.cancel()

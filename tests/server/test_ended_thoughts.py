@@ -23,7 +23,9 @@ def server() -> Iterator[ServerProcess]:
 def test_a_client_can_end_a_thought_while_it_is_told(server: ServerProcess) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     marks = [
-        httpx.post(f"{server.url}/tokenize", json={"prompt": mark, "add_special_tokens": False}, timeout=60).json()["tokens"]
+        httpx.post(
+            f"{server.url}/tokenize", json={"prompt": mark, "add_special_tokens": False}, timeout=60
+        ).json()["tokens"]
         for mark in ("</think>", "<|im_end|>")
     ]
     stream = client.chat.completions.create(
@@ -34,18 +36,25 @@ def test_a_client_can_end_a_thought_while_it_is_told(server: ServerProcess) -> N
         stream=True,
         stream_options={"include_usage": True},
         reasoning_effort="high",
-        logit_bias={str(token_id): -100 for mark in marks for token_id in mark},  # by itself it never ends its thought
+        # by itself it never ends its thought
+        logit_bias={str(token_id): -100 for mark in marks for token_id in mark},
     )
     chunks = iter(stream)
-    first = next(chunk for chunk in chunks if getattr(chunk.choices[0].delta, "reasoning_content", None))
+    first = next(
+        chunk for chunk in chunks if getattr(chunk.choices[0].delta, "reasoning_content", None)
+    )
     body: dict[str, Any] = {"id": first.id, "action": "reasoning_end", "model": "demo"}
     assert client.post("/chat/completions/control", body=body, cast_to=object) == {"success": True}
     rest = list(chunks)
-    assert any(chunk.choices and chunk.choices[0].delta.content for chunk in rest), "behind the thought the answer begins"
+    assert any(chunk.choices and chunk.choices[0].delta.content for chunk in rest), (
+        "behind the thought the answer begins"
+    )
     assert rest[-1].usage is not None
     details: Any = rest[-1].usage.completion_tokens_details
     assert details.reasoning_ended_by == "request"
     assert details.reasoning_tokens < 300
-    until(lambda: "thought ended by request" in server.log(), "the line of the request is in the log")
+    until(
+        lambda: "thought ended by request" in server.log(), "the line of the request is in the log"
+    )
     late = client.post("/chat/completions/control", body=body, cast_to=object)
     assert late == {"success": False, "message": "no answer with this id is being made"}

@@ -1,4 +1,6 @@
-"""A chat template that never ends for some conversation neither stops the server from serving nor from stopping."""
+"""A chat template that never ends for some conversation neither stops the server from serving nor
+from stopping.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,17 @@ def ask(server: ServerProcess, content: str) -> httpx.Response:
 
 
 def busy_renderers(server: ServerProcess) -> list[psutil.Process]:
-    renderers = children_running("holdfast.front.prompt.template_worker", psutil.Process(server.process.pid))
-    return [each for each in renderers if each.is_running() and each.status() == psutil.STATUS_RUNNING]
+    renderers = children_running(
+        "holdfast.front.prompt.template_worker", psutil.Process(server.process.pid)
+    )
+    return [
+        each for each in renderers if each.is_running() and each.status() == psutil.STATUS_RUNNING
+    ]
 
 
-def test_others_are_answered_meanwhile_the_client_is_told_and_the_server_ends(server: ServerProcess) -> None:
+def test_others_are_answered_meanwhile_the_client_is_told_and_the_server_ends(
+    server: ServerProcess,
+) -> None:
     with ThreadPoolExecutor(2) as threads:
         refused = threads.submit(ask, server, "loop")
         until(lambda: bool(busy_renderers(server)), "the template is being rendered")

@@ -34,19 +34,32 @@ def server() -> Iterator[ServerProcess]:
     assert server.stop() == 0, server.log()
 
 
-def test_four_hundred_half_open_connections_are_closed_while_others_are_served(server: ServerProcess) -> None:
+def test_four_hundred_half_open_connections_are_closed_while_others_are_served(
+    server: ServerProcess,
+) -> None:
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
-    with contextlib.ExitStack() as opened, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+    with (
+        contextlib.ExitStack() as opened,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
         held = []
-        for place in range(400):  # each says its half at once: one that says nothing is closed without a word
-            held.append(opened.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS)))
+        # each says its half at once: one that says nothing is closed without a word
+        for place in range(400):
+            held.append(
+                opened.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS))
+            )
             held[-1].sendall(HALF[place % 2])
-        answer = client.completions.create(model="demo", prompt="one", max_tokens=3, extra_body={"ignore_eos": True})
+        answer = client.completions.create(
+            model="demo", prompt="one", max_tokens=3, extra_body={"ignore_eos": True}
+        )
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 3
         ends = [b"".join(iter(lambda one=one: one.recv(4096), b"")) for one in held]  # type: ignore[misc]
         assert {end[:12] for end in ends} == {b"HTTP/1.1 408"}
-        further = [opened.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS)) for _ in range(400)]
+        further = [
+            opened.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS))
+            for _ in range(400)
+        ]
         assert len(further) == 400  # the closed ones do not count
         assert client.models.list().data[0].id == "demo"
     until(lambda: server.log().count("connection ended") >= 1, "it is in the log")

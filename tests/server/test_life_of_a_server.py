@@ -42,7 +42,9 @@ def test_a_disconnect_stops_the_work(server: ServerProcess) -> None:
     until(lambda: server.model()["running"] == 0, "the work has stopped")
 
 
-def test_the_front_process_has_no_mlx_in_its_memory(server: ServerProcess, client: openai.OpenAI) -> None:
+def test_the_front_process_has_no_mlx_in_its_memory(
+    server: ServerProcess, client: openai.OpenAI
+) -> None:
     client.completions.create(model="demo", prompt="one", max_tokens=1)
     maps = Path(f"/proc/{server.process.pid}/maps")
     if not maps.exists():
@@ -59,7 +61,9 @@ def test_front_and_worker_are_small_at_rest(model_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_server_and_worker_in_order(model_folder: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_server_and_worker_in_order(
+    model_folder: Path, number: signal.Signals
+) -> None:
     with running_server(model_folder) as server:
         worker = psutil.Process(server.model()["pid"])
         assert server.stop(number) == 0
@@ -80,13 +84,20 @@ def test_running_answers_are_cut_when_the_time_to_stop_is_over(model_folder: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_is_waited_for_is_said_and_a_second_signal_ends_it(model_folder: Path, number: signal.Signals) -> None:
+def test_what_is_waited_for_is_said_and_a_second_signal_ends_it(
+    model_folder: Path, number: signal.Signals
+) -> None:
     with running_server(model_folder, "--set", "server.shutdown_seconds=60") as server:
         streams = [iter(long_stream(server)) for _ in range(2)]
         for stream in streams:
             next(stream)
         server.process.send_signal(number)
-        until(lambda: "waiting for 2 answers, 60 s at most; press Ctrl-C again to end now" in server.log(), "it is said")
+        until(
+            lambda: (
+                "waiting for 2 answers, 60 s at most; press Ctrl-C again to end now" in server.log()
+            ),
+            "it is said",
+        )
         next(streams[0])  # they go on
         assert server.stop(number) == 0
         for stream in streams:
@@ -96,7 +107,9 @@ def test_what_is_waited_for_is_said_and_a_second_signal_ends_it(model_folder: Pa
         assert not re.search("ERROR|Traceback", server.log())
 
 
-def test_an_answer_that_ends_in_time_is_given_whole_and_then_the_server_ends(model_folder: Path) -> None:
+def test_an_answer_that_ends_in_time_is_given_whole_and_then_the_server_ends(
+    model_folder: Path,
+) -> None:
     with running_server(model_folder, "--set", "server.shutdown_seconds=60") as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         stream = iter(client.completions.create(**{**LONG, "max_tokens": 200}, stream=True))  # type: ignore[call-overload]
@@ -112,7 +125,10 @@ def test_an_upload_that_is_under_way_does_not_hold_the_server_up(model_folder: P
     with running_server(model_folder, "--set", "server.shutdown_seconds=0.5") as server:
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         with socket.create_connection(address) as half, socket.create_connection(address) as silent:
-            half.sendall(b"POST /v1/sessions/import HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx")
+            half.sendall(
+                b"POST /v1/sessions/import HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+                b"9\r\n\r\nx"
+            )
             silent.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert silent.recv(12) == b"HTTP/1.1 200"
             assert server.stop() == 0
@@ -129,7 +145,9 @@ def test_others_are_told_their_address_and_the_owner_the_risk(model_folder: Path
         for url in [*others, server.url]:
             assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=60).status_code == 200
         assert all(url.endswith(f":{port}") for url in others)
-        refused = httpx.get(f"{server.url}/v1/models", headers={"host": "box.local"}, trust_env=False, timeout=60)
+        refused = httpx.get(
+            f"{server.url}/v1/models", headers={"host": "box.local"}, trust_env=False, timeout=60
+        )
         assert refused.status_code == 421
         assert "--allowed-hosts" in refused.json()["error"]["message"]
 
@@ -140,7 +158,10 @@ def test_a_second_signal_ends_a_running_answer_at_once_and_in_order(model_folder
         stream = iter(long_stream(server))
         next(stream)
         server.process.send_signal(signal.SIGINT)
-        until(lambda: httpx.get(f"{server.url}/health", timeout=60).status_code == 503, "the first signal begins the end")
+        until(
+            lambda: httpx.get(f"{server.url}/health", timeout=60).status_code == 503,
+            "the first signal begins the end",
+        )
         assert server.stop(signal.SIGINT) == 0
         assert not worker.is_running()
         assert "Traceback" not in server.log()
@@ -150,10 +171,15 @@ def test_a_worker_does_not_outlive_a_killed_front(model_folder: Path) -> None:
     with running_server(model_folder) as server:
         worker = psutil.Process(server.model()["pid"])
         server.stop(signal.SIGKILL)
-        until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker has ended")
+        until(
+            lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE,
+            "the worker has ended",
+        )
 
 
-def test_a_taken_port_is_one_line_and_exit_code_2(server: ServerProcess, model_folder: Path) -> None:
+def test_a_taken_port_is_one_line_and_exit_code_2(
+    server: ServerProcess, model_folder: Path
+) -> None:
     port = server.url.rpartition(":")[2]
     assert "is taken" in _refused(str(model_folder), "--port", port)
 
@@ -165,12 +191,21 @@ def test_a_missing_model_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 def test_a_truncated_model_is_one_line_and_exit_code_2(model_folder: Path, tmp_path: Path) -> None:
     for file in model_folder.iterdir():
         content = file.read_bytes()
-        (tmp_path / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
+        (tmp_path / file.name).write_bytes(
+            content[: len(content) // 2] if file.suffix == ".safetensors" else content
+        )
     assert "model.safetensors" in _refused(str(tmp_path))
 
 
 def _refused(*arguments: str) -> str:
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), timeout=60, check=False)
+    done = subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.strip().splitlines()
     return line

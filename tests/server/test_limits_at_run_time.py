@@ -39,16 +39,30 @@ def text_of(client: openai.OpenAI, number: int) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
-def test_no_stream_is_lost_or_changed_and_a_new_worker_has_the_limits_too(server: ServerProcess, client: openai.OpenAI) -> None:
+def test_no_stream_is_lost_or_changed_and_a_new_worker_has_the_limits_too(
+    server: ServerProcess, client: openai.OpenAI
+) -> None:
     before = change(server)
     with ThreadPoolExecutor(AGENTS) as threads:
         undisturbed = list(threads.map(lambda number: text_of(client, number), range(AGENTS)))
         streams = [threads.submit(text_of, client, number) for number in range(AGENTS)]
         until(lambda: server.model()["running"] == AGENTS, "all of them run")
-        assert change(server, max_running=1, step_tokens=64) == {"id": "demo", "max_running": 1, "step_tokens": 64}
+        assert change(server, max_running=1, step_tokens=64) == {
+            "id": "demo",
+            "max_running": 1,
+            "step_tokens": 64,
+        }
         until(lambda: server.model()["running"] == 1, "one runs, the others wait")
         psutil.Process(server.model()["pid"]).kill()
-        until(lambda: server.model()["state"] == "ready" and server.model()["running"] == 1, "another worker goes on with one")
+        until(
+            lambda: server.model()["state"] == "ready" and server.model()["running"] == 1,
+            "another worker goes on with one",
+        )
         assert change(server)["max_running"] == 1
-        assert change(server, **{name: before[name] for name in ("max_running", "step_tokens")})["max_running"] > 1
+        assert (
+            change(server, **{name: before[name] for name in ("max_running", "step_tokens")})[
+                "max_running"
+            ]
+            > 1
+        )
         assert [stream.result() for stream in streams] == undisturbed

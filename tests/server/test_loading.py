@@ -1,4 +1,6 @@
-"""A server whose worker is held up while it loads: who comes meanwhile waits, and is answered in the end."""
+"""A server whose worker is held up while it loads: who comes meanwhile waits, and is answered in
+the end.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,21 @@ import pytest
 
 from tests.fakes.server_process import ServerProcess, until
 
-BODY = {"model": "demo", "prompt": "one", "max_tokens": 3, "ignore_eos": True, "holdfast": {"explain": True}}
+BODY = {
+    "model": "demo",
+    "prompt": "one",
+    "max_tokens": 3,
+    "ignore_eos": True,
+    "holdfast": {"explain": True},
+}
 
 
 @pytest.fixture
 def held_up(model_folder: Path) -> Iterator[tuple[ServerProcess, psutil.Process]]:
     """A server that listens, and its worker, stopped before it can have loaded anything."""
-    server = ServerProcess(str(model_folder), "--name", "demo", "--set", "residency.hang_seconds=600")
+    server = ServerProcess(
+        str(model_folder), "--name", "demo", "--set", "residency.hang_seconds=600"
+    )
     try:
         front = psutil.Process(server.process.pid)
         until(lambda: bool(front.children()), "the worker is started")
@@ -37,15 +47,23 @@ def held_up(model_folder: Path) -> Iterator[tuple[ServerProcess, psutil.Process]
 
 
 def _ports(process: psutil.Process) -> list[int]:
-    return [found.laddr.port for found in process.net_connections("tcp") if found.status == psutil.CONN_LISTEN]
+    return [
+        found.laddr.port
+        for found in process.net_connections("tcp")
+        if found.status == psutil.CONN_LISTEN
+    ]
 
 
-def test_all_who_come_while_the_model_is_loaded_wait_and_are_answered(held_up: tuple[ServerProcess, psutil.Process]) -> None:
+def test_all_who_come_while_the_model_is_loaded_wait_and_are_answered(
+    held_up: tuple[ServerProcess, psutil.Process],
+) -> None:
     server, worker = held_up
     headers = threading.Event()
 
     def stream() -> str:
-        with httpx.stream("POST", f"{server.url}/v1/completions", json={**BODY, "stream": True}, timeout=60) as response:
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json={**BODY, "stream": True}, timeout=60
+        ) as response:
             assert response.status_code == 200
             headers.set()
             return "".join(response.iter_text())
@@ -55,7 +73,9 @@ def test_all_who_come_while_the_model_is_loaded_wait_and_are_answered(held_up: t
         whole = threads.submit(httpx.post, f"{server.url}/v1/completions", json=BODY, timeout=60)
         sessions = threads.submit(httpx.get, f"{server.url}/v1/sessions", timeout=60)
         with pytest.raises(httpx.ReadTimeout):  # and is dropped
-            httpx.post(f"{server.url}/v1/completions", json={**BODY, "max_tokens": 5000}, timeout=0.3)
+            httpx.post(
+                f"{server.url}/v1/completions", json={**BODY, "max_tokens": 5000}, timeout=0.3
+            )
         assert headers.wait(60)
         health = httpx.get(f"{server.url}/health", timeout=60)
         assert (health.status_code, health.json()["status"]) == (503, "loading")
@@ -65,7 +85,8 @@ def test_all_who_come_while_the_model_is_loaded_wait_and_are_answered(held_up: t
         answer = whole.result()
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 3
-        assert answer.json()["holdfast"]["seconds"]["accept"] > 0.5  # the stream's headers came before
+        # the stream's headers came before
+        assert answer.json()["holdfast"]["seconds"]["accept"] > 0.5
         assert streamed.result().endswith("data: [DONE]\n\n")
         assert sessions.result().json()["data"] == []
     server.wait_ready()
@@ -85,7 +106,10 @@ def test_who_comes_while_a_dead_worker_is_replaced_is_answered_by_the_new_one(
     worker.resume()
     server.wait_ready()
     worker.send_signal(signal.SIGKILL)
-    until(lambda: httpx.get(f"{server.url}/health", timeout=60).status_code == 503, "the death is seen")
+    until(
+        lambda: httpx.get(f"{server.url}/health", timeout=60).status_code == 503,
+        "the death is seen",
+    )
     answer = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60)
     assert answer.status_code == 200, answer.text
     assert server.model()["pid"] != worker.pid

@@ -1,4 +1,6 @@
-"""Connections that break in mid-answer, with the official clients: the same request again gets the answer, drawn once."""
+"""Connections that break in mid-answer, with the official clients: the same request again gets the
+answer, drawn once.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,18 @@ import pytest
 from tests.fakes.scripted_model import calls, write_scripted
 from tests.fakes.server_process import ServerProcess, until
 
-TEXT = "I look at all notes first. " + "one two three four five six seven " * 12 + "and that is all."
+TEXT = (
+    "I look at all notes first. " + "one two three four five six seven " * 12 + "and that is all."
+)
 ARGUMENTS = {"path": "notes/harbour.txt", "lines": [str(number) for number in range(40)]}
 SCRIPT = calls(("write_file", ARGUMENTS), text=TEXT)
-SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "lines": {"type": "array", "items": {"type": "string"}}}}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "lines": {"type": "array", "items": {"type": "string"}},
+    },
+}
 ASKED: list[Any] = [{"role": "user", "content": "Write it down."}]
 TOOL: list[Any] = [{"type": "function", "function": {"name": "write_file", "parameters": SCHEMA}}]
 
@@ -34,7 +44,9 @@ GREEDY: dict[str, Any] = {"temperature": 0}  # so that a lost answer may go to t
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = Path(tmp_path_factory.mktemp("scripted"))
     write_scripted(folder, [SCRIPT] * 2)
-    server = ServerProcess(str(folder), "--name", "scripted", "--set", "server.unattended_seconds=0")
+    server = ServerProcess(
+        str(folder), "--name", "scripted", "--set", "server.unattended_seconds=0"
+    )
     server.wait_ready()
     yield server
     assert server.stop() == 0, server.log()
@@ -48,7 +60,13 @@ class Chat:
 
     def begun(self, name: str) -> Any:
         return self.client.chat.completions.create(
-            model="scripted", messages=ASKED, tools=TOOL, stream=True, stream_options={"include_usage": True}, user=name, **GREEDY
+            model="scripted",
+            messages=ASKED,
+            tools=TOOL,
+            stream=True,
+            stream_options={"include_usage": True},
+            user=name,
+            **GREEDY,
         )
 
     def streamed(self, name: str) -> tuple[str, Any]:
@@ -58,7 +76,9 @@ class Chat:
         return "".join(delta.content or "" for delta in said), json.loads("".join(arguments))
 
     def whole(self, name: str) -> tuple[str, Any]:
-        answer = self.client.chat.completions.create(model="scripted", messages=ASKED, tools=TOOL, user=name, **GREEDY)
+        answer = self.client.chat.completions.create(
+            model="scripted", messages=ASKED, tools=TOOL, user=name, **GREEDY
+        )
         message = answer.choices[0].message
         (call,) = message.tool_calls or ()
         return message.content or "", json.loads(call.function.arguments)
@@ -134,7 +154,9 @@ class OllamaChat:
         self.client = ollama.Client(host=url)
 
     def begun(self, name: str) -> Any:
-        return self.client.chat("scripted", ASKED, tools=TOOL, stream=True, options={"stop": [name], **GREEDY})
+        return self.client.chat(
+            "scripted", ASKED, tools=TOOL, stream=True, options={"stop": [name], **GREEDY}
+        )
 
     def streamed(self, name: str) -> tuple[str, Any]:
         said = [part.message for part in self.begun(name)]
@@ -142,7 +164,9 @@ class OllamaChat:
         return "".join(message.content or "" for message in said), call.function.arguments
 
     def whole(self, name: str) -> tuple[str, Any]:
-        message = self.client.chat("scripted", ASKED, tools=TOOL, options={"stop": [name], **GREEDY}).message
+        message = self.client.chat(
+            "scripted", ASKED, tools=TOOL, options={"stop": [name], **GREEDY}
+        ).message
         (call,) = message.tool_calls or ()
         return message.content or "", call.function.arguments
 
@@ -152,7 +176,11 @@ CLIENTS = (Chat, Responses, Messages, OllamaChat)
 
 def generated_tokens(server: ServerProcess) -> float:
     lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("holdfast_worker_generated_tokens_total{"))
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("holdfast_worker_generated_tokens_total{")
+    )
 
 
 def rests(server: ServerProcess) -> bool:
@@ -170,7 +198,9 @@ def drawn(server: ServerProcess, answered: Callable[[], tuple[str, Any]]) -> flo
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_a_stream_that_breaks_is_given_whole_to_the_same_request_and_drawn_once(server: ServerProcess, kind: Any) -> None:
+def test_a_stream_that_breaks_is_given_whole_to_the_same_request_and_drawn_once(
+    server: ServerProcess, kind: Any
+) -> None:
     client = kind(server.url)
     usual = drawn(server, lambda: client.streamed("undisturbed"))
 
@@ -223,7 +253,9 @@ def breaking_proxy(server: ServerProcess) -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_a_whole_answer_that_breaks_off_is_drawn_once(server: ServerProcess, kind: Any) -> None:
-    """OpenAI's and Anthropic's clients send the request again by themselves; Ollama's leaves that to its caller."""
+    """OpenAI's and Anthropic's clients send the request again by themselves; Ollama's leaves that
+    to its caller.
+    """
     usual = drawn(server, lambda: kind(server.url).whole("whole and undisturbed"))
     with breaking_proxy(server) as url:
         client = kind(url)

@@ -1,4 +1,6 @@
-"""A server of three models with room for two: loaded when they are asked for, swapped, and what they have read is there again."""
+"""A server of three models with room for two: loaded when they are asked for, swapped, and what
+they have read is there again.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ LONG = "The river rose in the night, and in the morning the bridge was gone. " *
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("models")
     tables = ("holdfast-demo", "holdfast-demo-draft", "holdfast-demo-window")
-    catalog = [f'[models.{name}]\nid = "{model}"\n' for name, model in zip(MODELS, tables, strict=True)]
+    catalog = [
+        f'[models.{name}]\nid = "{model}"\n' for name, model in zip(MODELS, tables, strict=True)
+    ]
     (folder / "models.toml").write_text("\n".join(catalog))
     server = ServerProcess(
         *("--models", str(folder / "models.toml"), "--store", str(folder / "store")),
@@ -51,16 +55,27 @@ def loads(server: ServerProcess, model: str) -> int:
 
 
 def ask(server: ServerProcess, model: str, text: str, **fields: Any) -> dict[str, Any]:
-    body = {"model": model, "prompt": text, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **fields}
+    body = {
+        "model": model,
+        "prompt": text,
+        "max_tokens": 4,
+        "temperature": 0,
+        "ignore_eos": True,
+        **fields,
+    }
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-def test_thirty_who_ask_for_a_cold_model_at_once_are_answered_after_one_load(server: ServerProcess) -> None:
+def test_thirty_who_ask_for_a_cold_model_at_once_are_answered_after_one_load(
+    server: ServerProcess,
+) -> None:
     assert states(server) == dict.fromkeys(MODELS, "unloaded")
     with ThreadPoolExecutor(30) as threads:
-        answers = list(threads.map(lambda number: ask(server, "draft", f"number {number}"), range(30)))
+        answers = list(
+            threads.map(lambda number: ask(server, "draft", f"number {number}"), range(30))
+        )
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [4] * 30
     assert loads(server, "draft") == 1
     assert states(server) == {"demo": "unloaded", "draft": "ready", "window": "unloaded"}
@@ -68,15 +83,29 @@ def test_thirty_who_ask_for_a_cold_model_at_once_are_answered_after_one_load(ser
 
 def test_ninety_over_three_models_are_answered_and_no_stream_is_cut(server: ServerProcess) -> None:
     def stream() -> int:
-        body = {"model": "demo", "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as response:
-            events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+        body = {
+            "model": "demo",
+            "prompt": "Once",
+            "max_tokens": 400,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=body, timeout=120
+        ) as response:
+            events = [
+                json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")
+            ]
         assert events[-1]["choices"][0]["finish_reason"] == "length"
         return len(events)
 
     with ThreadPoolExecutor(40) as threads:
         streamed = threads.submit(stream)
-        answers = list(threads.map(lambda number: ask(server, MODELS[number % 3], f"number {number}"), range(90)))
+        answers = list(
+            threads.map(
+                lambda number: ask(server, MODELS[number % 3], f"number {number}"), range(90)
+            )
+        )
     assert streamed.result() > 0
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [4] * 90
     assert sum(state != "unloaded" for state in states(server).values()) <= 2

@@ -14,7 +14,10 @@ import pytest
 
 from tests.fakes.server_process import ServerProcess, until
 
-TEXT = "The lighthouse keeper wrote every ship into his book, with its name, its flag and the weather of that day. " * 12
+TEXT = (
+    "The lighthouse keeper wrote every ship into his book, with its name, its flag and the weather "
+    "of that day. " * 12
+)
 
 
 @pytest.fixture
@@ -23,7 +26,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared_server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def shared_server(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     server = start(model_folder, tmp_path_factory.mktemp("shared") / "store")
     yield server
     assert server.stop() == 0, server.log()
@@ -41,10 +46,20 @@ class Asked:
     def __init__(self, process: ServerProcess, headers: dict[str, str] | None = None) -> None:
         self.process, self._headers = process, headers or {}
 
-    def complete(self, prompt: str = TEXT, *, headers: dict[str, str] | None = None, **fields: Any) -> Any:
-        body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "holdfast": {"explain": True}, **fields}
+    def complete(
+        self, prompt: str = TEXT, *, headers: dict[str, str] | None = None, **fields: Any
+    ) -> Any:
+        body = {
+            "prompt": prompt,
+            "max_tokens": 4,
+            "temperature": 0,
+            "holdfast": {"explain": True},
+            **fields,
+        }
         asked = {**self._headers, **(headers or {})}
-        response = httpx.post(f"{self.process.url}/v1/completions", json=body, headers=asked, timeout=60)
+        response = httpx.post(
+            f"{self.process.url}/v1/completions", json=body, headers=asked, timeout=60
+        )
         assert response.status_code == 200, response.text
         return response.json()
 
@@ -59,7 +74,9 @@ def cached(answer: Any) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def test_what_was_read_is_there_after_a_kill_and_comes_from_disk(model_folder: Path, folder: Path) -> None:
+def test_what_was_read_is_there_after_a_kill_and_comes_from_disk(
+    model_folder: Path, folder: Path
+) -> None:
     first = start(model_folder, folder)
     before = Asked(first).complete()
     assert (cached(before), before["holdfast"]["reason"]) == (0, "nothing_stored")
@@ -76,26 +93,45 @@ def test_what_was_read_is_there_after_a_kill_and_comes_from_disk(model_folder: P
     assert after["choices"] == before["choices"]
     assert cached(after) == prompt_tokens - 1
     assert after["holdfast"]["reason"] == "complete"
-    assert (after["holdfast"]["ram_tokens"], after["holdfast"]["disk_tokens"]) == (0, prompt_tokens - 1)
+    assert (after["holdfast"]["ram_tokens"], after["holdfast"]["disk_tokens"]) == (
+        0,
+        prompt_tokens - 1,
+    )
     assert after["holdfast"]["seconds"]["restore"] > 0
     again = Asked(second).complete()
-    assert (again["holdfast"]["ram_tokens"], again["holdfast"]["disk_tokens"]) == (prompt_tokens - 1, 0)
+    assert (again["holdfast"]["ram_tokens"], again["holdfast"]["disk_tokens"]) == (
+        prompt_tokens - 1,
+        0,
+    )
     assert second.stop() == 0, second.log()
 
 
-def test_a_worker_whose_front_was_killed_keeps_what_it_has_and_ends(model_folder: Path, folder: Path) -> None:
+def test_a_worker_whose_front_was_killed_keeps_what_it_has_and_ends(
+    model_folder: Path, folder: Path
+) -> None:
     first = start(model_folder, folder)
     worker = psutil.Process(first.model()["pid"])
-    body = {"prompt": TEXT, "max_tokens": 3000, "temperature": 0, "stream": True, "ignore_eos": True}
+    body = {
+        "prompt": TEXT,
+        "max_tokens": 3000,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
     with httpx.stream("POST", f"{first.url}/v1/completions", json=body, timeout=60) as response:
         next(response.iter_lines())
         first.process.kill()
         first.process.wait()
-    until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the end of the worker")
+    until(
+        lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE,
+        "the end of the worker",
+    )
 
     second = start(model_folder, folder)
     after = Asked(second).complete()
-    assert cached(after) == after["usage"]["prompt_tokens"] - 1, "the last block of the prompt was full with the answer only"
+    assert cached(after) == after["usage"]["prompt_tokens"] - 1, (
+        "the last block of the prompt was full with the answer only"
+    )
     assert second.stop() == 0, second.log()
 
 
@@ -109,8 +145,20 @@ def test_a_worker_that_is_killed_loses_parked_states_and_nothing_else(server: As
     def first_turn(headers: dict[str, str]) -> Any:
         kept, blocks = figure("holdfast_prefix_cache_kept_tokens"), figure("holdfast_store_blocks")
         answer = server.complete(max_tokens=8, headers=headers)
-        until(lambda: figure("holdfast_prefix_cache_kept_tokens") >= kept + answer["usage"]["total_tokens"] - 1, "all is kept")
-        until(lambda: figure("holdfast_store_blocks") > blocks and not figure("holdfast_store_queued_blocks"), "all is on disk")
+        until(
+            lambda: (
+                figure("holdfast_prefix_cache_kept_tokens")
+                >= kept + answer["usage"]["total_tokens"] - 1
+            ),
+            "all is kept",
+        )
+        until(
+            lambda: (
+                figure("holdfast_store_blocks") > blocks
+                and not figure("holdfast_store_queued_blocks")
+            ),
+            "all is on disk",
+        )
         return answer
 
     told = {}
@@ -122,7 +170,9 @@ def test_a_worker_that_is_killed_loses_parked_states_and_nothing_else(server: As
         if who == "struck":
             os.kill(worker, signal.SIGKILL)
             until(lambda: not psutil.pid_exists(worker), "the end of the worker")  # noqa: B023
-        told[who] = server.complete(f"{TEXT}{first['choices'][0]['text']} And then", max_tokens=8, headers=headers)
+        told[who] = server.complete(
+            f"{TEXT}{first['choices'][0]['text']} And then", max_tokens=8, headers=headers
+        )
         assert (process.model()["pid"] == worker) == (who == "spared")
     spared, struck = told["spared"]["holdfast"], told["struck"]["holdfast"]
     assert told["struck"]["choices"] == told["spared"]["choices"]
@@ -132,14 +182,20 @@ def test_a_worker_that_is_killed_loses_parked_states_and_nothing_else(server: As
 
 def test_two_tenants_share_nothing_by_header_salt_or_key(server: Asked) -> None:
     assert cached(server.complete()) == 0
-    for who in ({"headers": {"X-Holdfast-Tenant": "ann"}}, {"headers": {"X-Holdfast-Tenant": "bob"}}, {"cache_salt": "ann"}):
+    for who in (
+        {"headers": {"X-Holdfast-Tenant": "ann"}},
+        {"headers": {"X-Holdfast-Tenant": "bob"}},
+        {"cache_salt": "ann"},
+    ):
         first, second = server.complete(**who), server.complete(**who)
         assert (cached(first), first["holdfast"]["reason"]) == (0, "nothing_stored")
         assert cached(second) == second["usage"]["prompt_tokens"] - 1
     assert cached(server.complete()) > 0
 
 
-def test_another_key_begins_with_nothing_and_no_key_stands_on_disk(model_folder: Path, folder: Path) -> None:
+def test_another_key_begins_with_nothing_and_no_key_stands_on_disk(
+    model_folder: Path, folder: Path
+) -> None:
     for key, expected in (("first-key", False), ("second-key", False), ("first-key", True)):
         server = start(model_folder, folder, "--api-key", key)
         answer = Asked(server, {"authorization": f"Bearer {key}"}).complete()
@@ -189,9 +245,14 @@ def test_metrics_and_health_show_what_is_kept(server: Asked) -> None:
     assert model["memory"]["kept_tokens"] > 100
     assert model["memory"]["ram_bytes"] > 0
     shown = dict(
-        line.rsplit(" ", 1) for line in httpx.get(f"{process.url}/metrics", timeout=60).text.splitlines() if line[:1] != "#"
+        line.rsplit(" ", 1)
+        for line in httpx.get(f"{process.url}/metrics", timeout=60).text.splitlines()
+        if line[:1] != "#"
     )
     label = f'model="{model["id"]}"'
     assert float(shown[f'holdfast_prefix_cache_lookups_total{{{label},outcome="complete"}}']) >= 1
-    assert float(shown[f'holdfast_prefix_cache_lookups_total{{{label},outcome="nothing_stored"}}']) >= 1
+    assert (
+        float(shown[f'holdfast_prefix_cache_lookups_total{{{label},outcome="nothing_stored"}}'])
+        >= 1
+    )
     assert float(shown[f"holdfast_store_writing{{{label}}}"]) == 1

@@ -1,4 +1,6 @@
-"""Tools, thoughts, stops and beginnings through Anthropic's client, on the bundled model: streamed and whole."""
+"""Tools, thoughts, stops and beginnings through Anthropic's client, on the bundled model: streamed
+and whole.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from tests.fakes.server_process import ServerProcess
 WEATHER = {
     "name": "get_weather",
     "description": "Get the weather of a city",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
 }
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Oslo?"}]
 SUM: list[dict[str, Any]] = [{"role": "user", "content": "What is 17 + 25?"}]
@@ -38,7 +44,12 @@ def claude(store: Path) -> Iterator[anthropic.Anthropic]:
 
 def options(messages: Any, **more: Any) -> Any:
     max_tokens = more.pop("max_tokens", 200)
-    return {"model": "demo", "max_tokens": max_tokens, "messages": messages, "extra_body": {"temperature": 0, **more}}
+    return {
+        "model": "demo",
+        "max_tokens": max_tokens,
+        "messages": messages,
+        "extra_body": {"temperature": 0, **more},
+    }
 
 
 def whole(client: anthropic.Anthropic, messages: Any, **more: Any) -> anthropic.types.Message:
@@ -57,7 +68,10 @@ def content(message: anthropic.types.Message) -> list[dict[str, Any]]:
 
 def test_what_was_cached_stays_cached_as_tools_are_found(claude: anthropic.Anthropic) -> None:
     names = [f"lighthouse_{number}" for number in range(10)]
-    deferred = [{**WEATHER, "name": name, "description": f"Get {name}", "defer_loading": True} for name in names]
+    deferred = [
+        {**WEATHER, "name": name, "description": f"Get {name}", "defer_loading": True}
+        for name in names
+    ]
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Find the lighthouses."}]
     known = 0
     for number, name in enumerate(names):
@@ -65,10 +79,19 @@ def test_what_was_cached_stays_cached_as_tools_are_found(claude: anthropic.Anthr
         cached = usage.cache_read_input_tokens or 0
         assert cached >= known - 4, f"search {number} made what was before it be read again"
         known = usage.input_tokens + cached
-        search = {"type": "tool_use", "id": f"call_{number}", "name": "get_weather", "input": {"city": name}}
+        search = {
+            "type": "tool_use",
+            "id": f"call_{number}",
+            "name": "get_weather",
+            "input": {"city": name},
+        }
         found = [{"type": "tool_reference", "tool_name": name}]
         result = {"type": "tool_result", "tool_use_id": f"call_{number}", "content": found}
-        messages = [*messages, {"role": "assistant", "content": [search]}, {"role": "user", "content": [result]}]
+        messages = [
+            *messages,
+            {"role": "assistant", "content": [search]},
+            {"role": "user", "content": [result]},
+        ]
     assert known > 500
 
 
@@ -76,7 +99,11 @@ def test_what_was_cached_stays_cached_as_tools_are_found(claude: anthropic.Anthr
 def test_a_tool_is_called_and_its_result_told(claude: anthropic.Anthropic, ask: Any) -> None:
     message = ask(claude, ASKED, tools=[WEATHER])
     (call,) = message.content
-    assert (message.stop_reason, call.name, call.input) == ("tool_use", "get_weather", {"city": "Oslo"})
+    assert (message.stop_reason, call.name, call.input) == (
+        "tool_use",
+        "get_weather",
+        {"city": "Oslo"},
+    )
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny, 21 degrees"}
     answer = {"role": "assistant", "content": [block.to_dict() for block in message.content]}
     after = ask(claude, [*ASKED, answer, {"role": "user", "content": [result]}], tools=[WEATHER])
@@ -85,17 +112,27 @@ def test_a_tool_is_called_and_its_result_told(claude: anthropic.Anthropic, ask: 
 
 
 @pytest.mark.parametrize("thinking", [{**THINK}, {**THINK, "display": "omitted"}])
-def test_a_thought_comes_first_and_back_again(claude: anthropic.Anthropic, thinking: dict[str, Any]) -> None:
+def test_a_thought_comes_first_and_back_again(
+    claude: anthropic.Anthropic, thinking: dict[str, Any]
+) -> None:
     message = whole(claude, SUM, thinking=thinking)
     assert content(streamed(claude, SUM, thinking=thinking)) == content(message)
     thought, text = message.content
-    assert (thought.type, text.type, bool(getattr(thought, "thinking", ""))) == ("thinking", "text", "display" not in thinking)
+    assert (thought.type, text.type, bool(getattr(thought, "thinking", ""))) == (
+        "thinking",
+        "text",
+        "display" not in thinking,
+    )
     assert message.usage.output_tokens_details is not None
     assert 0 < message.usage.output_tokens_details.thinking_tokens < message.usage.output_tokens
     answer = {"role": "assistant", "content": [block.to_dict() for block in message.content]}
-    after = whole(claude, [*SUM, answer, {"role": "user", "content": "Thank you!"}], thinking=thinking)
+    after = whole(
+        claude, [*SUM, answer, {"role": "user", "content": "Thank you!"}], thinking=thinking
+    )
     known = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
-    assert (after.usage.cache_read_input_tokens or 0) >= known - 4, "all up to the answer was read before"
+    assert (after.usage.cache_read_input_tokens or 0) >= known - 4, (
+        "all up to the answer was read before"
+    )
 
 
 def test_who_asks_for_no_thought_gets_none(claude: anthropic.Anthropic) -> None:
@@ -120,13 +157,22 @@ def test_a_beginning_is_continued(claude: anthropic.Anthropic) -> None:
 
 
 def test_an_answer_has_the_form_that_is_asked_for(claude: anthropic.Anthropic) -> None:
-    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": False}
-    message = whole(claude, SUM, output_config={"format": {"type": "json_schema", "schema": schema}})
+    schema = {
+        "type": "object",
+        "properties": {"sum": {"type": "integer"}},
+        "required": ["sum"],
+        "additionalProperties": False,
+    }
+    message = whole(
+        claude, SUM, output_config={"format": {"type": "json_schema", "schema": schema}}
+    )
     assert set(json.loads(content(message)[0]["text"])) == {"sum"}
 
 
 def test_a_count_is_what_the_answer_counts(claude: anthropic.Anthropic) -> None:
-    counted = claude.messages.count_tokens(model="demo", messages=ASKED, tools=[WEATHER], system="Be brief.")  # type: ignore[list-item, arg-type]
+    counted = claude.messages.count_tokens(
+        model="demo", messages=ASKED, tools=[WEATHER], system="Be brief."
+    )  # type: ignore[list-item, arg-type]
     usage = whole(claude, ASKED, tools=[WEATHER], system="Be brief.").usage
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
@@ -134,29 +180,57 @@ def test_a_count_is_what_the_answer_counts(claude: anthropic.Anthropic) -> None:
 BILLING = "x-anthropic-billing-header: cc_version=2.1.{0}; cc_entrypoint=cli; cch={0};"
 
 
-def test_what_changes_with_every_request_of_claude_code_costs_nothing(claude: anthropic.Anthropic) -> None:
-    """The header for accounting, and a system message in the middle: blocks the first time, text the next."""
+def test_what_changes_with_every_request_of_claude_code_costs_nothing(
+    claude: anthropic.Anthropic,
+) -> None:
+    """The header for accounting, and a system message in the middle: blocks the first time, text
+    the next.
+    """
     reminder, usages = "Remember to be brief. " * 8, []
-    for number, said in enumerate(([{"type": "text", "text": reminder, "cache_control": {"type": "ephemeral"}}], reminder)):
-        system = [{"type": "text", "text": BILLING.format(number)}, {"type": "text", "text": "You help with code."}]
-        usages.append(whole(claude, [*ASKED, {"role": "system", "content": said}], system=system, metadata={}).usage)
+    for number, said in enumerate(
+        ([{"type": "text", "text": reminder, "cache_control": {"type": "ephemeral"}}], reminder)
+    ):
+        system = [
+            {"type": "text", "text": BILLING.format(number)},
+            {"type": "text", "text": "You help with code."},
+        ]
+        usages.append(
+            whole(
+                claude, [*ASKED, {"role": "system", "content": said}], system=system, metadata={}
+            ).usage
+        )
     assert usages[0].cache_creation_input_tokens
     assert (usages[1].cache_read_input_tokens, usages[1].input_tokens) == (
-        usages[0].input_tokens + usages[0].cache_creation_input_tokens + (usages[0].cache_read_input_tokens or 0) - 1,
+        usages[0].input_tokens
+        + usages[0].cache_creation_input_tokens
+        + (usages[0].cache_read_input_tokens or 0)
+        - 1,
         1,
     )
 
 
-def test_a_schema_that_cannot_be_kept_is_named_as_the_client_calls_it(claude: anthropic.Anthropic) -> None:
-    strict = {**WEATHER, "strict": True, "input_schema": {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}}
+def test_a_schema_that_cannot_be_kept_is_named_as_the_client_calls_it(
+    claude: anthropic.Anthropic,
+) -> None:
+    strict = {
+        **WEATHER,
+        "strict": True,
+        "input_schema": {"type": "object", "properties": {"a": {"not": {"type": "string"}}}},
+    }
     with pytest.raises(anthropic.BadRequestError, match=r"`tools\.0\.input_schema`"):
         whole(claude, ASKED, tools=[strict])
     with pytest.raises(anthropic.BadRequestError, match=r"`output_config\.format\.schema`"):
-        whole(claude, ASKED, output_config={"format": {"type": "json_schema", "schema": {"type": "nothing"}}})
+        whole(
+            claude,
+            ASKED,
+            output_config={"format": {"type": "json_schema", "schema": {"type": "nothing"}}},
+        )
 
 
 def test_too_long_a_conversation_is_told_with_its_numbers(claude: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d+ maximum"):
+    with pytest.raises(
+        anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d+ maximum"
+    ):
         whole(claude, [{"role": "user", "content": "many words " * 40_000}])
 
 

@@ -23,7 +23,10 @@ HELLO = [{"role": "user", "content": "Hello"}]
 GREEDY = {"temperature": 0, "num_predict": 60}
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -50,7 +53,10 @@ def test_it_finds_the_server_and_its_model(client: ollama.Client, server: Server
     (running,) = client.ps().models
     assert listed.model == running.model == f"{MODEL}:latest"
     assert set(client.show(MODEL).capabilities or ()) >= {"completion", "tools", "thinking"}
-    assert httpx.get(server.url, headers={"user-agent": "ollama-python/0.6.3"}, timeout=60).text == "Ollama is running"
+    assert (
+        httpx.get(server.url, headers={"user-agent": "ollama-python/0.6.3"}, timeout=60).text
+        == "Ollama is running"
+    )
 
 
 def test_streamed_and_whole_answers_are_the_same(client: ollama.Client) -> None:
@@ -61,7 +67,11 @@ def test_streamed_and_whole_answers_are_the_same(client: ollama.Client) -> None:
     assert (lines[-1].done_reason, lines[-1].eval_count) == (whole.done_reason, whole.eval_count)
     said = client.generate(MODEL, "Hello", options=GREEDY)
     assert said.response == whole.message.content
-    assert (said.total_duration or 0) >= (said.prompt_eval_duration or 0) + (said.eval_duration or 0) > 0
+    assert (
+        (said.total_duration or 0)
+        >= (said.prompt_eval_duration or 0) + (said.eval_duration or 0)
+        > 0
+    )
 
 
 def test_a_tool_is_called_and_its_result_answered(client: ollama.Client) -> None:
@@ -77,22 +87,41 @@ def test_a_tool_is_called_and_its_result_answered(client: ollama.Client) -> None
 
 
 def test_the_next_turn_reads_only_what_is_new(client: ollama.Client, server: ServerProcess) -> None:
-    messages: list[Any] = [{"role": "user", "content": "What is 21 + 34, as seen by a client of Ollama?"}]
+    messages: list[Any] = [
+        {"role": "user", "content": "What is 21 + 34, as seen by a client of Ollama?"}
+    ]
     first = client.chat(MODEL, messages, think=True, options=GREEDY)
     messages += [first.message, {"role": "user", "content": "Hello"}]
-    body = {"model": MODEL, "messages": [message if isinstance(message, dict) else message.model_dump() for message in messages]}
-    second = httpx.post(f"{server.url}/api/chat", json={**body, "stream": False, "options": GREEDY}, timeout=60).json()
+    body = {
+        "model": MODEL,
+        "messages": [
+            message if isinstance(message, dict) else message.model_dump() for message in messages
+        ],
+    }
+    second = httpx.post(
+        f"{server.url}/api/chat", json={**body, "stream": False, "options": GREEDY}, timeout=60
+    ).json()
     assert first.prompt_eval_count is not None
     assert second["cached_tokens"] >= first.prompt_eval_count - 1
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as others:
-        usage = others.chat.completions.create(model=MODEL, messages=messages[:1], max_tokens=1).usage
+        usage = others.chat.completions.create(
+            model=MODEL, messages=messages[:1], max_tokens=1
+        ).usage
     assert usage is not None
     assert usage.prompt_tokens == first.prompt_eval_count
 
 
-def test_a_prompt_goes_on_from_its_context_and_reads_only_what_is_new(client: ollama.Client, server: ServerProcess) -> None:
+def test_a_prompt_goes_on_from_its_context_and_reads_only_what_is_new(
+    client: ollama.Client, server: ServerProcess
+) -> None:
     first = client.generate(MODEL, "What is 33 + 44, says a generated prompt?", options=GREEDY)
-    body = {"model": MODEL, "prompt": "Hello", "context": first.context, "stream": False, "options": GREEDY}
+    body = {
+        "model": MODEL,
+        "prompt": "Hello",
+        "context": first.context,
+        "stream": False,
+        "options": GREEDY,
+    }
     second = httpx.post(f"{server.url}/api/generate", json=body, timeout=60).json()
     assert first.prompt_eval_count is not None
     assert second["prompt_eval_count"] > first.prompt_eval_count
@@ -136,7 +165,9 @@ def test_a_form_holds_however_it_thinks(client: ollama.Client, think: Any, strea
 
 
 def test_what_goes_wrong_is_told_in_words(client: ollama.Client) -> None:
-    with pytest.raises(ollama.ResponseError, match='model "nobody" not found, try pulling it first') as missing:
+    with pytest.raises(
+        ollama.ResponseError, match='model "nobody" not found, try pulling it first'
+    ) as missing:
         client.chat("nobody", HELLO)
     assert missing.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match="maximum context length"):
@@ -151,7 +182,9 @@ def test_a_model_is_loaded_and_let_go_of_in_name(client: ollama.Client) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_is_pulled_listed_used_and_deleted_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_pulled_listed_used_and_deleted_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = {file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()}
     (tmp_path / "models.toml").write_text(f"[models.first]\npath = '{demo_folder()}'\n")
     with running_hub() as hub:
@@ -168,7 +201,10 @@ def test_a_model_is_pulled_listed_used_and_deleted_without_a_restart(tmp_path: P
             *_, last = [progress for progress in told if progress.digest]
             assert last.completed == last.total
             assert (last.total or 0) > len(files["model.safetensors"])
-            assert [model.model for model in client.list().models] == ["first:latest", f"{KELP}:latest"]
+            assert [model.model for model in client.list().models] == [
+                "first:latest",
+                f"{KELP}:latest",
+            ]
             assert client.chat(KELP, HELLO, options=GREEDY).message.content
             with pytest.raises(ollama.ResponseError, match="does not lie in the Hub's cache"):
                 client.delete("first")

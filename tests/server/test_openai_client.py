@@ -16,14 +16,24 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def test_a_streamed_chat_gives_the_text_of_the_whole_one(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model="demo", messages=HELLO, temperature=0, max_tokens=30)
+    whole = client.chat.completions.create(
+        model="demo", messages=HELLO, temperature=0, max_tokens=30
+    )
     chunks = list(
         client.chat.completions.create(
-            model="demo", messages=HELLO, temperature=0, max_tokens=30, stream=True, stream_options={"include_usage": True}
+            model="demo",
+            messages=HELLO,
+            temperature=0,
+            max_tokens=30,
+            stream=True,
+            stream_options={"include_usage": True},
         )
     )
     assert whole.choices[0].message.content
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole.choices[0].message.content
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        == whole.choices[0].message.content
+    )
     assert chunks[-1].usage is not None
     assert whole.usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
@@ -33,17 +43,25 @@ def test_a_streamed_chat_gives_the_text_of_the_whole_one(client: openai.OpenAI) 
 
 
 def test_completions_take_several_prompts_and_several_choices(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="demo", prompt=["one", "two"], n=2, max_tokens=4, temperature=1, seed=7)
-    again = client.completions.create(model="demo", prompt=["one", "two"], n=2, max_tokens=4, temperature=1, seed=7)
+    answer = client.completions.create(
+        model="demo", prompt=["one", "two"], n=2, max_tokens=4, temperature=1, seed=7
+    )
+    again = client.completions.create(
+        model="demo", prompt=["one", "two"], n=2, max_tokens=4, temperature=1, seed=7
+    )
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert [choice.text for choice in answer.choices] == [choice.text for choice in again.choices]
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_in_it(client: openai.OpenAI) -> None:
-    plain = client.chat.completions.create(model="demo", messages=HELLO, temperature=0, max_tokens=30)
+    plain = client.chat.completions.create(
+        model="demo", messages=HELLO, temperature=0, max_tokens=30
+    )
     text = plain.choices[0].message.content or ""
     stop = text[len(text) // 2 :][:2]
-    stopped = client.chat.completions.create(model="demo", messages=HELLO, temperature=0, max_tokens=30, stop=[stop])
+    stopped = client.chat.completions.create(
+        model="demo", messages=HELLO, temperature=0, max_tokens=30, stop=[stop]
+    )
     assert stopped.choices[0].message.content == text[: text.index(stop)]
     assert stopped.choices[0].finish_reason == "stop"
 
@@ -55,9 +73,13 @@ def test_an_unknown_model_is_a_404_and_a_bad_value_a_400(client: openai.OpenAI) 
         client.chat.completions.create(model="demo", messages=HELLO, temperature=-1)
 
 
-async def test_sixteen_clients_with_random_disconnects_leave_nothing_behind(server: ServerProcess) -> None:
+async def test_sixteen_clients_with_random_disconnects_leave_nothing_behind(
+    server: ServerProcess,
+) -> None:
     dice = random.Random(5)
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0
+    ) as client:
 
         async def one(number: int) -> int:
             prompt = " ".join(["word"] * dice.randrange(1, 200))
@@ -86,30 +108,44 @@ async def test_sixteen_clients_with_random_disconnects_leave_nothing_behind(serv
         for _ in range(3):
             finished += sum(await asyncio.gather(*(one(number) for number in range(16)))) // 24
     assert finished > 24
-    until(lambda: server.model()["running"] == server.model()["queued"] == 0, "no request is left in the worker")
+    until(
+        lambda: server.model()["running"] == server.model()["queued"] == 0,
+        "no request is left in the worker",
+    )
 
 
 RULES = (
-    "You are one of six agents that keep a harbour. Answer in one short sentence, and never say what the others have said. " * 12
+    "You are one of six agents that keep a harbour. Answer in one short sentence, and never say "
+    "what the others have said. " * 12
 )
 TURNS = ("What is 2 + 3?", "And what is 4 + 4?", "Say hello.")
 
 
-def test_six_agents_at_once_are_answered_as_alone_and_hardly_anything_is_read_twice(server: ServerProcess) -> None:
+def test_six_agents_at_once_are_answered_as_alone_and_hardly_anything_is_read_twice(
+    server: ServerProcess,
+) -> None:
     def hold(tenant: str, number: int, together: threading.Barrier | None = None) -> list[Any]:
         """All turns of an agent; the answers."""
         messages: list[Any] = [{"role": "system", "content": RULES}]
         answers = []
         headers = {"X-Holdfast-Tenant": tenant, "X-Holdfast-Explain": "1"}
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, default_headers=headers) as client:
+        with openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key="none", max_retries=0, default_headers=headers
+        ) as client:
             for turn in TURNS:
                 if together is not None:
                     together.wait(60)
                 messages.append({"role": "user", "content": f"Agent {number}: {turn}"})
                 answer = client.chat.completions.create(
-                    model="demo", messages=messages, temperature=0, max_tokens=16, reasoning_effort="none"
+                    model="demo",
+                    messages=messages,
+                    temperature=0,
+                    max_tokens=16,
+                    reasoning_effort="none",
                 )
-                messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
+                messages.append(
+                    {"role": "assistant", "content": answer.choices[0].message.content or ""}
+                )
                 answers.append(answer)
         return answers
 
@@ -138,4 +174,8 @@ def reused(server: ServerProcess) -> dict[str, float]:
     """Tokens found in RAM so far, by how."""
     told = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
     name = "holdfast_prefix_cache_reused_ram_tokens_total{"
-    return {line.split('how="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in told if line.startswith(name)}
+    return {
+        line.split('how="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1])
+        for line in told
+        if line.startswith(name)
+    }

@@ -1,4 +1,6 @@
-"""A server as its operator sees it: found, watched, reloaded and ended, alone and by signals to its whole group."""
+"""A server as its operator sees it: found, watched, reloaded and ended, alone and by signals to its
+whole group.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def write_settings(folders: Path, *, level: str) -> None:
     (folders / "holdfast.toml").write_text(SETTINGS.format(level=level, store=folders / "store"))
 
 
-def streamed(server: ServerProcess, *, session: str, tokens: int) -> Iterator[openai.types.Completion]:
+def streamed(
+    server: ServerProcess, *, session: str, tokens: int
+) -> Iterator[openai.types.Completion]:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     headers = {"X-Session-ID": session}
     stream = client.completions.create(
@@ -79,7 +83,9 @@ def text_of(chunks: Iterator[openai.types.Completion]) -> tuple[str, str | None]
     return "".join(texts), reason
 
 
-def test_an_operator_finds_watches_reloads_and_stops_a_server(started: ServerProcess, folders: Path) -> None:
+def test_an_operator_finds_watches_reloads_and_stops_a_server(
+    started: ServerProcess, folders: Path
+) -> None:
     (seen,) = json.loads(command("ps", "--json").stdout)
     assert (seen["pid"], seen["url"], seen["state"]) == (started.process.pid, started.url, "ok")
     (model,) = seen["models"]
@@ -88,13 +94,22 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(started: ServerPro
     assert model["written_today_bytes"] == 0
     assert text_of(streamed(started, session="first", tokens=600))[1] == "length"
     until(
-        lambda: json.loads(command("ps", "--json").stdout)[0]["models"][0]["written_today_bytes"] > 0, "what is read is written"
+        lambda: (
+            json.loads(command("ps", "--json").stdout)[0]["models"][0]["written_today_bytes"] > 0
+        ),
+        "what is read is written",
     )
     assert re.search(r"written today\n.*http://127.*[KM]iB\n", command("ps").stdout)
     write_settings(folders, level="debug")
     started.process.send_signal(signal.SIGHUP)
-    until(lambda: "the level of the log is debug; it was info" in started.log(), "the settings are read again")
-    until(lambda: "this worker's level of the log is debug" in started.log(), "its worker is told as well")
+    until(
+        lambda: "the level of the log is debug; it was info" in started.log(),
+        "the settings are read again",
+    )
+    until(
+        lambda: "this worker's level of the log is debug" in started.log(),
+        "its worker is told as well",
+    )
     stream = streamed(started, session="s", tokens=300)
     next(stream)
     stopping = command("stop", str(started.process.pid))
@@ -112,7 +127,10 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(started: ServerPro
 def test_a_signal_to_the_whole_group_cuts_no_stream_and_a_restart_resumes_the_sessions(
     started: ServerProcess, folders: Path, model_folder: Path
 ) -> None:
-    streams = {f"session-{number}": streamed(started, session=f"session-{number}", tokens=200) for number in range(4)}
+    streams = {
+        f"session-{number}": streamed(started, session=f"session-{number}", tokens=200)
+        for number in range(4)
+    }
     for stream in streams.values():
         next(stream)
     worker = psutil.Process(started.model()["pid"])
@@ -132,7 +150,10 @@ def test_a_signal_to_the_whole_group_cuts_no_stream_and_a_restart_resumes_the_se
         assert min(kept.values()) >= 200
         (found,) = (
             client.completions.with_raw_response.create(
-                model="demo", prompt="session-2 said: once", max_tokens=1, extra_headers={"X-Session-ID": "session-2"}
+                model="demo",
+                prompt="session-2 said: once",
+                max_tokens=1,
+                extra_headers={"X-Session-ID": "session-2"},
             ).parse(),
         )
         assert found.usage is not None

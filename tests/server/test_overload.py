@@ -1,4 +1,6 @@
-"""More than a server takes: what is too much is refused at once with a time to come again, and nothing is left behind."""
+"""More than a server takes: what is too much is refused at once with a time to come again, and
+nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ SHORT = {"prompt": "once", "max_tokens": 5, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def small_server(model_folder: Path) -> Iterator[ServerProcess]:
-    limits = ("--set", f"scheduler.max_running={RUNNING}", "--set", f"scheduler.max_queued={QUEUED}")
+    limits = (
+        "--set",
+        f"scheduler.max_running={RUNNING}",
+        "--set",
+        f"scheduler.max_queued={QUEUED}",
+    )
     server = ServerProcess(str(model_folder), "--name", "demo", *limits)
     server.wait_ready()
     yield server
@@ -31,12 +38,16 @@ def small_server(model_folder: Path) -> Iterator[ServerProcess]:
 @pytest.fixture
 async def client(small_server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=f"{small_server.url}/v1", timeout=60, limits=limits) as client:
+    async with httpx.AsyncClient(
+        base_url=f"{small_server.url}/v1", timeout=60, limits=limits
+    ) as client:
         yield client
     until(lambda: _load(small_server) == (0, 0), "nothing is left in the worker")
 
 
-async def test_a_full_queue_refuses_with_a_time_to_come_again(small_server: ServerProcess, client: httpx.AsyncClient) -> None:
+async def test_a_full_queue_refuses_with_a_time_to_come_again(
+    small_server: ServerProcess, client: httpx.AsyncClient
+) -> None:
     async with _Filled(small_server, client):
         for more in ({}, {"stream": True}, {"n": 3}, {"prompt": ["a", "b"]}):
             response = await client.post("/completions", json={**SHORT, **more})
@@ -45,14 +56,18 @@ async def test_a_full_queue_refuses_with_a_time_to_come_again(small_server: Serv
         assert _load(small_server) == (RUNNING, QUEUED)
 
 
-async def test_more_than_can_ever_wait_is_refused_for_good(small_server: ServerProcess, client: httpx.AsyncClient) -> None:
+async def test_more_than_can_ever_wait_is_refused_for_good(
+    small_server: ServerProcess, client: httpx.AsyncClient
+) -> None:
     response = await client.post("/completions", json={**SHORT, "prompt": ["a"] * 50})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
     response = await client.post("/completions", json=SHORT)
     assert response.status_code == 200
 
 
-async def test_who_leaves_the_queue_makes_room_in_it(small_server: ServerProcess, client: httpx.AsyncClient) -> None:
+async def test_who_leaves_the_queue_makes_room_in_it(
+    small_server: ServerProcess, client: httpx.AsyncClient
+) -> None:
     async with _Filled(small_server, client, streams=False):
         assert (await client.post("/completions", json=SHORT)).status_code == 503
     until(lambda: _load(small_server) == (0, 0), "the work of those who left has stopped")
@@ -77,13 +92,17 @@ async def test_a_storm_of_short_visits_leaves_a_server_that_answers(
 class _Filled:
     """For as long as it lasts, one client keeps all places of the server taken."""
 
-    def __init__(self, server: ServerProcess, client: httpx.AsyncClient, *, streams: bool = True) -> None:
+    def __init__(
+        self, server: ServerProcess, client: httpx.AsyncClient, *, streams: bool = True
+    ) -> None:
         self._server, self._client, self._streams = server, client, streams
         self._task: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> None:
         self._task = asyncio.create_task(self._fill())
-        await asyncio.to_thread(until, lambda: _load(self._server) == (RUNNING, QUEUED), "all places are taken")
+        await asyncio.to_thread(
+            until, lambda: _load(self._server) == (RUNNING, QUEUED), "all places are taken"
+        )
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
@@ -94,7 +113,9 @@ class _Filled:
         bodies = [{**LONG, "n": choices, "stream": self._streams} for choices in (RUNNING, QUEUED)]
         first = asyncio.create_task(self._client.post("/completions", json=bodies[0]))
         try:
-            await asyncio.to_thread(until, lambda: _load(self._server)[0] == RUNNING, "the first are running")
+            await asyncio.to_thread(
+                until, lambda: _load(self._server)[0] == RUNNING, "the first are running"
+            )
             await self._client.post("/completions", json=bodies[1])
         finally:
             first.cancel()

@@ -1,4 +1,6 @@
-"""What a server needs only while it runs lies where nobody else can look or write, and nothing of it stays."""
+"""What a server needs only while it runs lies where nobody else can look or write, and nothing of
+it stays.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_a_server_writes_nothing_into_the_folder_for_temporary_files_of_all_and_
 ) -> None:
     server = started(model_folder, running)
     assert list(places.temporary.iterdir()) == []
-    assert {stat.S_IMODE(path.stat().st_mode) for path in places.run.rglob("*") if path.is_dir()} <= {0o700, 0o755}
+    assert {
+        stat.S_IMODE(path.stat().st_mode) for path in places.run.rglob("*") if path.is_dir()
+    } <= {0o700, 0o755}
     (folder,) = places.run.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(places.run.stat().st_mode) == 0o700
     worker = psutil.Process(server.model()["pid"])
@@ -83,7 +87,11 @@ def test_a_killed_server_leaves_nothing_that_the_next_start_does_not_remove(
     model_folder: Path, places: Places, running: list[ServerProcess]
 ) -> None:
     killed, living = started(model_folder, running), started(model_folder, running)
-    answer = httpx.post(f"{killed.url}/v1/completions", json={"prompt": "one", "max_tokens": 1, "session_id": "s"}, timeout=60)
+    answer = httpx.post(
+        f"{killed.url}/v1/completions",
+        json={"prompt": "one", "max_tokens": 1, "session_id": "s"},
+        timeout=60,
+    )
     assert answer.status_code == 200
     (folder,) = {path for path in places.run.iterdir() if _belongs_to(path, killed)}
     (folder / "session").write_text("on its way, in the clear")
@@ -103,7 +111,10 @@ def _belongs_to(folder: Path, server: ServerProcess) -> bool:
 
 
 def test_sockets_lie_elsewhere_where_the_path_is_too_long_and_are_swept_there_too(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: list[ServerProcess]
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    running: list[ServerProcess],
 ) -> None:
     deep = tmp_path / ("a" * 60) / ("b" * 60)
     deep.mkdir(parents=True)
@@ -125,7 +136,10 @@ def test_sockets_lie_elsewhere_where_the_path_is_too_long_and_are_swept_there_to
 
 def _link_of(server: ServerProcess) -> Path:
     """The socket over which a server speaks to its worker."""
-    sockets = {str(connection.laddr) for connection in psutil.Process(server.process.pid).net_connections(kind="unix")}
+    sockets = {
+        str(connection.laddr)
+        for connection in psutil.Process(server.process.pid).net_connections(kind="unix")
+    }
     (path,) = {path for path in sockets if path.endswith("/link")}
     return Path(path)
 
@@ -143,4 +157,6 @@ def test_what_a_worker_has_compiled_is_kept_for_the_next(
     second = started(model_folder, running)
     assert {path.name for path in places.run.rglob("*.so")} == set(kept)
     assert second.stop() == 0, second.log()
-    assert {path.name: path.stat().st_mtime_ns for path in places.caches.rglob("compiled/**/*.so")} == kept
+    assert {
+        path.name: path.stat().st_mtime_ns for path in places.caches.rglob("compiled/**/*.so")
+    } == kept

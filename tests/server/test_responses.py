@@ -30,7 +30,9 @@ class City(BaseModel):
 
 
 def asked(client: openai.OpenAI, *items: Any, **options: Any) -> Any:
-    return client.responses.create(model="demo", input=[*items], **{"temperature": 0, "store": False, **options})
+    return client.responses.create(
+        model="demo", input=[*items], **{"temperature": 0, "store": False, **options}
+    )
 
 
 def back(response: Any) -> list[Any]:
@@ -38,29 +40,49 @@ def back(response: Any) -> list[Any]:
     return [item.model_dump(exclude_none=True) for item in response.output]
 
 
-def test_a_tool_is_called_and_its_result_told_without_reading_anything_twice(client: openai.OpenAI) -> None:
+def test_a_tool_is_called_and_its_result_told_without_reading_anything_twice(
+    client: openai.OpenAI,
+) -> None:
     first = asked(client, ASKED, tools=[WEATHER])
     (call,) = [item for item in first.output if item.type == "function_call"]
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Oslo"})
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny, 21 degrees"}
+    result = {
+        "type": "function_call_output",
+        "call_id": call.call_id,
+        "output": "sunny, 21 degrees",
+    }
     after = asked(client, ASKED, *back(first), result, tools=[WEATHER])
     assert "21 degrees" in after.output_text
     assert after.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
 
 
 def test_a_custom_tool_gets_its_text_and_its_call_is_not_read_again(client: openai.OpenAI) -> None:
-    options: dict[str, Any] = {"tools": [{"type": "custom", "name": "note", "description": "Write a note"}]}
+    options: dict[str, Any] = {
+        "tools": [{"type": "custom", "name": "note", "description": "Write a note"}]
+    }
     first = asked(client, ASKED, **options, tool_choice={"type": "custom", "name": "note"})
     (call,) = first.output
     assert (call.type, call.name) == ("custom_tool_call", "note")
     assert not call.input.startswith("{")
-    result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": [{"type": "input_text", "text": "done"}]}
+    result = {
+        "type": "custom_tool_call_output",
+        "call_id": call.call_id,
+        "output": [{"type": "input_text", "text": "done"}],
+    }
     after = asked(client, ASKED, *back(first), result, **options)
     assert after.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
 
 
-def test_a_schema_that_is_not_said_to_be_strict_is_kept_as_far_as_can_be(client: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"city": {"type": "string", "enum": ["OSLO", "ROME"]}, "n": {"uniqueItems": True}}}
+def test_a_schema_that_is_not_said_to_be_strict_is_kept_as_far_as_can_be(
+    client: openai.OpenAI,
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "enum": ["OSLO", "ROME"]},
+            "n": {"uniqueItems": True},
+        },
+    }
     open_ = WEATHER | {"parameters": schema | {"required": ["city"]}, "strict": None}
     held = asked(client, ASKED, tools=[open_], extra_body={"holdfast": {"explain": True}})
     assert json.loads(held.output[0].arguments)["city"] in ("OSLO", "ROME")
@@ -75,13 +97,19 @@ def test_a_stream_comes_to_what_the_whole_response_has(client: openai.OpenAI) ->
         kinds = [event.type for event in stream]
         got = stream.get_final_response()
     assert (got.output_text, got.usage.output_tokens) == (one.output_text, one.usage.output_tokens)
-    assert [item.type for item in got.output] == [item.type for item in one.output] == ["reasoning", "message"]
+    assert (
+        [item.type for item in got.output]
+        == [item.type for item in one.output]
+        == ["reasoning", "message"]
+    )
     assert "17 + 25" in got.output[0].content[0].text
     assert 0 < got.usage.output_tokens_details.reasoning_tokens < got.usage.output_tokens
     assert kinds.count("response.reasoning_text.delta") > 1
 
 
-def test_a_sealed_thought_that_comes_back_is_read_no_more_than_one_in_the_clear(client: openai.OpenAI) -> None:
+def test_a_sealed_thought_that_comes_back_is_read_no_more_than_one_in_the_clear(
+    client: openai.OpenAI,
+) -> None:
     options = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
     first = asked(client, SUM, **options)
     thought = first.output[0]
@@ -103,18 +131,28 @@ def test_a_form_is_kept(client: openai.OpenAI) -> None:
 
 
 def test_the_counted_input_is_the_one_that_is_read(client: openai.OpenAI) -> None:
-    counted = client.responses.input_tokens.count(model="demo", input=[ASKED], tools=[WEATHER], instructions="Be brief.")
-    assert counted.input_tokens == asked(client, ASKED, tools=[WEATHER], instructions="Be brief.").usage.input_tokens
+    counted = client.responses.input_tokens.count(
+        model="demo", input=[ASKED], tools=[WEATHER], instructions="Be brief."
+    )
+    assert (
+        counted.input_tokens
+        == asked(client, ASKED, tools=[WEATHER], instructions="Be brief.").usage.input_tokens
+    )
 
 
-def test_a_strict_schema_that_cannot_be_enforced_is_refused_where_it_stands(client: openai.OpenAI) -> None:
+def test_a_strict_schema_that_cannot_be_enforced_is_refused_where_it_stands(
+    client: openai.OpenAI,
+) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}}
     tool = {"type": "function", "name": "f", "parameters": schema, "strict": True}
     hosted, others = {"type": "web_search"}, {"type": "namespace", "name": "ns", "tools": [tool]}
     with pytest.raises(openai.BadRequestError) as refused:
         asked(client, ASKED, tools=[hosted, others])
     assert refused.value.param == "tools.1.tools.0.parameters"
-    assert asked(client, ASKED, tools=[hosted, tool | {"strict": None}], max_output_tokens=5).status == "incomplete"
+    assert (
+        asked(client, ASKED, tools=[hosted, tool | {"strict": None}], max_output_tokens=5).status
+        == "incomplete"
+    )
 
 
 def test_a_compacted_conversation_is_continued(client: openai.OpenAI) -> None:

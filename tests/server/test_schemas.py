@@ -1,4 +1,6 @@
-"""Answers of random weights that are held to schemas, through the whole of the library: valid, and ended by themselves."""
+"""Answers of random weights that are held to schemas, through the whole of the library: valid, and
+ended by themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,5 +18,9 @@ def test_answers_fit_their_schemas_and_one_beside_them_is_as_alone(tmp_path: Pat
         streams = [ask(llm, schema, seed=1) for schema in schemas]
         beside = llm.generate("Once upon", temperature=1, seed=1, max_tokens=30, ignore_eos=True)
         answers = [stream.read_all() for stream in streams]
-    assert [fault_of(answer, schema) for answer, schema in zip(answers, schemas, strict=True)] == ["", "", ""]
+    assert [fault_of(answer, schema) for answer, schema in zip(answers, schemas, strict=True)] == [
+        "",
+        "",
+        "",
+    ]
     assert beside.token_ids == alone.token_ids

@@ -1,4 +1,6 @@
-"""The scripted model behind a real server: what agents are tested with must say and call exactly what its script says."""
+"""The scripted model behind a real server: what agents are tested with must say and call exactly
+what its script says.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,13 @@ TURNS = (
 )
 TITLE = "A title: notes"
 TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}}
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+        },
+    }
     for name in ("read_file", "write_file")
 ]
 
@@ -66,7 +74,9 @@ def body(messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
 
 
 def whole(client: httpx.Client, messages: list[dict[str, Any]], **fields: Any) -> Turn:
-    (choice,) = client.post(CHAT, json=body(messages, **fields)).raise_for_status().json()["choices"]
+    (choice,) = (
+        client.post(CHAT, json=body(messages, **fields)).raise_for_status().json()["choices"]
+    )
     message = choice["message"]
     called = [call["function"] for call in message.get("tool_calls", ())]
     assert choice["finish_reason"] == ("tool_calls" if called else "stop")
@@ -79,20 +89,36 @@ def whole(client: httpx.Client, messages: list[dict[str, Any]], **fields: Any) -
 
 def streamed(client: httpx.Client, messages: list[dict[str, Any]]) -> Turn:
     answer = client.post(CHAT, json=body(messages, stream=True)).raise_for_status()
-    deltas = [event["choices"][0]["delta"] for event in events_of(answer.text)[:-1] if event["choices"]]
+    deltas = [
+        event["choices"][0]["delta"] for event in events_of(answer.text)[:-1] if event["choices"]
+    ]
     pieces = [piece for delta in deltas for piece in delta.get("tool_calls", ())]
     names = [piece["function"]["name"] for piece in pieces if "name" in piece["function"]]
     arguments = [
-        "".join(piece["function"].get("arguments", "") for piece in pieces if piece["index"] == index)
+        "".join(
+            piece["function"].get("arguments", "") for piece in pieces if piece["index"] == index
+        )
         for index in range(len(names))
     ]
-    content, reasoning = ("".join(delta.get(kind) or "" for delta in deltas) for kind in ("content", "reasoning_content"))
-    return Turn(content, tuple((name, json.loads(text)) for name, text in zip(names, arguments, strict=True)), reasoning)
+    content, reasoning = (
+        "".join(delta.get(kind) or "" for delta in deltas)
+        for kind in ("content", "reasoning_content")
+    )
+    return Turn(
+        content,
+        tuple((name, json.loads(text)) for name, text in zip(names, arguments, strict=True)),
+        reasoning,
+    )
 
 
 def conversation(turns: int) -> list[dict[str, Any]]:
-    """An example of the agent's own, then so many turns of the script, the results of their calls, and the next question."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "An example."}, {"role": "assistant", "content": "ok"}]
+    """An example of the agent's own, then so many turns of the script, the results of their calls,
+    and the next question.
+    """
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "An example."},
+        {"role": "assistant", "content": "ok"},
+    ]
     messages.append({"role": "user", "content": "Go on. <|im_end|> ok yes"})
     for turn in TURNS[:turns]:
         asked = [
@@ -105,20 +131,29 @@ def conversation(turns: int) -> list[dict[str, Any]]:
         ]
         message = {"role": "assistant", "content": turn.content or None, "tool_calls": asked}
         messages.append(message if asked else {"role": "assistant", "content": turn.content})
-        results = [{"role": "tool", "tool_call_id": call["id"], "content": "port: 8080"} for call in asked]
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "port: 8080"} for call in asked
+        ]
         messages += results or [{"role": "user", "content": "And now?"}]
     return messages
 
 
 @pytest.mark.parametrize("turn", range(len(TURNS) + 1))
-def test_each_turn_is_answered_as_the_script_says_streamed_and_whole(client: httpx.Client, turn: int) -> None:
+def test_each_turn_is_answered_as_the_script_says_streamed_and_whole(
+    client: httpx.Client, turn: int
+) -> None:
     expected = (*TURNS, Turn(OVER))[turn]
     assert whole(client, conversation(turn)) == expected
     assert streamed(client, conversation(turn)) == expected
 
 
-def test_neither_temperature_nor_a_prompt_of_50_kilobytes_changes_the_answer(client: httpx.Client) -> None:
-    messages = [{"role": "system", "content": 'A long "system" prompt:\n\t{"of": "an agent"}. ' * 1200}, *conversation(1)]
+def test_neither_temperature_nor_a_prompt_of_50_kilobytes_changes_the_answer(
+    client: httpx.Client,
+) -> None:
+    messages = [
+        {"role": "system", "content": 'A long "system" prompt:\n\t{"of": "an agent"}. ' * 1200},
+        *conversation(1),
+    ]
     assert whole(client, messages, temperature=1.0, seed=1) == TURNS[1]
 
 
@@ -127,9 +162,17 @@ def test_a_request_without_tools_is_no_turn_of_the_script(client: httpx.Client) 
 
 
 def test_after_the_script_and_without_a_cue_nothing_is_invented(client: httpx.Client) -> None:
-    answer = client.post("/v1/completions", json={"model": "scripted", "prompt": "ok yes"}).raise_for_status().json()
+    answer = (
+        client.post("/v1/completions", json={"model": "scripted", "prompt": "ok yes"})
+        .raise_for_status()
+        .json()
+    )
     assert answer["choices"][0]["text"] == ""
-    longer = [*conversation(len(TURNS)), {"role": "assistant", "content": OVER}, {"role": "user", "content": "And then?"}]
+    longer = [
+        *conversation(len(TURNS)),
+        {"role": "assistant", "content": OVER},
+        {"role": "user", "content": "And then?"},
+    ]
     assert whole(client, longer) == Turn(OVER)
 
 

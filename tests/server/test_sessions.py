@@ -15,10 +15,19 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from holdfast.worker.sessions.portable import Frame, Part, PortableBranch, SessionFile, write_session
+from holdfast.worker.sessions.portable import (
+    Frame,
+    Part,
+    PortableBranch,
+    SessionFile,
+    write_session,
+)
 from tests.fakes.server_process import ServerProcess, until
 
-STORY = "The harbour master counted the boats twice before the storm, and wrote the number on the wall. " * 12
+STORY = (
+    "The harbour master counted the boats twice before the storm, and wrote the number on the "
+    "wall. " * 12
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +55,21 @@ def cached(answer: Any) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def ask(server: ServerProcess, method: str, path: str, *, tenant: str, status: int = 200, **more: Any) -> Any:
+def ask(
+    server: ServerProcess, method: str, path: str, *, tenant: str, status: int = 200, **more: Any
+) -> Any:
     headers = {"X-Holdfast-Tenant": tenant}
-    response = httpx.request(method, f"{server.url}/v1/sessions{path}", headers=headers, timeout=60, **more)
+    response = httpx.request(
+        method, f"{server.url}/v1/sessions{path}", headers=headers, timeout=60, **more
+    )
     assert response.status_code == status, response.text
     return response
 
 
 def run(server: ServerProcess, *arguments: str, tenant: str, code: int = 0) -> click.testing.Result:
-    result = CliRunner().invoke(app, ["sessions", *arguments, "--url", server.url, "--tenant", tenant])
+    result = CliRunner().invoke(
+        app, ["sessions", *arguments, "--url", server.url, "--tenant", tenant]
+    )
     assert result.exit_code == code, result.output
     return result
 
@@ -63,24 +78,40 @@ def shown(server: ServerProcess, *arguments: str, tenant: str) -> Any:
     return json.loads(run(server, *arguments, "--json", tenant=tenant).stdout)
 
 
-def test_openais_client_names_its_session_by_header_field_or_cache_key(server: ServerProcess) -> None:
+def test_openais_client_names_its_session_by_header_field_or_cache_key(
+    server: ServerProcess,
+) -> None:
     tenant = "sdk"
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", default_headers={"X-Holdfast-Tenant": tenant}) as client:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", default_headers={"X-Holdfast-Tenant": tenant}
+    ) as client:
         asks: dict[str, dict[str, Any]] = {
             "by header": {"extra_headers": {"X-Session-ID": "by header"}},
             "by field": {"extra_body": {"session_id": "by field"}},
             "by key": {"prompt_cache_key": "by key"},
         }
         for more in asks.values():
-            client.chat.completions.create(model="demo", messages=[{"role": "user", "content": STORY}], max_tokens=4, **more)
-    found = {session["id"]: session for session in ask(server, "GET", "", tenant=tenant).json()["data"]}
+            client.chat.completions.create(
+                model="demo", messages=[{"role": "user", "content": STORY}], max_tokens=4, **more
+            )
+    found = {
+        session["id"]: session for session in ask(server, "GET", "", tenant=tenant).json()["data"]
+    }
     assert set(found) == set(asks)
-    assert all(session["requests"] == 1 and session["kept_tokens"] == session["tokens"] > 200 for session in found.values())
+    assert all(
+        session["requests"] == 1 and session["kept_tokens"] == session["tokens"] > 200
+        for session in found.values()
+    )
 
 
 def test_a_session_grows_forks_and_closes(server: ServerProcess) -> None:
     tenant = "life"
-    assert ask(server, "POST", "", tenant=tenant, json={"id": "a", "metadata": {"who": "me"}}).json()["tokens"] == 0
+    assert (
+        ask(server, "POST", "", tenant=tenant, json={"id": "a", "metadata": {"who": "me"}}).json()[
+            "tokens"
+        ]
+        == 0
+    )
     ask(server, "POST", "", tenant=tenant, json={"id": "a"}, status=409)
     complete(server, STORY, tenant=tenant, session="a")
     first = ask(server, "GET", "/a", tenant=tenant).json()
@@ -90,7 +121,11 @@ def test_a_session_grows_forks_and_closes(server: ServerProcess) -> None:
     assert grown["tokens"] > first["tokens"]
 
     fork = ask(server, "POST", "/a/fork", tenant=tenant, json={"id": "b", "pinned": True}).json()
-    assert (fork["tokens"], fork["forked_from"], fork["pin_state"]) == (grown["tokens"], "a", "kept")
+    assert (fork["tokens"], fork["forked_from"], fork["pin_state"]) == (
+        grown["tokens"],
+        "a",
+        "kept",
+    )
     ask(server, "GET", "/a", tenant="somebody else", status=404)
     assert ask(server, "DELETE", "/a?forget=true", tenant=tenant).json()["deleted"] is True
     ask(server, "GET", "/a", tenant=tenant, status=404)
@@ -108,16 +143,26 @@ def test_a_session_is_there_after_a_restart(model_folder: Path, tmp_path: Path) 
     assert first.stop() == 0
     second = start(model_folder, tmp_path / "store")
     found = ask(second, "GET", "/long", tenant="t").json()
-    assert (found["pinned"], found["pin_state"], found["expires_at"], found["requests"]) == (True, "kept", None, 1)
+    assert (found["pinned"], found["pin_state"], found["expires_at"], found["requests"]) == (
+        True,
+        "kept",
+        None,
+        1,
+    )
     assert found["kept_tokens"] == found["disk_tokens"] == found["tokens"] > 200
     assert second.stop() == 0
 
 
-def test_a_session_goes_from_one_server_to_another_as_a_file(server: ServerProcess, model_folder: Path, tmp_path: Path) -> None:
+def test_a_session_goes_from_one_server_to_another_as_a_file(
+    server: ServerProcess, model_folder: Path, tmp_path: Path
+) -> None:
     before = complete(server, STORY, tenant="from", session="moving")
     file = tmp_path / "moving.session"
     assert "wrote" in run(server, "export", "moving", str(file), tenant="from").stdout
-    assert "is there already" in run(server, "export", "moving", str(file), tenant="from", code=2).stderr
+    assert (
+        "is there already"
+        in run(server, "export", "moving", str(file), tenant="from", code=2).stderr
+    )
     other = start(model_folder, tmp_path / "other")
     came = shown(other, "import", str(file), "--id", "moved", tenant="to")
     assert (came["id"], came["kept_tokens"]) == ("moved", came["tokens"])
@@ -129,13 +174,19 @@ def test_a_session_goes_from_one_server_to_another_as_a_file(server: ServerProce
 
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
-    refusal = ask(other, "POST", "/import?id=bad", tenant="to", content=bytes(content), status=400).json()
+    refusal = ask(
+        other, "POST", "/import?id=bad", tenant="to", content=bytes(content), status=400
+    ).json()
     assert refusal["error"]["code"] == "session_file_damaged"
-    assert ask(other, "POST", "/import?id=empty", tenant="to", content=b"", status=400).json()["error"]["code"]
+    assert ask(other, "POST", "/import?id=empty", tenant="to", content=b"", status=400).json()[
+        "error"
+    ]["code"]
     assert other.stop() == 0
 
 
-def test_a_forged_file_is_refused_and_nobody_elses_session_is_touched(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_forged_file_is_refused_and_nobody_elses_session_is_touched(
+    server: ServerProcess, tmp_path: Path
+) -> None:
     complete(server, STORY, tenant="owner", session="kept")
     (tmp_path / "whole").write_bytes(ask(server, "GET", "/kept/export", tenant="owner").content)
     file = SessionFile(tmp_path / "whole")
@@ -146,12 +197,22 @@ def test_a_forged_file_is_refused_and_nobody_elses_session_is_touched(server: Se
     twice = PortableBranch(tuple(Part(0, own, own * (number + 1)) for number in range(4000)), ())
     once = PortableBranch((Part(0, own, own),), ())
     turned = msgspec.msgpack.decode(frame.head.meta)
-    turned["arrays"] = [["int32", [-side for side in shape[:2]] + shape[2:]] for _, shape in turned["arrays"]]
-    forged = Frame(msgspec.structs.replace(frame.head, meta=msgspec.msgpack.encode(turned)), frame.parts)
+    turned["arrays"] = [
+        ["int32", [-side for side in shape[:2]] + shape[2:]] for _, shape in turned["arrays"]
+    ]
+    forged = Frame(
+        msgspec.structs.replace(frame.head, meta=msgspec.msgpack.encode(turned)), frame.parts
+    )
     for branch, content in ((twice, frame), (once, forged)):
-        write_session(tmp_path / "forged", msgspec.structs.replace(header, frames=1, branches=(branch,)), [content])
+        write_session(
+            tmp_path / "forged",
+            msgspec.structs.replace(header, frames=1, branches=(branch,)),
+            [content],
+        )
         body = (tmp_path / "forged").read_bytes()
-        refusal = ask(server, "POST", "/import?id=forged", tenant="thief", content=body, status=400).json()
+        refusal = ask(
+            server, "POST", "/import?id=forged", tenant="thief", content=body, status=400
+        ).json()
         assert refusal["error"]["code"] == "session_file_damaged"
     assert ask(server, "GET", "", tenant="thief").json()["data"] == []
     assert ask(server, "GET", "/kept", tenant="owner").json() == before
@@ -168,7 +229,10 @@ def test_the_command_line_does_all_of_it(server: ServerProcess) -> None:
     assert "pinned" not in run(server, "unpin", "one two", tenant=tenant).stdout
     fork = shown(server, "fork", "one two", "--ttl", "never", tenant=tenant)
     assert (fork["forked_from"], fork["expires_at"]) == ("one two", None)
-    assert [session["id"] for session in shown(server, "ls", tenant=tenant)] == [fork["id"], "one two"]
+    assert [session["id"] for session in shown(server, "ls", tenant=tenant)] == [
+        fork["id"],
+        "one two",
+    ]
     assert "forked from  one two" in run(server, "show", fork["id"], tenant=tenant).stdout
     assert "closed" in run(server, "close", fork["id"], "--forget", tenant=tenant).stdout
     assert "no session" in run(server, "show", fork["id"], tenant=tenant, code=2).stderr

@@ -1,4 +1,6 @@
-"""Random requests to a real server: the stream, the whole answer and the library must say the same, and say it truly."""
+"""Random requests to a real server: the stream, the whole answer and the library must say the same,
+and say it truly.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,23 @@ from tests.fakes.server_process import ServerProcess
 
 CASES = int(os.environ.get("FUZZ_CASES", "8"))
 COMPLETIONS = "/v1/completions"
-WORDS = ("the", "box", "holds", "7", "pens.", "note:", "é", "日本語", "🙂👩‍👧", "<|im_start|>", "user\n", "\n", "Ada", "}", '"a"')
+WORDS = (
+    "the",
+    "box",
+    "holds",
+    "7",
+    "pens.",
+    "note:",
+    "é",
+    "日本語",
+    "🙂👩‍👧",
+    "<|im_start|>",
+    "user\n",
+    "\n",
+    "Ada",
+    "}",
+    '"a"',
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +74,9 @@ def test_stream_whole_and_library_agree(client: httpx.Client, llm: LLM, number: 
     stopped = _whole(client, {**body, "stop": list(stops)})
     assert _streamed(client, {**body, "stop": list(stops)}) == stopped
     assert _from_library(llm, {**body, "stop": list(stops)}) == stopped
-    expected = [_cut(text, reason, stops) for text, reason in zip(plain.texts, plain.reasons, strict=True)]
+    expected = [
+        _cut(text, reason, stops) for text, reason in zip(plain.texts, plain.reasons, strict=True)
+    ]
     assert list(zip(stopped.texts, stopped.reasons, strict=True)) == expected
     assert stopped.completion_tokens <= plain.completion_tokens
 
@@ -64,14 +84,23 @@ def test_stream_whole_and_library_agree(client: httpx.Client, llm: LLM, number: 
 def _request(dice: random.Random) -> dict[str, Any]:
     text = " ".join(dice.choice(WORDS) for _ in range(dice.randrange(1, 40)))
     body: dict[str, Any] = {
-        "prompt": text if dice.random() < 0.7 else [dice.randrange(1500) for _ in range(dice.randrange(1, 100))],
+        "prompt": text
+        if dice.random() < 0.7
+        else [dice.randrange(1500) for _ in range(dice.randrange(1, 100))],
         "max_tokens": dice.randrange(1, 40),
         "temperature": dice.choice([0, 0.6, 1, 2]),
         "seed": dice.randrange(2**40),
         "n": dice.choice([1, 1, 2, 3]),
         "ignore_eos": dice.random() < 0.6,
     }
-    more = {"top_p": 0.9, "top_k": 20, "min_p": 0.05, "presence_penalty": 1, "frequency_penalty": 0.5, "repetition_penalty": 1.3}
+    more = {
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.05,
+        "presence_penalty": 1,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.3,
+    }
     body |= {name: value for name, value in more.items() if dice.random() < 0.2}
     if dice.random() < 0.3:  # letters in pieces: the tokens of single bytes are the likeliest
         body["logit_bias"] = {str(token): 100 for token in range(100, 190)}
@@ -116,8 +145,13 @@ def _whole(client: httpx.Client, body: dict[str, Any]) -> Answer:
 
 def _streamed(client: httpx.Client, body: dict[str, Any]) -> Answer:
     texts, reasons, usage = [""] * body["n"], [""] * body["n"], {}
-    with client.stream("POST", COMPLETIONS, json={**body, "stream": True, "stream_options": {"include_usage": True}}) as response:
-        lines = [line for line in response.iter_lines() if line.startswith("data: ")]  # others are comments, on a slow machine
+    with client.stream(
+        "POST",
+        COMPLETIONS,
+        json={**body, "stream": True, "stream_options": {"include_usage": True}},
+    ) as response:
+        # others are comments, on a slow machine
+        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
     assert lines.pop() == "data: [DONE]"
     for line in lines:
         event = json.loads(line.removeprefix("data: "))
@@ -136,9 +170,16 @@ def _streamed(client: httpx.Client, body: dict[str, Any]) -> Answer:
 
 
 def _from_library(llm: LLM, body: dict[str, Any]) -> Answer:
-    options = {name: value for name, value in body.items() if name not in {"prompt", "n", "seed", "logit_bias"}}
+    options = {
+        name: value
+        for name, value in body.items()
+        if name not in {"prompt", "n", "seed", "logit_bias"}
+    }
     options["logit_bias"] = {int(token): bias for token, bias in body.get("logit_bias", {}).items()}
-    answers = [llm.generate(body["prompt"], seed=body["seed"] + index, **options) for index in range(body["n"])]
+    answers = [
+        llm.generate(body["prompt"], seed=body["seed"] + index, **options)
+        for index in range(body["n"])
+    ]
     return Answer(
         texts=tuple(answer.text for answer in answers),
         reasons=tuple(answer.finish_reason for answer in answers),

@@ -1,4 +1,6 @@
-"""The worker of a real server dies in the middle of answers: nobody who reads one notices but by the clock."""
+"""The worker of a real server dies in the middle of answers: nobody who reads one notices but by
+the clock.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ def bundled(state: Path) -> Iterator[ServerProcess]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(state))
         settings = ("residency.hang_seconds=1.5", "residency.heartbeat_seconds=0.25")
-        server = ServerProcess("--name", "demo", "--store", "off", *(part for each in settings for part in ("--set", each)))
+        server = ServerProcess(
+            "--name",
+            "demo",
+            "--store",
+            "off",
+            *(part for each in settings for part in ("--set", each)),
+        )
     server.wait_ready()
     yield server
     assert server.stop() == 0, server.log()
@@ -36,7 +44,9 @@ def bundled(state: Path) -> Iterator[ServerProcess]:
 
 def resumed(server: ServerProcess) -> float:
     metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
-    (line,) = [line for line in metrics.splitlines() if line.startswith("holdfast_resumed_streams_total")]
+    (line,) = [
+        line for line in metrics.splitlines() if line.startswith("holdfast_resumed_streams_total")
+    ]
     return float(line.split()[-1])
 
 
@@ -59,7 +69,9 @@ def test_answers_go_on_with_the_next_worker_as_if_nothing_had_happened(
             is_due.set()
 
     with ThreadPoolExecutor(len(OF_EVERY_KIND)) as threads:
-        answers = [threads.submit(answer_to, bundled.url, asked, on_event=count) for asked in OF_EVERY_KIND]
+        answers = [
+            threads.submit(answer_to, bundled.url, asked, on_event=count) for asked in OF_EVERY_KIND
+        ]
         assert is_due.wait(60)
         worker.send_signal(number)
         assert [each.result() for each in answers] == undisturbed
@@ -67,16 +79,22 @@ def test_answers_go_on_with_the_next_worker_as_if_nothing_had_happened(
     assert resumed(bundled) - before >= 4
 
 
-def test_it_is_told_in_the_log_and_in_a_crash_report(bundled: ServerProcess, state: Path, undisturbed: list[str]) -> None:
+def test_it_is_told_in_the_log_and_in_a_crash_report(
+    bundled: ServerProcess, state: Path, undisturbed: list[str]
+) -> None:
     asked = completion("explained", "Once upon a time", max_tokens=200)
     worker = psutil.Process(bundled.model()["pid"])
     with httpx.stream(
-        "POST", f"{bundled.url}{asked.path}", json={**asked.body, "model": "demo", "stream": True, "holdfast": {"explain": True}}
+        "POST",
+        f"{bundled.url}{asked.path}",
+        json={**asked.body, "model": "demo", "stream": True, "holdfast": {"explain": True}},
     ) as response:
         lines = response.iter_lines()
         next(lines)
         worker.send_signal(signal.SIGABRT)
-        (explained,) = [json.loads(line[6:])["holdfast"] for line in lines if '"holdfast":{' in line]
+        (explained,) = [
+            json.loads(line[6:])["holdfast"] for line in lines if '"holdfast":{' in line
+        ]
     assert explained["resumed"] == 1
     assert "another one went on" in explained["explanation"]
     assert "1 in mid-answer; they go on with the next one" in bundled.log()

@@ -14,7 +14,10 @@ from holdfast.front.application import DIALECTS
 from holdfast.front.server.key_file import named_key, write_keys
 from tests.fakes.server_process import ServerProcess
 
-STORY = "The harbour master counted the boats twice before the storm, and wrote the number on the wall. " * 4
+STORY = (
+    "The harbour master counted the boats twice before the storm, and wrote the number on the "
+    "wall. " * 4
+)
 KEYS = {"alice": "the key of alice", "bob": "the key of bob"}
 
 
@@ -44,18 +47,24 @@ class Asking:
 
 def openai_counts(answer: Any) -> Counts:
     usage = answer["usage"]
-    return Counts(cached=usage["prompt_tokens_details"]["cached_tokens"], prompt=usage["prompt_tokens"])
+    return Counts(
+        cached=usage["prompt_tokens_details"]["cached_tokens"], prompt=usage["prompt_tokens"]
+    )
 
 
 def responses_counts(answer: Any) -> Counts:
     usage = answer["usage"]
-    return Counts(cached=usage["input_tokens_details"]["cached_tokens"], prompt=usage["input_tokens"])
+    return Counts(
+        cached=usage["input_tokens_details"]["cached_tokens"], prompt=usage["input_tokens"]
+    )
 
 
 def messages_counts(answer: Any) -> Counts:
     usage = answer["usage"]
     cached = usage["cache_read_input_tokens"]
-    return Counts(cached=cached, prompt=cached + usage["input_tokens"] + usage["cache_creation_input_tokens"])
+    return Counts(
+        cached=cached, prompt=cached + usage["input_tokens"] + usage["cache_creation_input_tokens"]
+    )
 
 
 def ollama_counts(answer: Any) -> Counts:
@@ -68,7 +77,9 @@ def conversation(text: str) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """A route that reads the prefix cache: a request of a text, and what its answer says of the prompt."""
+    """A route that reads the prefix cache: a request of a text, and what its answer says of the
+    prompt.
+    """
 
     body: Callable[[str], dict[str, Any]]
     counts: Callable[[Any], Counts]
@@ -102,7 +113,11 @@ ROUTES = {
         session_headers=("x-claude-code-session-id",),
     ),
     "/api/chat": Route(
-        body=lambda text: {"messages": conversation(text), "stream": False, "options": {"num_predict": 1}},
+        body=lambda text: {
+            "messages": conversation(text),
+            "stream": False,
+            "options": {"num_predict": 1},
+        },
         counts=ollama_counts,
     ),
     "/api/generate": Route(
@@ -126,11 +141,20 @@ ROUTES = {
         has_sessions=False,
     ),
 }
-MEANS = ("/api/embed", "/api/embeddings")  # with the mean of all tokens, as here, every token is read each time
+# with the mean of all tokens, as here, every token is read each time
+MEANS = ("/api/embed", "/api/embeddings")
 READ_NOTHING = {  # POST, but nothing of the prefix cache is read
-    *("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/responses/{response_id}/cancel"),
+    *(
+        "/v1/messages/count_tokens",
+        "/v1/responses/input_tokens",
+        "/v1/responses/{response_id}/cancel",
+    ),
     *("/tokenize", "/detokenize", "/apply-template", "/v1/chat/completions/control"),
-    *("/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"),
+    *(
+        "/v1/conversations",
+        "/v1/conversations/{conversation_id}",
+        "/v1/conversations/{conversation_id}/items",
+    ),
     *("/api/show", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/blobs/{digest}"),
     *(f"/admin/models/{{id:path}}/{what}" for what in ("load", "unload", "pin")),
     *(f"/v1/sessions{rest}" for rest in ("", "/import", "/{session_id}/fork")),
@@ -156,9 +180,17 @@ OTHER_TENANTS = {
 @pytest.fixture(scope="module")
 def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("tenants")
-    keys = [named_key(name, key, is_admin=False, priority="interactive", max_requests=None) for name, key in KEYS.items()]
+    keys = [
+        named_key(name, key, is_admin=False, priority="interactive", max_requests=None)
+        for name, key in KEYS.items()
+    ]
     write_keys(folder / "keys.json", keys)
-    settings = ("--store", str(folder / "store"), "--set", f"server.keys_file={folder / 'keys.json'}")
+    settings = (
+        "--store",
+        str(folder / "store"),
+        "--set",
+        f"server.keys_file={folder / 'keys.json'}",
+    )
     server = ServerProcess(str(model_folder), "--name", "demo", *settings)
     server.wait_ready()
     yield server
@@ -174,7 +206,9 @@ class Asked:
 
     def request(self, method: str, path: str, asking: Asking, **more: Any) -> httpx.Response:
         headers = {"X-Holdfast-Tenant": f"{asking.tenant} of {self.test}", **asking.all_headers()}
-        return httpx.request(method, f"{self.server.url}{path}", headers=headers, timeout=60, **more)
+        return httpx.request(
+            method, f"{self.server.url}{path}", headers=headers, timeout=60, **more
+        )
 
     def post(self, path: str, asking: Asking, body: dict[str, Any] | None = None) -> httpx.Response:
         whole = {**(ROUTES[path].body(STORY) if body is None else body), **asking.body}
@@ -197,7 +231,9 @@ def asked(server: ServerProcess, request: pytest.FixtureRequest) -> Asked:
 
 
 def test_every_operation_that_takes_a_body_is_in_one_of_the_tables() -> None:
-    posted = {each.path for dialect in DIALECTS for each in dialect.operations if each.method == "POST"}
+    posted = {
+        each.path for dialect in DIALECTS for each in dialect.operations if each.method == "POST"
+    }
     assert posted == {*ROUTES, *MEANS, *READ_NOTHING}
 
 
@@ -218,18 +254,27 @@ def test_a_session_is_its_tenants_own_however_it_is_named(asked: Asked, path: st
         "header": lambda name: Asking(headers={"X-Session-ID": name}),
         "field": lambda name: Asking(body={"session_id": name}),
         "cache key": lambda name: Asking(body={"prompt_cache_key": name}),
-        **{header: (lambda name, header=header: Asking(headers={header: name})) for header in ROUTES[path].session_headers},
+        **{
+            header: (lambda name, header=header: Asking(headers={header: name}))
+            for header in ROUTES[path].session_headers
+        },
     }
     for name, spelled in spellings.items():
         asked.counts(path, spelled(name))
         assert asked.session_status(name, ALICE) == 200
-        others = {other: asked.session_status(name, asking) for other, asking in OTHER_TENANTS.items()}
+        others = {
+            other: asked.session_status(name, asking) for other, asking in OTHER_TENANTS.items()
+        }
         assert others == dict.fromkeys(OTHER_TENANTS, 404)
 
 
 @pytest.mark.parametrize("field_name", ["session_id", "prompt_cache_key"])
-@pytest.mark.parametrize("path", [*(path for path, route in ROUTES.items() if not route.has_sessions), *MEANS])
-def test_a_route_without_sessions_refuses_the_name_of_one(asked: Asked, path: str, field_name: str) -> None:
+@pytest.mark.parametrize(
+    "path", [*(path for path, route in ROUTES.items() if not route.has_sessions), *MEANS]
+)
+def test_a_route_without_sessions_refuses_the_name_of_one(
+    asked: Asked, path: str, field_name: str
+) -> None:
     body = {"input": STORY, "prompt": STORY} if path in MEANS else None
     refused = asked.post(path, Asking(body={field_name: "a"}), body)
     assert refused.status_code == 400
@@ -237,12 +282,15 @@ def test_a_route_without_sessions_refuses_the_name_of_one(asked: Asked, path: st
 
 
 @pytest.mark.parametrize("body", [{"metadata": {}}, {"items": [{"role": "user", "content": "a"}]}])
-def test_a_conversation_takes_its_salt_from_the_query_only(asked: Asked, body: dict[str, Any]) -> None:
+def test_a_conversation_takes_its_salt_from_the_query_only(
+    asked: Asked, body: dict[str, Any]
+) -> None:
     path = "/v1/conversations"
     refused = asked.post(path, ALICE, {**body, "cache_salt": "a"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_salt")
     salted = asked.post(f"{path}?cache_salt=a", ALICE, body).json()["id"]
     statuses = [
-        asked.request("GET", f"{path}/{salted}{query}", ALICE).status_code for query in ("?cache_salt=a", "?cache_salt=b", "")
+        asked.request("GET", f"{path}/{salted}{query}", ALICE).status_code
+        for query in ("?cache_salt=a", "?cache_salt=b", "")
     ]
     assert statuses == [200, 404, 404]

@@ -1,4 +1,6 @@
-"""Tools, thoughts and the form of answers through OpenAI's client, on the bundled model: streamed and whole."""
+"""Tools, thoughts and the form of answers through OpenAI's client, on the bundled model: streamed
+and whole.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ WEATHER = {
     "function": {
         "name": "get_weather",
         "description": "Get the weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -33,20 +39,32 @@ def bundled() -> Iterator[openai.OpenAI]:
 
 
 def whole(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
-    return client.chat.completions.create(model="demo", messages=messages, **{"temperature": 0, **options})
+    return client.chat.completions.create(
+        model="demo", messages=messages, **{"temperature": 0, **options}
+    )
 
 
 def streamed(client: openai.OpenAI, messages: Any, **options: Any) -> dict[str, Any]:
     """What the chunks of a stream come to: message, end and usage."""
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "calls": [], "logprobs": [], "ends": []}
-    for chunk in whole(client, messages, stream=True, stream_options={"include_usage": True}, **options):
+    message: dict[str, Any] = {
+        "content": "",
+        "reasoning_content": "",
+        "calls": [],
+        "logprobs": [],
+        "ends": [],
+    }
+    for chunk in whole(
+        client, messages, stream=True, stream_options={"include_usage": True}, **options
+    ):
         message["usage"] = chunk.usage
         for choice in chunk.choices:
             delta = choice.delta
             message["content"] += delta.content or ""
             message["reasoning_content"] += getattr(delta, "reasoning_content", None) or ""
             message["ends"] += [choice.finish_reason] if choice.finish_reason else []
-            message["logprobs"] += [token.token for token in choice.logprobs.content] if choice.logprobs else []
+            message["logprobs"] += (
+                [token.token for token in choice.logprobs.content] if choice.logprobs else []
+            )
             for part in delta.tool_calls or []:
                 if part.id:
                     assert part.index == len(message["calls"])
@@ -59,7 +77,10 @@ def test_a_tool_is_called_and_its_result_told(bundled: openai.OpenAI) -> None:
     choice = whole(bundled, ASKED, tools=[WEATHER]).choices[0]
     (call,) = choice.message.tool_calls
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Oslo"})
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "get_weather",
+        {"city": "Oslo"},
+    )
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny, 21 degrees"}
     after = whole(bundled, [*ASKED, choice.message, result], tools=[WEATHER])
     assert "21 degrees" in after.choices[0].message.content
@@ -70,7 +91,9 @@ def test_a_streamed_call_is_that_of_the_whole_answer(bundled: openai.OpenAI) -> 
     got = streamed(bundled, ASKED, tools=[WEATHER], logprobs=True)
     one = whole(bundled, ASKED, tools=[WEATHER], logprobs=True)
     choice = one.choices[0]
-    assert got["calls"] == [[call.function.name, call.function.arguments] for call in choice.message.tool_calls]
+    assert got["calls"] == [
+        [call.function.name, call.function.arguments] for call in choice.message.tool_calls
+    ]
     assert (got["content"], got["ends"]) == ("", ["tool_calls"])
     assert got["logprobs"] == [token.token for token in choice.logprobs.content]
     assert "".join(got["logprobs"]).startswith("<tool_call>")
@@ -84,7 +107,10 @@ def test_a_thought_comes_apart_from_the_answer_and_is_counted(bundled: openai.Op
     assert "17 + 25" in message.reasoning_content
     assert message.reasoning == message.reasoning_content
     got = streamed(bundled, SUM)
-    assert (got["content"], got["reasoning_content"]) == (message.content, message.reasoning_content)
+    assert (got["content"], got["reasoning_content"]) == (
+        message.content,
+        message.reasoning_content,
+    )
     assert 0 < one.usage.completion_tokens_details.reasoning_tokens < one.usage.completion_tokens
     assert got["usage"].completion_tokens_details == one.usage.completion_tokens_details
 
@@ -96,25 +122,42 @@ def test_a_thought_that_is_cut_leaves_no_content(bundled: openai.OpenAI) -> None
 
 
 @pytest.mark.parametrize(
-    "off", [{"reasoning_effort": "none"}, {"extra_body": {"think": False}}, {"extra_body": {"thinking": {"type": "disabled"}}}]
+    "off",
+    [
+        {"reasoning_effort": "none"},
+        {"extra_body": {"think": False}},
+        {"extra_body": {"thinking": {"type": "disabled"}}},
+    ],
 )
-def test_thinking_can_be_switched_off_in_many_words(bundled: openai.OpenAI, off: dict[str, Any]) -> None:
+def test_thinking_can_be_switched_off_in_many_words(
+    bundled: openai.OpenAI, off: dict[str, Any]
+) -> None:
     message = whole(bundled, SUM, **off).choices[0].message
     assert message.content
     assert not hasattr(message, "reasoning_content")
 
 
-def test_a_stop_string_stops_in_what_is_said_and_not_in_a_thought_or_a_call(bundled: openai.OpenAI) -> None:
+def test_a_stop_string_stops_in_what_is_said_and_not_in_a_thought_or_a_call(
+    bundled: openai.OpenAI,
+) -> None:
     plain = whole(bundled, SUM).choices[0].message
     within = plain.reasoning_content.split()[1]
     assert within not in plain.content
     stopped = whole(bundled, SUM, stop=[within, "42"]).choices[0]
-    assert (stopped.message.reasoning_content, stopped.finish_reason) == (plain.reasoning_content, "stop")
+    assert (stopped.message.reasoning_content, stopped.finish_reason) == (
+        plain.reasoning_content,
+        "stop",
+    )
     assert stopped.message.content == plain.content.partition("42")[0]
-    assert whole(bundled, ASKED, tools=[WEATHER], stop=["Oslo"]).choices[0].finish_reason == "tool_calls"
+    assert (
+        whole(bundled, ASKED, tools=[WEATHER], stop=["Oslo"]).choices[0].finish_reason
+        == "tool_calls"
+    )
 
 
-def test_each_of_several_answers_has_its_calls_under_ids_of_their_own(bundled: openai.OpenAI) -> None:
+def test_each_of_several_answers_has_its_calls_under_ids_of_their_own(
+    bundled: openai.OpenAI,
+) -> None:
     choices = whole(bundled, ASKED, tools=[WEATHER], n=3).choices
     assert [choice.message.tool_calls[0].function.name for choice in choices] == ["get_weather"] * 3
     assert len({choice.message.tool_calls[0].id for choice in choices}) == 3
@@ -122,17 +165,32 @@ def test_each_of_several_answers_has_its_calls_under_ids_of_their_own(bundled: o
 
 def test_who_offers_functions_gets_a_function_call(bundled: openai.OpenAI) -> None:
     choice = whole(bundled, ASKED, functions=[WEATHER["function"]]).choices[0]
-    assert (choice.finish_reason, choice.message.function_call.name) == ("function_call", "get_weather")
-    message = {"role": "assistant", "content": None, "function_call": choice.message.function_call.model_dump()}
+    assert (choice.finish_reason, choice.message.function_call.name) == (
+        "function_call",
+        "get_weather",
+    )
+    message = {
+        "role": "assistant",
+        "content": None,
+        "function_call": choice.message.function_call.model_dump(),
+    }
     result = {"role": "function", "name": "get_weather", "content": "sunny, 21 degrees"}
     after = whole(bundled, [*ASKED, message, result], functions=[WEATHER["function"]]).choices[0]
     assert "21 degrees" in after.message.content
 
 
-def test_an_image_as_a_tools_result_is_told_in_words_and_one_of_the_user_is_refused_by_name(bundled: openai.OpenAI) -> None:
+def test_an_image_as_a_tools_result_is_told_in_words_and_one_of_the_user_is_refused_by_name(
+    bundled: openai.OpenAI,
+) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
     image = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
-    turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": [image]}]
-    assert whole(bundled, [*ASKED, *turns], tools=[WEATHER]).choices[0].finish_reason in ("stop", "tool_calls")
+    turns = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": [image]},
+    ]
+    assert whole(bundled, [*ASKED, *turns], tools=[WEATHER]).choices[0].finish_reason in (
+        "stop",
+        "tool_calls",
+    )
     with pytest.raises(openai.BadRequestError, match=r"messages\.0\.content\.0"):
         whole(bundled, [{"role": "user", "content": [image]}])

@@ -1,4 +1,6 @@
-"""An agent that calls tools thirty times: each turn reads what is new, and nothing else, through a restart of the server."""
+"""An agent that calls tools thirty times: each turn reads what is new, and nothing else, through a
+restart of the server.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ TOOL = {
     "function": {
         "name": "read_file",
         "description": "Read a part of a file.",
-        "parameters": {"type": "object", "properties": {"path": {"type": "string"}, "lines": {"type": "array"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string"}, "lines": {"type": "array"}},
+        },
     },
 }
 
@@ -36,7 +41,9 @@ def said(turn: int) -> str:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_scripted(tmp_path_factory.mktemp("scripted"), [said(turn) for turn in range(TURNS)])
+    return write_scripted(
+        tmp_path_factory.mktemp("scripted"), [said(turn) for turn in range(TURNS)]
+    )
 
 
 def start(model: Path, store: Path) -> ServerProcess:
@@ -46,12 +53,16 @@ def start(model: Path, store: Path) -> ServerProcess:
 
 
 def sent_back(message: dict[str, Any], turn: int, choose: random.Random) -> list[dict[str, Any]]:
-    """As agents do it: arguments written anew, other fields left out, the thought too where a client does not know it."""
+    """As agents do it: arguments written anew, other fields left out, the thought too where a
+    client does not know it.
+    """
     (call,) = message["tool_calls"]
     arguments = json.loads(call["function"]["arguments"])
     names = choose.sample(sorted(arguments), len(arguments))
     again = json.dumps(
-        {name: arguments[name] for name in names}, indent=choose.choice([None, 2]), ensure_ascii=choose.random() < 0.5
+        {name: arguments[name] for name in names},
+        indent=choose.choice([None, 2]),
+        ensure_ascii=choose.random() < 0.5,
     )
     function = {"name": call["function"]["name"], "arguments": again}
     answer = {"role": "assistant", "content": message["content"] or choose.choice([None, ""])}
@@ -63,10 +74,14 @@ def sent_back(message: dict[str, Any], turn: int, choose: random.Random) -> list
     return [answer, {"role": "tool", "tool_call_id": call["id"], "content": content}]
 
 
-def test_each_turn_of_thirty_calls_reads_what_is_new_through_a_restart_in_the_middle(model: Path, tmp_path: Path) -> None:
+def test_each_turn_of_thirty_calls_reads_what_is_new_through_a_restart_in_the_middle(
+    model: Path, tmp_path: Path
+) -> None:
     choose = random.Random(11)
     system = "You read files, a part at a time. " * 20
-    messages: list[dict[str, Any]] = [{"role": "system", "content": [{"type": "text", "text": system}]}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": [{"type": "text", "text": system}]}
+    ]
     messages.append({"role": "user", "content": "Where is it?"})
     known, read = 0, []
     server = start(model, tmp_path / "store")
@@ -76,8 +91,15 @@ def test_each_turn_of_thirty_calls_reads_what_is_new_through_a_restart_in_the_mi
                 assert server.stop() == 0, server.log()
                 server = start(model, tmp_path / "store")
             messages[0]["content"] = choose.choice([system, [{"type": "text", "text": system}]])
-            body = {"model": "scripted", "messages": messages, "tools": [TOOL], "holdfast": {"explain": True}}
-            answer = httpx.post(f"{server.url}{CHAT}", json=body, timeout=60).raise_for_status().json()
+            body = {
+                "model": "scripted",
+                "messages": messages,
+                "tools": [TOOL],
+                "holdfast": {"explain": True},
+            }
+            answer = (
+                httpx.post(f"{server.url}{CHAT}", json=body, timeout=60).raise_for_status().json()
+            )
             usage, (choice,) = answer["usage"], answer["choices"]
             new = usage["prompt_tokens"] - known
             read.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
@@ -87,7 +109,9 @@ def test_each_turn_of_thirty_calls_reads_what_is_new_through_a_restart_in_the_mi
             assert choice["finish_reason"] == "tool_calls", choice
             messages += sent_back(choice["message"], turn, choose)
         assert sum(read) < known
-        final = httpx.post(f"{server.url}{CHAT}", json={"model": "scripted", "messages": messages}, timeout=60).json()
+        final = httpx.post(
+            f"{server.url}{CHAT}", json={"model": "scripted", "messages": messages}, timeout=60
+        ).json()
         assert final["choices"][0]["message"]["content"] == OVER
     finally:
         server.stop()

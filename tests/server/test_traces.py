@@ -1,4 +1,6 @@
-"""A server with traces: what a client asks for is seen by a collector, and the server stops in time without one."""
+"""A server with traces: what a client asks for is seen by a collector, and the server stops in time
+without one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tests.fakes.server_process import ServerProcess, until
 otlp = pytest.importorskip("tests.fakes.otlp_collector", reason="needs the extra otel")
 
 
-def test_a_collector_gets_the_spans_of_a_server_that_was_told_of_it(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_gets_the_spans_of_a_server_that_was_told_of_it(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     with otlp.collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)

@@ -1,4 +1,6 @@
-"""Clients that ask for much and read nothing: bounded in the front, paused in the worker, cancelled in the end."""
+"""Clients that ask for much and read nothing: bounded in the front, paused in the worker, cancelled
+in the end.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ import pytest
 
 from tests.fakes.server_process import ServerProcess, until
 
-GREEDY: dict[str, Any] = {"model": "demo", "prompt": "once upon", "ignore_eos": True, "stream": True, "temperature": 0}
+GREEDY: dict[str, Any] = {
+    "model": "demo",
+    "prompt": "once upon",
+    "ignore_eos": True,
+    "stream": True,
+    "temperature": 0,
+}
 SEEDED = {**GREEDY, "temperature": 1.0, "seed": 7}
 HEAVY = {**SEEDED, "n": 16, "logprobs": 20, "max_tokens": 500}
 
@@ -50,7 +58,10 @@ class Unread:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self.socket.connect((host, int(port)))
         self.socket.settimeout(60)
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: "
+            "application/json\r\nconnection: close\r\n"
+        )
         self.socket.sendall(f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw)
 
     def read_all(self) -> str:
@@ -99,7 +110,9 @@ def stands_still(server: ServerProcess) -> None:
     assert model["running"] + model["queued"] > 0, "all was drawn: there was nothing to be paused"
 
 
-def test_unread_streams_are_bounded_and_keep_nobody_from_being_answered(patient: ServerProcess) -> None:
+def test_unread_streams_are_bounded_and_keep_nobody_from_being_answered(
+    patient: ServerProcess,
+) -> None:
     front = psutil.Process(patient.process.pid)
     httpx.post(f"{patient.url}/v1/completions", json={**GREEDY, "max_tokens": 3}, timeout=60)
     before = front.memory_info().rss
@@ -107,17 +120,28 @@ def test_unread_streams_are_bounded_and_keep_nobody_from_being_answered(patient:
     stands_still(patient)
     assert generated_tokens(patient) < 2 * 16 * 500 / 2
     assert front.memory_info().rss - before < 40e6
-    answer = httpx.post(f"{patient.url}/v1/completions", json={**GREEDY, "max_tokens": 20}, timeout=60)
+    answer = httpx.post(
+        f"{patient.url}/v1/completions", json={**GREEDY, "max_tokens": 20}, timeout=60
+    )
     assert len(texts(answer.text)[0]) > 0
     for client in clients:
         client.socket.close()
-    until(lambda: (patient.model()["running"], patient.model()["queued"]) == (0, 0), "what they asked for is dropped")
+    until(
+        lambda: (patient.model()["running"], patient.model()["queued"]) == (0, 0),
+        "what they asked for is dropped",
+    )
 
 
 @pytest.mark.parametrize(
-    "body", [{**GREEDY, "logprobs": 20, "max_tokens": 600}, {**SEEDED, "logprobs": 20, "n": 3, "max_tokens": 300}]
+    "body",
+    [
+        {**GREEDY, "logprobs": 20, "max_tokens": 600},
+        {**SEEDED, "logprobs": 20, "n": 3, "max_tokens": 300},
+    ],
 )
-def test_who_reads_on_after_a_pause_gets_the_same_text(patient: ServerProcess, body: dict[str, Any]) -> None:
+def test_who_reads_on_after_a_pause_gets_the_same_text(
+    patient: ServerProcess, body: dict[str, Any]
+) -> None:
     undisturbed = texts(httpx.post(f"{patient.url}/v1/completions", json=body, timeout=120).text)
     client = Unread(patient, body)
     stands_still(patient)
@@ -125,12 +149,19 @@ def test_who_reads_on_after_a_pause_gets_the_same_text(patient: ServerProcess, b
     client.socket.close()
 
 
-def test_who_reads_nothing_for_too_long_is_cancelled_and_others_go_on(impatient: ServerProcess) -> None:
+def test_who_reads_nothing_for_too_long_is_cancelled_and_others_go_on(
+    impatient: ServerProcess,
+) -> None:
     stalled = Unread(impatient, HEAVY)
-    answer = httpx.post(f"{impatient.url}/v1/completions", json={**GREEDY, "max_tokens": 300}, timeout=60)
+    answer = httpx.post(
+        f"{impatient.url}/v1/completions", json={**GREEDY, "max_tokens": 300}, timeout=60
+    )
     assert len(texts(answer.text)[0]) > 0
     until(lambda: "has read nothing of" in impatient.log(), "the client is given up")
-    until(lambda: (impatient.model()["running"], impatient.model()["queued"]) == (0, 0), "its work is cancelled")
+    until(
+        lambda: (impatient.model()["running"], impatient.model()["queued"]) == (0, 0),
+        "its work is cancelled",
+    )
     assert impatient.log().count("has read nothing of") == 1
     assert "ERROR" not in impatient.log()
     stalled.socket.close()

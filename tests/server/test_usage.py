@@ -1,4 +1,6 @@
-"""Token counts are right in every dialect: for cold, warm, extended and restarted requests, streamed and whole."""
+"""Token counts are right in every dialect: for cold, warm, extended and restarted requests,
+streamed and whole.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ import pytest
 from tests.fakes.http_clients import events_of
 from tests.fakes.server_process import ServerProcess
 
-SYSTEM = "You keep the book of a lighthouse: every ship, its name, its flag and the weather of the day. " * 6
+SYSTEM = (
+    "You keep the book of a lighthouse: every ship, its name, its flag and the weather of the day. "
+    * 6
+)
 FIRST = [{"role": "user", "content": "hello"}]
 NEXT = [{"role": "user", "content": "And who are you?"}]
 MOST_TOKENS = 12
@@ -38,7 +43,8 @@ class Dialect:
     body: Callable[[list[dict[str, str]]], dict[str, Any]]
     whole: Callable[[Any], Figures]
     streamed: Callable[[str], Figures]
-    goes_on: Callable[[str], dict[str, Any]] | None = None  # how the next turn names an answer, instead of telling all
+    # how the next turn names an answer, instead of telling all
+    goes_on: Callable[[str], dict[str, Any]] | None = None
 
 
 def chat_figures(usage: Any, text: str) -> Figures:
@@ -49,19 +55,33 @@ def chat_figures(usage: Any, text: str) -> Figures:
 
 def streamed_chat(text: str) -> Figures:
     chunks = events_of(text)[:-1]
-    deltas = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
+    deltas = [
+        choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]
+    ]
     return chat_figures(chunks[-1]["usage"], "".join(deltas))
 
 
 def response_figures(response: Any) -> Figures:
-    usage, text = response["usage"], "".join(part["text"] for item in response["output"] for part in item.get("content") or ())
+    usage, text = (
+        response["usage"],
+        "".join(part["text"] for item in response["output"] for part in item.get("content") or ()),
+    )
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-    return Figures(usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"], usage["output_tokens"], text)
+    return Figures(
+        usage["input_tokens"],
+        usage["input_tokens_details"]["cached_tokens"],
+        usage["output_tokens"],
+        text,
+    )
 
 
 def data_of(text: str) -> list[Any]:
     """The events of a stream whose events have names."""
-    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+    return [
+        json.loads(line.removeprefix("data: "))
+        for line in text.splitlines()
+        if line.startswith("data: ")
+    ]
 
 
 def streamed_response(text: str) -> Figures:
@@ -86,8 +106,13 @@ def response_body(turns: list[dict[str, str]]) -> dict[str, Any]:
 
 
 def message_figures(usage: Any, text: str) -> Figures:
-    """The prompt of the last turn is marked to its end, but for what the template writes to have it answered."""
-    read, created, rest = (usage[name] for name in ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens"))
+    """The prompt of the last turn is marked to its end, but for what the template writes to have it
+    answered.
+    """
+    read, created, rest = (
+        usage[name]
+        for name in ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens")
+    )
     assert 0 <= rest <= LEFT_TO_TEMPLATE
     assert created > 0 or rest == 1, "what is not cached is read, and marked to be"
     assert sum(usage["cache_creation"].values()) == created
@@ -96,12 +121,17 @@ def message_figures(usage: Any, text: str) -> Figures:
 
 def streamed_message(text: str) -> Figures:
     events = data_of(text)
-    said = "".join(event["delta"].get("text", "") for event in events if event["type"] == "content_block_delta")
+    said = "".join(
+        event["delta"].get("text", "") for event in events if event["type"] == "content_block_delta"
+    )
     (start,) = [event["message"] for event in events if event["type"] == "message_start"]
     (end,) = [event for event in events if event["type"] == "message_delta"]
     figures = message_figures(end["usage"], said)
     assert (
-        sum(start["usage"][name] for name in ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens"))
+        sum(
+            start["usage"][name]
+            for name in ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens")
+        )
         == figures.prompt
     )
     return figures
@@ -132,7 +162,9 @@ DIALECTS = {
             "enable_thinking": False,  # as Messages has it, where nobody asks for it
             "stream_options": {"include_usage": True},
         },
-        whole=lambda answer: chat_figures(answer["usage"], answer["choices"][0]["message"]["content"]),
+        whole=lambda answer: chat_figures(
+            answer["usage"], answer["choices"][0]["message"]["content"]
+        ),
         streamed=streamed_chat,
     ),
     "Responses": Dialect(
@@ -150,8 +182,15 @@ DIALECTS = {
     ),
     "Messages": Dialect(
         path="/v1/messages",
-        body=lambda turns: {"system": SYSTEM, "messages": marked(turns), "max_tokens": MOST_TOKENS, "temperature": 0},
-        whole=lambda answer: message_figures(answer["usage"], "".join(block.get("text", "") for block in answer["content"])),
+        body=lambda turns: {
+            "system": SYSTEM,
+            "messages": marked(turns),
+            "max_tokens": MOST_TOKENS,
+            "temperature": 0,
+        },
+        whole=lambda answer: message_figures(
+            answer["usage"], "".join(block.get("text", "") for block in answer["content"])
+        ),
         streamed=streamed_message,
     ),
     "Ollama": Dialect(
@@ -166,11 +205,16 @@ DIALECTS = {
     ),
 }
 REFERENCE = "chat completions"
-Asked = dict[tuple[str, bool], dict[str, Figures]]  # by dialect, and whether it streams; then by the turn
+# by dialect, and whether it streams; then by the turn
+Asked = dict[tuple[str, bool], dict[str, Figures]]
 
 
-def ask(server: ServerProcess, name: str, body: dict[str, Any], *, streams: bool, test: str = "") -> tuple[Figures, str]:
-    """One request, and its answer; each dialect and way is a tenant of its own, that finds only what it has read itself."""
+def ask(
+    server: ServerProcess, name: str, body: dict[str, Any], *, streams: bool, test: str = ""
+) -> tuple[Figures, str]:
+    """One request, and its answer; each dialect and way is a tenant of its own, that finds only
+    what it has read itself.
+    """
     dialect = DIALECTS[name]
     body = {"model": "demo", "stream": streams, **body}
     if not streams:
@@ -207,11 +251,18 @@ def test_completions_of_no_tokens_read_their_prompt(server: ServerProcess, choic
     headers = {"X-Holdfast-Tenant": f"completions of no tokens {choices}"}
     usages = []
     for fields in ({"max_tokens": 0, "n": choices}, {"max_tokens": 1}):
-        response = httpx.post(f"{server.url}/v1/completions", json={"prompt": SYSTEM, **fields}, headers=headers, timeout=60)
+        response = httpx.post(
+            f"{server.url}/v1/completions",
+            json={"prompt": SYSTEM, **fields},
+            headers=headers,
+            timeout=60,
+        )
         assert response.status_code == 200, response.text
         usages.append(response.json()["usage"])
         if fields["max_tokens"] == 0:
-            ends = [(choice["text"], choice["finish_reason"]) for choice in response.json()["choices"]]
+            ends = [
+                (choice["text"], choice["finish_reason"]) for choice in response.json()["choices"]
+            ]
             assert ends == [("", "length")] * choices
     prompt_tokens = usages[0]["prompt_tokens"]
     assert usages[0]["completion_tokens"] == 0
@@ -228,7 +279,13 @@ def next_turn(dialect: Dialect, figures: Figures, answer: str) -> dict[str, Any]
 @pytest.fixture(scope="module")
 def asked(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
     """All answers: of two lives of one server."""
-    arguments = (str(model_folder), "--name", "demo", "--store", str(tmp_path_factory.mktemp("usage") / "store"))
+    arguments = (
+        str(model_folder),
+        "--name",
+        "demo",
+        "--store",
+        str(tmp_path_factory.mktemp("usage") / "store"),
+    )
     found: Asked = {(name, streams): {} for name in DIALECTS for streams in (False, True)}
     further: dict[tuple[str, bool], dict[str, Any]] = {}
     for life in ("first", "second"):
@@ -237,10 +294,14 @@ def asked(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked
         try:
             for (name, streams), figures in found.items():
                 if life == "second":
-                    figures["restarted"], _ = ask(server, name, further[name, streams], streams=streams)
+                    figures["restarted"], _ = ask(
+                        server, name, further[name, streams], streams=streams
+                    )
                     continue
                 figures["cold"], _ = ask(server, name, DIALECTS[name].body(FIRST), streams=streams)
-                figures["warm"], answer = ask(server, name, DIALECTS[name].body(FIRST), streams=streams)
+                figures["warm"], answer = ask(
+                    server, name, DIALECTS[name].body(FIRST), streams=streams
+                )
                 further[name, streams] = next_turn(DIALECTS[name], figures["warm"], answer)
                 figures["extended"], _ = ask(server, name, further[name, streams], streams=streams)
         finally:
@@ -250,17 +311,27 @@ def asked(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", DIALECTS)
-def test_cached_tokens_are_those_that_were_read_before(asked: Asked, name: str, streams: bool) -> None:
-    cold, warm, extended, restarted = (asked[name, streams][turn] for turn in ("cold", "warm", "extended", "restarted"))
+def test_cached_tokens_are_those_that_were_read_before(
+    asked: Asked, name: str, streams: bool
+) -> None:
+    cold, warm, extended, restarted = (
+        asked[name, streams][turn] for turn in ("cold", "warm", "extended", "restarted")
+    )
     assert cold.cached == 0
-    assert (warm.prompt, warm.cached) == (cold.prompt, cold.prompt - 1), "the last token is always read"
+    assert (warm.prompt, warm.cached) == (cold.prompt, cold.prompt - 1), (
+        "the last token is always read"
+    )
     assert (warm.text, warm.answer) == (cold.text, cold.answer)
-    assert cold.prompt <= extended.cached < extended.prompt - len(NEXT), "the answer was read when it was written"
+    assert cold.prompt <= extended.cached < extended.prompt - len(NEXT), (
+        "the answer was read when it was written"
+    )
     assert (restarted.prompt, restarted.cached) == (extended.prompt, extended.prompt - 1)
     assert restarted.text == extended.text
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", DIALECTS)
-def test_the_same_conversation_has_the_same_figures_in_every_dialect(asked: Asked, name: str, streams: bool) -> None:
+def test_the_same_conversation_has_the_same_figures_in_every_dialect(
+    asked: Asked, name: str, streams: bool
+) -> None:
     assert asked[name, streams] == asked[REFERENCE, False]

@@ -1,4 +1,6 @@
-"""A model that thinks long, whose template leaves thoughts of earlier turns out: its next turn finds its history read."""
+"""A model that thinks long, whose template leaves thoughts of earlier turns out: its next turn
+finds its history read.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TURNS, ANSWER_TOKENS = 3, 150
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder = write_thinking(tmp_path_factory.mktemp("thinking"), turns=TURNS, answer_tokens=ANSWER_TOKENS)
+    folder = write_thinking(
+        tmp_path_factory.mktemp("thinking"), turns=TURNS, answer_tokens=ANSWER_TOKENS
+    )
     server = ServerProcess(str(folder), "--name", "scripted", "--store", "off")
     server.wait_ready()
     with httpx.Client(base_url=server.url, timeout=60) as client:
@@ -31,17 +35,26 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 def figure(client: httpx.Client, name: str) -> float:
     lines = client.get("/metrics").text.splitlines()
     return next(
-        float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"holdfast_prefix_cache_{name}_tokens_total{{")
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith(f"holdfast_prefix_cache_{name}_tokens_total{{")
     )
 
 
 def ask(client: httpx.Client, messages: list[dict[str, Any]]) -> dict[str, Any]:
-    body = {"model": "scripted", "messages": messages, "session_id": "s", "holdfast": {"explain": True}}
+    body = {
+        "model": "scripted",
+        "messages": messages,
+        "session_id": "s",
+        "holdfast": {"explain": True},
+    }
     answer: dict[str, Any] = client.post(CHAT, json=body).raise_for_status().json()
     return answer
 
 
-def test_a_next_turn_reads_its_question_and_is_billed_for_nothing_else(client: httpx.Client) -> None:
+def test_a_next_turn_reads_its_question_and_is_billed_for_nothing_else(
+    client: httpx.Client,
+) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Where is it? " * 20}]
     expected = 0.0
     for turn in range(TURNS):
@@ -53,11 +66,18 @@ def test_a_next_turn_reads_its_question_and_is_billed_for_nothing_else(client: h
             assert without > ANSWER_TOKENS
             assert memory["read_tokens"] <= 0.2 * without
             assert "before it came" in memory["explanation"]
-            assert usage["prompt_tokens"] == memory["prompt_tokens"] < 2000, "a prompt is what is in it, thoughts are not"
+            assert usage["prompt_tokens"] == memory["prompt_tokens"] < 2000, (
+                "a prompt is what is in it, thoughts are not"
+            )
         said = answer["choices"][0]["message"]["content"]
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"And number {turn}?"}]
+        messages += [
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": f"And number {turn}?"},
+        ]
         expected += ANSWER_TOKENS
-        until(lambda least=expected: figure(client, "read_ahead") >= least, "the history to be read")  # type: ignore[misc]
+        until(
+            lambda least=expected: figure(client, "read_ahead") >= least, "the history to be read"
+        )  # type: ignore[misc]
     assert figure(client, "used_ahead") >= (TURNS - 1) * ANSWER_TOKENS
     models = client.get("/health").json()["models"]
     assert (models[0]["running"], models[0]["queued"]) == (0, 0)
@@ -72,7 +92,9 @@ def is_on_disk(client: httpx.Client) -> bool:
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_what_was_read_ahead_counts_as_such_whether_or_not_the_worker_died_meanwhile(is_killed: bool, tmp_path: Path) -> None:
+def test_what_was_read_ahead_counts_as_such_whether_or_not_the_worker_died_meanwhile(
+    is_killed: bool, tmp_path: Path
+) -> None:
     folder = write_thinking(tmp_path / "thinking", turns=2, answer_tokens=ANSWER_TOKENS)
     server = ServerProcess(str(folder), "--name", "scripted", "--store", str(tmp_path / "store"))
     server.wait_ready()
@@ -84,7 +106,10 @@ def test_what_was_read_ahead_counts_as_such_whether_or_not_the_worker_died_meanw
         if is_killed:
             until(lambda: is_on_disk(client), "all of it to be on disk")
             os.kill(server.model()["pid"], signal.SIGKILL)
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And now?"}]
+        messages += [
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": "And now?"},
+        ]
         memory = ask(client, messages)["holdfast"]
         assert memory["read_ahead_tokens"] == ahead
         assert (memory["disk_tokens"] > 0) == is_killed

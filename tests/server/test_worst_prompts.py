@@ -1,4 +1,6 @@
-"""The worst that can be sent to a real server: each request is answered or refused by name, and the server goes on serving."""
+"""The worst that can be sent to a real server: each request is answered or refused by name, and the
+server goes on serving.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,24 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "an unfinished character as ids": (COMPLETIONS, {"prompt": [100, 200, 150]}),
     "a word of a thousand letters": (COMPLETIONS, {"prompt": "a" * 1000}),
     "all choices at once": (COMPLETIONS, {"prompt": "a", "n": 16, "max_tokens": 2}),
-    "a ban on all that is likely": (COMPLETIONS, {"prompt": "a", "logit_bias": {str(each): -100 for each in range(1000)}}),
-    "the strongest penalties": (COMPLETIONS, {"prompt": [5] * 200, "repetition_penalty": 100, "frequency_penalty": -2}),
-    "the narrowest draw": (COMPLETIONS, {"prompt": "a", "temperature": 2, "top_p": 1e-9, "min_p": 1, "top_k": 1}),
+    "a ban on all that is likely": (
+        COMPLETIONS,
+        {"prompt": "a", "logit_bias": {str(each): -100 for each in range(1000)}},
+    ),
+    "the strongest penalties": (
+        COMPLETIONS,
+        {"prompt": [5] * 200, "repetition_penalty": 100, "frequency_penalty": -2},
+    ),
+    "the narrowest draw": (
+        COMPLETIONS,
+        {"prompt": "a", "temperature": 2, "top_p": 1e-9, "min_p": 1, "top_k": 1},
+    ),
     "the hottest draw": (COMPLETIONS, {"prompt": "a", "temperature": 2, "min_p": 0}),
     "the coldest draw": (COMPLETIONS, {"prompt": "a", "temperature": 1e-300}),
-    "more tokens than fit": (COMPLETIONS, {"prompt": "a", "max_tokens": 2**31 - 1, "stop": ["a", "e", "i", "o", " ", "\n"]}),
+    "more tokens than fit": (
+        COMPLETIONS,
+        {"prompt": "a", "max_tokens": 2**31 - 1, "stop": ["a", "e", "i", "o", " ", "\n"]},
+    ),
 }
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str | None]] = {
@@ -64,7 +78,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "an id beyond all numbers": (COMPLETIONS, {"prompt": [10**30]}, "prompt.0"),
     "a hundred thousand tokens": (COMPLETIONS, {"prompt": [5] * 100_000}, "prompt"),
     "a hundred thousand words": (COMPLETIONS, {"prompt": "word " * 100_000}, "prompt"),
-    "a hundred thousand messages": (CHAT, {"messages": user("a")["messages"] * 100_000}, "messages"),
+    "a hundred thousand messages": (
+        CHAT,
+        {"messages": user("a")["messages"] * 100_000},
+        "messages",
+    ),
     "ten million letters": (CHAT, user("a" * 10_000_000), "messages"),
     "one bad prompt among good ones": (COMPLETIONS, {"prompt": [[5], [10**6], [6]]}, "prompt.1"),
     "a huge n": (COMPLETIONS, {"prompt": "a", "n": 10**9}, "n"),
@@ -76,10 +94,26 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None]] = {
         {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]},
         "tools",
     ),
-    "a tool that is nobody's": (CHAT, {**user("a"), "tools": [{"type": "web_search"}]}, "tools.0.type"),
-    "a form of no kind": (CHAT, {**user("a"), "response_format": {"type": "yaml"}}, "response_format.type"),
-    "a form that the worker cannot make": (CHAT, {**user("a"), "guided_regex": "(a|b)*" * 2500}, "guided_regex"),
-    "a picture": (CHAT, user([{"type": "image_url", "image_url": {"url": "x"}}]), "messages.0.content.0"),
+    "a tool that is nobody's": (
+        CHAT,
+        {**user("a"), "tools": [{"type": "web_search"}]},
+        "tools.0.type",
+    ),
+    "a form of no kind": (
+        CHAT,
+        {**user("a"), "response_format": {"type": "yaml"}},
+        "response_format.type",
+    ),
+    "a form that the worker cannot make": (
+        CHAT,
+        {**user("a"), "guided_regex": "(a|b)*" * 2500},
+        "guided_regex",
+    ),
+    "a picture": (
+        CHAT,
+        user([{"type": "image_url", "image_url": {"url": "x"}}]),
+        "messages.0.content.0",
+    ),
     "an unknown model": (CHAT, {**user("a"), "model": "gpt-4o"}, "model"),
 }
 
@@ -123,13 +157,20 @@ def test_what_is_no_request_is_refused(server: ServerProcess, name: str) -> None
 def test_half_of_a_surrogate_pair_is_answered(server: ServerProcess) -> None:
     body = b'{"messages": [{"role": "user", "content": "a\\ud83d", "\\ude00": 1}], "max_tokens": 1}'
     whole = body.replace(b"\\ud83d", b"\\ufffd")
-    halved, replaced = (post(server, CHAT, each).json()["usage"]["prompt_tokens"] for each in (body, whole))
+    halved, replaced = (
+        post(server, CHAT, each).json()["usage"]["prompt_tokens"] for each in (body, whole)
+    )
     assert halved == replaced
 
 
 def test_a_prompt_that_just_fits_is_taken_and_one_token_more_is_not(server: ServerProcess) -> None:
     most = context_tokens(server) - 1
-    with httpx.stream("POST", f"{server.url}{COMPLETIONS}", json={"prompt": [5] * most, "stream": True}, timeout=60) as response:
+    with httpx.stream(
+        "POST",
+        f"{server.url}{COMPLETIONS}",
+        json={"prompt": [5] * most, "stream": True},
+        timeout=60,
+    ) as response:
         assert response.status_code == 200  # and the client leaves: reading so much takes its time
     refused = post(server, COMPLETIONS, {"prompt": [5] * (most + 1)})
     assert refused.json()["error"]["code"] == "context_length_exceeded"
@@ -137,15 +178,27 @@ def test_a_prompt_that_just_fits_is_taken_and_one_token_more_is_not(server: Serv
 
 
 def test_a_stream_of_broken_characters_is_whole_text(server: ServerProcess) -> None:
-    # Tokens of single bytes are made by far the likeliest: most of what is drawn is no UTF-8 at all.
+    # Tokens of single bytes are made by far the likeliest: most of what is drawn is no UTF-8 at
+    # all.
     bias = {str(token): 100 for token in range(100, 190)}
-    body = {"prompt": "a", "max_tokens": 60, "temperature": 1, "seed": 3, "logit_bias": bias, "ignore_eos": True}
+    body = {
+        "prompt": "a",
+        "max_tokens": 60,
+        "temperature": 1,
+        "seed": 3,
+        "logit_bias": bias,
+        "ignore_eos": True,
+    }
     whole = post(server, COMPLETIONS, body).json()["choices"][0]["text"]
     pieces = []
-    with httpx.stream("POST", f"{server.url}{COMPLETIONS}", json={**body, "stream": True}, timeout=60) as response:
+    with httpx.stream(
+        "POST", f"{server.url}{COMPLETIONS}", json={**body, "stream": True}, timeout=60
+    ) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
-                pieces += [choice["text"] for choice in json.loads(line.removeprefix("data: "))["choices"]]
+                pieces += [
+                    choice["text"] for choice in json.loads(line.removeprefix("data: "))["choices"]
+                ]
     assert "".join(pieces) == whole
     assert REPLACEMENT in whole
 

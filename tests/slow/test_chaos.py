@@ -1,4 +1,6 @@
-"""Workers that die at random instants, of signals of every kind: each answer is the one of an undisturbed run."""
+"""Workers that die at random instants, of signals of every kind: each answer is the one of an
+undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ KILLS = int(os.environ.get("KILLS", "12"))
 @pytest.mark.timeout(180 + KILLS * 40)
 @pytest.mark.parametrize(
     ("model", "streams"),
-    [("bundled", "plain"), ("bundled", "kinds"), ("qwen3_next", "plain"), ("lfm2", "plain"), ("gemma3_text", "plain")],
+    [
+        ("bundled", "plain"),
+        ("bundled", "kinds"),
+        ("qwen3_next", "plain"),
+        ("lfm2", "plain"),
+        ("gemma3_text", "plain"),
+    ],
     ids=["full attention", "of every kind", "linear attention", "convolutions", "windows"],
 )
 def test_deaths_at_random_instants_change_no_answer(model: str, streams: str) -> None:

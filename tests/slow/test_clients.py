@@ -1,4 +1,6 @@
-"""Real clients, in an environment of their own, complete a loop of tools and show a thought of the bundled model."""
+"""Real clients, in an environment of their own, complete a loop of tools and show a thought of the
+bundled model.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    server = ServerProcess("--store", "off", "--name", "demo", "--set", f"server.model_aliases={ALIASES}")
+    server = ServerProcess(
+        "--store", "off", "--name", "demo", "--set", f"server.model_aliases={ALIASES}"
+    )
     server.wait_ready()
     yield server
     assert server.stop() == 0, server.log()
 
 
 @pytest.mark.parametrize("script", scripts(), ids=lambda script: script.stem)
-def test_a_client_calls_tools_and_thinks_streamed_and_whole(script: Path, server: ServerProcess) -> None:
+def test_a_client_calls_tools_and_thinks_streamed_and_whole(
+    script: Path, server: ServerProcess
+) -> None:
     found = list(checked(script, base_url=f"{server.url}/v1", model="demo"))
     assert [f"{each.check}: {each.problem}" for each in found if each.problem] == []
     assert "Traceback" not in server.log()

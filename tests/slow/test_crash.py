@@ -1,4 +1,6 @@
-"""Killed at any instant, a server on the same store answers as if nothing had happened, and has kept what it read."""
+"""Killed at any instant, a server on the same store answers as if nothing had happened, and has
+kept what it read.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def random_prompts(rng: random.Random, count: int) -> list[list[int]]:
     """Some with a common beginning, some without."""
     common = [rng.randrange(PLAIN_TOKENS) for _ in range(500)]
     return [
-        (common if rng.random() < 0.5 else []) + [rng.randrange(PLAIN_TOKENS) for _ in range(rng.randint(50, 900))]
+        (common if rng.random() < 0.5 else [])
+        + [rng.randrange(PLAIN_TOKENS) for _ in range(rng.randint(50, 900))]
         for _ in range(count)
     ]
 
@@ -67,7 +70,10 @@ def load(url: str, known: Known, order: Sequence[int], wrong: list[int]) -> None
 
 
 def kill_tree(server: ServerProcess) -> None:
-    tree = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
+    tree = [
+        psutil.Process(server.process.pid),
+        *psutil.Process(server.process.pid).children(recursive=True),
+    ]
     for process in tree:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
@@ -104,7 +110,10 @@ def test_kills_at_random_instants_cost_no_answer_and_little_memory(tmp_path: Pat
             break
         known.answered_at = {}
         orders = [rng.sample(range(len(known.prompts)), 20) for _ in range(CLIENTS)]
-        clients = [threading.Thread(target=load, args=(server.url, known, order, wrong)) for order in orders]
+        clients = [
+            threading.Thread(target=load, args=(server.url, known, order, wrong))
+            for order in orders
+        ]
         for client in clients:
             client.start()
         threading.Event().wait(rng.uniform(0.0, 3.0))

@@ -1,4 +1,6 @@
-"""A store whose files are damaged in every way that disks and people know: no wrong answer, no failed request."""
+"""A store whose files are damaged in every way that disks and people know: no wrong answer, no
+failed request.
+"""
 
 from __future__ import annotations
 
@@ -64,13 +66,25 @@ def delete(rng: random.Random, file: Path) -> None:
     file.unlink()
 
 
-KINDS: tuple[Callable[[random.Random, Path], None], ...] = (flip, flip, flip, truncate, extend, blank, swap, replace, delete)
+KINDS: tuple[Callable[[random.Random, Path], None], ...] = (
+    flip,
+    flip,
+    flip,
+    truncate,
+    extend,
+    blank,
+    swap,
+    replace,
+    delete,
+)
 
 
 def damage(rng: random.Random, folder: Path) -> str:
     """Do something bad to one file, the index included."""
     files = sorted(
-        file for file in folder.rglob("*") if file.is_file() and file.stat().st_size > 0 and "quarantine" not in file.parts
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and file.stat().st_size > 0 and "quarantine" not in file.parts
     )
     if not files:
         return "nothing left"
@@ -85,7 +99,9 @@ def damage(rng: random.Random, folder: Path) -> str:
 def test_damaged_files_are_never_answered_from_and_fail_no_request(tmp_path: Path) -> None:
     rng = random.Random(11)
     runner = RowsRunner(kept_tiny("llama"), None)
-    prompts = [[rng.randrange(VOCAB_SIZE - 8) for _ in range(rng.randint(200, 700))] for _ in range(4)]
+    prompts = [
+        [rng.randrange(VOCAB_SIZE - 8) for _ in range(rng.randint(200, 700))] for _ in range(4)
+    ]
     prompts += [prompt[:300] + prompts[0][:200] for prompt in prompts[:2]]
 
     def answers(folder: Path | None) -> tuple[list[list[int]], int]:
@@ -93,7 +109,9 @@ def test_damaged_files_are_never_answered_from_and_fail_no_request(tmp_path: Pat
         inbox = worker.serve([[greedy(str(index), prompt) for index, prompt in enumerate(prompts)]])
         ends = [inbox.finished(str(index)) for index in range(len(prompts))]
         assert [end.reason for end in ends] == [FinishReason.LENGTH] * len(prompts)
-        return [inbox.tokens(str(index)) for index in range(len(prompts))], sum(end.cached_tokens for end in ends)
+        return [inbox.tokens(str(index)) for index in range(len(prompts))], sum(
+            end.cached_tokens for end in ends
+        )
 
     expected, _ = answers(None)
     cached = 0

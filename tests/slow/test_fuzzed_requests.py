@@ -1,5 +1,5 @@
-"""Ten thousand requests for each protocol that no honest client sends: each gets an answer that is described, and none is the
-server's fault.
+"""Ten thousand requests for each protocol that no honest client sends: each gets an answer that is
+described, and none is the server's fault.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from tests.fakes.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 BODIES, AT_ONCE = 10_000, 8
-BOUNDED = ("--context", "2048")  # a body without `max_tokens` whose text is 300 times the same letter may be answered without end
+# a body without `max_tokens` whose text is 300 times the same letter may be answered without end
+BOUNDED = ("--context", "2048")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,9 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.mark.timeout(120 + BODIES // 10)
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-async def test_fuzzed_requests_are_answered_or_refused_by_name(protocol: FuzzedProtocol, server: ServerProcess) -> None:
+async def test_fuzzed_requests_are_answered_or_refused_by_name(
+    protocol: FuzzedProtocol, server: ServerProcess
+) -> None:
     fuzzer = protocol.fuzzer(11, model="demo")
     counted: collections.Counter[int] = collections.Counter()
     pid = server.model()["pid"]

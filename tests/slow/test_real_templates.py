@@ -1,4 +1,6 @@
-"""Chat templates of real models, as a package on PyPI carries them: fetched for the run, and nothing of them kept."""
+"""Chat templates of real models, as a package on PyPI carries them: fetched for the run, and
+nothing of them kept.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,16 @@ WITHOUT_TOOLS = {
     "llama-cpp-rwkv-world",
     "microsoft-Phi-3.5-mini-instruct",
 }
-# What they write of the past is not what they had asked for, or it ends in a token that only the model's own files name.
+# What they write of the past is not what they had asked for, or it ends in a token that only the
+# model's own files name.
 READ_AGAIN = {
-    "Apertus-8B-Instruct",  # an answer has a header of its own when it is asked for, and none in the past
+    # an answer has a header of its own when it is asked for, and none in the past
+    "Apertus-8B-Instruct",
     "CohereForAI-c4ai-command-r-plus-tool_use",  # instructions stand behind the last message
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
     "GigaChat3-10B-A1.8B",  # calls of the past are written in another way
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",  # a newline behind results that are not the last
+    # a newline behind results that are not the last
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
     "fireworks-ai-llama-3-firefunction-v2",
     "google-gemma-4-31B-it",
@@ -63,7 +68,17 @@ pytestmark = pytest.mark.slow
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FoundDialect]:
     """What is found of each template, by its file's name."""
     folder = tmp_path_factory.mktemp("templates")
-    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", PACKAGE]
+    fetch = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary",
+        "llama-cpp-python",
+        PACKAGE,
+    ]
     subprocess.run([*fetch, "--dest", str(folder)], check=True, timeout=600)
     sources: dict[str, str] = {}
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
@@ -72,12 +87,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FoundDialect]:
                 content = archive.extractfile(member)
                 assert content is not None
                 sources[Path(member.name).stem] = content.read().decode()
-    return {name: find_dialect(*_model(name, source), config={}) for name, source in sources.items()}
+    return {
+        name: find_dialect(*_model(name, source), config={}) for name, source in sources.items()
+    }
 
 
 def _model(name: str, source: str) -> tuple[ChatTemplate, Tokenizer]:
     # A variant for tools is taken with tools only, as in a folder that has it beside another.
-    sources = {"default": "{{ messages[-1].content }}", "tool_use": source} if "tool_use" in name else {"default": source}
+    sources = (
+        {"default": "{{ messages[-1].content }}", "tool_use": source}
+        if "tool_use" in name
+        else {"default": source}
+    )
     template = ChatTemplate(sources, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
     return template, tokenizer_for(source + _shown(template))
 
@@ -85,18 +106,30 @@ def _model(name: str, source: str) -> tuple[ChatTemplate, Tokenizer]:
 def _shown(template: ChatTemplate) -> str:
     """A conversation as the template writes it: some put their markers together from parts."""
     call = {"id": "call00000", "function": {"name": "f", "arguments": {"a": 1}}}
-    messages = ({"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": [call]})
+    messages = (
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    )
     try:
-        return template.render(ChatPrompt(messages=messages, tools=({"type": "function", "function": {"name": "f"}},)))
+        return template.render(
+            ChatPrompt(messages=messages, tools=({"type": "function", "function": {"name": "f"}},))
+        )
     except InvalidRequest:
         return ""
 
 
-def test_all_templates_that_show_tools_are_proven_and_the_others_get_them_in_text(found: dict[str, FoundDialect]) -> None:
+def test_all_templates_that_show_tools_are_proven_and_the_others_get_them_in_text(
+    found: dict[str, FoundDialect],
+) -> None:
     by_tools = Counter((each.report.tools, each.report.proven) for each in found.values())
-    unproven = {name: each.report.why for name, each in found.items() if each.report.tools != "template"}
+    unproven = {
+        name: each.report.why for name, each in found.items() if each.report.tools != "template"
+    }
     assert set(unproven) == WITHOUT_TOOLS, unproven
-    assert by_tools == {("template", True): len(found) - len(WITHOUT_TOOLS), ("text", True): len(WITHOUT_TOOLS)}
+    assert by_tools == {
+        ("template", True): len(found) - len(WITHOUT_TOOLS),
+        ("text", True): len(WITHOUT_TOOLS),
+    }
     assert len(found) == 70
 
 
@@ -121,39 +154,62 @@ def test_those_that_refuse_two_calls_are_given_pairs(found: dict[str, FoundDiale
     assert {name for name, each in found.items() if not each.report.parallel} >= ONE_CALL_AT_A_TIME
 
 
-def test_every_template_can_be_asked_for_less_thought_or_has_no_switch(found: dict[str, FoundDialect]) -> None:
+def test_every_template_can_be_asked_for_less_thought_or_has_no_switch(
+    found: dict[str, FoundDialect],
+) -> None:
     for name, each in found.items():
         if each.switch.options:
             assert "off" in each.switch.options, name
 
 
-def test_the_next_turn_of_nearly_all_begins_with_all_that_was_read_and_written(found: dict[str, FoundDialect]) -> None:
+def test_the_next_turn_of_nearly_all_begins_with_all_that_was_read_and_written(
+    found: dict[str, FoundDialect],
+) -> None:
     """Without thoughts: most templates drop them, for good reasons."""
     again = {name for name, each in found.items() if not _goes_on(_bundle(name, each))}
     assert again == READ_AGAIN
 
 
 def test_cache_breakpoints_are_found_in_all_of_them(found: dict[str, FoundDialect]) -> None:
-    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    call = {
+        "id": "abcdefghi",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"a": 1}'},
+    }
     messages = (
         {"role": "system", "content": "You are a guide."},
-        {"role": "user", "content": [{"type": "text", "text": "A long book."}, {"type": "text", "text": "What is it?"}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "A long book."},
+                {"type": "text", "text": "What is it?"},
+            ],
+        },
         {"role": "assistant", "content": "I look.", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "abcdefghi", "content": "22 degrees"},
         {"role": "assistant", "content": "It is 22."},
         {"role": "user", "content": "And tomorrow?"},
     )
     at = tuple(
-        CacheBreakpoint(messages=number, parts=parts) for number, parts in ((1, 0), (1, 1), (2, 0), (4, 0), (5, 0), (6, 0))
+        CacheBreakpoint(messages=number, parts=parts)
+        for number, parts in ((1, 0), (1, 1), (2, 0), (4, 0), (5, 0), (6, 0))
     )
-    tools = ({"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}},)
+    tools = (
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "d", "parameters": {"type": "object"}},
+        },
+    )
     for name, each in found.items():
         assert each.template is not None
         asked = ChatPrompt(messages=messages, tools=tools, cache_breakpoints=at)
         shown = canonical(asked, FirstForms())
         text = each.template.render(shown)
         places = breakpoint_places(asked, shown, text, template=each.template, guard=str)
-        said = [text[before:behind] for before, behind in zip(places, (*places[1:], len(text)), strict=True)]
+        said = [
+            text[before:behind]
+            for before, behind in zip(places, (*places[1:], len(text)), strict=True)
+        ]
         ends = ["A long book.", "What is it?", "22 degrees", "It is 22.", "And tomorrow?"]
         assert all(end in part for end, part in zip(ends, said, strict=False)), (name, said)
 
@@ -175,7 +231,9 @@ def _goes_on(bundle: TokenizerBundle) -> bool:
     messages: list[dict[str, Any]] = [QUESTION]
     choose = random.Random(3)
     for number in range(1, 4):
-        before, said = turn(bundle, messages, spoken(bundle, messages, number, thinks=False), choose)
+        before, said = turn(
+            bundle, messages, spoken(bundle, messages, number, thinks=False), choose
+        )
         messages += said
         after, _ = turn(bundle, messages, "", choose)
         if after[: len(before)] != before:

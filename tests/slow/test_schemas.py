@@ -1,4 +1,6 @@
-"""Answers of random weights at temperature 1, held to the schemas of agents and others: all valid, and ended by themselves."""
+"""Answers of random weights at temperature 1, held to the schemas of agents and others: all valid,
+and ended by themselves.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,18 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_answer_fits_its_schema_and_plain_ones_beside_them_are_as_alone(llm: LLM, seed: int) -> None:
+def test_every_answer_fits_its_schema_and_plain_ones_beside_them_are_as_alone(
+    llm: LLM, seed: int
+) -> None:
     alone = llm.generate("Once upon", temperature=1, seed=seed, max_tokens=400, ignore_eos=True)
     streams = {name: ask(llm, schema, seed=seed) for name, schema in SCHEMAS.items()}
     beside = llm.generate("Once upon", temperature=1, seed=seed, max_tokens=400, ignore_eos=True)
     answers = {name: stream.read_all() for name, stream in streams.items()}
     assert beside.token_ids == alone.token_ids
-    faults = {name: fault for name, answer in answers.items() if (fault := fault_of(answer, SCHEMAS[name]))}
+    faults = {
+        name: fault
+        for name, answer in answers.items()
+        if (fault := fault_of(answer, SCHEMAS[name]))
+    }
     assert faults == {}
     assert len(answers) >= 60

@@ -1,4 +1,6 @@
-"""schemathesis calls every operation that is described: nothing is the server's fault, nothing comes that is not described."""
+"""schemathesis calls every operation that is described: nothing is the server's fault, nothing
+comes that is not described.
+"""
 
 from __future__ import annotations
 

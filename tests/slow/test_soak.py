@@ -1,4 +1,6 @@
-"""Minutes of load from sixteen clients, many of whom leave at any moment: nothing may be left behind, nothing may grow."""
+"""Minutes of load from sixteen clients, many of whom leave at any moment: nothing may be left
+behind, nothing may grow.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ from tests.fakes.server_process import ServerProcess, until
 SECONDS = float(os.environ.get("SOAK_SECONDS", "300"))
 CLIENTS = 16
 LEAVING_SHARE = 0.3
-LONGEST_STAY_SECONDS = 2.0  # of those who leave: in the queue, while the prompt is read, or in the middle of the answer
+# of those who leave: in the queue, while the prompt is read, or in the middle of the answer
+LONGEST_STAY_SECONDS = 2.0
 LOOK_SECONDS = 0.5
-KEPT_BYTES = 32 << 20  # so small that it is full after seconds: from then on what is kept neither grows nor shrinks
+# so small that it is full after seconds: from then on what is kept neither grows nor shrinks
+KEPT_BYTES = 32 << 20
 GROWTH_SHARE, GROWTH_BYTES = 1.03, 6 << 20  # what the allocator may still do in the second half
 
 log = logging.getLogger(__name__)
@@ -37,7 +41,9 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
     limit = f"store.ram_bytes={KEPT_BYTES}"
-    server = ServerProcess(str(served_model_folder()), "--name", "demo", "--set", limit, "--log-level", "warning")
+    server = ServerProcess(
+        str(served_model_folder()), "--name", "demo", "--set", limit, "--log-level", "warning"
+    )
     server.wait_ready()
     yield server
     server.stop()
@@ -46,10 +52,15 @@ def server() -> Iterator[ServerProcess]:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 180)
 async def test_leaving_clients_leave_nothing_behind_and_memory_flat(server: ServerProcess) -> None:
-    processes = {"front": psutil.Process(server.process.pid), "worker": psutil.Process(server.model()["pid"])}
+    processes = {
+        "front": psutil.Process(server.process.pid),
+        "worker": psutil.Process(server.model()["pid"]),
+    }
     for number in range(4):  # whatever is opened or imported by the first request is no leak
         httpx.post(
-            f"{server.url}{COMPLETIONS}", json={"prompt": [5 + number] * 300, "max_tokens": 8}, timeout=60
+            f"{server.url}{COMPLETIONS}",
+            json={"prompt": [5 + number] * 300, "max_tokens": 8},
+            timeout=60,
         ).raise_for_status()
     resting = {name: _descriptors_and_threads(process) for name, process in processes.items()}
 
@@ -57,11 +68,17 @@ async def test_leaving_clients_leave_nothing_behind_and_memory_flat(server: Serv
     memory: dict[str, list[int]] = {name: [] for name in processes}
     ends_at = time.monotonic() + SECONDS
     await asyncio.gather(
-        _watch(processes, memory, ends_at), *(_client(server.url, random.Random(n), tally, ends_at) for n in range(CLIENTS))
+        _watch(processes, memory, ends_at),
+        *(_client(server.url, random.Random(n), tally, ends_at) for n in range(CLIENTS)),
     )
-    log.info("%s; MB at most: %s", tally, {name: max(sizes) >> 20 for name, sizes in memory.items()})
+    log.info(
+        "%s; MB at most: %s", tally, {name: max(sizes) >> 20 for name, sizes in memory.items()}
+    )
 
-    until(lambda: server.model()["running"] == server.model()["queued"] == 0, "no request is left in the worker")
+    until(
+        lambda: server.model()["running"] == server.model()["queued"] == 0,
+        "no request is left in the worker",
+    )
     assert tally.answered > 2 * CLIENTS
     assert tally.left > 0
     figures = _figures(server)
@@ -135,7 +152,8 @@ class _Stream:
 
 
 def _request(dice: random.Random) -> _Request:
-    tokens = int(20 * (1500 / 20) ** dice.random())  # as many between 20 and 170 as between 170 and 1,500
+    # as many between 20 and 170 as between 170 and 1,500
+    tokens = int(20 * (1500 / 20) ** dice.random())
     body: dict[str, Any] = {
         "model": "demo",
         "max_tokens": dice.randrange(1, 80),
@@ -148,7 +166,10 @@ def _request(dice: random.Random) -> _Request:
     if dice.random() < 0.5:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     if dice.random() < 0.5:
-        words = " ".join(dice.choice(("the", "box", "holds", "seven", "é", "日本", "🙂", "pens")) for _ in range(tokens // 3))
+        words = " ".join(
+            dice.choice(("the", "box", "holds", "seven", "é", "日本", "🙂", "pens"))
+            for _ in range(tokens // 3)
+        )
         return _Request(path=CHAT, body={**body, "messages": [{"role": "user", "content": words}]})
     prompt = [dice.randrange(10, 1000) for _ in range(tokens)]
     return _Request(path=COMPLETIONS, body={**body, "prompt": prompt})
@@ -193,14 +214,18 @@ def _check_stream(request: _Request, stream: _Stream) -> dict[str, Any]:
 
 
 def _check_whole(request: _Request, answer: dict[str, Any]) -> dict[str, Any]:
-    texts = {c["index"]: c["text"] if "text" in c else c["message"]["content"] for c in answer["choices"]}
+    texts = {
+        c["index"]: c["text"] if "text" in c else c["message"]["content"] for c in answer["choices"]
+    }
     reasons = {choice["index"]: choice["finish_reason"] for choice in answer["choices"]}
     usage: dict[str, Any] = answer["usage"]
     _check_choices(request, texts, reasons, usage)
     return usage
 
 
-def _check_choices(request: _Request, texts: dict[int, str], reasons: dict[int, str], usage: dict[str, Any]) -> None:
+def _check_choices(
+    request: _Request, texts: dict[int, str], reasons: dict[int, str], usage: dict[str, Any]
+) -> None:
     body, choices = request.body, request.choices
     assert sorted(texts) == sorted(reasons) == list(range(choices))
     assert set(reasons.values()) <= {"stop", "length"}
@@ -212,10 +237,17 @@ def _check_choices(request: _Request, texts: dict[int, str], reasons: dict[int, 
     if body["ignore_eos"] and "stop" not in body:
         assert set(reasons.values()) == {"length"}
     stops = body.get("stop", [])
-    assert not [stop for stop in ([stops] if isinstance(stops, str) else stops) for text in texts.values() if stop in text]
+    assert not [
+        stop
+        for stop in ([stops] if isinstance(stops, str) else stops)
+        for text in texts.values()
+        if stop in text
+    ]
 
 
-async def _watch(processes: dict[str, psutil.Process], memory: dict[str, list[int]], ends_at: float) -> None:
+async def _watch(
+    processes: dict[str, psutil.Process], memory: dict[str, list[int]], ends_at: float
+) -> None:
     while time.monotonic() < ends_at:
         for name, process in processes.items():
             memory[name].append(process.memory_info().rss)
@@ -223,15 +255,26 @@ async def _watch(processes: dict[str, psutil.Process], memory: dict[str, list[in
 
 
 def _check_flat(name: str, sizes: list[int]) -> None:
-    # The allocator takes a minute or two of load to come to its plateau: the two last quarters tell whether it stays there.
+    # The allocator takes a minute or two of load to come to its plateau: the two last quarters tell
+    # whether it stays there.
     quarter = len(sizes) // 4
-    before, after = statistics.median(sizes[-2 * quarter : -quarter]), statistics.median(sizes[-quarter:])
-    log.info("%s: %.1f MB in the third quarter, %.1f MB in the last", name, before / 1e6, after / 1e6)
-    assert after <= before * GROWTH_SHARE + GROWTH_BYTES, f"{name} grew from {before / 1e6:.1f} MB to {after / 1e6:.1f} MB"
+    before, after = (
+        statistics.median(sizes[-2 * quarter : -quarter]),
+        statistics.median(sizes[-quarter:]),
+    )
+    log.info(
+        "%s: %.1f MB in the third quarter, %.1f MB in the last", name, before / 1e6, after / 1e6
+    )
+    assert after <= before * GROWTH_SHARE + GROWTH_BYTES, (
+        f"{name} grew from {before / 1e6:.1f} MB to {after / 1e6:.1f} MB"
+    )
 
 
 def _wait_for_rest(name: str, process: psutil.Process, resting: _Held) -> None:
-    until(lambda: _descriptors_and_threads(process) <= resting, f"{name} holds no more than {resting} again")
+    until(
+        lambda: _descriptors_and_threads(process) <= resting,
+        f"{name} holds no more than {resting} again",
+    )
 
 
 def _descriptors_and_threads(process: psutil.Process) -> _Held:
@@ -240,4 +283,8 @@ def _descriptors_and_threads(process: psutil.Process) -> _Held:
 
 def _figures(server: ServerProcess) -> dict[str, float]:
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith("holdfast_worker_")}
+    return {
+        line.partition("{")[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("holdfast_worker_")
+    }

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store.answers import SECRET_BYTES, AnswerFile, StoredAnswer, _sealed, _unsealed, clear_answers
+from holdfast.store.answers import (
+    SECRET_BYTES,
+    AnswerFile,
+    StoredAnswer,
+    _sealed,
+    _unsealed,
+    clear_answers,
+)
 
 
 def secret(name: str) -> bytes:
@@ -77,7 +84,14 @@ def test_what_is_damaged_is_not_there(body: bytes, place: int) -> None:
     assert _unsealed(sealed, secret=secret("s"), tag=b"t") == body
     assert _unsealed(sealed, secret=secret("other"), tag=b"t") is None
     place %= len(sealed)
-    assert _unsealed(sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :], secret=secret("s"), tag=b"t") is None
+    assert (
+        _unsealed(
+            sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :],
+            secret=secret("s"),
+            tag=b"t",
+        )
+        is None
+    )
     assert _unsealed(sealed[:place], secret=secret("s"), tag=b"t") is None
 
 
@@ -99,7 +113,9 @@ def test_a_row_of_other_types_costs_answers_and_nothing_else(folder: Path, colum
     assert find(folder, "one") == (StoredAnswer(b"tag", b"again"),)
 
 
-def test_a_file_that_is_in_use_costs_answers_and_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_in_use_costs_answers_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.store.answers._BUSY_SECONDS", 0.0)
     write(folder, ("one", b"first"))
     other = sqlite3.connect(kept(folder), isolation_level=None)

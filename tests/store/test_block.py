@@ -12,13 +12,19 @@ def test_a_block_counts_its_tokens_and_the_bytes_of_its_parts() -> None:
     assert make_block([], kind="state").block.tokens == 0
 
 
-@pytest.mark.parametrize("changes", [{"key": b"x"}, {"parent_key": b""}, {"kind": "other"}, {"packed_tokens": b"odd"}])
+@pytest.mark.parametrize(
+    "changes", [{"key": b"x"}, {"parent_key": b""}, {"kind": "other"}, {"packed_tokens": b"odd"}]
+)
 def test_keys_and_kinds_are_checked(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         replace(make_block([1]).block, **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("start", "parent_tokens"), [(0, 1), (3, 4), (3, 0), (3, -1), (-1, 0), (2**60, 5)])
-def test_a_block_stands_behind_at_least_one_token_of_its_parent_or_at_the_start(start: int, parent_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("start", "parent_tokens"), [(0, 1), (3, 4), (3, 0), (3, -1), (-1, 0), (2**60, 5)]
+)
+def test_a_block_stands_behind_at_least_one_token_of_its_parent_or_at_the_start(
+    start: int, parent_tokens: int
+) -> None:
     with pytest.raises(ValueError, match="cannot follow"):
         replace(make_block([1]).block, start=start, parent_tokens=parent_tokens)

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.store.block import BadBlock, Block, BlockMissing, StoredBlock
-from holdfast.store.block_file import ALIGNMENT, check_block, encode_block, read_block, read_header, write_buffers
+from holdfast.store.block_file import (
+    ALIGNMENT,
+    check_block,
+    encode_block,
+    read_block,
+    read_header,
+    write_buffers,
+)
 from holdfast.store.folder import fingerprint_id
 from holdfast.worker.prefix.keys import child_key, pack_tokens, root_key
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, file_bytes, make_block, write_file
@@ -29,18 +36,30 @@ def blocks(draw: st.DrawFn) -> StoredBlock:
     key = child_key(parent, parent_tokens, pack_tokens(token_ids), kind)
     parts = tuple(draw(st.lists(st.binary(max_size=300), max_size=80)))
     block = Block(
-        key=key, parent_key=parent, parent_tokens=parent_tokens, kind=kind, start=start, packed_tokens=pack_tokens(token_ids)
+        key=key,
+        parent_key=parent,
+        parent_tokens=parent_tokens,
+        kind=kind,
+        start=start,
+        packed_tokens=pack_tokens(token_ids),
     )
     return StoredBlock(block=block, meta=draw(st.binary(max_size=200)), parts=parts)
 
 
 @given(block=blocks(), fingerprint=st.text(max_size=40))
-def test_what_was_written_is_read(block: StoredBlock, fingerprint: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_was_written_is_read(
+    block: StoredBlock, fingerprint: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.getbasetemp() / "block"
     write_file(path, block, fingerprint=fingerprint)
     assert bytes_of(read_block(path, block.key, model=fingerprint_id(fingerprint))) == block
     header = read_header(path, block.key)
-    assert (header.block, header.fingerprint, header.created, header.meta) == (block.block, fingerprint, 12.5, block.meta)
+    assert (header.block, header.fingerprint, header.created, header.meta) == (
+        block.block,
+        fingerprint,
+        12.5,
+        block.meta,
+    )
 
 
 def test_parts_are_aligned_read_only_views_of_one_buffer(tmp_path: Path) -> None:

@@ -42,21 +42,45 @@ def test_a_flip_of_any_bit_of_any_byte_is_found(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
-    assert [length for length in range(len(WHOLE)) if not refused(tmp_path / "block", WHOLE[:length])] == []
+    assert [
+        length for length in range(len(WHOLE)) if not refused(tmp_path / "block", WHOLE[:length])
+    ] == []
 
 
 @given(
     damage=st.one_of(
-        st.builds(lambda at, new: WHOLE[:at] + new + WHOLE[at + len(new) :], st.integers(0, len(WHOLE)), st.binary(min_size=1)),
-        st.builds(lambda at, new: WHOLE[:at] + new + WHOLE[at:], st.integers(0, len(WHOLE)), st.binary(min_size=1)),
-        st.builds(lambda at, size: WHOLE[:at] + WHOLE[at + size :], st.integers(0, len(WHOLE)), st.integers(1, 200)),
-        st.builds(lambda at, size: WHOLE[:at] + bytes(size) + WHOLE[at + size :], st.integers(0, len(WHOLE)), st.integers(1, 99)),
-        st.builds(lambda other, at: WHOLE[:at] + file_bytes(other)[at:], st.sampled_from(OTHERS), st.integers(0, len(WHOLE))),
+        st.builds(
+            lambda at, new: WHOLE[:at] + new + WHOLE[at + len(new) :],
+            st.integers(0, len(WHOLE)),
+            st.binary(min_size=1),
+        ),
+        st.builds(
+            lambda at, new: WHOLE[:at] + new + WHOLE[at:],
+            st.integers(0, len(WHOLE)),
+            st.binary(min_size=1),
+        ),
+        st.builds(
+            lambda at, size: WHOLE[:at] + WHOLE[at + size :],
+            st.integers(0, len(WHOLE)),
+            st.integers(1, 200),
+        ),
+        st.builds(
+            lambda at, size: WHOLE[:at] + bytes(size) + WHOLE[at + size :],
+            st.integers(0, len(WHOLE)),
+            st.integers(1, 99),
+        ),
+        st.builds(
+            lambda other, at: WHOLE[:at] + file_bytes(other)[at:],
+            st.sampled_from(OTHERS),
+            st.integers(0, len(WHOLE)),
+        ),
         st.binary(max_size=400),
     )
 )
 @settings(max_examples=300)
-def test_damage_of_any_kind_is_refused(damage: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damage_of_any_kind_is_refused(
+    damage: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     assert damage == WHOLE or refused(tmp_path_factory.getbasetemp() / "damaged", damage)
 
 
@@ -70,7 +94,9 @@ def test_the_whole_key_counts_not_only_the_part_that_seeds_the_checksum(tmp_path
 
 
 @given(at=st.integers(0, len(WHOLE) - 1), new=st.integers(0, 255))
-def test_a_header_is_read_as_it_was_or_refused(at: int, new: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_header_is_read_as_it_was_or_refused(
+    at: int, new: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged header"
     path.write_bytes(WHOLE[:at] + bytes([new]) + WHOLE[at + 1 :])
     try:

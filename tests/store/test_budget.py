@@ -48,7 +48,11 @@ def forests(draw: st.DrawFn) -> list[Entry]:
                 pinned=draw(st.integers(0, 9)) == 0,
             )
         )
-    gone = draw(st.sets(st.sampled_from([entry.block.key for entry in entries]), max_size=3)) if entries else set()
+    gone = (
+        draw(st.sets(st.sampled_from([entry.block.key for entry in entries]), max_size=3))
+        if entries
+        else set()
+    )
     return draw(st.permutations([entry for entry in entries if entry.block.key not in gone]))
 
 
@@ -72,10 +76,17 @@ def test_children_go_before_their_parents(forest: list[Entry]) -> None:
 
 
 @given(forest=forests())
-def test_pinned_blocks_and_their_ancestors_stay_and_everything_else_may_go(forest: list[Entry]) -> None:
+def test_pinned_blocks_and_their_ancestors_stay_and_everything_else_may_go(
+    forest: list[Entry],
+) -> None:
     by_key = {entry.block.key: entry for entry in forest}
     kept = {entry.block.key for entry in forest if entry.pinned}
-    kept |= {ancestor.block.key for entry in forest if entry.pinned for ancestor in ancestors(entry, by_key)}
+    kept |= {
+        ancestor.block.key
+        for entry in forest
+        if entry.pinned
+        for ancestor in ancestors(entry, by_key)
+    }
     assert {entry.block.key for entry in eviction_order(forest)} == by_key.keys() - kept
 
 
@@ -87,9 +98,15 @@ def test_no_more_goes_than_must(forest: list[Entry], excess: int) -> None:
 
 
 @given(forest=forests())
-def test_what_cannot_be_reached_goes_first_then_the_least_recently_used(forest: list[Entry]) -> None:
+def test_what_cannot_be_reached_goes_first_then_the_least_recently_used(
+    forest: list[Entry],
+) -> None:
     by_key = {entry.block.key: entry for entry in forest}
-    reachable = {entry.block.key for entry in forest if [entry, *ancestors(entry, by_key)][-1].block.start == 0}
+    reachable = {
+        entry.block.key
+        for entry in forest
+        if [entry, *ancestors(entry, by_key)][-1].block.start == 0
+    }
     order = eviction_order(forest)
     newest = {
         entry.block.key: max(
@@ -97,7 +114,10 @@ def test_what_cannot_be_reached_goes_first_then_the_least_recently_used(forest: 
         )
         for entry in forest
     }  # fmt: skip
-    ranks = [(entry.block.key in reachable, max(newest[entry.block.key], entry.last_used)) for entry in order]
+    ranks = [
+        (entry.block.key in reachable, max(newest[entry.block.key], entry.last_used))
+        for entry in order
+    ]
     assert ranks == sorted(ranks)
     in_depth_order = sorted(forest, key=lambda entry: entry.block.start)
     assert reachable == reachable_keys(in_depth_order)
@@ -113,19 +133,30 @@ def test_the_ancestors_of_a_block_that_is_being_written_stay(forest: list[Entry]
 
 
 def test_a_prefix_that_one_branch_still_uses_outlives_the_other_branch() -> None:
-    root = Block(key=key(1), parent_key=ROOT, parent_tokens=0, kind="kv", start=0, packed_tokens=b"")
+    root = Block(
+        key=key(1), parent_key=ROOT, parent_tokens=0, kind="kv", start=0, packed_tokens=b""
+    )
     shared = Entry(block=root, model="", file_bytes=10, last_used=1.0)
     behind = replace(root, parent_key=key(1), parent_tokens=4, start=4)
     old = replace(shared, block=replace(behind, key=key(2)), last_used=2.0)
     new = replace(shared, block=replace(behind, key=key(3)), last_used=9.0)
     other = replace(shared, block=replace(root, key=key(4)), last_used=5.0)
-    assert [entry.block.key for entry in eviction_order([shared, old, new, other])] == [key(2), key(4), key(3), key(1)]
+    assert [entry.block.key for entry in eviction_order([shared, old, new, other])] == [
+        key(2),
+        key(4),
+        key(3),
+        key(1),
+    ]
 
 
 @given(budget=sizes, percent=st.floats(0, 100), spare=sizes, total=sizes, free=sizes, stored=sizes)
-def test_every_limit_is_kept(budget: int, percent: float, spare: int, total: int, free: int, stored: int) -> None:
+def test_every_limit_is_kept(
+    budget: int, percent: float, spare: int, total: int, free: int, stored: int
+) -> None:
     limits = StoreLimits(budget_bytes=budget, volume_percent=percent, spare_bytes=spare)
-    allowed = allowed_bytes(limits, volume_bytes=total, free_bytes=min(free, total), stored_bytes=stored)
+    allowed = allowed_bytes(
+        limits, volume_bytes=total, free_bytes=min(free, total), stored_bytes=stored
+    )
     assert 0 <= allowed <= budget
     assert allowed <= total * percent / 100
     assert allowed <= max(stored, stored + min(free, total) - spare)
@@ -137,5 +168,8 @@ def test_a_volume_that_others_fill_stops_growth_but_costs_nothing_that_is_stored
 
 
 def test_the_default_limits_leave_most_of_the_volume_alone() -> None:
-    assert allowed_bytes(StoreLimits(), volume_bytes=10**12, free_bytes=10**12, stored_bytes=0) == 2 * 10**11
+    assert (
+        allowed_bytes(StoreLimits(), volume_bytes=10**12, free_bytes=10**12, stored_bytes=0)
+        == 2 * 10**11
+    )
     assert StoreLimits().daily_write_bytes is None

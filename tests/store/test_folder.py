@@ -67,7 +67,11 @@ def test_another_format_a_plain_file_and_links_inside_are_refused(tmp_path: Path
     prepared(tmp_path / "linked")
     (tmp_path / "linked" / "blocks").rmdir()
     (tmp_path / "linked" / "blocks").symlink_to(tmp_path)
-    for name, reason in (("newer", "another version"), ("file", "not a folder"), ("linked", "not a plain folder")):
+    for name, reason in (
+        ("newer", "another version"),
+        ("file", "not a folder"),
+        ("linked", "not a plain folder"),
+    ):
         with pytest.raises(StoreRefused, match=reason):
             StoreFolder(tmp_path / name).check()
 
@@ -86,7 +90,11 @@ def test_a_folder_is_not_made_anew_on_another_volume(tmp_path: Path) -> None:
 
 def test_the_lock_keeps_others_out_until_it_is_given_back(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
-    with folder.exclusive(), pytest.raises(OSError, match="locked by another"), StoreFolder(tmp_path).exclusive(wait_seconds=0.0):
+    with (
+        folder.exclusive(),
+        pytest.raises(OSError, match="locked by another"),
+        StoreFolder(tmp_path).exclusive(wait_seconds=0.0),
+    ):
         pass
     with StoreFolder(tmp_path).exclusive(wait_seconds=0.0):
         pass
@@ -97,7 +105,10 @@ def test_who_holds_the_lock_may_take_it_again(tmp_path: Path) -> None:
     with folder.exclusive(wait_seconds=0.0):
         with folder.exclusive(wait_seconds=0.0):
             pass
-        with pytest.raises(OSError, match="locked by another"), StoreFolder(tmp_path).exclusive(wait_seconds=0.0):
+        with (
+            pytest.raises(OSError, match="locked by another"),
+            StoreFolder(tmp_path).exclusive(wait_seconds=0.0),
+        ):
             pass
 
 
@@ -120,7 +131,9 @@ def test_only_plain_files_with_the_names_of_blocks_are_listed(tmp_path: Path) ->
     assert list(folder.block_files(model="0" * 16)) == []
 
 
-def test_what_a_living_writer_writes_is_not_abandoned_and_what_a_dead_one_left_is(tmp_path: Path) -> None:
+def test_what_a_living_writer_writes_is_not_abandoned_and_what_a_dead_one_left_is(
+    tmp_path: Path,
+) -> None:
     living, looking = prepared(tmp_path), prepared(tmp_path)
     dead = prepared(tmp_path)
     for folder in (living, dead):
@@ -151,7 +164,9 @@ def test_the_short_name_of_a_fingerprint_does_not_change_between_versions() -> N
     assert fingerprint_id("fingerprint") == "899c2000b4172447"
 
 
-def test_a_new_store_is_kept_out_of_time_machine_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_store_is_kept_out_of_time_machine_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tools, calls = tmp_path / "bin", tmp_path / "calls"
     tools.mkdir()
     tool = tools / "tmutil"

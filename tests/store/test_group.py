@@ -23,7 +23,12 @@ def new_ahead(path: Path) -> tuple[WriteAhead, StoreFolder, StoreFigures]:
 
 
 def write(ahead: WriteAhead, block: StoredBlock) -> None:
-    ahead.write(block.block, encode_block(block, fingerprint=FINGERPRINT, created=3.0), now=3.0, steady_now=7.0)
+    ahead.write(
+        block.block,
+        encode_block(block, fingerprint=FINGERPRINT, created=3.0),
+        now=3.0,
+        steady_now=7.0,
+    )
 
 
 def test_files_get_their_names_when_the_group_is_published(tmp_path: Path) -> None:
@@ -50,14 +55,18 @@ def test_files_get_their_names_when_the_group_is_published(tmp_path: Path) -> No
     folder.release()
 
 
-def test_a_group_flushes_the_drive_once_after_all_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_flushes_the_drive_once_after_all_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ahead, folder, _ = new_ahead(tmp_path)
     for block in CHAIN:
         write(ahead, block)
     calls: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda file: calls.append("plain"))
     monkeypatch.setattr(publishing, "sync_to_drive", lambda file: calls.append("full"))
-    ahead.publish(ahead.group(most_bytes=10**6, most_blocks=10), between=lambda: calls.append("between"))
+    ahead.publish(
+        ahead.group(most_bytes=10**6, most_blocks=10), between=lambda: calls.append("between")
+    )
     assert calls == ["plain", "between"] * 3 + ["full", "between"]
     folder.release()
 
@@ -113,6 +122,8 @@ def test_what_is_written_between_two_fsyncs_belongs_to_the_next_group(tmp_path: 
     ahead.publish(group, between=lambda: write(ahead, CHAIN[1]))
     ahead.drop(group)
     assert [found.key for found in folder.block_files()] == [CHAIN[0].key]
-    assert [entry.block.key for entry in ahead.group(most_bytes=10**6, most_blocks=10)] == [CHAIN[1].key]
+    assert [entry.block.key for entry in ahead.group(most_bytes=10**6, most_blocks=10)] == [
+        CHAIN[1].key
+    ]
     ahead.abandon()
     folder.release()

@@ -19,18 +19,27 @@ BLOCKS = [
     *make_chain(4), *make_chain(2, first=100), make_block([], after=make_chain(2)[1], kind="state"),
     *make_chain(3, fingerprint="model two"),
 ]  # fmt: skip
-MODEL_OF = {block.key: "model two" if number >= 7 else "model one" for number, block in enumerate(BLOCKS)}
+MODEL_OF = {
+    block.key: "model two" if number >= 7 else "model one" for number, block in enumerate(BLOCKS)
+}
 FINGERPRINTS = {fingerprint_id(name): name for name in ("model one", "model two")}
 numbers = st.integers(0, len(BLOCKS) - 1)
 
 
 def entry(number: int, *, file_bytes: int = 100, used: float = 1.0) -> Entry:
     block = BLOCKS[number].block
-    return Entry(block=block, model=fingerprint_id(MODEL_OF[block.key]), file_bytes=file_bytes, last_used=used)
+    return Entry(
+        block=block,
+        model=fingerprint_id(MODEL_OF[block.key]),
+        file_bytes=file_bytes,
+        last_used=used,
+    )
 
 
 class IndexAgainstADictionary(RuleBasedStateMachine):
-    """The index does what a few dictionaries do, also when it is closed and opened between any two steps."""
+    """The index does what a few dictionaries do, also when it is closed and opened between any two
+    steps.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +54,12 @@ class IndexAgainstADictionary(RuleBasedStateMachine):
         self.index.close()
         self.folder.cleanup()
 
-    @rule(chosen=st.lists(numbers, max_size=4), size=st.integers(1, 1000), used=st.floats(0, 100), day=st.sampled_from("ab"))
+    @rule(
+        chosen=st.lists(numbers, max_size=4),
+        size=st.integers(1, 1000),
+        used=st.floats(0, 100),
+        day=st.sampled_from("ab"),
+    )
     def add(self, chosen: list[int], size: int, used: float, day: str) -> None:
         entries = [entry(number, file_bytes=size, used=used) for number in chosen]
         self.index.add(entries, fingerprints=FINGERPRINTS)
@@ -104,11 +118,21 @@ class IndexAgainstADictionary(RuleBasedStateMachine):
             pinned = {key for (key, _), until in self.pins.items() if until > now}
             for model in (None, *FINGERPRINTS):
                 found = self.index.entries(now, model=model)
-                expected = [replace(kept, pinned=key in pinned) for key, kept in self.rows.items() if model in (None, kept.model)]
-                assert {kept.block.key: kept for kept in found} == {kept.block.key: kept for kept in expected}
-                assert [kept.block.start for kept in found] == sorted(kept.block.start for kept in found)
+                expected = [
+                    replace(kept, pinned=key in pinned)
+                    for key, kept in self.rows.items()
+                    if model in (None, kept.model)
+                ]
+                assert {kept.block.key: kept for kept in found} == {
+                    kept.block.key: kept for kept in expected
+                }
+                assert [kept.block.start for kept in found] == sorted(
+                    kept.block.start for kept in found
+                )
         assert all(self.index.written_bytes(day) == self.written.get(day, 0) for day in "abc")
-        assert self.index.places() == {key: (kept.model, kept.file_bytes) for key, kept in self.rows.items()}
+        assert self.index.places() == {
+            key: (kept.model, kept.file_bytes) for key, kept in self.rows.items()
+        }
 
 
 TestIndexAgainstADictionary = IndexAgainstADictionary.TestCase

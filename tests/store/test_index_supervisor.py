@@ -36,7 +36,9 @@ def test_an_index_is_made_found_again_and_kept(tmp_path: Path) -> None:
     supervisor.close()
 
 
-def test_an_index_that_is_deleted_while_it_is_open_is_made_anew_under_another_name(tmp_path: Path) -> None:
+def test_an_index_that_is_deleted_while_it_is_open_is_made_anew_under_another_name(
+    tmp_path: Path,
+) -> None:
     folder, supervisor = supervisor_of(tmp_path)
     assert listed(supervisor) == KEYS
     (before,) = index_files(folder)
@@ -88,12 +90,18 @@ def test_no_damage_to_an_index_loses_or_changes_a_block(tmp_path: Path, seed: in
     supervisor.close()
 
 
-def test_a_row_that_was_changed_makes_the_index_anew_and_costs_no_block(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_row_that_was_changed_makes_the_index_anew_and_costs_no_block(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder, supervisor = supervisor_of(tmp_path)
     assert listed(supervisor) == KEYS
     with sqlite3.connect(index_files(folder)[0]) as other:
-        other.execute("UPDATE blocks SET packed_tokens = x'0000000011111111' WHERE key = ?", (CHAIN[2].key,))
-    assert [entry.block for entry in supervisor.use(lambda index: index.entries(0.0))] == [block.block for block in CHAIN]
+        other.execute(
+            "UPDATE blocks SET packed_tokens = x'0000000011111111' WHERE key = ?", (CHAIN[2].key,)
+        )
+    assert [entry.block for entry in supervisor.use(lambda index: index.entries(0.0))] == [
+        block.block for block in CHAIN
+    ]
     (line,) = caplog.messages
     assert "a row is not as it was written" in line
     supervisor.close()
@@ -115,7 +123,9 @@ def test_damage_that_shows_later_makes_the_index_anew(tmp_path: Path) -> None:
     supervisor.close()
 
 
-def test_an_index_that_another_process_holds_is_not_thrown_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_another_process_holds_is_not_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, supervisor = supervisor_of(tmp_path)
     monkeypatch.setattr("holdfast.store.index.BUSY_SECONDS", 0.0)
     assert listed(supervisor) == KEYS

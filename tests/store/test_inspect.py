@@ -7,7 +7,13 @@ import pytest
 from holdfast.store.block import StoreRefused
 from holdfast.store.budget import StoreLimits
 from holdfast.store.folder import fingerprint_id
-from holdfast.store.inspect import clear_store, list_store, prune_store, summarize_store, verify_store
+from holdfast.store.inspect import (
+    clear_store,
+    list_store,
+    prune_store,
+    summarize_store,
+    verify_store,
+)
 from holdfast.store.store import BlockStore
 from tests.fakes.stored_blocks import FINGERPRINT, make_block, make_chain
 from tests.fakes.volumes import read_only
@@ -38,9 +44,16 @@ def block_path(folder: Path, key: bytes) -> Path:
 def test_the_list_tells_what_is_kept_of_each_model(folder: Path) -> None:
     first, second = list_store(folder)
     assert (first.fingerprint, first.blocks, first.states, first.tokens) == (FINGERPRINT, 6, 1, 20)
-    assert (second.fingerprint, second.blocks, second.states, second.tokens) == ("model two", 2, 0, 8)
+    assert (second.fingerprint, second.blocks, second.states, second.tokens) == (
+        "model two",
+        2,
+        0,
+        8,
+    )
     assert first.model == fingerprint_id(FINGERPRINT)
-    assert first.file_bytes == sum(path.stat().st_size for path in (folder / "blocks" / first.model).iterdir())
+    assert first.file_bytes == sum(
+        path.stat().st_size for path in (folder / "blocks" / first.model).iterdir()
+    )
     assert first.last_used > 0
 
 
@@ -76,7 +89,9 @@ def test_pruning_removes_what_cannot_be_reached_and_what_is_too_much(folder: Pat
     report = prune_store(folder, limits=NO_LIMITS)
     assert set(report.keys) == {CHAIN[3].key, CHAIN[4].key}
     assert prune_store(folder, limits=NO_LIMITS).keys == ()
-    report = prune_store(folder, limits=StoreLimits(budget_bytes=3000, volume_percent=100.0, spare_bytes=0))
+    report = prune_store(
+        folder, limits=StoreLimits(budget_bytes=3000, volume_percent=100.0, spare_bytes=0)
+    )
     summary = summarize_store(folder, limits=NO_LIMITS)
     assert summary.file_bytes <= 3000
     assert report.freed_bytes > 0

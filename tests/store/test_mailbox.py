@@ -34,14 +34,24 @@ def test_things_come_out_in_the_order_in_which_they_went_in() -> None:
     assert mailbox.take(0) is None
 
 
-@given(sizes=st.lists(st.integers(0, 7), max_size=30), most_bytes=st.integers(1, 500), most_blocks=st.integers(1, 5))
-def test_no_more_is_held_than_allowed_and_what_is_refused_is_lost(sizes: list[int], most_bytes: int, most_blocks: int) -> None:
+@given(
+    sizes=st.lists(st.integers(0, 7), max_size=30),
+    most_bytes=st.integers(1, 500),
+    most_blocks=st.integers(1, 5),
+)
+def test_no_more_is_held_than_allowed_and_what_is_refused_is_lost(
+    sizes: list[int], most_bytes: int, most_blocks: int
+) -> None:
     mailbox = box(most_bytes=most_bytes, most_blocks=most_blocks)
     answers = [mailbox.offer(BLOCKS[number]) for number in sizes]
     blocks, held_bytes = mailbox.load()
     assert blocks <= most_blocks
     assert held_bytes <= max(most_bytes, 100)
-    assert blocks == answers.count("taken") == len({n for n, a in zip(sizes, answers, strict=True) if a == "taken"})
+    assert (
+        blocks
+        == answers.count("taken")
+        == len({n for n, a in zip(sizes, answers, strict=True) if a == "taken"})
+    )
     assert mailbox.refused_blocks == answers.count("full") == len(mailbox.changes().lost)
 
 
@@ -61,7 +71,9 @@ def test_changes_are_told_once() -> None:
     mailbox.finish([BLOCKS[0].key], stored=True)
     mailbox.finish([BLOCKS[1].key], stored=False)
     mailbox.lose([BLOCKS[2].key])
-    assert mailbox.changes() == StoreChanges(stored=(BLOCKS[0].key,), lost=(BLOCKS[1].key, BLOCKS[2].key))
+    assert mailbox.changes() == StoreChanges(
+        stored=(BLOCKS[0].key,), lost=(BLOCKS[1].key, BLOCKS[2].key)
+    )
     assert mailbox.changes() == StoreChanges()
 
 

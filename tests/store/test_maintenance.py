@@ -20,7 +20,9 @@ MODEL = fingerprint_id(FINGERPRINT)
 LIMITS = StoreLimits(volume_percent=100.0, spare_bytes=0)
 
 
-def maintenance_of(path: Path, limits: StoreLimits = LIMITS) -> tuple[StoreFolder, IndexSupervisor, StoreMaintenance]:
+def maintenance_of(
+    path: Path, limits: StoreLimits = LIMITS
+) -> tuple[StoreFolder, IndexSupervisor, StoreMaintenance]:
     folder = filled(path, CHAIN)
     supervisor = IndexSupervisor(folder)
     return folder, supervisor, StoreMaintenance(folder, supervisor, limits, lambda: 100.0)
@@ -38,7 +40,10 @@ def test_room_is_made_from_the_end_of_a_chain(tmp_path: Path) -> None:
     folder, supervisor, maintenance = maintenance_of(tmp_path)
     one = next(folder.block_files()).file_bytes
     evicted = maintenance.evict(2 * one)
-    assert [(entry.block.key, entry.file_bytes) for entry in evicted] == [(KEYS[5], one), (KEYS[4], one)]
+    assert [(entry.block.key, entry.file_bytes) for entry in evicted] == [
+        (KEYS[5], one),
+        (KEYS[4], one),
+    ]
     assert kept(folder, supervisor) == set(KEYS[:4])
     assert maintenance.evict(one, in_use=[KEYS[3]]) == []
 
@@ -50,7 +55,10 @@ def test_a_row_with_another_size_makes_nobody_go_or_stay(tmp_path: Path, wrong_b
     change = "UPDATE blocks SET file_bytes = ? WHERE key = ?"
     supervisor.use(lambda index: index._database.execute(change, (wrong_bytes, KEYS[5])))
     evicted = maintenance.evict(2 * one)
-    assert [(entry.block.key, entry.file_bytes) for entry in evicted] == [(KEYS[5], one), (KEYS[4], one)]
+    assert [(entry.block.key, entry.file_bytes) for entry in evicted] == [
+        (KEYS[5], one),
+        (KEYS[4], one),
+    ]
     assert kept(folder, supervisor) == set(KEYS[:4])
     assert maintenance.set_aside_damaged() == (0, [])
 
@@ -98,8 +106,12 @@ def test_a_sound_file_of_another_model_is_set_aside_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most_files", [0, 2])
-def test_files_that_turn_out_damaged_at_an_opening_are_set_aside_within_bounds(tmp_path: Path, most_files: int) -> None:
-    folder, supervisor, maintenance = maintenance_of(tmp_path, replace(LIMITS, quarantine_files=most_files))
+def test_files_that_turn_out_damaged_at_an_opening_are_set_aside_within_bounds(
+    tmp_path: Path, most_files: int
+) -> None:
+    folder, supervisor, maintenance = maintenance_of(
+        tmp_path, replace(LIMITS, quarantine_files=most_files)
+    )
     for key in KEYS[:3]:
         folder.block_path(key, model=MODEL).write_bytes(b"damaged")
     supervisor.use(lambda index: index.stored_bytes())
@@ -116,7 +128,11 @@ def test_what_is_kept_of_outdated_fingerprints_is_deleted_with_one_line_and_noth
     folder, supervisor, maintenance = maintenance_of(tmp_path / "s")
     (tmp_path / "beside").write_text("stays")
     other = make_block([1], fingerprint="model two")
-    write_file(folder.make_model_folder("model two") / f"{other.key.hex()}.block", other, fingerprint="model two")
+    write_file(
+        folder.make_model_folder("model two") / f"{other.key.hex()}.block",
+        other,
+        fingerprint="model two",
+    )
     for model in (FINGERPRINT, "model two"):
         Records(folder, model=fingerprint_id(model)).put("a" * 32, b"session")
     maintenance.remove_models(lambda fingerprint: fingerprint == FINGERPRINT)

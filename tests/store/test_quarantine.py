@@ -9,7 +9,11 @@ from holdfast.store.quarantine import bound_quarantine, quarantine, quarantined_
 def put_aside(folder: Path, count: int, size: int) -> None:
     for number in range(count):
         (folder.parent / "file").write_bytes(bytes(size))
-        quarantine(folder.parent / "file", BadBlock(bytes([number]) * 32, "Payload checksum: of /it"), folder=folder)
+        quarantine(
+            folder.parent / "file",
+            BadBlock(bytes([number]) * 32, "Payload checksum: of /it"),
+            folder=folder,
+        )
 
 
 def test_a_damaged_file_keeps_its_contents_and_says_why_it_is_there(tmp_path: Path) -> None:

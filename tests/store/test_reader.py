@@ -10,7 +10,14 @@ from holdfast.store.folder import fingerprint_id
 from holdfast.store.mailbox import Mailbox
 from holdfast.store.reader import BlockReader
 from holdfast.wire.figures import StoreFigures
-from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, filled, make_block, make_chain, write_file
+from tests.fakes.stored_blocks import (
+    FINGERPRINT,
+    bytes_of,
+    filled,
+    make_block,
+    make_chain,
+    write_file,
+)
 
 CHAIN = make_chain(3)
 
@@ -19,7 +26,13 @@ def reader_of(path: Path) -> tuple[BlockReader, Mailbox, list[Path]]:
     bad: list[Path] = []
     mailbox = Mailbox(most_bytes=10**6, most_blocks=10)
     figures = StoreFigures(model=fingerprint_id(FINGERPRINT))
-    return BlockReader(filled(path, CHAIN), mailbox, figures=figures, on_bad=lambda path, _: bad.append(path)), mailbox, bad
+    return (
+        BlockReader(
+            filled(path, CHAIN), mailbox, figures=figures, on_bad=lambda path, _: bad.append(path)
+        ),
+        mailbox,
+        bad,
+    )
 
 
 def test_blocks_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
@@ -54,7 +67,11 @@ def test_missing_and_damaged_blocks_are_told_apart(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 500)
     foreign = make_block([50])
     write_file(path.with_name(f"{foreign.key.hex()}.block"), foreign, fingerprint="model two")
-    missing, damaged, other = reader.ask(bytes(32)), reader.ask(CHAIN[1].key), reader.ask(foreign.key)
+    missing, damaged, other = (
+        reader.ask(bytes(32)),
+        reader.ask(CHAIN[1].key),
+        reader.ask(foreign.key),
+    )
     reader.end()
     reader.run()
     assert isinstance(missing.exception(), BlockMissing)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.index import BlockIndex
 from holdfast.store.reconcile import reconcile, salvage
-from tests.fakes.stored_blocks import FINGERPRINT, file_bytes, filled, make_block, make_chain, write_file
+from tests.fakes.stored_blocks import (
+    FINGERPRINT,
+    file_bytes,
+    filled,
+    make_block,
+    make_chain,
+    write_file,
+)
 
 MODEL = fingerprint_id(FINGERPRINT)
 CHAIN = make_chain(6)
@@ -29,7 +36,11 @@ def test_an_empty_index_learns_everything_from_the_files(tmp_path: Path) -> None
     assert reconcile(index, folder) == {}
 
 
-@given(deleted=st.sets(st.integers(0, 5)), cut=st.sets(st.integers(0, 5)), forgotten=st.sets(st.integers(0, 5)))
+@given(
+    deleted=st.sets(st.integers(0, 5)),
+    cut=st.sets(st.integers(0, 5)),
+    forgotten=st.sets(st.integers(0, 5)),
+)
 @settings(max_examples=30)
 def test_index_and_files_agree_afterwards(
     deleted: set[int], cut: set[int], forgotten: set[int], tmp_path_factory: pytest.TempPathFactory
@@ -43,10 +54,14 @@ def test_index_and_files_agree_afterwards(
         os.truncate(folder.block_path(CHAIN[number].key, model=MODEL), 100)
     index.remove_rows([CHAIN[number].key for number in forgotten])
     gone = reconcile(index, folder)
-    assert {found[0].key for found in gone.values() if found is not None} == {CHAIN[number].key for number in cut - deleted}
+    assert {found[0].key for found in gone.values() if found is not None} == {
+        CHAIN[number].key for number in cut - deleted
+    }
     assert gone.keys() == {CHAIN[number].key for number in (deleted - forgotten) | (cut - deleted)}
     entries = index.entries(1.0)
-    assert {entry.block.key for entry in entries} == {CHAIN[n].key for n in range(6) if n not in deleted | cut}
+    assert {entry.block.key for entry in entries} == {
+        CHAIN[n].key for n in range(6) if n not in deleted | cut
+    }
     assert all(entry.pinned for entry in entries)
     index.check_invariants()
 
@@ -76,8 +91,12 @@ def test_complete_files_of_a_dead_writer_are_saved_and_others_deleted(tmp_path: 
     assert list((tmp_path / "incoming").iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["file_bytes = 7", "file_bytes = -1", "file_bytes = 1 << 50", "file_bytes = 'seven'"])
-def test_a_row_with_another_size_is_made_anew_and_its_block_is_not_given_up(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage", ["file_bytes = 7", "file_bytes = -1", "file_bytes = 1 << 50", "file_bytes = 'seven'"]
+)
+def test_a_row_with_another_size_is_made_anew_and_its_block_is_not_given_up(
+    tmp_path: Path, damage: str
+) -> None:
     folder, index = filled(tmp_path / "s", CHAIN), BlockIndex(tmp_path / "i.sqlite")
     reconcile(index, folder)
     with sqlite3.connect(tmp_path / "i.sqlite") as other:

@@ -36,7 +36,9 @@ def test_a_record_that_is_damaged_or_under_another_name_is_dropped(tmp_path: Pat
         whole = path.read_bytes()
         path.with_name(f"{OTHER}.session").write_bytes(whole)
         for position in range(len(whole)):
-            path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+            path.write_bytes(
+                whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :]
+            )
             assert store.records() == {}
         path.write_bytes(whole)
         assert store.records() == {NAME: b"a record"}

@@ -25,7 +25,12 @@ def kept(folder: Path) -> Path:
 def write(folder: Path, *names: str) -> None:
     file = ResponseFile(folder, LIMITS)
     for name in names:
-        file.put("us", StoredRecord(id=name, body={"id": name}), kind="response", items=[{"id": "msg_1", "text": "secret"}])
+        file.put(
+            "us",
+            StoredRecord(id=name, body={"id": name}),
+            kind="response",
+            items=[{"id": "msg_1", "text": "secret"}],
+        )
     file.close()
 
 
@@ -52,7 +57,9 @@ def test_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
     assert kept(tmp_path).parent.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("content", [b"no database" * 1000, b"", b"SQLite format 3\0" + bytes(5000)])
+@pytest.mark.parametrize(
+    "content", [b"no database" * 1000, b"", b"SQLite format 3\0" + bytes(5000)]
+)
 def test_a_file_that_is_no_database_is_set_aside_and_begun_anew(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -64,13 +71,17 @@ def test_a_file_that_is_no_database_is_set_aside_and_begun_anew(
     assert found(tmp_path, "resp_2")
     if content:
         assert [line.message.count("set aside") for line in caplog.records] == [1]
-        assert kept(tmp_path).with_name("responses-1.sqlite.damaged").read_bytes()[:16] == content[:16]
+        assert (
+            kept(tmp_path).with_name("responses-1.sqlite.damaged").read_bytes()[:16] == content[:16]
+        )
 
 
 @given(place=st.floats(0, 1), change=st.integers(1, 255))
 @example(place=0.113333889458378, change=128)  # a text of the schema that is not UTF-8 any more
 @settings(max_examples=30, deadline=None)
-def test_a_changed_byte_is_never_answered_from(tmp_path_factory: pytest.TempPathFactory, place: float, change: int) -> None:
+def test_a_changed_byte_is_never_answered_from(
+    tmp_path_factory: pytest.TempPathFactory, place: float, change: int
+) -> None:
     folder = tmp_path_factory.mktemp("store")
     write(folder, "resp_1")
     raw = bytearray(kept(folder).read_bytes())
@@ -103,7 +114,9 @@ def test_a_row_of_another_type_is_damage(tmp_path: Path) -> None:
     assert not found(tmp_path, "resp_1")
 
 
-def test_a_file_that_is_in_use_is_not_taken_for_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_in_use_is_not_taken_for_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.store.response_database._BUSY_SECONDS", 0.0)
     write(tmp_path, "resp_1")
     other = sqlite3.connect(kept(tmp_path), isolation_level=None)
@@ -115,7 +128,9 @@ def test_a_file_that_is_in_use_is_not_taken_for_damaged(tmp_path: Path, monkeypa
     assert found(tmp_path, "resp_1")
 
 
-def test_a_folder_that_is_somebody_elses_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_is_somebody_elses_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "holiday.jpg").touch()
     file = ResponseFile(tmp_path, LIMITS)
     with caplog.at_level(logging.WARNING):

@@ -14,7 +14,9 @@ from holdfast.store.responses import RecordMissing, ResponseFile, StoredRecord
 async def test_what_is_asked_is_done_in_order_even_when_nobody_waits(tmp_path: Path) -> None:
     store = ResponseStore(tmp_path)
     for number in range(20):
-        _ = store.call(ResponseFile.put, "us", StoredRecord(id=f"resp_{number}", body={}), kind="response")
+        _ = store.call(
+            ResponseFile.put, "us", StoredRecord(id=f"resp_{number}", body={}), kind="response"
+        )
     assert await store.call(ResponseFile.totals) == (20, 20 * 10)
     with pytest.raises(RecordMissing):
         await store.call(ResponseFile.chain, "us", "resp_20")
@@ -25,7 +27,9 @@ async def test_what_is_asked_is_done_in_order_even_when_nobody_waits(tmp_path: P
     await again.close()
 
 
-async def test_a_file_that_turns_out_to_be_damaged_costs_what_was_in_it_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_file_that_turns_out_to_be_damaged_costs_what_was_in_it_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "responses").mkdir()
     (tmp_path / "responses" / "responses-1.sqlite").write_bytes(b"no database" * 1000)
     store = ResponseStore(tmp_path)
@@ -34,7 +38,9 @@ async def test_a_file_that_turns_out_to_be_damaged_costs_what_was_in_it_and_noth
     await store.close()
 
 
-async def test_a_disk_that_cannot_be_used_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_cannot_be_used_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.store.response_database._BUSY_SECONDS", 0.0)
     store = ResponseStore(tmp_path)
     await store.call(ResponseFile.put, "us", StoredRecord(id="resp_1", body={}), kind="response")

@@ -29,7 +29,13 @@ def memory(limits: ResponsesSettings = ROOMY, *, now: list[float] | None = None)
     return ResponseFile(None, limits, clock=lambda: 1000.0 if now is None else now[0])
 
 
-def put(file: ResponseFile, name: str, *items: Item, output: Sequence[Item] = (), previous: str | None = None) -> None:
+def put(
+    file: ResponseFile,
+    name: str,
+    *items: Item,
+    output: Sequence[Item] = (),
+    previous: str | None = None,
+) -> None:
     file.put("us", record(name, is_running=True), kind="response", previous=previous, items=items)
     ended = StoredRecord(id=name, body={"id": name, "status": "completed"}, output=output)
     assert file.finish("us", ended, events=b"events of " + name.encode())
@@ -39,7 +45,10 @@ def test_a_response_is_found_as_it_ended_with_its_items_and_events() -> None:
     file = memory()
     put(file, "resp_1", item(1, "é\0"), item(2), output=[item(3)])
     assert file.record("us", "resp_1", kind="response").output == [item(3)]
-    assert file.record("us", "resp_1", kind="response").body == {"id": "resp_1", "status": "completed"}
+    assert file.record("us", "resp_1", kind="response").body == {
+        "id": "resp_1",
+        "status": "completed",
+    }
     assert file.items("us", "resp_1", kind="response") == [item(1, "é\0"), item(2)]
     assert file.events("us", "resp_1") == b"events of resp_1"
 
@@ -56,7 +65,10 @@ def test_nobody_else_finds_it() -> None:
         with pytest.raises(RecordMissing):
             file.delete(tenant, name, kind="response")
     assert file.find_items("them", ["msg_1"]) == {}
-    assert file.find_items("us", ["msg_1", "msg_2", "msg_3"]) == {"msg_1": item(1), "msg_2": item(2)}
+    assert file.find_items("us", ["msg_1", "msg_2", "msg_3"]) == {
+        "msg_1": item(1),
+        "msg_2": item(2),
+    }
 
 
 def test_a_chain_is_all_that_went_in_and_came_out_in_order() -> None:
@@ -64,8 +76,20 @@ def test_a_chain_is_all_that_went_in_and_came_out_in_order() -> None:
     put(file, "resp_1", item(1), output=[item(2), item(3)])
     put(file, "resp_2", item(4), output=[item(5)], previous="resp_1")
     put(file, "resp_3", item(6), output=[item(7)], previous="resp_1")
-    assert [each["id"] for each in file.chain("us", "resp_2")] == ["msg_1", "msg_2", "msg_3", "msg_4", "msg_5"]
-    assert [each["id"] for each in file.chain("us", "resp_3")] == ["msg_1", "msg_2", "msg_3", "msg_6", "msg_7"]
+    assert [each["id"] for each in file.chain("us", "resp_2")] == [
+        "msg_1",
+        "msg_2",
+        "msg_3",
+        "msg_4",
+        "msg_5",
+    ]
+    assert [each["id"] for each in file.chain("us", "resp_3")] == [
+        "msg_1",
+        "msg_2",
+        "msg_3",
+        "msg_6",
+        "msg_7",
+    ]
     file.delete("us", "resp_1", kind="response")
     with pytest.raises(RecordMissing, match="resp_1"):
         file.chain("us", "resp_2")
@@ -125,7 +149,9 @@ def test_items_come_in_pages_of_either_order() -> None:
     def pages(*, newest_first: bool) -> list[str]:
         after, found = None, []
         while True:
-            page = file.page("us", "resp_1", kind="response", limit=2, newest_first=newest_first, after=after)
+            page = file.page(
+                "us", "resp_1", kind="response", limit=2, newest_first=newest_first, after=after
+            )
             found += [each["id"] for each in page.items]
             if not page.has_more:
                 return found
@@ -152,11 +178,16 @@ def test_a_conversation_grows_shrinks_and_changes() -> None:
     assert file.totals() == (0, 0)
 
 
-def test_it_is_there_again_when_the_file_is_opened_again_and_what_ran_is_lost(tmp_path: Path) -> None:
+def test_it_is_there_again_when_the_file_is_opened_again_and_what_ran_is_lost(
+    tmp_path: Path,
+) -> None:
     first = ResponseFile(tmp_path, ROOMY)
     put(first, "resp_1", item(1), output=[item(2)])
-    first.put("us", record("resp_2", is_running=True), kind="response", previous="resp_1", items=[item(3)])
-    other = ResponseFile(tmp_path, ROOMY)  # another server at the same folder, while the first one lives
+    first.put(
+        "us", record("resp_2", is_running=True), kind="response", previous="resp_1", items=[item(3)]
+    )
+    # another server at the same folder, while the first one lives
+    other = ResponseFile(tmp_path, ROOMY)
     assert other.record("us", "resp_2", kind="response").is_running
     first.close()
     other.close()
@@ -196,7 +227,10 @@ class KeptResponses(RuleBasedStateMachine):
     def keep(self, size: int, parent: int) -> None:
         self.now[0] += 1
         self.made += 1
-        name, previous = f"resp_{self.made}", f"resp_{parent}" if f"resp_{parent}" in self.used else None
+        name, previous = (
+            f"resp_{self.made}",
+            f"resp_{parent}" if f"resp_{parent}" in self.used else None,
+        )
         items = [item(self.made * 2, "x" * size), item(self.made * 2 + 1)]
         put(self.file, name, items[0], output=items[1:], previous=previous)
         self.items[name], self.previous[name], self.used[name] = items, previous, self.now[0]
@@ -250,4 +284,6 @@ class KeptResponses(RuleBasedStateMachine):
 
 
 TestKeptResponses = KeptResponses.TestCase
-TestKeptResponses.settings = hypothesis_settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestKeptResponses.settings = hypothesis_settings(
+    max_examples=25, stateful_step_count=25, deadline=None
+)

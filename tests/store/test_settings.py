@@ -15,18 +15,30 @@ def test_what_is_left_open_is_limited_by_the_volume_and_by_a_day() -> None:
 
 
 def test_what_is_asked_for_becomes_a_limit() -> None:
-    assert store_limits(StoreSettings(disk_bytes=7, daily_write_bytes=3)) == StoreLimits(budget_bytes=7, daily_write_bytes=3)
+    assert store_limits(StoreSettings(disk_bytes=7, daily_write_bytes=3)) == StoreLimits(
+        budget_bytes=7, daily_write_bytes=3
+    )
 
 
-def test_a_server_keeps_what_it_reads_among_the_callers_caches_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_server_keeps_what_it_reads_among_the_callers_caches_unless_told_otherwise(
+    tmp_path: Path,
+) -> None:
     caches = {"XDG_CACHE_HOME": str(tmp_path)}
     assert chosen_folder(StoreSettings(), caches) == str(tmp_path / "holdfast" / "store")
-    assert chosen_folder(StoreSettings(folder="off"), caches) == chosen_folder(StoreSettings(folder=""), caches) == ""
+    assert (
+        chosen_folder(StoreSettings(folder="off"), caches)
+        == chosen_folder(StoreSettings(folder=""), caches)
+        == ""
+    )
     assert chosen_folder(StoreSettings(folder=str(tmp_path)), {}) == str(tmp_path)
 
 
-@pytest.mark.parametrize(("system", "place"), [("darwin", "Library/Application Support"), ("linux", ".cache")])
-def test_each_system_has_its_place_for_caches(system: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("system", "place"), [("darwin", "Library/Application Support"), ("linux", ".cache")]
+)
+def test_each_system_has_its_place_for_caches(
+    system: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "platform", system)
     assert chosen_folder(StoreSettings(), {}) == str(Path.home() / place / "holdfast" / "store")
 

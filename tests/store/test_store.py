@@ -57,7 +57,9 @@ def test_another_store_finds_everything_parents_first(store: BlockStore, tmp_pat
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as again:
         entries = again.entries()
         assert {entry.block.key for entry in entries} == {block.key for block in [*CHAIN, state]}
-        assert [entry.block.start for entry in entries] == sorted(block.block.start for block in [*CHAIN, state])
+        assert [entry.block.start for entry in entries] == sorted(
+            block.block.start for block in [*CHAIN, state]
+        )
         assert [entry.block for entry in entries if entry.block.kind == "state"] == [state.block]
         assert all(bytes_of(again.read(block.key).result()) == block for block in CHAIN)
         again.check_invariants()
@@ -137,7 +139,9 @@ def test_a_block_without_its_parent_is_not_listed_until_the_parent_comes(store: 
     assert [entry.block.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
 
 
-def test_a_damaged_block_is_a_miss_is_counted_and_set_aside(store: BlockStore, tmp_path: Path) -> None:
+def test_a_damaged_block_is_a_miss_is_counted_and_set_aside(
+    store: BlockStore, tmp_path: Path
+) -> None:
     store.put(CHAIN[0])
     store.flush()
     path = path_of(tmp_path / "store", CHAIN[0].key)
@@ -150,14 +154,18 @@ def test_a_damaged_block_is_a_miss_is_counted_and_set_aside(store: BlockStore, t
     with pytest.raises(BlockMissing):
         store.read(CHAIN[0].key).result()
     assert store.statistics().bad_blocks == 1
-    assert [kept.read_bytes() for kept in (tmp_path / "store" / "quarantine").iterdir()] == [bytes(data)]
+    assert [kept.read_bytes() for kept in (tmp_path / "store" / "quarantine").iterdir()] == [
+        bytes(data)
+    ]
     assert CHAIN[0].key in store.changes().lost
     store.put(CHAIN[0])
     store.flush()
     assert bytes_of(store.read(CHAIN[0].key).result()) == CHAIN[0]
 
 
-def test_a_link_under_the_name_of_a_block_is_replaced_and_not_followed(store: BlockStore, tmp_path: Path) -> None:
+def test_a_link_under_the_name_of_a_block_is_replaced_and_not_followed(
+    store: BlockStore, tmp_path: Path
+) -> None:
     store.put(CHAIN[0])
     store.flush()
     path = path_of(tmp_path / "store", CHAIN[1].key)
@@ -178,13 +186,17 @@ def test_blocks_that_could_never_be_written_are_refused_at_once(store: BlockStor
     assert store.flush()
 
 
-def test_rows_of_the_index_that_were_changed_on_disk_are_made_anew_from_the_files(store: BlockStore, tmp_path: Path) -> None:
+def test_rows_of_the_index_that_were_changed_on_disk_are_made_anew_from_the_files(
+    store: BlockStore, tmp_path: Path
+) -> None:
     for block in CHAIN:
         store.put(block)
     store.flush()
     (path,) = (tmp_path / "store" / "index").glob("*.sqlite")
     with sqlite3.connect(path) as other:
-        other.execute("UPDATE blocks SET packed_tokens = x'0000000011111111' WHERE key = ?", (CHAIN[0].key,))
+        other.execute(
+            "UPDATE blocks SET packed_tokens = x'0000000011111111' WHERE key = ?", (CHAIN[0].key,)
+        )
         other.execute("UPDATE blocks SET start = start + 1 WHERE key = ?", (CHAIN[3].key,))
     assert [entry.block for entry in store.entries()] == [block.block for block in CHAIN]
     store.check_invariants()
@@ -207,9 +219,12 @@ def test_a_row_with_another_size_costs_no_block(store: BlockStore, tmp_path: Pat
 
 def test_the_least_recently_used_blocks_make_room_and_are_told(tmp_path: Path) -> None:
     clock = MovedClock()
-    limits = StoreLimits(budget_bytes=5 * 1500, volume_percent=100, spare_bytes=0)  # five blocks of 1,4xx bytes
+    # five blocks of 1,4xx bytes
+    limits = StoreLimits(budget_bytes=5 * 1500, volume_percent=100, spare_bytes=0)
     branches = [make_block([number], part_bytes=(1000,)) for number in range(20)]
-    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
+    with BlockStore(
+        tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()
+    ) as store:
         for number, block in enumerate(branches):
             clock.moved_seconds += 10
             store.put(block)
@@ -237,14 +252,18 @@ def test_pinned_blocks_stay_until_their_time_is_over_also_over_restarts(tmp_path
     others = [make_block([number], part_bytes=(1000,)) for number in range(100, 120)]
 
     def fill(blocks: list[StoredBlock]) -> set[bytes]:
-        with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
+        with BlockStore(
+            tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()
+        ) as store:
             for block in blocks:
                 clock.moved_seconds += 1
                 store.put(block)
                 store.flush()
             return {entry.block.key for entry in store.entries()}
 
-    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
+    with BlockStore(
+        tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()
+    ) as store:
         store.pin([chain[1].key], holder="session", until=clock.clocks().wall() + 1000)
         for block in chain:
             store.put(block)
@@ -252,10 +271,14 @@ def test_pinned_blocks_stay_until_their_time_is_over_also_over_restarts(tmp_path
     clock.moved_seconds += 1000
     assert not {block.key for block in chain} & fill(others[10:])
     (index,) = (tmp_path / "s").glob("index/*.sqlite")
-    assert sqlite3.connect(index).execute("SELECT count(*) FROM pins").fetchone() == (0,), "old pins do not gather"
+    assert sqlite3.connect(index).execute("SELECT count(*) FROM pins").fetchone() == (0,), (
+        "old pins do not gather"
+    )
 
 
-def test_tighter_limits_are_kept_from_the_next_opening_on(store: BlockStore, tmp_path: Path) -> None:
+def test_tighter_limits_are_kept_from_the_next_opening_on(
+    store: BlockStore, tmp_path: Path
+) -> None:
     for block in CHAIN:
         store.put(block)
     store.close()
@@ -267,7 +290,9 @@ def test_tighter_limits_are_kept_from_the_next_opening_on(store: BlockStore, tmp
         assert set(again.changes().lost) == {block.key for block in CHAIN[len(kept) :]}
 
 
-def test_a_block_that_fits_nowhere_is_dropped_and_costs_nothing_that_is_stored(tmp_path: Path) -> None:
+def test_a_block_that_fits_nowhere_is_dropped_and_costs_nothing_that_is_stored(
+    tmp_path: Path,
+) -> None:
     limits = StoreLimits(budget_bytes=10_000, volume_percent=100, spare_bytes=0)
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits) as store:
         store.put(CHAIN[0])
@@ -282,7 +307,9 @@ def test_no_more_is_written_a_day_than_allowed_by_all_processes_together(tmp_pat
     limits = StoreLimits(daily_write_bytes=4 * 1500)
     blocks = [make_block([number], part_bytes=(1000,)) for number in range(10)]
     for half in (blocks[:3], blocks[3:]):
-        with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
+        with BlockStore(
+            tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()
+        ) as store:
             for block in half:
                 store.put(block)
             store.flush()
@@ -290,14 +317,18 @@ def test_no_more_is_written_a_day_than_allowed_by_all_processes_together(tmp_pat
     assert last.written_today_bytes <= limits.daily_write_bytes
     assert last.dropped_blocks["daily_budget"] > 0
     clock.moved_seconds += 86400
-    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
+    with BlockStore(
+        tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()
+    ) as store:
         store.put(blocks[9])
         store.flush()
         assert store.changes().stored == (blocks[9].key,)
 
 
 def test_a_full_queue_drops_blocks_and_says_so(tmp_path: Path) -> None:
-    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=StoreLimits(queue_blocks=2)) as store:
+    with BlockStore(
+        tmp_path / "s", fingerprint=FINGERPRINT, limits=StoreLimits(queue_blocks=2)
+    ) as store:
         with busy(store):
             for block in CHAIN:
                 store.put(block)
@@ -306,7 +337,9 @@ def test_a_full_queue_drops_blocks_and_says_so(tmp_path: Path) -> None:
         assert set(store.changes().lost) == {block.key for block in CHAIN[2:]}
 
 
-def test_commands_may_verify_prune_and_clear_the_folder_of_a_store_that_is_open(store: BlockStore, tmp_path: Path) -> None:
+def test_commands_may_verify_prune_and_clear_the_folder_of_a_store_that_is_open(
+    store: BlockStore, tmp_path: Path
+) -> None:
     for block in CHAIN:
         store.put(block)
     store.flush()
@@ -315,7 +348,10 @@ def test_commands_may_verify_prune_and_clear_the_folder_of_a_store_that_is_open(
     assert report.files == len(CHAIN)
     assert [path.stem for path in report.bad] == [CHAIN[3].key.hex()]
     assert [entry.block.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
-    assert set(prune_store(tmp_path / "store", limits=StoreLimits()).keys) == {CHAIN[4].key, CHAIN[5].key}
+    assert set(prune_store(tmp_path / "store", limits=StoreLimits()).keys) == {
+        CHAIN[4].key,
+        CHAIN[5].key,
+    }
     assert set(clear_store(tmp_path / "store").keys) == {block.key for block in CHAIN[:3]}
     assert store.entries() == ()
 
@@ -340,7 +376,11 @@ def test_a_closed_store_refuses_quietly_and_leaves_no_thread(tmp_path: Path) -> 
     assert store.entries() == ()
     with pytest.raises(BlockMissing):
         store.read(CHAIN[0].key).result(60)
-    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("holdfast-store")]
+    assert not [
+        thread
+        for thread in set(threading.enumerate()) - before
+        if thread.name.startswith("holdfast-store")
+    ]
     assert list((tmp_path / "s" / "incoming").iterdir()) == []
 
 

@@ -32,16 +32,24 @@ def check_after_a_kill(folder: Path, told: Told) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_killed_writer_leaves_only_whole_blocks(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
-    told = kill_after(start_writer(tmp_path / "s", "--first", str(seed * 1000)), dice.randrange(1, 300))
+    told = kill_after(
+        start_writer(tmp_path / "s", "--first", str(seed * 1000)), dice.randrange(1, 300)
+    )
     check_after_a_kill(tmp_path / "s", told)
 
 
 def test_files_that_a_killed_writer_had_written_but_not_named_are_finished(tmp_path: Path) -> None:
     for attempt in range(20):
-        writer = start_writer(tmp_path / "s", "--first", str(attempt * 1000), "--part-bytes", "9000")
+        writer = start_writer(
+            tmp_path / "s", "--first", str(attempt * 1000), "--part-bytes", "9000"
+        )
         told = kill_after(writer, 40 + attempt)
         assert told.put
-        left = {bytes.fromhex(path.stem) for path in (tmp_path / "s" / "incoming").glob("*/*.part") if is_whole(path)}
+        left = {
+            bytes.fromhex(path.stem)
+            for path in (tmp_path / "s" / "incoming").glob("*/*.part")
+            if is_whole(path)
+        }
         with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
             found = {entry.block.key for entry in store.entries()}
             assert left <= found
@@ -63,7 +71,11 @@ def test_thirty_kills_over_one_folder_lose_next_to_nothing(tmp_path: Path) -> No
     dice = random.Random(4)
     for number in range(30):
         writer = start_writer(
-            tmp_path / "s", "--first", str(number * 100_000), "--part-bytes", str(dice.choice([3_000, 100_000]))
+            tmp_path / "s",
+            "--first",
+            str(number * 100_000),
+            "--part-bytes",
+            str(dice.choice([3_000, 100_000])),
         )
         told = kill_after(writer, dice.randrange(1, 3000))
         check_after_a_kill(tmp_path / "s", told)

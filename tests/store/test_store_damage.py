@@ -23,11 +23,33 @@ NEW = make_block([4242])
 
 
 def damage(folder: Path, dice: random.Random) -> str:
-    """Do something bad to one file or folder. Not to the memory that SQLite shares: cutting it kills its users."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".bad", ".sqlite-shm"))
+    """Do something bad to one file or folder.
+
+    Not to the memory that SQLite shares: cutting it kills its users.
+    """
+    files = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix not in (".bad", ".sqlite-shm")
+    )
     file, other = dice.choice(files), dice.choice(files)
     data = bytearray(file.read_bytes())
-    what = dice.choice(["flip", "flip", "flip", "cut", "grow", "zero", "delete", "swap", "copy", "index", "folder", "foreign"])
+    what = dice.choice(
+        [
+            "flip",
+            "flip",
+            "flip",
+            "cut",
+            "grow",
+            "zero",
+            "delete",
+            "swap",
+            "copy",
+            "index",
+            "folder",
+            "foreign",
+        ]
+    )
     if what == "flip" and data:
         for _ in range(dice.choice([1, 1, 8])):
             data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
@@ -52,7 +74,10 @@ def damage(folder: Path, dice: random.Random) -> str:
     elif what == "folder":
         shutil.rmtree(dice.choice([path for path in folder.iterdir() if path.is_dir()]))
     elif what == "foreign":
-        (file.parent / dice.choice(["note.txt", "0" * 64 + ".block", "x.sqlite", "9" * 20 + "-2.sqlite"])).write_bytes(data)
+        (
+            file.parent
+            / dice.choice(["note.txt", "0" * 64 + ".block", "x.sqlite", "9" * 20 + "-2.sqlite"])
+        ).write_bytes(data)
     return what
 
 
@@ -85,7 +110,9 @@ def sound_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_damaged(sound_store: Path, folder: Path, seed: int) -> None:
-    """Damage a copy of the store while it is closed, then while it is open; heal it by putting everything again."""
+    """Damage a copy of the store while it is closed, then while it is open; heal it by putting
+    everything again.
+    """
     shutil.copytree(sound_store, folder)
     dice = random.Random(seed)
     for _ in range(dice.choice([1, 1, 3])):

@@ -14,7 +14,8 @@ from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_ch
 
 CHAIN = make_chain(3)
 BLOCKS = [*CHAIN, make_block([], after=CHAIN[1], kind="state")]
-# Of November 2026: blocks CHAIN and a state, a pin, a session; its index kept tokens in a table of their own.
+# Of November 2026: blocks CHAIN and a state, a pin, a session; its index kept tokens in a table of
+# their own.
 WITH_INDEX_OF_FORMAT_1 = Path(__file__).parent / "data" / "store_with_index_of_format_1.tar.gz"
 
 
@@ -25,7 +26,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_a_store_with_an_older_index_is_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_with_an_older_index_is_read(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (beside := folder.parent / "beside").write_text("mine")
     with caplog.at_level(logging.INFO), BlockStore(folder, fingerprint=FINGERPRINT) as store:
         assert {entry.block for entry in store.entries()} == {block.block for block in BLOCKS}
@@ -64,7 +67,9 @@ def test_a_store_of_an_earlier_kind_of_fingerprint_is_begun_anew_with_one_line_i
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (beside := folder.parent / "beside").write_text("mine")
-    with BlockStore(folder, fingerprint="new", is_outdated=lambda fingerprint: fingerprint == FINGERPRINT) as store:
+    with BlockStore(
+        folder, fingerprint="new", is_outdated=lambda fingerprint: fingerprint == FINGERPRINT
+    ) as store:
         assert store.entries() == ()
         assert store.records() == {}
     (line,) = caplog.messages

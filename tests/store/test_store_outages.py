@@ -33,7 +33,9 @@ def put_all(store: BlockStore) -> bool:
     return store.flush()
 
 
-def test_a_folder_that_is_removed_is_missed_once_and_made_anew_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_is_removed_is_missed_once_and_made_anew_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = MovedClock()
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
         assert put_all(store)
@@ -99,7 +101,9 @@ def test_inner_folders_may_be_deleted_at_any_time(tmp_path: Path, name: str) -> 
         store.check_invariants()
 
 
-def test_a_read_only_store_is_read_but_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_read_only_store_is_read_but_not_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
         put_all(store)
     with read_only(tmp_path / "s"), BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
@@ -113,7 +117,9 @@ def test_a_read_only_store_is_read_but_not_written(tmp_path: Path, caplog: pytes
         assert len(warnings_of(caplog)) == 1
 
 
-def test_a_store_that_becomes_read_only_and_writable_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_becomes_read_only_and_writable_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = MovedClock()
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
         store.put(CHAIN[0])
@@ -127,7 +133,9 @@ def test_a_store_that_becomes_read_only_and_writable_again(tmp_path: Path, caplo
         assert len(warnings_of(caplog)) == 1
 
 
-def test_a_place_that_cannot_be_made_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_place_that_cannot_be_made_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     with BlockStore(tmp_path / "file" / "s", fingerprint=FINGERPRINT) as store:
         assert not put_all(store)
@@ -137,7 +145,9 @@ def test_a_place_that_cannot_be_made_is_no_error(tmp_path: Path, caplog: pytest.
         assert len(warnings_of(caplog)) == 1
 
 
-def test_a_folder_that_somebody_else_filled_meanwhile_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_somebody_else_filled_meanwhile_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = MovedClock()
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
         put_all(store)
@@ -151,7 +161,9 @@ def test_a_folder_that_somebody_else_filled_meanwhile_is_left_alone(tmp_path: Pa
         assert {path.name for path in (tmp_path / "s").iterdir()} <= {"thesis.tex", "lock"}
 
 
-def test_a_small_volume_is_filled_and_then_old_blocks_give_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_small_volume_is_filled_and_then_old_blocks_give_way(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     blocks = [make_block([number], part_bytes=(500_000,)) for number in range(100)]
     with (
         small_volume(tmp_path / "v", size_bytes=16 << 20) as volume,
@@ -170,12 +182,16 @@ def test_a_small_volume_is_filled_and_then_old_blocks_give_way(tmp_path: Path, c
         store.check_invariants()
 
 
-def test_a_volume_that_others_fill_up_makes_the_store_pause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_volume_that_others_fill_up_makes_the_store_pause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = MovedClock()
     big = [make_block([number], part_bytes=(200_000,)) for number in range(20)]
     with (
         small_volume(tmp_path / "v", size_bytes=2 << 20) as volume,
-        BlockStore(volume / "s", fingerprint=FINGERPRINT, limits=NO_SPARE, clocks=clock.clocks()) as store,
+        BlockStore(
+            volume / "s", fingerprint=FINGERPRINT, limits=NO_SPARE, clocks=clock.clocks()
+        ) as store,
     ):
         assert store.flush()
         fill(volume / "ballast")
@@ -275,7 +291,11 @@ def test_a_volume_that_others_have_filled_is_told_once_and_written_again_when_th
 def test_only_the_owner_may_read_any_file_of_a_store(tmp_path: Path) -> None:
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, served_as="a model") as store:
         assert put_all(store)
-        modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+        modes = {
+            str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777
+            for path in tmp_path.rglob("*")
+            if path.is_file()
+        }
     assert any(name.endswith("/name") for name in modes)
     assert any("-wal" in name for name in modes)
     assert {name: oct(mode) for name, mode in modes.items() if mode != 0o600} == {}

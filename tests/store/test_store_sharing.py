@@ -19,7 +19,10 @@ from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, is_right, make_chai
 def test_three_processes_fill_one_folder_and_all_of_it_is_there(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     # two write the same chain, one another
-    writers = [start_writer(folder, "--first", first, "--count", "60", "--part-bytes", "2000") for first in ("0", "0", "5000")]
+    writers = [
+        start_writer(folder, "--first", first, "--count", "60", "--part-bytes", "2000")
+        for first in ("0", "0", "5000")
+    ]
     outputs = [writer.communicate(timeout=180)[0] for writer in writers]
     assert all(output.endswith(b"done\n") for output in outputs)
     assert [writer.returncode for writer in writers] == [0, 0, 0]
@@ -53,7 +56,10 @@ def test_a_budget_holds_over_all_processes(tmp_path: Path) -> None:
 
 def test_what_one_store_writes_the_other_lists_and_reads(tmp_path: Path) -> None:
     chain = make_chain(4)
-    with BlockStore(tmp_path, fingerprint=FINGERPRINT) as first, BlockStore(tmp_path, fingerprint=FINGERPRINT) as second:
+    with (
+        BlockStore(tmp_path, fingerprint=FINGERPRINT) as first,
+        BlockStore(tmp_path, fingerprint=FINGERPRINT) as second,
+    ):
         for block in chain:
             first.put(block)
         first.flush()
@@ -105,7 +111,9 @@ def test_a_command_may_clear_the_folder_beneath_a_store(tmp_path: Path) -> None:
         store.check_invariants()
 
 
-def test_processes_that_make_and_open_one_folder_at_the_same_moment_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_processes_that_make_and_open_one_folder_at_the_same_moment_do_not_disturb_each_other(
+    tmp_path: Path,
+) -> None:
     folder, many, rounds = tmp_path / "s", 6, 15
     openers = [
         subprocess.Popen(

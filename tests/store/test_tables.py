@@ -75,7 +75,9 @@ def test_servers_that_begin_with_a_new_folder_at_once_all_find_them(
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_a_server_waits_for_another_that_just_makes_the_file(folder: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_waits_for_another_that_just_makes_the_file(
+    folder: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     STORES[name](folder)
     (path,) = folder.rglob(f"{name}*.sqlite")
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)

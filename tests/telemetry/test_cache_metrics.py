@@ -5,7 +5,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.telemetry.metrics import Metrics
 from holdfast.wire.figures import CacheFigures, Histogram, StoreFigures, WorkerStatistics
 
-STORE = StoreFigures(model="m", mode="memory-only", stored_bytes=70, bad_blocks=2, dropped_blocks={"no_room": 4, "queue_full": 0})
+STORE = StoreFigures(
+    model="m",
+    mode="memory-only",
+    stored_bytes=70,
+    bad_blocks=2,
+    dropped_blocks={"no_room": 4, "queue_full": 0},
+)
 MEMORY = CacheFigures(
     ram_bytes=5,
     parked_sequences=2,
@@ -26,9 +32,14 @@ MEMORY = CacheFigures(
 def values(**statistics: WorkerStatistics) -> dict[tuple[str, tuple[str, ...]], float]:
     """Name and values of the labels → value, of everything that is shown of memories and stores."""
     text = Metrics().exposition(statistics).decode()
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    samples = [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    ]
     return {
-        (sample.name.removeprefix("holdfast_"), tuple(value for _, value in sorted(sample.labels.items()))): sample.value
+        (
+            sample.name.removeprefix("holdfast_"),
+            tuple(value for _, value in sorted(sample.labels.items())),
+        ): sample.value
         for sample in samples
         if sample.name.startswith(("holdfast_prefix_cache_", "holdfast_memory_", "holdfast_store_"))
     }
@@ -38,7 +49,10 @@ def test_reuse_is_told_by_tier_and_lookups_by_outcome() -> None:
     shown = values(m=WorkerStatistics(memory=MEMORY))
     assert shown["prefix_cache_reused_tokens_total", ("m", "ram")] == 11
     assert shown["prefix_cache_reused_tokens_total", ("m", "disk")] == 13
-    by_how = {how: shown["prefix_cache_reused_ram_tokens_total", (how, "m")] for how in ("moved", "shared", "copied")}
+    by_how = {
+        how: shown["prefix_cache_reused_ram_tokens_total", (how, "m")]
+        for how in ("moved", "shared", "copied")
+    }
     assert by_how == {"moved": 6, "shared": 4, "copied": 1}
     assert shown["prefix_cache_read_ahead_tokens_total", ("m",)] == 20
     assert shown["prefix_cache_used_ahead_tokens_total", ("m",)] == 15
@@ -53,8 +67,16 @@ def test_reuse_is_told_by_tier_and_lookups_by_outcome() -> None:
 
 def test_each_figure_of_a_prefix_cache_stands_under_its_old_name_too_for_one_release() -> None:
     shown = values(m=WorkerStatistics(memory=MEMORY))
-    new = {(name.removeprefix("prefix_cache_"), labels): value for (name, labels), value in shown.items() if "cache" in name}
-    old = {(name.removeprefix("memory_"), labels): value for (name, labels), value in shown.items() if "memory" in name}
+    new = {
+        (name.removeprefix("prefix_cache_"), labels): value
+        for (name, labels), value in shown.items()
+        if "cache" in name
+    }
+    old = {
+        (name.removeprefix("memory_"), labels): value
+        for (name, labels), value in shown.items()
+        if "memory" in name
+    }
     assert new == old
     assert len(new) > 10
 
@@ -71,4 +93,6 @@ def test_a_store_that_cannot_be_written_is_told_with_what_it_has_dropped() -> No
 
 def test_a_worker_that_keeps_nothing_or_has_no_store_shows_no_figures_of_it() -> None:
     assert values(m=WorkerStatistics()) == {}
-    assert not any(name.startswith("store_") for name, _ in values(m=WorkerStatistics(memory=CacheFigures())))
+    assert not any(
+        name.startswith("store_") for name, _ in values(m=WorkerStatistics(memory=CacheFigures()))
+    )

@@ -15,7 +15,9 @@ from holdfast.telemetry.log_file import LogFile, open_log_file
 
 
 def auto(folder: Path, **settings: int) -> LogFile:
-    file = open_log_file(LogSettings(file="auto", **settings), folder=lambda: folder, name="server-8321")  # type: ignore[arg-type]
+    file = open_log_file(
+        LogSettings(file="auto", **settings), folder=lambda: folder, name="server-8321"
+    )  # type: ignore[arg-type]
     assert file is not None
     return file
 
@@ -34,7 +36,9 @@ def test_without_the_setting_there_is_none_and_no_home_is_asked_for(off: str) ->
 def test_so_many_full_files_are_kept_and_only_the_owner_may_read_them(tmp_path: Path) -> None:
     file = auto(tmp_path / "logs", file_bytes=1000, old_files=2)
     for number in range(100):
-        file.handle(logging.LogRecord("n", logging.INFO, "", 0, f"line {number:03} " + "x" * 90, None, None))
+        file.handle(
+            logging.LogRecord("n", logging.INFO, "", 0, f"line {number:03} " + "x" * 90, None, None)
+        )
     file.close()
     found = sorted(path.name for path in (tmp_path / "logs").glob("server*"))
     assert found == ["server-8321.log", "server-8321.log.1", "server-8321.log.2"]
@@ -76,25 +80,32 @@ configure_logging(settings, file=open_log_file(settings, folder=Path, name=""))
 log_uncaught()
 1 / 0
 """
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 1
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode
+        == 1
+    )
     assert "ZeroDivisionError" in (tmp_path / "own.log").read_text()
 
 
 @pytest.mark.parametrize(
-    ("redirected", "is_written"), [("2>/dev/null", True), ("2>own.txt", True), ("2>&1 | cat", False), ("2>&-", True)]
+    ("redirected", "is_written"),
+    [("2>/dev/null", True), ("2>own.txt", True), ("2>&1 | cat", False), ("2>&-", True)],
 )
 def test_a_server_in_the_background_writes_a_log_file_unless_its_standard_error_is_a_pipe(
     redirected: str, is_written: bool, tmp_path: Path
 ) -> None:
     program = (
         "from pathlib import Path; from holdfast.config import LogSettings; "
-        "from holdfast.telemetry.log_file import open_log_file; open_log_file(LogSettings(), folder=Path, name='n')"
+        "from holdfast.telemetry.log_file import open_log_file; open_log_file(LogSettings(), "
+        "folder=Path, name='n')"
     )
     command = f"{sys.executable} -c {shlex.quote(program)} {redirected}"
     subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
     assert (tmp_path / "n.log").exists() == is_written
 
 
-def test_where_there_is_no_place_a_server_in_the_background_does_without_a_log_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_place_a_server_in_the_background_does_without_a_log_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     assert open_log_file(LogSettings(), folder=homeless, name="n") is None

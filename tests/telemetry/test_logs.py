@@ -29,7 +29,11 @@ def test_json_lines_can_be_read_back() -> None:
         logging.getLogger("holdfast.test").exception("went %s\nwrong", "quite")
     line = json.loads(out.getvalue())
     assert out.getvalue().count("\n") == 1
-    assert (line["level"], line["logger"], line["message"]) == ("error", "holdfast.test", "went quite\nwrong")
+    assert (line["level"], line["logger"], line["message"]) == (
+        "error",
+        "holdfast.test",
+        "went quite\nwrong",
+    )
     assert "ValueError: bad" in line["traceback"]
     assert line["time"].endswith("Z")
 
@@ -72,9 +76,16 @@ def test_the_status_is_coloured_on_a_terminal(status: int, colour: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("out", "environ"), [(Terminal(), {"NO_COLOR": "1"}), (Terminal(), {"TERM": "dumb"}), (io.StringIO(), {"TERM": "xterm"})]
+    ("out", "environ"),
+    [
+        (Terminal(), {"NO_COLOR": "1"}),
+        (Terminal(), {"TERM": "dumb"}),
+        (io.StringIO(), {"TERM": "xterm"}),
+    ],
 )
-def test_elsewhere_and_where_it_is_not_wished_nothing_is_coloured(out: io.StringIO, environ: dict[str, str]) -> None:
+def test_elsewhere_and_where_it_is_not_wished_nothing_is_coloured(
+    out: io.StringIO, environ: dict[str, str]
+) -> None:
     configure_logging(LogSettings(), stream=out, environ=environ)
     logging.getLogger("holdfast.test").warning("plain")
     logging.getLogger("holdfast.test").info(request_line(status=500))

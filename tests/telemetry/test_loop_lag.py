@@ -55,5 +55,9 @@ async def test_nothing_ticks_when_no_request_is_served() -> None:
 async def test_the_lag_stands_in_the_exposition() -> None:
     metrics = Metrics(loop_tick_seconds=TICK_SECONDS)
     await blocked(metrics.loop_lag)
-    shown = [line for line in metrics.exposition({}).decode().splitlines() if line.startswith("holdfast_event_loop_lag_seconds ")]
+    shown = [
+        line
+        for line in metrics.exposition({}).decode().splitlines()
+        if line.startswith("holdfast_event_loop_lag_seconds ")
+    ]
     assert float(shown[0].split()[1]) >= BLOCKED_SECONDS - 2 * TICK_SECONDS

@@ -10,39 +10,71 @@ def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:
     first, second = Metrics(), Metrics()
     first.http_requests.labels("GET", "/", "200").inc()
     assert (
-        second.registry.get_sample_value("holdfast_http_requests_total", {"method": "GET", "path": "/", "status": "200"}) is None
+        second.registry.get_sample_value(
+            "holdfast_http_requests_total", {"method": "GET", "path": "/", "status": "200"}
+        )
+        is None
     )
 
 
 def test_the_exposition_can_be_parsed_and_every_family_explains_itself() -> None:
-    numbers = WorkerStatistics(steps=4, step_seconds=Histogram(bounds=(1.0,), counts=(1, 2), total=9.0))
+    numbers = WorkerStatistics(
+        steps=4, step_seconds=Histogram(bounds=(1.0,), counts=(1, 2), total=9.0)
+    )
     shown = Metrics().exposition(
-        {"a": numbers, "b": WorkerStatistics()}, load_seconds={"a": 1.0}, restarts={"a": {"died": 1, "hung": 2}}, resumed={"a": 4}
+        {"a": numbers, "b": WorkerStatistics()},
+        load_seconds={"a": 1.0},
+        restarts={"a": {"died": 1, "hung": 2}},
+        resumed={"a": 4},
     )
     text = shown.decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert all(family.documentation for family in families.values())
-    steps = {sample.labels["model"]: sample.value for sample in families["holdfast_worker_steps"].samples}
+    steps = {
+        sample.labels["model"]: sample.value for sample in families["holdfast_worker_steps"].samples
+    }
     assert steps == {"a": 4.0, "b": 0.0}
-    restarts = {sample.labels["cause"]: sample.value for sample in families["holdfast_worker_restarts"].samples}
+    restarts = {
+        sample.labels["cause"]: sample.value
+        for sample in families["holdfast_worker_restarts"].samples
+    }
     assert restarts == {"died": 1.0, "hung": 2.0}
     assert [sample.value for sample in families["holdfast_resumed_streams"].samples] == [4.0]
-    buckets = [sample.value for sample in families["holdfast_worker_step_seconds"].samples if sample.name.endswith("bucket")]
+    buckets = [
+        sample.value
+        for sample in families["holdfast_worker_step_seconds"].samples
+        if sample.name.endswith("bucket")
+    ]
     assert buckets == [1.0, 3.0]
 
 
 def test_constrained_sequences_are_shown_as_counters() -> None:
-    numbers = WorkerStatistics(constraints=ConstraintFigures(sequences=3, masks=40, mask_seconds=0.5, failures=1))
+    numbers = WorkerStatistics(
+        constraints=ConstraintFigures(sequences=3, masks=40, mask_seconds=0.5, failures=1)
+    )
     text = Metrics().exposition({"a": numbers}).decode()
-    shown = {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
+    shown = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
     names = ("sequences", "masks", "mask_seconds", "failures")
     assert [shown[f"holdfast_constrained_{name}_total"] for name in names] == [3.0, 40.0, 0.5, 1.0]
 
 
 def test_what_was_sent_of_prompts_is_shown_of_workers_behind_a_link() -> None:
-    statistics = {"a": WorkerStatistics(link=LinkFigures(new_tokens=5, known_tokens=95)), "in this process": WorkerStatistics()}
-    families = {family.name: family for family in text_string_to_metric_families(Metrics().exposition(statistics).decode())}
-    shown = {tuple(sample.labels.values()): sample.value for sample in families["holdfast_link_prompt_tokens"].samples}
+    statistics = {
+        "a": WorkerStatistics(link=LinkFigures(new_tokens=5, known_tokens=95)),
+        "in this process": WorkerStatistics(),
+    }
+    families = {
+        family.name: family
+        for family in text_string_to_metric_families(Metrics().exposition(statistics).decode())
+    }
+    shown = {
+        tuple(sample.labels.values()): sample.value
+        for sample in families["holdfast_link_prompt_tokens"].samples
+    }
     assert shown == {("a", "new"): 5.0, ("a", "known"): 95.0}
 
 

@@ -15,7 +15,13 @@ def test_whatever_it_is_the_terminal_sees_nothing_but_printable_text(text: str) 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("a\nb", r"a\nb"), ("\x1b[2Jx", r"\x1b[2Jx"), ("\u202eabc", r"\u202eabc"), ("grüße ☃", "grüße ☃"), ("\ud83d", r"\ud83d")],
+    [
+        ("a\nb", r"a\nb"),
+        ("\x1b[2Jx", r"\x1b[2Jx"),
+        ("\u202eabc", r"\u202eabc"),
+        ("grüße ☃", "grüße ☃"),
+        ("\ud83d", r"\ud83d"),
+    ],
 )
 def test_what_is_not_printable_is_written_out(text: str, shown: str) -> None:
     assert escaped(text) == shown

@@ -20,7 +20,13 @@ class Clock:
 
 
 def record(clock: Clock, **fields: object) -> RequestRecord:
-    given = {"method": "POST", "path": "/v1/chat/completions", "client": "10.0.0.7", "status": 200, **fields}
+    given = {
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "client": "10.0.0.7",
+        "status": 200,
+        **fields,
+    }
     return RequestRecord(clock=clock, **given)  # type: ignore[arg-type]
 
 
@@ -55,7 +61,8 @@ def test_the_line_of_an_answer_says_what_was_read_written_and_how_fast() -> None
     served.answer = answered(clock)
     clock.now += 0.25
     assert str(served) == (
-        "10.0.0.7 POST /v1/chat/completions 200 demo prompt 812 (640 cached) answer 5 first 0.50 s 4.0 tok/s in 1.75 s stop"
+        "10.0.0.7 POST /v1/chat/completions 200 demo prompt 812 (640 cached) answer 5 first 0.50 s "
+        "4.0 tok/s in 1.75 s stop"
     )
     assert served.fields == {
         "client": "10.0.0.7",
@@ -111,7 +118,9 @@ def test_several_choices_are_added_up_and_their_prompt_counts_once() -> None:
     assert answer.tokens_per_second is None
 
 
-@pytest.mark.parametrize("path", ["/v1/\x1b]0;owned\x07", "/v1/\n12:00:00 INFO    10.0.0.1 GET / 200", "/\u202e"])
+@pytest.mark.parametrize(
+    "path", ["/v1/\x1b]0;owned\x07", "/v1/\n12:00:00 INFO    10.0.0.1 GET / 200", "/\u202e"]
+)
 def test_a_path_cannot_write_to_the_terminal_or_make_up_a_line(path: str) -> None:
     hostile = record(Clock(), path=path, model="a\x1b[31mb", client="\x07")
     assert str(hostile).isprintable()
@@ -149,7 +158,11 @@ def test_polls_are_for_debugging_and_nothing_that_a_client_does_is_an_error(
 
 
 def lines_about(
-    reads: list[tuple[float, int]], caplog: pytest.LogCaptureFixture, *, total: int = 17_403, cached: int = 0
+    reads: list[tuple[float, int]],
+    caplog: pytest.LogCaptureFixture,
+    *,
+    total: int = 17_403,
+    cached: int = 0,
 ) -> list[str]:
     """reads: after how many seconds of prefill how many tokens are read."""
     clock = Clock()
@@ -159,17 +172,32 @@ def lines_about(
     with caplog.at_level(logging.INFO):
         for seconds, tokens in reads:
             clock.now = began + seconds
-            progress = PromptProgress(index=0, total_tokens=total, cached_tokens=cached, read_tokens=tokens, seconds=seconds)
+            progress = PromptProgress(
+                index=0,
+                total_tokens=total,
+                cached_tokens=cached,
+                read_tokens=tokens,
+                seconds=seconds,
+            )
             write_progress(asked, progress)
     return [entry.getMessage() for entry in caplog.records]
 
 
-def test_a_long_prefill_is_told_of_when_it_begins_and_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    lines = lines_about([(1.0, 512), (2.0, 1024), (6.5, 3000), (7.0, 3500), (12.0, 8192), (30.0, 17_403)], caplog, cached=12)
+def test_a_long_prefill_is_told_of_when_it_begins_and_every_few_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = lines_about(
+        [(1.0, 512), (2.0, 1024), (6.5, 3000), (7.0, 3500), (12.0, 8192), (30.0, 17_403)],
+        caplog,
+        cached=12,
+    )
     assert lines == [
-        "10.0.0.7 POST /v1/chat/completions demo prefill 512 of 17,403 tokens (12 cached) after 1.0 s, about 34 s left",
-        "10.0.0.7 POST /v1/chat/completions demo prefill 3,000 of 17,403 tokens (12 cached) after 6.5 s, about 31 s left",
-        "10.0.0.7 POST /v1/chat/completions demo prefill 8,192 of 17,403 tokens (12 cached) after 12.0 s, about 14 s left",
+        "10.0.0.7 POST /v1/chat/completions demo prefill 512 of 17,403 tokens (12 cached) after "
+        "1.0 s, about 34 s left",
+        "10.0.0.7 POST /v1/chat/completions demo prefill 3,000 of 17,403 tokens (12 cached) after "
+        "6.5 s, about 31 s left",
+        "10.0.0.7 POST /v1/chat/completions demo prefill 8,192 of 17,403 tokens (12 cached) after "
+        "12.0 s, about 14 s left",
     ]
 
 

@@ -64,7 +64,14 @@ def test_calls_their_repairs_and_the_tokens_of_thoughts_are_counted() -> None:
     answer.observe(ToolCallFinished(index=0, call=0, repairs=("trailing_comma", "name")))
     answer.observe(ToolCallFinished(index=0, call=1, repairs=("name",)))
     answer.observe(
-        ChoiceFinished(index=0, reason=FinishReason.STOP, prompt_tokens=10, completion_tokens=4, reasoning_tokens=3, calls=2)
+        ChoiceFinished(
+            index=0,
+            reason=FinishReason.STOP,
+            prompt_tokens=10,
+            completion_tokens=4,
+            reasoning_tokens=3,
+            calls=2,
+        )
     )
     assert sample(metrics, "holdfast_tool_calls_total") == 2
     assert sample(metrics, "holdfast_tool_call_repairs_total", repair="name") == 2
@@ -89,7 +96,11 @@ def test_an_answer_whose_worker_was_not_waited_for_is_timed_here() -> None:
     answer.observe(TextDelta(index=0, text="a"))
     now[0] = 17.0
     cut = ChoiceFinished(
-        index=0, reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=2, timings=Timings(prefill_seconds=2.0)
+        index=0,
+        reason=FinishReason.STOP,
+        prompt_tokens=1,
+        completion_tokens=2,
+        timings=Timings(prefill_seconds=2.0),
     )
     answer.observe(cut)
     assert answer.first_text_seconds(0) == 3.0

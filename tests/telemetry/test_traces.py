@@ -27,7 +27,9 @@ END = ChoiceFinished(
     prompt_tokens=7,
     completion_tokens=2,
     timings=Timings(queue_seconds=1e-5, prefill_seconds=2e-5, decode_seconds=3e-5),
-    memory=CacheReport(outcome=CacheOutcome.NEW_TOKENS, ram_tokens=3, disk_tokens=1, lookup_seconds=5e-6),
+    memory=CacheReport(
+        outcome=CacheOutcome.NEW_TOKENS, ram_tokens=3, disk_tokens=1, lookup_seconds=5e-6
+    ),
 )
 ANSWER: list[TextDelta | ChoiceFinished] = [TextDelta(index=0, text="hi", token_ids=(1, 2)), END]
 
@@ -40,14 +42,24 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 async def ask(
-    *requests: tuple[str, str], headers: dict[str, str] | None = None, script: Script = ANSWER, **fields: Any
+    *requests: tuple[str, str],
+    headers: dict[str, str] | None = None,
+    script: Script = ANSWER,
+    **fields: Any,
 ) -> list[int]:
     """The statuses of requests to a server with traces, which is stopped then."""
     traces = open_traces("1.2.3")
     app = create_application(replace(scripted_services(ScriptedGateway(script)), traces=traces))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321"
+    ) as client:
         answers = [
-            await client.request(method, path, json=chat_body(**fields) if method == "POST" else None, headers=headers)
+            await client.request(
+                method,
+                path,
+                json=chat_body(**fields) if method == "POST" else None,
+                headers=headers,
+            )
             for method, path in requests
         ]
     traces.close()
@@ -59,12 +71,22 @@ async def test_a_request_is_a_trace_of_its_parts(collector: Any) -> None:
     names = ["intake", "queue", "lookup", "prefill", "decode", f"POST {CHAT}"]
     assert sorted(span.name for span in collector.spans) == sorted(names)
     root, queue = collector.named(f"POST {CHAT}"), collector.named("queue")
-    assert {collector.named(name).parent_span_id for name in ("intake", "queue", "prefill", "decode")} == {root.span_id}
+    assert {
+        collector.named(name).parent_span_id for name in ("intake", "queue", "prefill", "decode")
+    } == {root.span_id}
     assert collector.named("lookup").parent_span_id == queue.span_id
     assert {span.trace_id for span in collector.spans} == {root.trace_id}
     for span in collector.spans:
-        assert root.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano <= root.end_time_unix_nano
-    lengths = [(span.end_time_unix_nano - span.start_time_unix_nano) / 1000 for span in map(collector.named, names[1:5])]
+        assert (
+            root.start_time_unix_nano
+            <= span.start_time_unix_nano
+            <= span.end_time_unix_nano
+            <= root.end_time_unix_nano
+        )
+    lengths = [
+        (span.end_time_unix_nano - span.start_time_unix_nano) / 1000
+        for span in map(collector.named, names[1:5])
+    ]
     assert lengths == pytest.approx([10, 5, 20, 30], abs=1)
     assert collector.services == {"holdfast"}
 
@@ -72,8 +94,17 @@ async def test_a_request_is_a_trace_of_its_parts(collector: Any) -> None:
 async def test_spans_say_how_many_tokens_were_read_cached_and_written(collector: Any) -> None:
     await ask(("POST", CHAT), headers={"X-Session-ID": "s"}, temperature=0.5, max_tokens=9)
     said = otlp.attributes(collector.named(f"POST {CHAT}"))
-    usage = {name.removeprefix("gen_ai.usage."): value for name, value in said.items() if name.startswith("gen_ai.usage.")}
-    assert usage == {"input_tokens": 7, "output_tokens": 2, "cache_read.input_tokens": 4, "reasoning.output_tokens": 0}
+    usage = {
+        name.removeprefix("gen_ai.usage."): value
+        for name, value in said.items()
+        if name.startswith("gen_ai.usage.")
+    }
+    assert usage == {
+        "input_tokens": 7,
+        "output_tokens": 2,
+        "cache_read.input_tokens": 4,
+        "reasoning.output_tokens": 0,
+    }
     assert (said["gen_ai.operation.name"], said["gen_ai.request.model"]) == ("chat", "demo/tiny")
     assert (said["gen_ai.request.temperature"], said["gen_ai.request.max_tokens"]) == (0.5, 9)
     assert [each.string_value for each in said["gen_ai.response.finish_reasons"].values] == ["stop"]
@@ -85,11 +116,17 @@ async def test_spans_say_how_many_tokens_were_read_cached_and_written(collector:
     assert "hello" not in everything, "nothing of what was said is told"
 
 
-async def test_of_an_answer_that_broke_off_nothing_is_told_that_is_not_known(collector: Any) -> None:
+async def test_of_an_answer_that_broke_off_nothing_is_told_that_is_not_known(
+    collector: Any,
+) -> None:
     assert await ask(("POST", CHAT), script=[*ANSWER[:1], GenerationFailed("it broke")]) == [500]
     said = otlp.attributes(collector.named(f"POST {CHAT}"))
     assert said["gen_ai.usage.input_tokens"] == 7
-    assert not {"gen_ai.usage.cache_read.input_tokens", "holdfast.cached_tokens", "gen_ai.response.finish_reasons"} & {*said}
+    assert not {
+        "gen_ai.usage.cache_read.input_tokens",
+        "holdfast.cached_tokens",
+        "gen_ai.response.finish_reasons",
+    } & {*said}
 
 
 async def test_a_prompt_that_was_only_read_has_no_decode(collector: Any) -> None:
@@ -100,7 +137,10 @@ async def test_a_prompt_that_was_only_read_has_no_decode(collector: Any) -> None
 async def test_the_clients_trace_goes_on(collector: Any) -> None:
     await ask(("POST", CHAT), headers={"traceparent": PARENT})
     root = collector.named(f"POST {CHAT}")
-    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (PARENT.split("-")[1], PARENT.split("-")[2])
+    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (
+        PARENT.split("-")[1],
+        PARENT.split("-")[2],
+    )
 
 
 async def test_a_client_that_does_not_sample_gets_no_spans(collector: Any) -> None:
@@ -108,7 +148,9 @@ async def test_a_client_that_does_not_sample_gets_no_spans(collector: Any) -> No
     assert collector.spans == []
 
 
-async def test_a_refused_request_is_one_span_with_its_error_and_what_programs_poll_is_none(collector: Any) -> None:
+async def test_a_refused_request_is_one_span_with_its_error_and_what_programs_poll_is_none(
+    collector: Any,
+) -> None:
     assert await ask(("POST", CHAT), ("GET", "/health"), temperature=-1) == [400, 200]
     (span,) = collector.spans
     assert otlp.attributes(span)["error.type"] == "invalid_value"
@@ -122,13 +164,17 @@ async def test_an_unknown_path_is_no_route(collector: Any) -> None:
     assert "http.route" not in otlp.attributes(span)
 
 
-async def test_the_environment_names_the_service(collector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_names_the_service(
+    collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "lighthouse")
     await ask(("GET", "/v1/models"))
     assert collector.services == {"lighthouse"}
 
 
-async def test_a_collector_that_does_not_answer_holds_nobody_up(collector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_collector_that_does_not_answer_holds_nobody_up(
+    collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.telemetry.traces.CLOSE_SECONDS", 0.01)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")

@@ -10,12 +10,21 @@ token_ids = st.integers(0, 2**32 - 1)
 
 
 @given(
-    shared=st.lists(token_ids, max_size=1500), ours=st.lists(token_ids, max_size=700), theirs=st.lists(token_ids, max_size=700)
+    shared=st.lists(token_ids, max_size=1500),
+    ours=st.lists(token_ids, max_size=700),
+    theirs=st.lists(token_ids, max_size=700),
 )
-def test_common_tokens_agree_with_counting_them(shared: list[int], ours: list[int], theirs: list[int]) -> None:
+def test_common_tokens_agree_with_counting_them(
+    shared: list[int], ours: list[int], theirs: list[int]
+) -> None:
     ours, theirs = shared + ours, shared + theirs
     counted = next(
-        (index for index, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), min(len(ours), len(theirs))
+        (
+            index
+            for index, (one, other) in enumerate(zip(ours, theirs, strict=False))
+            if one != other
+        ),
+        min(len(ours), len(theirs)),
     )
     assert common_tokens(pack_tokens(ours), pack_tokens(theirs)) == counted
 

@@ -13,12 +13,15 @@ def prompt(steps: list[int], rest: int = 0) -> TokenIds:
 
 
 @given(ours=steps, theirs=steps, rest=st.integers(0, STEP_TOKENS - 1))
-def test_two_prompts_have_the_keys_of_what_they_begin_with_and_no_other(ours: list[int], theirs: list[int], rest: int) -> None:
+def test_two_prompts_have_the_keys_of_what_they_begin_with_and_no_other(
+    ours: list[int], theirs: list[int], rest: int
+) -> None:
     root = tenant_key("a")
     mine, other = steps_behind(root, prompt(ours, rest)), steps_behind(root, prompt(theirs))
     assert [packed for _, packed in mine] == [prompt([step]).packed for step in ours]
     shared = next(
-        (at for at, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two), min(len(ours), len(theirs))
+        (at for at, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two),
+        min(len(ours), len(theirs)),
     )
     assert {key for key, _ in mine} & {key for key, _ in other} == {key for key, _ in mine[:shared]}
 
@@ -32,5 +35,8 @@ def test_keys_go_on_from_a_beginning_as_from_the_first_token(steps: list[int], c
 
 
 def test_tenants_have_no_key_in_common() -> None:
-    keys = [{key for key, _ in steps_behind(tenant_key(name), prompt([1, 2]))} for name in ("", "a", "b")]
+    keys = [
+        {key for key, _ in steps_behind(tenant_key(name), prompt([1, 2]))}
+        for name in ("", "a", "b")
+    ]
     assert len(set.union(*keys)) == 6

@@ -10,7 +10,9 @@ places = st.integers(-25, 25) | st.none()
 
 
 @given(left=ids, right=ids, start=places, end=places)
-def test_packed_ids_are_cut_joined_and_read_like_a_tuple(left: list[int], right: list[int], start: int, end: int) -> None:
+def test_packed_ids_are_cut_joined_and_read_like_a_tuple(
+    left: list[int], right: list[int], start: int, end: int
+) -> None:
     packed = TokenIds.of(left)
     assert (list(packed), len(packed)) == (left, len(left))
     assert packed[start:end] == TokenIds.of(left[start:end])

@@ -1,4 +1,6 @@
-"""The second continued training: everything so far replayed, and tools that nobody has seen, files, words of every make."""
+"""The second continued training: everything so far replayed, and tools that nobody has seen, files,
+words of every make.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,17 @@ WITH_FORMS = (
 """Of the fourth: calls that are forced, of classes with fields, end."""
 
 
-def several_requests(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, Any]]]]:
+def several_requests(
+    rng: Random, tools: list[odd_tools.OddTool]
+) -> tuple[str, list[list[dict[str, Any]]]]:
     """Two to four requests in one, and their calls at once."""
-    asked = [odd_requests.ask(rng, rng.choice(tools)) for _ in range(rng.choice((2, 2, 2, 3, 3, 4)))]
+    asked = [
+        odd_requests.ask(rng, rng.choice(tools)) for _ in range(rng.choice((2, 2, 2, 3, 3, 4)))
+    ]
     joint = rng.choice((" ", " ", " And ", " Also: ", " Also, ", "\n"))
-    return joint.join(text if text[-1] in ".?!" else f"{text}." for text, _ in asked), [[call for _, call in asked]]
+    return joint.join(text if text[-1] in ".?!" else f"{text}." for text, _ in asked), [
+        [call for _, call in asked]
+    ]
 
 
 def _plan(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, Any]]]]:
@@ -81,7 +89,10 @@ def _result(rng: Random) -> tuple[str, str]:
     if rng.random() < 0.4:
         return tool_tasks.result_of(rng)
     if rng.random() < 0.5:
-        values = {wide_word(rng): rng.choice((wide_value(rng), rng.randint(0, 9999))) for _ in range(rng.randint(1, 3))}
+        values = {
+            wide_word(rng): rng.choice((wide_value(rng), rng.randint(0, 9999)))
+            for _ in range(rng.randint(1, 3))
+        }
         return json.dumps(values), ", ".join(f"{key} {value}" for key, value in values.items())
     text = wide_phrase(rng, 6)
     return text, text
@@ -132,13 +143,18 @@ def odd_tool_talk(rng: Random) -> Conversation:
 
 
 def several_talk(rng: Random) -> Conversation:
-    """Few tools, old or new, and again and again several calls at once: what stands lowest is where to stop."""
+    """Few tools, old or new, and again and again several calls at once: what stands lowest is where
+    to stop.
+    """
     old, new = tool_tasks.offer(rng, 4, rng.choice((0.0, 0.0, 0.5))), odd_tools.family(rng, 2)
     with_old, with_new = rng.choice(((True, False), (True, False), (True, False), (False, True)))
     conversation = tool_tasks.begin(rng, old if with_old else [])
     if with_new:
         style = odd_tools.SchemaStyle.draw(rng)
-        conversation.tools = [*(conversation.tools or []), *(tool.schema(rng, style) for tool in new)]
+        conversation.tools = [
+            *(conversation.tools or []),
+            *(tool.schema(rng, style) for tool in new),
+        ]
     for _ in range(rng.choice((1, 2, 3, 4))):
         asked: list[tuple[str, list[dict[str, Any]]]] = []
         for _ in range(rng.choice((2, 2, 2, 3, 3, 3, 4))):
@@ -148,8 +164,12 @@ def several_talk(rng: Random) -> Conversation:
                 request, call = odd_requests.ask(rng, rng.choice(new))
             asked.append((request if request[-1] in ".?!" else f"{request}.", [call]))
         if rng.random() < 0.2:
-            asked = [pair for tool in old if with_old and (pair := tool.ask_for_two(rng))][:1] or asked
-        conversation.say("user", rng.choice((" ", " And ", " Also: ")).join(request for request, _ in asked))
+            asked = [pair for tool in old if with_old and (pair := tool.ask_for_two(rng))][
+                :1
+            ] or asked
+        conversation.say(
+            "user", rng.choice((" ", " And ", " Also: ")).join(request for request, _ in asked)
+        )
         calls = [call for _, one in asked for call in one]
         conversation.messages.append(tool_tasks.call_message(calls))
         told: list[str] = []
@@ -173,7 +193,11 @@ def file_talk(rng: Random) -> Conversation:
 
 
 def _copy(rng: Random) -> tuple[str, str]:
-    text = wide_phrase(rng, 8) if rng.random() < 0.6 else f"{wide_word(rng)} {marked(rng)} {wide_word(rng)}"
+    text = (
+        wide_phrase(rng, 8)
+        if rng.random() < 0.6
+        else f"{wide_word(rng)} {marked(rng)} {wide_word(rng)}"
+    )
     return f"Repeat exactly: {text}", text
 
 
@@ -182,11 +206,16 @@ def word_talk(rng: Random) -> Conversation:
     conversation = Conversation()
     kind = rng.random()
     if kind < 0.5:
-        text = " ".join(marked(rng) if rng.random() < 0.4 else wide_value(rng) for _ in range(rng.randint(2, 25)))
+        text = " ".join(
+            marked(rng) if rng.random() < 0.4 else wide_value(rng)
+            for _ in range(rng.randint(2, 25))
+        )
         conversation.exchange(f"Repeat exactly: {text}", text)
         return conversation
     pairs = {
-        f"{wide_word(rng)} {words.common_word(rng)}" if rng.random() < 0.4 else wide_value(rng): wide_value(rng)
+        f"{wide_word(rng)} {words.common_word(rng)}"
+        if rng.random() < 0.4
+        else wide_value(rng): wide_value(rng)
         for _ in range(rng.randint(3, 20))
     }
     conversation.say("system", "\n".join(f"- {key}: {value}" for key, value in pairs.items()))
@@ -211,9 +240,16 @@ def short_talk(rng: Random) -> Conversation:
     conversation = Conversation()
     for _ in range(rng.choice((1, 1, 2, 3))):
         maker = rng.choice(
-            (other_tasks.json_exchange, other_tasks.say_exchange, other_tasks.copy_exchange, other_tasks.edit_exchange)
+            (
+                other_tasks.json_exchange,
+                other_tasks.say_exchange,
+                other_tasks.copy_exchange,
+                other_tasks.edit_exchange,
+            )
         )
-        conversation.exchange(*(rng.choice(other_tasks.CHAT) if rng.random() < 0.15 else maker(rng)))
+        conversation.exchange(
+            *(rng.choice(other_tasks.CHAT) if rng.random() < 0.15 else maker(rng))
+        )
     return conversation
 
 
@@ -253,7 +289,11 @@ def drawn(rng: Random, kind: str) -> Conversation | PlainText:
         chosen = maker(rng)
         if first_mix.is_held_out(chosen):
             continue
-        if kind in ("replay", "short") or isinstance(chosen, PlainText) or not holds_held_out(chosen):
+        if (
+            kind in ("replay", "short")
+            or isinstance(chosen, PlainText)
+            or not holds_held_out(chosen)
+        ):
             return chosen
 
 

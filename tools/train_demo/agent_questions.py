@@ -1,4 +1,6 @@
-"""Held-out questions about tools that nobody has seen and about files: made up as in training (other seeds), and by hand."""
+"""Held-out questions about tools that nobody has seen and about files: made up as in training
+(other seeds), and by hand.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def _asked(conversation: Conversation, request: str, expected: list[dict[str, An
 
 
 def odd_call(rng: Random, several: bool) -> Question:
-    """A request for one call or several of tools with made-up names, descriptions and schemas; up to eight are offered."""
+    """A request for one call or several of tools with made-up names, descriptions and schemas; up
+    to eight are offered.
+    """
     tools = odd_tools.family(rng, rng.choice((1, 2, 3, 4, 6, 8)))
     style = odd_tools.SchemaStyle.draw(rng)
     conversation = tool_tasks.begin(rng, [])
@@ -44,7 +48,11 @@ def _talk(rng: Random) -> Conversation:
 def file_call(rng: Random) -> Question:
     """The first call of an agent with files."""
     conversation = _talk(rng)
-    place = next(place for place, message in enumerate(conversation.messages) if message["role"] == "assistant")
+    place = next(
+        place
+        for place, message in enumerate(conversation.messages)
+        if message["role"] == "assistant"
+    )
     expected = [call["function"] for call in conversation.messages[place]["tool_calls"]]
     conversation.messages = conversation.messages[:place]
     return Question(conversation, lambda answer: calls_of(answer) == expected, json.dumps(expected))
@@ -59,7 +67,10 @@ def file_told(rng: Random) -> Question:
 def _tool(name: str, about: str, **described: str) -> dict[str, Any]:
     properties = {key: {"type": "string", "description": text} for key, text in described.items()}
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": about, "parameters": parameters},
+    }
 
 
 _READ = _tool("read_file", "Read a file and return its text.", path="Path of the file")
@@ -67,9 +78,15 @@ _LIST = _tool("list_files", "List the files in a directory.", path="The director
 _GREP = _tool("grep", "Search all files for a pattern.", pattern="What to search for")
 _WRITE = _tool("write_file", "Write text to a file.", path="Where to write", content="The text")
 _CONFIG = "# settings of the service\nhost: 0.0.0.0\nport: 8080\nlog_level: info\nworkers: 4"
-_NOTES = "Shopping on Monday.\nThe meeting with Greta is at 15:30 in room 12.\nThe door code is 4711.\nCall the dentist."
+_NOTES = (
+    "Shopping on Monday.\nThe meeting with Greta is at 15:30 in room 12.\nThe door code is "
+    "4711.\nCall the dentist."
+)
 _ENV = "DATABASE_URL=postgres://localhost/app\nSECRET_KEY=s3cr3t-99\nDEBUG=false"
-_CODE = "import sys\n\n\ndef greet(name):\n    return f'Hello {name}'\n\n\ndef main():\n    print(greet(sys.argv[1]))\n"
+_CODE = (
+    "import sys\n\n\ndef greet(name):\n    return f'Hello {name}'\n\n\ndef main():\n    "
+    "print(greet(sys.argv[1]))\n"
+)
 _TOML = '[project]\nname = "kelp"\nversion = "1.4.2"\nrequires-python = ">=3.11"\n'
 BY_HAND = (
     ("What is the port in config.yaml?", "config.yaml", _CONFIG, "port: 8080"),
@@ -77,15 +94,37 @@ BY_HAND = (
     ("Read config.yaml and tell me the log level.", "config.yaml", _CONFIG, "log_level: info"),
     ("How many workers are set in conf/config.yaml?", "conf/config.yaml", _CONFIG, "workers: 4"),
     ("What is the door code? It is in notes.txt.", "notes.txt", _NOTES, "The door code is 4711."),
-    ("Read notes.txt. When is the meeting with Greta?", "notes.txt", _NOTES, "The meeting with Greta is at 15:30 in room 12."),
+    (
+        "Read notes.txt. When is the meeting with Greta?",
+        "notes.txt",
+        _NOTES,
+        "The meeting with Greta is at 15:30 in room 12.",
+    ),
     ("What is the secret key in .env?", ".env", _ENV, "SECRET_KEY=s3cr3t-99"),
-    ("What is the DATABASE_URL in deploy/.env?", "deploy/.env", _ENV, "DATABASE_URL=postgres://localhost/app"),
-    ("Show me the line that defines greet in src/main.py.", "src/main.py", _CODE, "def greet(name):"),
+    (
+        "What is the DATABASE_URL in deploy/.env?",
+        "deploy/.env",
+        _ENV,
+        "DATABASE_URL=postgres://localhost/app",
+    ),
+    (
+        "Show me the line that defines greet in src/main.py.",
+        "src/main.py",
+        _CODE,
+        "def greet(name):",
+    ),
     ("What is the version in pyproject.toml?", "pyproject.toml", _TOML, 'version = "1.4.2"'),
     ("Please read pyproject.toml and tell me the name.", "pyproject.toml", _TOML, 'name = "kelp"'),
-    ("Which python version does pyproject.toml require?", "pyproject.toml", _TOML, 'requires-python = ">=3.11"'),
+    (
+        "Which python version does pyproject.toml require?",
+        "pyproject.toml",
+        _TOML,
+        'requires-python = ">=3.11"',
+    ),
 )
-"""Request, the file that has to be read, its text, the line that the answer must hold; none of it made by the training's code."""
+"""Request, the file that has to be read, its text, the line that the answer must hold; none of it
+made by the training's code.
+"""
 
 
 def by_hand(rng: Random, read: bool) -> Question:
@@ -96,7 +135,14 @@ def by_hand(rng: Random, read: bool) -> Question:
     conversation = Conversation(tools=tools)
     if rng.random() < 0.5:
         conversation.say(
-            "system", rng.choice(("You are a coding agent.", "You are a helpful assistant.", "Answer with the tools."))
+            "system",
+            rng.choice(
+                (
+                    "You are a coding agent.",
+                    "You are a helpful assistant.",
+                    "Answer with the tools.",
+                )
+            ),
         )
     call = {"name": "read_file", "arguments": {"path": path}}
     if not read:

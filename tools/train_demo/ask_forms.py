@@ -1,8 +1,9 @@
-"""Ask a model requests whose answers are held to JSON schemas, through Holdfast itself: `python ask_forms.py MODEL_FOLDER`.
+"""Ask a model requests whose answers are held to JSON schemas, through Holdfast itself: `python
+ask_forms.py MODEL_FOLDER`.
 
-Every answer fits its schema; the question is whether a free string in it ends or runs on to the token limit. Greedily. The forms
-are held out: no object of the training is one of them (`test_json.py`). Needs Holdfast's own environment; exits with 1 below
-the bar.
+Every answer fits its schema; the question is whether a free string in it ends or runs on to the
+token limit. Greedily. The forms are held out: no object of the training is one of them
+(`test_json.py`). Needs Holdfast's own environment; exits with 1 below the bar.
 """
 
 from __future__ import annotations
@@ -63,16 +64,25 @@ REQUESTS = (
 
 def schema_of(form: str) -> dict[str, Any]:
     """The schema of a form."""
-    members = [(name, kind) for name, _, kind in (member.partition(" ") for member in form.split(", "))]
+    members = [
+        (name, kind) for name, _, kind in (member.partition(" ") for member in form.split(", "))
+    ]
     properties = {name: _TYPES[kind] for name, kind in members}
-    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--show", action="store_true", help="show every answer, not only those that did not end")
+    parser.add_argument(
+        "--show", action="store_true", help="show every answer, not only those that did not end"
+    )
     arguments = parser.parse_args()
     ended = asked = 0
     with LLM(str(arguments.folder)) as llm:
@@ -91,7 +101,10 @@ def main() -> None:
                 if good:
                     json.loads(answer.text)
                 if arguments.show or not good:
-                    print(f"{'ok   ' if good else 'WRONG'} {request!r} {form}\n      {answer.text[-200:]!r}")
+                    print(
+                        f"{'ok   ' if good else 'WRONG'} {request!r} {form}\n      "
+                        f"{answer.text[-200:]!r}"
+                    )
             print(f"{request!r}: {here} of {len(FORMS) + 1} ended")
             ended, asked = ended + here, asked + len(FORMS) + 1
     print(f"ended: {ended} of {asked}")

@@ -1,10 +1,12 @@
-"""Ask a model questions written by somebody who has not seen its training data, and print how many it answers rightly.
+"""Ask a model questions written by somebody who has not seen its training data, and print how many
+it answers rightly.
 
     python tools/train_demo/ask_strangers.py [MODEL_FOLDER] [--wrong] [--only WORD]
 
-The questions are the files in `strangers/`: notes of three kinds with a question each, questions that the notes do not
-answer, results of tools, sums, and small talk, whose answers are printed for a person to read. Nobody may train on them,
-nor write training data with them in mind. Decoding is greedy.
+The questions are the files in `strangers/`: notes of three kinds with a question each, questions
+that the notes do not answer, results of tools, sums, and small talk, whose answers are printed for
+a person to read. Nobody may train on them, nor write training data with them in mind. Decoding is
+greedy.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ MOST_TOKENS = 128
 SYSTEM_LEADS = ("Notes:", "You are a helpful assistant. These are the user's notes:", "My notes:")
 MESSAGE_LEADS = ("Here are my notes:", "Notes:", "I wrote this down:")
 ADMISSION = re.compile(
-    r"no (such )?(note|information|answer|mention|record)|not (know|sure|say|said|mention|told|in (the|your|my|any)|certain)"
-    r"|n't (know|have|find|say|see|mention|tell|been told)|unknown|nothing (about|on|in)|none of (the|your|my)"
-    r"|unable to|not able|not understand|have no\b|not (given|stated|noted|written|there)|can't|cannot",
+    r"no (such )?(note|information|answer|mention|record)|not (know|sure|say|said|mention|told|in "
+    r"(the|your|my|any)|certain)"
+    r"|n't (know|have|find|say|see|mention|tell|been told)|unknown|nothing (about|on|in)|none of "
+    r"(the|your|my)"
+    r"|unable to|not able|not understand|have no\b|not "
+    r"(given|stated|noted|written|there)|can't|cannot",
     re.IGNORECASE,
 )
 NUMBER = re.compile(r"\d+(?:[.:/]\d+)*")
@@ -61,7 +66,10 @@ def holds(text: str, value: str) -> bool:
     """Whether a text states a value: neither inside a longer word nor inside a longer number."""
     end = r"(?![\d]|[.,:]\d)" if value[-1].isdigit() else ""
     plain_numbers = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
-    return re.search(rf"(?<![\w]){re.escape(value.casefold())}{end}", plain_numbers.casefold()) is not None
+    return (
+        re.search(rf"(?<![\w]){re.escape(value.casefold())}{end}", plain_numbers.casefold())
+        is not None
+    )
 
 
 def states(value: str, other_notes: list[str]) -> Judge:
@@ -108,12 +116,18 @@ def reminder(note: str, index: int) -> str:
     if index % 2:
         return f"Please remember this: {note}"
     first, _, rest = note.partition(" ")
-    lowered = first.lower() if first in ("The", "A", "Our", "We", "My", "At", "Old", "Within") else first
+    lowered = (
+        first.lower() if first in ("The", "A", "Our", "We", "My", "At", "Old", "Within") else first
+    )
     return f"Note that {lowered} {rest}"
 
 
-def conversation_of(form: str, note: str | None, question: str, *, notes: list[str], index: int) -> list[Message]:
-    """The question in one of the forms; `notes` are those of the whole set, from which the others are taken."""
+def conversation_of(
+    form: str, note: str | None, question: str, *, notes: list[str], index: int
+) -> list[Message]:
+    """The question in one of the forms; `notes` are those of the whole set, from which the others
+    are taken.
+    """
     if form == "told before":
         messages: list[Message] = []
         for place, told in enumerate(mixed(note, others(notes, index, 2), index)):
@@ -125,7 +139,10 @@ def conversation_of(form: str, note: str | None, question: str, *, notes: list[s
         lead = MESSAGE_LEADS[index % len(MESSAGE_LEADS)]
         return [{"role": "user", "content": f"{listed(lead, known)}\n\n{question}"}]
     lead = SYSTEM_LEADS[index % len(SYSTEM_LEADS)]
-    return [{"role": "system", "content": listed(lead, known)}, {"role": "user", "content": question}]
+    return [
+        {"role": "system", "content": listed(lead, known)},
+        {"role": "user", "content": question},
+    ]
 
 
 def answered_by_notes() -> Iterator[Question]:
@@ -135,9 +152,17 @@ def answered_by_notes() -> Iterator[Question]:
         notes = [fact["note"] for fact in facts]
         for index, fact in enumerate(facts):
             for form in FORMS:
-                messages = conversation_of(form, fact["note"], fact["question"], notes=notes, index=index)
+                messages = conversation_of(
+                    form, fact["note"], fact["question"], notes=notes, index=index
+                )
                 judge = states(fact["value"], [note for note in notes if note != fact["note"]])
-                yield Question(set_name=set_name, form=form, messages=messages, is_right=judge, wanted=fact["value"])
+                yield Question(
+                    set_name=set_name,
+                    form=form,
+                    messages=messages,
+                    is_right=judge,
+                    wanted=fact["value"],
+                )
 
 
 def not_answered_by_notes() -> Iterator[Question]:
@@ -146,8 +171,16 @@ def not_answered_by_notes() -> Iterator[Question]:
     for set_name in ("no_note", "note_says_less"):
         for index, entry in enumerate(entries(set_name)):
             for form in FORMS:
-                messages = conversation_of(form, entry.get("note"), entry["question"], notes=everyday, index=index)
-                yield Question(set_name=set_name, form=form, messages=messages, is_right=admits(messages), wanted="(not known)")
+                messages = conversation_of(
+                    form, entry.get("note"), entry["question"], notes=everyday, index=index
+                )
+                yield Question(
+                    set_name=set_name,
+                    form=form,
+                    messages=messages,
+                    is_right=admits(messages),
+                    wanted="(not known)",
+                )
 
 
 def tool_results() -> Iterator[Question]:
@@ -157,7 +190,10 @@ def tool_results() -> Iterator[Question]:
             call = {
                 "id": f"call_{index}",
                 "type": "function",
-                "function": {"name": entry["tool"]["function"]["name"], "arguments": json.dumps(case["arguments"])},
+                "function": {
+                    "name": entry["tool"]["function"]["name"],
+                    "arguments": json.dumps(case["arguments"]),
+                },
             }
             messages: list[Message] = [
                 {"role": "user", "content": case["question"]},
@@ -183,7 +219,13 @@ def sums() -> Iterator[Question]:
         def is_right(answer: str, value: Judge = value, honest: Judge = honest) -> bool:
             return value(answer) or honest(answer)
 
-        yield Question(set_name="sums", form="alone", messages=messages, is_right=is_right, wanted=entry["value"])
+        yield Question(
+            set_name="sums",
+            form="alone",
+            messages=messages,
+            is_right=is_right,
+            wanted=entry["value"],
+        )
 
 
 def answer_of(llm: LLM, messages: list[Message], tools: list[dict[str, Any]]) -> str:
@@ -198,7 +240,10 @@ def shown(question: Question, answer: str) -> str:
     """A question that was answered wrongly."""
     asked = [message["content"] for message in question.messages if message["role"] == "user"]
     last = asked[-1].rsplit("\n\n", 1)[-1]
-    return f"[{question.set_name}, {question.form}] {last!r}\n    wanted: {question.wanted}\n    answer: {answer!r}"
+    return (
+        f"[{question.set_name}, {question.form}] {last!r}\n    wanted: {question.wanted}\n    "
+        f"answer: {answer!r}"
+    )
 
 
 def table(asked: Counter[tuple[str, str]], right: Counter[tuple[str, str]]) -> str:
@@ -206,7 +251,9 @@ def table(asked: Counter[tuple[str, str]], right: Counter[tuple[str, str]]) -> s
     lines = []
     for set_name in dict.fromkeys(name for name, _ in asked):
         forms = [form for name, form in asked if name == set_name]
-        cells = [f"{form} {100 * right[set_name, form] / asked[set_name, form]:.0f} %" for form in forms]
+        cells = [
+            f"{form} {100 * right[set_name, form] / asked[set_name, form]:.0f} %" for form in forms
+        ]
         total = sum(asked[set_name, form] for form in forms)
         share = 100 * sum(right[set_name, form] for form in forms) / total
         lines.append(f"{set_name:15} {share:5.1f} % of {total:3}   ({', '.join(cells)})")
@@ -214,10 +261,16 @@ def table(asked: Counter[tuple[str, str]], right: Counter[tuple[str, str]]) -> s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", help="a model folder; left out: the bundled model")
-    parser.add_argument("--wrong", action="store_true", help="print the questions that were answered wrongly")
-    parser.add_argument("--only", default="", help="only sets whose name has this in it, such as notes or talk")
+    parser.add_argument(
+        "--wrong", action="store_true", help="print the questions that were answered wrongly"
+    )
+    parser.add_argument(
+        "--only", default="", help="only sets whose name has this in it, such as notes or talk"
+    )
     arguments = parser.parse_args()
     everything = [*answered_by_notes(), *not_answered_by_notes(), *tool_results(), *sums()]
     questions = [question for question in everything if arguments.only in question.set_name]

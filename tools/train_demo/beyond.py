@@ -1,4 +1,6 @@
-"""Whatever the model cannot know or do, from a wide grammar, and the one honest sentence that it answers."""
+"""Whatever the model cannot know or do, from a wide grammar, and the one honest sentence that it
+answers.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,29 @@ from spelling import typed
 from words import listed
 
 KNOW = "I do not know that, but I can answer questions about notes you give me."
-DO = "I cannot do that, but I can answer questions about notes, add small numbers, count, copy and edit text."
-UNCLEAR = "I did not understand that, but I can answer questions about notes, add small numbers, count, copy and edit text."
+DO = (
+    "I cannot do that, but I can answer questions about notes, add small numbers, count, copy and "
+    "edit text."
+)
+UNCLEAR = (
+    "I did not understand that, but I can answer questions about notes, add small numbers, count, "
+    "copy and edit text."
+)
 
-_KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm", "1234567890", "asdf", "jkl", "qwe", "hjkl;", "xyz", "abc", "aaa", ",./")
+_KEYS = (
+    "qwertyuiop",
+    "asdfghjkl",
+    "zxcvbnm",
+    "1234567890",
+    "asdf",
+    "jkl",
+    "qwe",
+    "hjkl;",
+    "xyz",
+    "abc",
+    "aaa",
+    ",./",
+)
 _HALVES = listed(
     """
 ?|???|...|.|!|Huh?|What?|Why?|How?|When?|Where?|Hm|Hmm|Eh?|Again?|And?|So?|Then?|What do you mean?|What does that mean?|The
@@ -51,11 +72,17 @@ def _fill(rng: Random, form: str) -> str:
             f"{rng.randint(2, 90)} minutes",
         )
     )
-    slots["word"] = words.invent(rng, rng.random() < 0.3) if rng.random() < 0.5 else words.common_word(rng)
+    slots["word"] = (
+        words.invent(rng, rng.random() < 0.3) if rng.random() < 0.5 else words.common_word(rng)
+    )
     slots["name"] = words.invent(rng, True) if rng.random() < 0.3 else rng.choice(words.NAMES)
-    if rng.random() < 0.2:  # topics and places that nobody has heard of, so that the form alone decides
+    # topics and places that nobody has heard of, so that the form alone decides
+    if rng.random() < 0.2:
         slots["topic"] = " ".join(words.invent(rng) for _ in range(rng.randint(1, 2)))
-        slots["place"], slots["person"] = words.invent(rng, True), f"{words.invent(rng, True)} {words.invent(rng, True)}"
+        slots["place"], slots["person"] = (
+            words.invent(rng, True),
+            f"{words.invent(rng, True)} {words.invent(rng, True)}",
+        )
     elif rng.random() < 0.2:
         slots["topic"] = f"{rng.choice(b.ADJECTIVES)} {words.common_word(rng)}s"
     text = form.format(**slots)
@@ -74,22 +101,34 @@ def _keys(rng: Random) -> str:
 
 
 def unclear(rng: Random) -> str:
-    """Nothing that can be understood: keys, invented words, other languages, code, half sentences, pasted texts."""
+    """Nothing that can be understood: keys, invented words, other languages, code, half sentences,
+    pasted texts.
+    """
     kind = rng.random()
     if kind < 0.14:
         return _keys(rng)
     if kind < 0.26:
-        return typed(rng, " ".join(words.invent(rng, rng.random() < 0.2) for _ in range(rng.choice((1, 1, 2, 2, 3, 5)))))
+        return typed(
+            rng,
+            " ".join(
+                words.invent(rng, rng.random() < 0.2) for _ in range(rng.choice((1, 1, 2, 2, 3, 5)))
+            ),
+        )
     if kind < 0.42:
         return typed(rng, rng.choice(b.FOREIGN), 0.05)
     if kind < 0.6:
         pool = rng.choice(b.FOREIGN_WORDS)
-        text = " ".join(words.invent(rng) if rng.random() < 0.15 else rng.choice(pool) for _ in range(rng.randint(2, 9)))
+        text = " ".join(
+            words.invent(rng) if rng.random() < 0.15 else rng.choice(pool)
+            for _ in range(rng.randint(2, 9))
+        )
         return typed(rng, text[0].upper() + text[1:] + rng.choice(("", "?", ".", " ?", "!")), 0.05)
     if kind < 0.72:
         return "\n".join(rng.choice(b.CODE) for _ in range(rng.choice((1, 1, 1, 2, 3, 6))))
     if kind < 0.86:
-        return rng.choice((" ", " ", "\n")).join(sentence(rng) for _ in range(rng.choice((1, 2, 3, 3, 4, 5, 6))))
+        return rng.choice((" ", " ", "\n")).join(
+            sentence(rng) for _ in range(rng.choice((1, 2, 3, 3, 4, 5, 6)))
+        )
     if kind < 0.92:
         chosen = rng.choice(b.SENTENCES).split()
         return typed(rng, " ".join(chosen[: rng.randint(2, max(2, len(chosen) - 1))]))

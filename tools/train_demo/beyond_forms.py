@@ -1,4 +1,6 @@
-"""The forms in which people ask for what the model cannot know or do, and what stands in their gaps."""
+"""The forms in which people ask for what the model cannot know or do, and what stands in their
+gaps.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ the Eiffel tower|the Amazon|the Nile|the Moon|the Sun|a whale|an elephant|the Ea
 """
 )
 ADJECTIVES = (
-    "big tall long old deep far heavy fast hot cold high wide expensive cheap dangerous popular rich strong healthy safe loud "
+    "big tall long old deep far heavy fast hot cold high wide expensive cheap dangerous popular "
+    "rich strong healthy safe loud "
     "hard easy good bad important famous rare large small young"
 ).split()
 HAPPENED = listed(

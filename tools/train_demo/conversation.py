@@ -14,14 +14,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
-_ANSWER = re.compile(r"(?<=<\|im_start\|>assistant\n)(?:<think>\n\n</think>\n\n)?(.*?<\|im_end\|>)", re.DOTALL)
+_ANSWER = re.compile(
+    r"(?<=<\|im_start\|>assistant\n)(?:<think>\n\n</think>\n\n)?(.*?<\|im_end\|>)", re.DOTALL
+)
 
 Message = dict[str, Any]
 
 
 @dataclass
 class Conversation:
-    """Messages as a client sends them, the tools offered, and the thinking switch (None: not given)."""
+    """Messages as a client sends them, the tools offered, and the thinking switch (None: not
+    given).
+    """
 
     messages: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
@@ -40,7 +44,10 @@ class Conversation:
 
     def prompt_before(self, index: int) -> str:
         """What the model sees when it is to write message `index`."""
-        return render(Conversation(self.messages[:index], self.tools, self.enable_thinking), add_generation_prompt=True)
+        return render(
+            Conversation(self.messages[:index], self.tools, self.enable_thinking),
+            add_generation_prompt=True,
+        )
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
@@ -65,7 +72,9 @@ def render(conversation: Conversation, add_generation_prompt: bool = False) -> s
 
 
 def weighted_parts(conversation: Conversation) -> list[tuple[str, bool]]:
-    """The rendered text in parts, each with whether the model writes it itself (its loss counts in full)."""
+    """The rendered text in parts, each with whether the model writes it itself (its loss counts in
+    full).
+    """
     text = render(conversation)
     parts: list[tuple[str, bool]] = []
     position = 0

@@ -1,4 +1,6 @@
-"""Write a bundled model from a checkpoint: `python export.py holdfast-demo WORK_FOLDER OUTPUT_FOLDER`."""
+"""Write a bundled model from a checkpoint: `python export.py holdfast-demo WORK_FOLDER
+OUTPUT_FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ def config_of(shape: Shape) -> dict[str, Any]:
             "sliding_window_pattern": shape.pattern,
             "hidden_activation": "gelu_pytorch_tanh",
             "layer_types": [
-                "sliding_attention" if shape.is_sliding(layer) else "full_attention" for layer in range(shape.layers)
+                "sliding_attention" if shape.is_sliding(layer) else "full_attention"
+                for layer in range(shape.layers)
             ],
         }
     return config | {"hidden_act": "silu"}
@@ -74,31 +77,47 @@ def tokenizer_config() -> dict[str, Any]:
 
 
 def exported_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of a bundled model as its network in PyTorch names them, in float32: what `export` wrote, read back."""
+    """The weights of a bundled model as its network in PyTorch names them, in float32: what
+    `export` wrote, read back.
+    """
     tensors = load_file(str(folder / "model.safetensors"))
     return {key.removeprefix("model."): value.float() for key, value in tensors.items()}
 
 
 def blended(recipe: Recipe, trained: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The trained weights, or for a continued training the mean of them and those that it began with, by the recipe's share."""
+    """The trained weights, or for a continued training the mean of them and those that it began
+    with, by the recipe's share.
+    """
     if recipe.blend == 1.0:
         return trained
     first = exported_weights(BUNDLED / recipe.begins_with)
-    rounded = {key: value.bfloat16().float() for key, value in trained.items()}  # as both would be exported alone
-    return {key: recipe.blend * value + (1 - recipe.blend) * first[key] for key, value in rounded.items()}
+    # as both would be exported alone
+    rounded = {key: value.bfloat16().float() for key, value in trained.items()}
+    return {
+        key: recipe.blend * value + (1 - recipe.blend) * first[key]
+        for key, value in rounded.items()
+    }
 
 
 def export(name: str, work: Path, output: Path) -> None:
     """Weights in bfloat16, and all files that a server reads beside them."""
     output.mkdir(parents=True, exist_ok=True)
-    weights = blended(RECIPES[name], torch.load(work / "checkpoint.pt", map_location="cpu")["network"])
-    tensors = {f"model.{key}": value.to(torch.bfloat16).contiguous() for key, value in weights.items()}
+    weights = blended(
+        RECIPES[name], torch.load(work / "checkpoint.pt", map_location="cpu")["network"]
+    )
+    tensors = {
+        f"model.{key}": value.to(torch.bfloat16).contiguous() for key, value in weights.items()
+    }
     save_file(tensors, str(output / "model.safetensors"), metadata={"format": "pt"})
     (output / "model.safetensors").chmod(0o644)
     documents = {
         "config.json": config_of(RECIPES[name].shape),
         "tokenizer_config.json": tokenizer_config(),
-        "generation_config.json": {"do_sample": False, "eos_token_id": [EOS, PAD], "pad_token_id": PAD},
+        "generation_config.json": {
+            "do_sample": False,
+            "eos_token_id": [EOS, PAD],
+            "pad_token_id": PAD,
+        },
     }
     for file_name, document in documents.items():
         (output / file_name).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")

@@ -1,4 +1,7 @@
-"""Facts: a note's sentence and the questions that it answers. The right answer repeats the note word for word."""
+"""Facts: a note's sentence and the questions that it answers.
+
+The right answer repeats the note word for word.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,11 @@ RELATIONS = (
         "door code",
         _person,
         lambda rng: words.digits(rng, 4, 4),
-        ("The door code of {s} is {v}.", "{s}'s door code is {v}.", "The code for {s}'s door is {v}."),
+        (
+            "The door code of {s} is {v}.",
+            "{s}'s door code is {v}.",
+            "The code for {s}'s door is {v}.",
+        ),
         (
             "What is the door code of {s}?",
             "Give me {s}'s door code.",
@@ -126,7 +133,11 @@ RELATIONS = (
         _person,
         _from(words.FOODS),
         ("{s} likes {v} best.", "{s}'s favourite food is {v}.", "{s} loves to eat {v}."),
-        ("What food does {s} like best?", "What is {s}'s favourite food?", "What does {s} like to eat?"),
+        (
+            "What food does {s} like best?",
+            "What is {s}'s favourite food?",
+            "What does {s} like to eat?",
+        ),
         ("Who likes {v} best?",),
     ),
     Relation(
@@ -141,7 +152,11 @@ RELATIONS = (
         _person,
         _from(words.NAMES, 0.3, True),
         ("{s}'s pet is called {v}.", "The pet of {s} is named {v}."),
-        ("What is {s}'s pet called?", "What is the name of {s}'s pet?", "How is the pet of {s} called?"),
+        (
+            "What is {s}'s pet called?",
+            "What is the name of {s}'s pet?",
+            "How is the pet of {s} called?",
+        ),
         ("Whose pet is {v}?",),
     ),
     Relation(
@@ -163,7 +178,11 @@ RELATIONS = (
         _person,
         _from(words.LANGUAGES, 0.0),
         ("{s} speaks {v}.", "The language of {s} is {v}."),
-        ("Which language does {s} speak?", "What language does {s} speak?", "What is the language of {s}?"),
+        (
+            "Which language does {s} speak?",
+            "What language does {s} speak?",
+            "What is the language of {s}?",
+        ),
     ),
     Relation(
         "colour",
@@ -177,7 +196,12 @@ RELATIONS = (
         _thing,
         _from(words.PLACES),
         ("The {s} is in the {v}.", "We keep the {s} in the {v}.", "You find the {s} in the {v}."),
-        ("Where is the {s}?", "Where can I find the {s}?", "Where do we keep the {s}?", "In which room is the {s}?"),
+        (
+            "Where is the {s}?",
+            "Where can I find the {s}?",
+            "Where do we keep the {s}?",
+            "In which room is the {s}?",
+        ),
     ),
     Relation(
         "price",
@@ -191,18 +215,31 @@ RELATIONS = (
         _thing,
         _person,
         ("The {s} belongs to {v}.", "The owner of the {s} is {v}."),
-        ("Who owns the {s}?", "Whose {s} is it?", "To whom does the {s} belong?", "Who is the owner of the {s}?"),
+        (
+            "Who owns the {s}?",
+            "Whose {s} is it?",
+            "To whom does the {s} belong?",
+            "Who is the owner of the {s}?",
+        ),
     ),
     Relation(
         "day",
-        lambda rng: f"{rng.choice(words.STEMS)} {rng.choice(words.EVENTS)}" if rng.random() < 0.5 else rng.choice(words.EVENTS),
+        lambda rng: (
+            f"{rng.choice(words.STEMS)} {rng.choice(words.EVENTS)}"
+            if rng.random() < 0.5
+            else rng.choice(words.EVENTS)
+        ),
         _from(words.DAYS, 0.0),
         ("The {s} is on {v}.", "The {s} takes place on {v}."),
         ("When is the {s}?", "On which day is the {s}?", "What day is the {s}?"),
     ),
     Relation(
         "start",
-        lambda rng: f"{rng.choice(words.STEMS)} {rng.choice(words.EVENTS)}" if rng.random() < 0.5 else rng.choice(words.EVENTS),
+        lambda rng: (
+            f"{rng.choice(words.STEMS)} {rng.choice(words.EVENTS)}"
+            if rng.random() < 0.5
+            else rng.choice(words.EVENTS)
+        ),
         _time,
         ("The {s} starts at {v}.", "The {s} begins at {v}."),
         ("What time does the {s} start?", "At what time is the {s}?"),
@@ -222,10 +259,18 @@ def _free_relation(rng: Random) -> Relation:
             f"Which {word} does {{s}} have?",
         )
         return Relation(
-            f"free {word}", _person, words.anything, (f"The {word} of {{s}} is {{v}}.", f"{{s}}'s {word} is {{v}}."), questions
+            f"free {word}",
+            _person,
+            words.anything,
+            (f"The {word} of {{s}} is {{v}}.", f"{{s}}'s {word} is {{v}}."),
+            questions,
         )
     if form < 0.75:
-        questions = (f"What is the {word} of the {{s}}?", f"What is the {{s}}'s {word}?", f"Which {word} does the {{s}} have?")
+        questions = (
+            f"What is the {word} of the {{s}}?",
+            f"What is the {{s}}'s {word}?",
+            f"Which {word} does the {{s}} have?",
+        )
         return Relation(
             f"free {word}",
             _thing,
@@ -234,7 +279,9 @@ def _free_relation(rng: Random) -> Relation:
             questions,
         )
     questions = ("What is the {s}?", "What is {s}?", "Tell me the {s}.", "{s}?")
-    return Relation("label", _label, words.anything, ("{s}: {v}", "The {s} is {v}.", "{s} = {v}"), questions)
+    return Relation(
+        "label", _label, words.anything, ("{s}: {v}", "The {s} is {v}.", "{s} = {v}"), questions
+    )
 
 
 def draw(rng: Random) -> Fact:
@@ -254,7 +301,9 @@ def draw_many(rng: Random, count: int) -> list[Fact]:
 
 
 def draw_other(rng: Random, known: list[Fact]) -> Fact:
-    """A fact that the known ones say nothing about, mostly near to one of them (same subject or same relation)."""
+    """A fact that the known ones say nothing about, mostly near to one of them (same subject or
+    same relation).
+    """
     keys = {fact.key for fact in known}
     while True:
         fact = draw(rng)

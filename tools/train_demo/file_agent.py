@@ -1,4 +1,6 @@
-"""A small agent and its files: it reads, lists, searches and writes, and quotes the line that was asked for."""
+"""A small agent and its files: it reads, lists, searches and writes, and quotes the line that was
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ def _question(rng: Random, path: str, what: str) -> str:
             f"{path}: what is the {what}?",
             f"Show me the {what} from {path}.",
             f"Which line of {path} has the {what}?",
-            f"Which {what} does {path} {rng.choice(('say', 'set', 'use', 'need', 'require', 'name', 'give'))}?",
+            f"Which {what} does {path} "
+            f"{rng.choice(('say', 'set', 'use', 'need', 'require', 'name', 'give'))}?",
             f"What {what} is set in {path}?",
             f"Show me the line of {path} with the {what}.",
             f"What is the {what}? It is in {path}.",
@@ -65,7 +68,9 @@ def _question(rng: Random, path: str, what: str) -> str:
     return text[0].lower() + text[1:] if rng.random() < 0.12 else text
 
 
-def _call(rng: Random, conversation: Conversation, calls: list[dict[str, Any]], results: list[str]) -> None:
+def _call(
+    rng: Random, conversation: Conversation, calls: list[dict[str, Any]], results: list[str]
+) -> None:
     conversation.messages.append(call_message(calls))
     for result in results:
         conversation.say("tool", result)
@@ -76,7 +81,14 @@ def _follow_up(rng: Random, conversation: Conversation, file: File) -> None:
     line = rng.choice(list(file.asked))
     what = rng.choice(file.asked[line])
     conversation.exchange(
-        rng.choice((f"And the {what}?", f"And what is the {what}?", f"What about the {what}?", f"What is the {what}?")),
+        rng.choice(
+            (
+                f"And the {what}?",
+                f"And what is the {what}?",
+                f"What about the {what}?",
+                f"What is the {what}?",
+            )
+        ),
         says(file.path, line),
     )
 
@@ -94,7 +106,9 @@ def read_and_tell(rng: Random, conversation: Conversation, tools: Tools) -> None
     conversation.say("user", _question(rng, file.path, rng.choice(file.asked[line])))
     if kind < 0.16:
         error = rng.choice(("file not found", "no such file", "permission denied", "not found"))
-        told = rng.choice((f"Error: {error}", f"Error: {error}: {file.path}", f"{file.path}: {error}"))
+        told = rng.choice(
+            (f"Error: {error}", f"Error: {error}: {file.path}", f"{file.path}: {error}")
+        )
         _call(rng, conversation, [tools.call("read", file.path)], [told])
         conversation.say("assistant", f"I could not read {file.path}: {error}.")
         return
@@ -123,7 +137,12 @@ def notes_in_file(rng: Random, conversation: Conversation, tools: Tools) -> None
         ),
     )
     form = rng.choice(("- {}", "{}", "* {}", "{}"))
-    _call(rng, conversation, [tools.call("read", path)], ["\n".join(form.format(one.note) for one in known)])
+    _call(
+        rng,
+        conversation,
+        [tools.call("read", path)],
+        ["\n".join(form.format(one.note) for one in known)],
+    )
     conversation.say("assistant", fact.note)
     while rng.random() < 0.4:
         conversation.exchange(*memory_tasks.one_question(rng, known, 0.1))
@@ -158,19 +177,36 @@ def two_files(rng: Random, conversation: Conversation, tools: Tools) -> None:
     lines = [rng.choice(list(file.asked)) for file in files]
     whats = [rng.choice(file.asked[line]) for file, line in zip(files, lines, strict=True)]
     if rng.random() < 0.5:
-        asked = " and ".join(f"the {what} in {path}" for what, path in zip(whats, paths, strict=True))
-        conversation.say("user", rng.choice((f"What is {asked}?", f"Tell me {asked}.", f"I need {asked}.")))
+        asked = " and ".join(
+            f"the {what} in {path}" for what, path in zip(whats, paths, strict=True)
+        )
+        conversation.say(
+            "user", rng.choice((f"What is {asked}?", f"Tell me {asked}.", f"I need {asked}."))
+        )
     else:
         asked = " and ".join(f"the {what}" for what in whats)
-        conversation.say("user", rng.choice((f"Read {listed} and tell me {asked}.", f"Read {listed}. I need {asked}.")))
-    _call(rng, conversation, [tools.call("read", path) for path in paths], [shown(rng, file) for file in files])
-    conversation.say("assistant", "\n".join(says(path, line) for path, line in zip(paths, lines, strict=True)))
+        conversation.say(
+            "user",
+            rng.choice((f"Read {listed} and tell me {asked}.", f"Read {listed}. I need {asked}.")),
+        )
+    _call(
+        rng,
+        conversation,
+        [tools.call("read", path) for path in paths],
+        [shown(rng, file) for file in files],
+    )
+    conversation.say(
+        "assistant", "\n".join(says(path, line) for path, line in zip(paths, lines, strict=True))
+    )
 
 
 def list_folder(rng: Random, conversation: Conversation, tools: Tools) -> None:
     """Which files there are; at times one of them is read then."""
     folder = wide_word(rng) if rng.random() < 0.7 else f"{wide_word(rng)}/{wide_word(rng)}"
-    kinds = rng.sample(["yaml", "toml", "ini", "cfg", "txt", "md", "py", "json", "csv", "log", "js", "go"], rng.randint(2, 7))
+    kinds = rng.sample(
+        ["yaml", "toml", "ini", "cfg", "txt", "md", "py", "json", "csv", "log", "js", "go"],
+        rng.randint(2, 7),
+    )
     names = [f"{wide_word(rng)}.{kind}" for kind in kinds]
     listing = rng.choice(
         (
@@ -234,15 +270,24 @@ def search(rng: Random, conversation: Conversation, tools: Tools) -> None:
         ),
     )
     if rng.random() < 0.15:
-        _call(rng, conversation, [tools.call("grep", word)], [rng.choice(("", "No matches found", "no matches", "[]"))])
+        _call(
+            rng,
+            conversation,
+            [tools.call("grep", word)],
+            [rng.choice(("", "No matches found", "no matches", "[]"))],
+        )
         conversation.say("assistant", f"{word} was not found.")
         return
     lines = [
-        f"{path}:{number}:{rng.choice(('', ' ', '    '))}{wide_word(rng)} {rng.choice(('=', '(', '+', 'import'))} {word}"
+        f"{path}:{number}:{rng.choice(('', ' ', '    '))}{wide_word(rng)} "
+        f"{rng.choice(('=', '(', '+', 'import'))} {word}"
         for path, number in found
     ]
     _call(rng, conversation, [tools.call("grep", word)], ["\n".join(lines)])
-    conversation.say("assistant", f"{word} is in {'; '.join(f'{path}, line {number}' for path, number in found)}.")
+    conversation.say(
+        "assistant",
+        f"{word} is in {'; '.join(f'{path}, line {number}' for path, number in found)}.",
+    )
 
 
 def write(rng: Random, conversation: Conversation, tools: Tools) -> None:
@@ -283,7 +328,11 @@ def write(rng: Random, conversation: Conversation, tools: Tools) -> None:
 
 def edit(rng: Random, conversation: Conversation, tools: Tools) -> None:
     """A word of a file is replaced."""
-    path, old, new = path_of(rng, rng.choice(list(ENDINGS))), wide_phrase(rng, 3), wide_phrase(rng, 3)
+    path, old, new = (
+        path_of(rng, rng.choice(list(ENDINGS))),
+        wide_phrase(rng, 3),
+        wide_phrase(rng, 3),
+    )
     conversation.say(
         "user",
         rng.choice(
@@ -299,7 +348,18 @@ def edit(rng: Random, conversation: Conversation, tools: Tools) -> None:
         rng,
         conversation,
         [tools.call("edit", path, old, new)],
-        [rng.choice(("ok", "OK", "done", "1 replacement", f"Edited {path}", f"The file {path} has been updated."))],
+        [
+            rng.choice(
+                (
+                    "ok",
+                    "OK",
+                    "done",
+                    "1 replacement",
+                    f"Edited {path}",
+                    f"The file {path} has been updated.",
+                )
+            )
+        ],
     )
     conversation.say("assistant", f"I changed {path}.")
 
@@ -307,7 +367,12 @@ def edit(rng: Random, conversation: Conversation, tools: Tools) -> None:
 def turn(rng: Random, conversation: Conversation, tools: Tools) -> None:
     """One task for the agent."""
     kind = rng.random()
-    tasks = ((0.1, "list", list_folder), (0.16, "grep", search), (0.22, "write", write), (0.27, "edit", edit))
+    tasks = (
+        (0.1, "list", list_folder),
+        (0.16, "grep", search),
+        (0.22, "write", write),
+        (0.27, "edit", edit),
+    )
     for until, deed, task in tasks:
         if kind < until and deed in tools.names:
             return task(rng, conversation, tools)
@@ -324,8 +389,13 @@ def begin(rng: Random) -> tuple[Conversation, Tools]:
     if rng.random() < 0.55:
         text = rng.choice(_SYSTEM)
         if rng.random() < 0.2:
-            text += "\n" + "\n".join(f"- {wide_phrase(rng, 8).capitalize()}." for _ in range(rng.randint(1, 6)))
+            text += "\n" + "\n".join(
+                f"- {wide_phrase(rng, 8).capitalize()}." for _ in range(rng.randint(1, 6))
+            )
         if rng.random() < 0.2:
-            text += f"\nWorking directory: /{wide_word(rng)}/{wide_word(rng)}\nPlatform: {rng.choice(('linux', 'darwin'))}"
+            text += (
+                f"\nWorking directory: /{wide_word(rng)}/{wide_word(rng)}\nPlatform: "
+                f"{rng.choice(('linux', 'darwin'))}"
+            )
         conversation.say("system", text)
     return conversation, tools

@@ -44,8 +44,16 @@ _TOLD = {
         "Writes a file to the local filesystem.",
         "Create a file with this content.",
     ),
-    "edit": ("Replace text in a file", "Edit a file", "Performs exact string replacements in files."),
-    "run": ("Run a shell command", "Executes a given bash command", "Run a command and return its output."),
+    "edit": (
+        "Replace text in a file",
+        "Edit a file",
+        "Performs exact string replacements in files.",
+    ),
+    "run": (
+        "Run a shell command",
+        "Executes a given bash command",
+        "Run a command and return its output.",
+    ),
 }
 
 
@@ -71,7 +79,14 @@ def _parameters(rng: Random, deed: str, where: str) -> tuple[str, ...]:
         "write": (where, rng.choice(("content", "content", "text", "contents"))),
         "edit": (
             where,
-            *rng.choice((("old", "new"), ("old_string", "new_string"), ("oldString", "newString"), ("search", "replace"))),
+            *rng.choice(
+                (
+                    ("old", "new"),
+                    ("old_string", "new_string"),
+                    ("oldString", "newString"),
+                    ("search", "replace"),
+                )
+            ),
         ),
         "run": ("command",),
     }[deed]
@@ -79,7 +94,10 @@ def _parameters(rng: Random, deed: str, where: str) -> tuple[str, ...]:
 
 def offer(rng: Random) -> Tools:
     """Some file tools, reading always among them."""
-    deeds = ["read", *rng.sample(("list", "grep", "write", "edit", "run"), rng.choice((0, 1, 2, 2, 3, 3, 4, 5)))]
+    deeds = [
+        "read",
+        *rng.sample(("list", "grep", "write", "edit", "run"), rng.choice((0, 1, 2, 2, 3, 3, 4, 5))),
+    ]
     rng.shuffle(deeds)
     where = rng.choice(_PATHS)
     described, closed, long = rng.random() < 0.45, rng.random() < 0.3, rng.random() < 0.15
@@ -90,20 +108,39 @@ def offer(rng: Random) -> Tools:
             name = f"{rng.choice(_NAMES[deed])}_{deed}"
         needed = _parameters(rng, deed, where)
         tools.names[deed] = (name, needed)
-        more = {"read": ("offset", "limit"), "grep": (), "list": ("ignore",), "run": ("timeout",)}.get(deed, ())
+        more = {
+            "read": ("offset", "limit"),
+            "grep": (),
+            "list": ("ignore",),
+            "run": ("timeout",),
+        }.get(deed, ())
         properties: dict[str, Any] = {key: {"type": "string"} for key in needed}
         if rng.random() < 0.3:
-            properties |= {key: {"type": "string" if key == "ignore" else "integer"} for key in more}
+            properties |= {
+                key: {"type": "string" if key == "ignore" else "integer"} for key in more
+            }
         for key, schema in properties.items():
             if described:
                 schema["description"] = rng.choice(
-                    (f"The {key.replace('_', ' ')}", f"The {key} to {deed}", f"{key}: {wide_phrase(rng, 6)}")
+                    (
+                        f"The {key.replace('_', ' ')}",
+                        f"The {key} to {deed}",
+                        f"{key}: {wide_phrase(rng, 6)}",
+                    )
                 )
         schema = {"type": "object", "properties": properties, "required": list(needed)}
         if closed:
             schema["additionalProperties"] = False
         about = rng.choice(_TOLD[deed])
         if long:
-            about = f"{about.rstrip('.')}. {' '.join(wide_phrase(rng, 7).capitalize() + '.' for _ in range(rng.randint(1, 4)))}"
-        tools.schemas.append({"type": "function", "function": {"name": name, "description": about, "parameters": schema}})
+            about = (
+                f"{about.rstrip('.')}. "
+                f"{' '.join(wide_phrase(rng, 7).capitalize() + '.' for _ in range(rng.randint(1, 4)))}"
+            )
+        tools.schemas.append(
+            {
+                "type": "function",
+                "function": {"name": name, "description": about, "parameters": schema},
+            }
+        )
     return tools

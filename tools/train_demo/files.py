@@ -44,7 +44,8 @@ def path_of(rng: Random, kind: str, folder: str | None = None) -> str:
 
 
 _KEYS = (
-    "port host name user timeout retries path level mode version color size limit key token url title owner debug theme"
+    "port host name user timeout retries path level mode version color size limit key token url "
+    "title owner debug theme"
 ).split()
 
 
@@ -91,7 +92,8 @@ def source(rng: Random, folder: str | None = None) -> File:
     asked: dict[str, tuple[str, ...]] = {}
     names = list(
         dict.fromkeys(
-            f"{english(rng)}_{english(rng)}" if rng.random() < 0.5 else wide_word(rng) for _ in range(rng.randint(2, 6))
+            f"{english(rng)}_{english(rng)}" if rng.random() < 0.5 else wide_word(rng)
+            for _ in range(rng.randint(2, 6))
         )
     )
     absent = names.pop() if len(names) > 1 else wide_word(rng)

@@ -1,4 +1,6 @@
-"""The continued training: the old mixture replayed, among it first words, small talk, the honest answers, raw text."""
+"""The continued training: the old mixture replayed, among it first words, small talk, the honest
+answers, raw text.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from spelling import typed
 from words import listed
 
 RAW, NEW = 0.2, 0.5
-"""Draws below the first are raw text, below the second new conversations, the rest is replay: 87 % of the tokens."""
+"""Draws below the first are raw text, below the second new conversations, the rest is replay: 87 %
+of the tokens.
+"""
 
 TEXT_TASKS = (
     newcomer_tasks.copied_sentence,
@@ -80,7 +84,9 @@ def newcomer(rng: Random) -> Conversation:
 
 
 def beside_notes(rng: Random) -> Conversation:
-    """Small talk and the honest answers between questions about notes; a question about the world has no note."""
+    """Small talk and the honest answers between questions about notes; a question about the world
+    has no note.
+    """
     known = facts.draw_many(rng, rng.randint(1, 20))
     conversation = Conversation()
     introduction = rng.choice(memory_tasks.INTRODUCTIONS).format(n=rng.choice(words.NAMES))
@@ -117,7 +123,9 @@ def beside_tools(rng: Random) -> Conversation:
 
 
 def long_chat(rng: Random) -> Conversation:
-    """A first conversation that goes on: small talk, little tasks, facts told and asked for much later."""
+    """A first conversation that goes on: small talk, little tasks, facts told and asked for much
+    later.
+    """
     conversation = Conversation()
     known: list[facts.Fact] = []
     for _ in range(rng.randint(8, 36)):
@@ -126,7 +134,9 @@ def long_chat(rng: Random) -> Conversation:
             conversation.exchange(*first_words.small_talk(rng))
         elif kind < 0.52:
             said, answer = beyond.beyond(rng)
-            conversation.exchange(said, memory_tasks.ABSENT if known and answer == beyond.KNOW else answer)
+            conversation.exchange(
+                said, memory_tasks.ABSENT if known and answer == beyond.KNOW else answer
+            )
         elif kind < 0.62:
             conversation.exchange(*newcomer_tasks.any_sum(rng, None))
         elif kind < 0.72:
@@ -154,7 +164,9 @@ def unknown_plain(rng: Random) -> Conversation:
     if rng.random() < 0.3:
         conversation.say("system", rng.choice(_SYSTEM))
     for _ in range(rng.choice((1, 1, 2))):
-        conversation.exchange(typed(rng, memory_tasks.asked(rng, facts.draw(rng).question(rng)), 0.03), beyond.KNOW)
+        conversation.exchange(
+            typed(rng, memory_tasks.asked(rng, facts.draw(rng).question(rng)), 0.03), beyond.KNOW
+        )
     return conversation
 
 
@@ -177,7 +189,9 @@ def fresh(rng: Random) -> Conversation:
 
 
 def replayed(rng: Random) -> Conversation:
-    """The old mixture as it was at any time after its first third, and some more tools, which suffered first."""
+    """The old mixture as it was at any time after its first third, and some more tools, which
+    suffered first.
+    """
     if rng.random() < 0.12:
         return mixture.with_tools(rng, 5, rng.choice((0.0, 0.0, 0.5)))
     return mixture.conversation_at(rng, rng.uniform(0.3, 1.0))

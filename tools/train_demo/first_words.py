@@ -27,16 +27,25 @@ _TO_WHOM = (
     " model",
 )
 _WHOM = (
-    "guys folks sir madam people boss captain doctor stranger neighbour world chum buddy pal dear sweetie robot machine program "
+    "guys folks sir madam people boss captain doctor stranger neighbour world chum buddy pal dear "
+    "sweetie robot machine program "
     "server assistant teacher team dude man bro sister "
     "brother fellow lady master genius colleague darling chief ladies Ada Tom Nora "
     "Max champ amigo tiger sunshine human comrade cowboy pilot Mister Miss"
 ).split()
 _GREETINGS = (
-    "Hello Hello Hello Hi Hi Hi Hey Hey Hiya Howdy Greetings Yo Heya Hallo Hullo Hellooo Hiii Heyyy Hoi Aloha Ahoy Salutations "
+    "Hello Hello Hello Hi Hi Hi Hey Hey Hiya Howdy Greetings Yo Heya Hallo Hullo Hellooo Hiii "
+    "Heyyy Hoi Aloha Ahoy Salutations "
     "Sup Helo Hii Ello Welcome Hola Wassup"
 ).split()
-_DAYTIMES = (("Good morning", 3), ("Good afternoon", 2), ("Good evening", 2), ("Good day", 1), ("Morning", 1), ("Evening", 1))
+_DAYTIMES = (
+    ("Good morning", 3),
+    ("Good afternoon", 2),
+    ("Good evening", 2),
+    ("Good day", 1),
+    ("Morning", 1),
+    ("Evening", 1),
+)
 _MORE_GREETING = (
     "",
     "",
@@ -74,7 +83,12 @@ def greeting(rng: Random) -> tuple[str, str]:
         if rng.random() < 0.08:
             start = f"{start} {start.lower()}"
     whom = f" {rng.choice(_WHOM)}" if rng.random() < 0.25 else rng.choice(_TO_WHOM)
-    said = start + rng.choice((",", "", "")) * (whom != "") + whom + (rng.choice(_MORE_GREETING) if rng.random() < 0.3 else "")
+    said = (
+        start
+        + rng.choice((",", "", "")) * (whom != "")
+        + whom
+        + (rng.choice(_MORE_GREETING) if rng.random() < 0.3 else "")
+    )
     return typed(rng, said, 0.08), f"{answer}! How can I help you?"
 
 

@@ -1,7 +1,9 @@
-"""JSON as the answer: asked for in a few words, by a schema or with the values told; and as a grammar forces it on any request.
+"""JSON as the answer: asked for in a few words, by a schema or with the values told; and as a
+grammar forces it on any request.
 
-A server that holds an answer to a schema tells the model nothing of it: the model sees "Write JSON." and then its own `{"` with a
-key that the grammar chose. It must go on with a short value and close it, whatever the key is.
+A server that holds an answer to a schema tells the model nothing of it: the model sees "Write
+JSON." and then its own `{"` with a key that the grammar chose. It must go on with a short value and
+close it, whatever the key is.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ Member = tuple[str, dict[str, Any], Any]
 """A key, the schema of its value, the value."""
 
 _USUAL = 0.65
-"""How often a key has its one usual value: greedy answers need one way on that is far likelier than all others."""
+"""How often a key has its one usual value: greedy answers need one way on that is far likelier than
+all others.
+"""
 
 _STRINGS: dict[str, tuple[str, list[str]]] = {
     "Ada": (
@@ -45,10 +49,20 @@ _STRINGS: dict[str, tuple[str, list[str]]] = {
     "May": ("month".split(), words.MONTHS),
     "English": ("language locale".split(), words.LANGUAGES),
     "meeting": ("event task topic category project plan".split(), words.EVENTS),
-    "ok": ("status state result answer response output".split(), ["ok", "done", "open", "new", "ready", "closed"]),
+    "ok": (
+        "status state result answer response output".split(),
+        ["ok", "done", "open", "new", "ready", "closed"],
+    ),
     "The lamp is red.": (
         "text message note summary description comment content reason explanation body sentence reply thought".split(),
-        ["All is well.", "A short note.", "The lesson is on Friday.", "Good.", "There is a lamp in the kitchen.", "Hello."],
+        [
+            "All is well.",
+            "A short note.",
+            "The lesson is on Friday.",
+            "Good.",
+            "There is a lamp in the kitchen.",
+            "Hello.",
+        ],
     ),
     "2024-01-15": (
         "date birthday deadline start end created due".split(),
@@ -56,8 +70,14 @@ _STRINGS: dict[str, tuple[str, list[str]]] = {
     ),
     "10:30": ("time hour".split(), ["08:00", "12:15", "18:45", "09:30"]),
     "ada@example.com": ("email mail".split(), ["tom@example.com", "mia@example.org"]),
-    "https://example.com": ("url link website homepage".split(), ["https://example.org/a", "https://example.com/notes"]),
-    "A1": ("id code number_plate sku reference version".split(), ["B2", "C3", "X-12", "1.0", "4711"]),
+    "https://example.com": (
+        "url link website homepage".split(),
+        ["https://example.org/a", "https://example.com/notes"],
+    ),
+    "A1": (
+        "id code number_plate sku reference version".split(),
+        ["B2", "C3", "X-12", "1.0", "4711"],
+    ),
 }
 """The usual value, the keys that it is usual for, and what else these hold."""
 _INTEGERS: dict[int, list[str]] = {
@@ -70,7 +90,9 @@ _INTEGERS: dict[int, list[str]] = {
 }
 _FLAGS = "active done open is_open enabled valid ok success available paid urgent is_new found ready public confirmed".split()
 _LISTS = "tags items names words colours cities keywords topics tasks steps hobbies foods options notes values".split()
-_OBJECTS = "person address owner user details position data meta settings author place contact".split()
+_OBJECTS = (
+    "person address owner user details position data meta settings author place contact".split()
+)
 _RARE_STRING, _RARE_NUMBER = "none", 1
 """The usual values of keys that say nothing."""
 
@@ -128,18 +150,29 @@ _TOLD = (
 
 
 def _name(rng: Random) -> str:
-    """A key that nobody knows, in one of the usual styles, its words cut off at times: any place of a key may be its last."""
-    parts = [noun(rng) if rng.random() < 0.6 else wide_word(rng) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
+    """A key that nobody knows, in one of the usual styles, its words cut off at times: any place of
+    a key may be its last.
+    """
+    parts = [
+        noun(rng) if rng.random() < 0.6 else wide_word(rng)
+        for _ in range(rng.choice((1, 1, 2, 2, 3)))
+    ]
     parts = [part[: rng.randint(1, 5)] if rng.random() < 0.25 else part for part in parts]
     return odd_tools.cased_name(rng, parts, rng.choice((0, 0, 0, 1, 1, 3)) if len(parts) > 1 else 0)
 
 
 def _string(rng: Random) -> Member:
     if rng.random() < 0.45:
-        value = _RARE_STRING if rng.random() < 0.85 else rng.choice((words.common_word, english))(rng)
+        value = (
+            _RARE_STRING if rng.random() < 0.85 else rng.choice((words.common_word, english))(rng)
+        )
         return _name(rng), {"type": "string"}, value
     usual, (keys, others) = rng.choice(list(_STRINGS.items()))
-    return rng.choice(keys), {"type": "string"}, usual if rng.random() < _USUAL else rng.choice(others)
+    return (
+        rng.choice(keys),
+        {"type": "string"},
+        usual if rng.random() < _USUAL else rng.choice(others),
+    )
 
 
 def _number(rng: Random) -> Member:
@@ -160,20 +193,40 @@ def _flag(rng: Random) -> Member:
 
 def _choice(rng: Random) -> Member:
     """An enum; only a schema tells it, so the first is the usual one."""
-    choices = list(dict.fromkeys(rng.choice((words.common_word, wide_word))(rng) for _ in range(rng.randint(2, 4))))
-    name = _name(rng) if rng.random() < 0.5 else rng.choice(("kind", "status", "level", "mode", "unit", "type", "category"))
-    return name, {"type": "string", "enum": choices}, choices[0] if rng.random() < _USUAL else rng.choice(choices)
+    choices = list(
+        dict.fromkeys(
+            rng.choice((words.common_word, wide_word))(rng) for _ in range(rng.randint(2, 4))
+        )
+    )
+    name = (
+        _name(rng)
+        if rng.random() < 0.5
+        else rng.choice(("kind", "status", "level", "mode", "unit", "type", "category"))
+    )
+    return (
+        name,
+        {"type": "string", "enum": choices},
+        choices[0] if rng.random() < _USUAL else rng.choice(choices),
+    )
 
 
 def _list(rng: Random) -> Member:
     name = rng.choice(_LISTS) if rng.random() < 0.7 else f"{_name(rng)}s"
     if rng.random() < 0.25:
-        return name, {"type": "array", "items": {"type": "integer"}}, list(range(1, rng.choice((2, 3, 3, 4)) + 1))
+        return (
+            name,
+            {"type": "array", "items": {"type": "integer"}},
+            list(range(1, rng.choice((2, 3, 3, 4)) + 1)),
+        )
     if rng.random() < 0.25:
         members = members_of(rng, rng.randint(1, 2), depth=1)
         return name, {"type": "array", "items": schema_of(members)}, [values_of(members)]
     pool = rng.choice((words.THINGS, words.NAMES, words.COLOURS, words.FOODS, words.CITIES))
-    values = [_RARE_STRING] if rng.random() < 0.6 else [rng.choice(pool) for _ in range(rng.choice((1, 2, 2, 3)))]
+    values = (
+        [_RARE_STRING]
+        if rng.random() < 0.6
+        else [rng.choice(pool) for _ in range(rng.choice((1, 2, 2, 3)))]
+    )
     return name, {"type": "array", "items": {"type": "string"}}, values
 
 
@@ -183,7 +236,11 @@ def _nothing(rng: Random) -> Member:
 
 def _object(rng: Random) -> Member:
     members = members_of(rng, rng.randint(1, 3), depth=1)
-    return rng.choice(_OBJECTS) if rng.random() < 0.7 else _name(rng), schema_of(members), values_of(members)
+    return (
+        rng.choice(_OBJECTS) if rng.random() < 0.7 else _name(rng),
+        schema_of(members),
+        values_of(members),
+    )
 
 
 _MAKERS: tuple[tuple[Callable[[Random], Member], int], ...] = (
@@ -222,7 +279,9 @@ def schema_of(members: list[Member]) -> dict[str, Any]:
 
 
 def written(rng: Random, value: Any) -> str:
-    """JSON as it is written mostly: a space behind `:` and `,`; at times compact or over several lines."""
+    """JSON as it is written mostly: a space behind `:` and `,`; at times compact or over several
+    lines.
+    """
     kind = rng.random()
     if kind < 0.94:
         return json.dumps(value)
@@ -241,7 +300,9 @@ def bare_exchange(rng: Random) -> tuple[str, str]:
     if rng.random() < 0.75:
         request = typed(rng, rng.choice(_BARE), 0.04) if rng.random() < 0.5 else rng.choice(_BARE)
     else:
-        request = rng.choice(_ABOUT).format(t=rng.choice((*_OBJECTS, *words.THINGS, *words.EVENTS, "report", "form", "list")))
+        request = rng.choice(_ABOUT).format(
+            t=rng.choice((*_OBJECTS, *words.THINGS, *words.EVENTS, "report", "form", "list"))
+        )
     return request, written(rng, _object_alone(rng))
 
 
@@ -271,9 +332,17 @@ def _told_value(rng: Random, usual: Any) -> str | int | float:
 
 def told_exchange(rng: Random) -> tuple[str, str]:
     """The values stand in the request, and the object has them, at times in another order."""
-    members = [one for one in members_of(rng, rng.choice((1, 2, 2, 3, 4)), depth=1) if isinstance(one[2], str | int | float)]
-    members = [one for one in members if not isinstance(one[2], bool)] or [("name", {"type": "string"}, rng.choice(words.NAMES))]
-    values = {key: _told_value(rng, value) if rng.random() < 0.6 else value for key, _, value in members}
+    members = [
+        one
+        for one in members_of(rng, rng.choice((1, 2, 2, 3, 4)), depth=1)
+        if isinstance(one[2], str | int | float)
+    ]
+    members = [one for one in members if not isinstance(one[2], bool)] or [
+        ("name", {"type": "string"}, rng.choice(words.NAMES))
+    ]
+    values = {
+        key: _told_value(rng, value) if rng.random() < 0.6 else value for key, _, value in members
+    }
     order = list(values)
     if rng.random() < 0.4:
         rng.shuffle(order)
@@ -295,30 +364,45 @@ def _any_request(rng: Random) -> str:
 
 
 def forced_talk(rng: Random, called: float = 0.2) -> Conversation:
-    """Any request, and an answer that a grammar forces into JSON or a call: its beginning is not the model's own.
+    """Any request, and an answer that a grammar forces into JSON or a call: its beginning is not
+    the model's own.
 
     called: the share of calls.
     """
     conversation = Conversation(enable_thinking=rng.choice((None, None, False)))
     if rng.random() < called:
         return _forced_call(rng, conversation)
-    conversation.exchange(_any_request(rng), json.dumps(values_of(members_of(rng, rng.choice((1, 2, 2, 3, 4))))))
+    conversation.exchange(
+        _any_request(rng), json.dumps(values_of(members_of(rng, rng.choice((1, 2, 2, 3, 4)))))
+    )
     conversation.given = '{"'
     return conversation
 
 
 def _forced_call(rng: Random, conversation: Conversation) -> Conversation:
-    """A call that the request does not ask for, of an odd tool or of a form: clients make a tool of a class with fields."""
+    """A call that the request does not ask for, of an odd tool or of a form: clients make a tool of
+    a class with fields.
+    """
     tool, arguments = _form_tool(rng) if rng.random() < 0.6 else _odd_tool(rng)
-    others = [(_form_tool(rng) if rng.random() < 0.3 else _odd_tool(rng))[0] for _ in range(rng.choice((0, 0, 0, 0, 1, 2)))]
-    conversation.tools = [tool, *(other for other in others if other["function"]["name"] != tool["function"]["name"])]
+    others = [
+        (_form_tool(rng) if rng.random() < 0.3 else _odd_tool(rng))[0]
+        for _ in range(rng.choice((0, 0, 0, 0, 1, 2)))
+    ]
+    conversation.tools = [
+        tool,
+        *(other for other in others if other["function"]["name"] != tool["function"]["name"]),
+    ]
     rng.shuffle(conversation.tools)
     if rng.random() < 0.2:
         conversation.say("system", rng.choice(_SYSTEM))
     conversation.say("user", rng.choice(_BARE) if rng.random() < 0.4 else _any_request(rng))
     call = {"name": tool["function"]["name"], "arguments": arguments}
     conversation.messages.append(tool_tasks.call_message([call]))
-    conversation.given = f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {{"' if arguments else "<tool_call>\n"
+    conversation.given = (
+        f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {{"'
+        if arguments
+        else "<tool_call>\n"
+    )
     return conversation
 
 
@@ -330,13 +414,33 @@ def _odd_tool(rng: Random) -> tuple[dict[str, Any], dict[str, Any]]:
 def _form_tool(rng: Random) -> tuple[dict[str, Any], dict[str, Any]]:
     """A class with fields as a tool, and its usual values: that tool writes the record."""
     members = members_of(rng, rng.choice((1, 1, 2, 2, 3, 4)))
-    name = odd_tools.cased_name(rng, [wide_word(rng), noun(rng)][: rng.choice((1, 2))], rng.choice((0, 1, 2, 2)))
+    name = odd_tools.cased_name(
+        rng, [wide_word(rng), noun(rng)][: rng.choice((1, 2))], rng.choice((0, 1, 2, 2))
+    )
     if rng.random() < 0.2:
-        name = rng.choice(("final_result", "final_answer", "json_tool_call", "output", "respond", "json", "extract", "record"))
+        name = rng.choice(
+            (
+                "final_result",
+                "final_answer",
+                "json_tool_call",
+                "output",
+                "respond",
+                "json",
+                "extract",
+                "record",
+            )
+        )
     schema = schema_of(members)
     if rng.random() < 0.5:
-        titled = {key: {"title": key.replace("_", " ").title(), **one} for key, one in schema["properties"].items()}
-        schema = {**schema, "properties": titled, "title": name} if rng.random() < 0.5 else {**schema, "properties": titled}
+        titled = {
+            key: {"title": key.replace("_", " ").title(), **one}
+            for key, one in schema["properties"].items()
+        }
+        schema = (
+            {**schema, "properties": titled, "title": name}
+            if rng.random() < 0.5
+            else {**schema, "properties": titled}
+        )
     told = rng.choice(
         (
             "The final response which ends this conversation",
@@ -348,7 +452,10 @@ def _form_tool(rng: Random) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     )
     function = {"name": name, "description": told, "parameters": schema}
-    return {"type": "function", "function": function if told else {"name": name, "parameters": schema}}, values_of(members)
+    return {
+        "type": "function",
+        "function": function if told else {"name": name, "parameters": schema},
+    }, values_of(members)
 
 
 def _idle_call(tool: odd_tools.OddTool) -> dict[str, Any]:
@@ -356,8 +463,16 @@ def _idle_call(tool: odd_tools.OddTool) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for one in tool.parameters:
         if not one.optional:
-            idle = {"string": _RARE_STRING, "integer": _RARE_NUMBER, "number": 1.5, "boolean": True, "array": [_RARE_STRING]}
-            arguments[one.name] = one.schema["enum"][0] if "enum" in one.schema else idle[one.schema["type"]]
+            idle = {
+                "string": _RARE_STRING,
+                "integer": _RARE_NUMBER,
+                "number": 1.5,
+                "boolean": True,
+                "array": [_RARE_STRING],
+            }
+            arguments[one.name] = (
+                one.schema["enum"][0] if "enum" in one.schema else idle[one.schema["type"]]
+            )
     return {"name": tool.name, "arguments": arguments}
 
 

@@ -1,9 +1,11 @@
-"""Fixed rules: whether an answer to a user's first words is sensible, written before the data that teaches such answers.
+"""Fixed rules: whether an answer to a user's first words is sensible, written before the data that
+teaches such answers.
 
-Every answer must be one or two sentences that begin with a capital and end by themselves within 80 tokens, no word three times
-in a row, and every word plain English of the list here, or a word of the question. A thought before the answer is not judged, but
-its tokens count. Then each class wants something in the answer and refuses other things. Copies and sums must be right.
-`exact` and `unknown` came later, for `tools/demo_chat.py`, where a note may have been given before.
+Every answer must be one or two sentences that begin with a capital and end by themselves within 80
+tokens, no word three times in a row, and every word plain English of the list here, or a word of
+the question. A thought before the answer is not judged, but its tokens count. Then each class wants
+something in the answer and refuses other things. Copies and sums must be right. `exact` and
+`unknown` came later, for `tools/demo_chat.py`, where a note may have been given before.
 """
 
 from __future__ import annotations
@@ -25,11 +27,16 @@ class Rule:
 _NO = r"\b(not|no|cannot|can't|only|but)\b"
 _REFUSES = r"\b(cannot|can't|do not know|did not understand|no note|never)\b"
 _RULES = {
-    "greeting": Rule((r"^(hello|hi|hey|good (morning|afternoon|evening|day)|welcome)\b", r"\bhelp\b.*\?"), (_REFUSES,)),
+    "greeting": Rule(
+        (r"^(hello|hi|hey|good (morning|afternoon|evening|day)|welcome)\b", r"\bhelp\b.*\?"),
+        (_REFUSES,),
+    ),
     "thanks": Rule((r"\b(welcome|pleasure|gladly|glad|any time)\b",), (_REFUSES, r"\bbye\b")),
     "goodbye": Rule((r"\b(bye|goodbye|farewell|see you|until)\b",), (_REFUSES, r"\bhelp\b")),
     "who": Rule((r"\b(holdfast|language model)\b",), (_REFUSES,)),
-    "able": Rule((r"\bnotes?\b", r"\b(add|sums?|numbers|count|copy|edit|json|tools)\b"), (_REFUSES,)),
+    "able": Rule(
+        (r"\bnotes?\b", r"\b(add|sums?|numbers|count|copy|edit|json|tools)\b"), (_REFUSES,)
+    ),
     "help": Rule((r"\bnotes?\b", r"\b(give|ask|tell|can)\b"), (_REFUSES,)),
     "wellbeing": Rule((r"\b(well|fine|good|all right)\b",), (_REFUSES,)),
     "praise": Rule((r"\b(thank you|thanks|glad|kind)\b",), (_REFUSES,)),
@@ -37,12 +44,17 @@ _RULES = {
     "nod": Rule((r"^(good|all right|okay|ok|fine|great)\b",), (_REFUSES, r"\bbye\b")),
     "check": Rule((r"\b(works|here|hear|read)\b",), (_REFUSES,)),
     "joke": Rule((r"\?.*\w",), (_REFUSES,)),
-    "beyond": Rule((_NO, r"\b(cannot|do not|did not|no note|only)\b", r"\b(can|give|ask)\b.*\bnotes?\b"), (r"\bnoted\b", r"\d")),
+    "beyond": Rule(
+        (_NO, r"\b(cannot|do not|did not|no note|only)\b", r"\b(can|give|ask)\b.*\bnotes?\b"),
+        (r"\bnoted\b", r"\d"),
+    ),
     "sum": Rule(()),
     "note": Rule((), (_REFUSES,)),
     "copy": Rule(()),
     "exact": Rule(()),
-    "unknown": Rule((r"\b(cannot|do not know|did not understand|no note)\b",), (r"\bnoted\b", r"\d")),
+    "unknown": Rule(
+        (r"\b(cannot|do not know|did not understand|no note)\b",), (r"\bnoted\b", r"\d")
+    ),
     "count": Rule(()),
 }
 _THOUGHT = re.compile(r"\A<think>\n.*?\n</think>\n\n", re.DOTALL)
@@ -80,13 +92,18 @@ def _words(text: str) -> list[str]:
     return re.findall(r"[^\W\d_]+", text.lower())
 
 
-def fault(kind: str, question: str, answer: str, *, expected: str = "", tokens: int, ended: bool) -> str:
+def fault(
+    kind: str, question: str, answer: str, *, expected: str = "", tokens: int, ended: bool
+) -> str:
     """Why the answer is not sensible, in a few words; empty where it is."""
     if not ended or tokens > MOST_TOKENS:
         return "does not end by itself within 80 tokens"
     said = _THOUGHT.sub("", answer)
     words = _words(said)
-    if any(first == second == third for first, second, third in zip(words, words[1:], words[2:], strict=False)):
+    if any(
+        first == second == third
+        for first, second, third in zip(words, words[1:], words[2:], strict=False)
+    ):
         return "a word three times in a row"
     if expected and not re.search(rf"(?<!\w){re.escape(expected)}(?!\w)", said):
         return f"lacks {expected!r}"

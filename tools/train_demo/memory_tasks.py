@@ -32,7 +32,20 @@ INTRODUCTIONS = (
     "You answer questions about {n} and others.",
     "",
 )
-ASKING = ("", "", "", "", "", "", "Please tell me: ", "Question: ", "Tell me, ", "One more: ", "And now: ", "Quick question. ")
+ASKING = (
+    "",
+    "",
+    "",
+    "",
+    "",
+    "",
+    "Please tell me: ",
+    "Question: ",
+    "Tell me, ",
+    "One more: ",
+    "And now: ",
+    "Quick question. ",
+)
 NOTING = (
     "Please note: {t}",
     "Remember this: {t}",
@@ -43,7 +56,17 @@ NOTING = (
     "{t} Please remember that.",
     "Also, {t}",
 )
-HEADERS = ("Notes: ", "Notes:\n", "Here are my notes. ", "Here are some facts:\n", "", "", "Context: ", "Read this: ", "Facts: ")
+HEADERS = (
+    "Notes: ",
+    "Notes:\n",
+    "Here are my notes. ",
+    "Here are some facts:\n",
+    "",
+    "",
+    "Context: ",
+    "Read this: ",
+    "Facts: ",
+)
 CLOSINGS = (" ", "\n\n", "\n", " Question: ", "\n\nQuestion: ", "\nQ: ")
 
 
@@ -77,19 +100,34 @@ def one_question(rng: Random, known: list[Fact], doubt: float = 0.1) -> tuple[st
         return asked(rng, facts.draw_other(rng, known).question(rng)), ABSENT
     fact = rng.choice(known)
     if fact.relation.backwards and rng.random() < 0.15:
-        same = [other for other in known if other.relation is fact.relation and other.value == fact.value]
+        same = [
+            other
+            for other in known
+            if other.relation is fact.relation and other.value == fact.value
+        ]
         if len(same) == 1:
             return asked(rng, fact.backward_question(rng)), fact.note
     return asked(rng, fact.question(rng)), fact.note
 
 
-def take_note(rng: Random, conversation: Conversation, known: list[Fact], bare: bool = False) -> list[Fact]:
-    """The user tells one to three facts (`bare`: not a word about noting); returns what is known then, newer facts for older."""
+def take_note(
+    rng: Random, conversation: Conversation, known: list[Fact], bare: bool = False
+) -> list[Fact]:
+    """The user tells one to three facts (`bare`: not a word about noting); returns what is known
+    then, newer facts for older.
+    """
     fresh = facts.draw_many(rng, rng.choice((1, 1, 1, 2, 3)))
     if known and rng.random() < 0.15:
         old = rng.choice(known)
         value = old.relation.value(rng)
-        fresh = [Fact(old.relation, old.subject, value, rng.choice(old.relation.notes).format(s=old.subject, v=value))]
+        fresh = [
+            Fact(
+                old.relation,
+                old.subject,
+                value,
+                rng.choice(old.relation.notes).format(s=old.subject, v=value),
+            )
+        ]
     text = " ".join(_sentence(fact.note) for fact in fresh)
     conversation.exchange(text if bare else rng.choice(NOTING).format(t=text), f"Noted: {text}")
     keys = {fact.key for fact in fresh}
@@ -100,17 +138,26 @@ def take_note(rng: Random, conversation: Conversation, known: list[Fact], bare: 
 def small_talk(rng: Random, conversation: Conversation) -> None:
     """A word of thanks or so between questions."""
     question, answer = rng.choice(
-        (("Thank you.", "You are welcome."), ("Thanks!", "You are welcome."), ("Hello!", "Hello! How can I help you?"))
+        (
+            ("Thank you.", "You are welcome."),
+            ("Thanks!", "You are welcome."),
+            ("Hello!", "Hello! How can I help you?"),
+        )
     )
     conversation.exchange(question, answer)
 
 
-def system_notes(rng: Random, low: int, high: int, turns: tuple[int, int] = (2, 8), doubt: float = 0.1) -> Conversation:
+def system_notes(
+    rng: Random, low: int, high: int, turns: tuple[int, int] = (2, 8), doubt: float = 0.1
+) -> Conversation:
     """Notes in the system prompt, then questions, new notes and some small talk."""
     known = facts.draw_many(rng, rng.randint(low, high))
     introduction = rng.choice(INTRODUCTIONS).format(n=rng.choice(words.NAMES))
     conversation = Conversation()
-    conversation.say("system", f"{introduction}{rng.choice((chr(10), chr(10) * 2)) if introduction else ''}{listed(rng, known)}")
+    conversation.say(
+        "system",
+        f"{introduction}{rng.choice((chr(10), chr(10) * 2)) if introduction else ''}{listed(rng, known)}",
+    )
     _discuss(rng, conversation, known, rng.randint(*turns), doubt)
     return conversation
 
@@ -162,7 +209,10 @@ def unknown(rng: Random) -> Conversation:
             question = facts.draw(rng).question(rng)
         else:
             question = rng.choice(others).format(
-                a=rng.choice(words.CITIES), n=rng.choice(words.NAMES), t=words.common_word(rng), c=rng.choice(words.COLOURS)
+                a=rng.choice(words.CITIES),
+                n=rng.choice(words.NAMES),
+                t=words.common_word(rng),
+                c=rng.choice(words.COLOURS),
             )
         conversation.exchange(asked(rng, question), KNOW)
     return conversation
@@ -187,7 +237,9 @@ def _maybe_system(rng: Random) -> Conversation:
     return conversation
 
 
-def _discuss(rng: Random, conversation: Conversation, known: list[Fact], turns: int, doubt: float = 0.1) -> None:
+def _discuss(
+    rng: Random, conversation: Conversation, known: list[Fact], turns: int, doubt: float = 0.1
+) -> None:
     for _ in range(turns):
         choice = rng.random()
         if choice < 0.9:

@@ -14,13 +14,16 @@ from conversation import Conversation
 DRILL_UNTIL = 0.12
 """The share of the training that is mostly drill."""
 EXTRA_FROM, POLISH_FROM, FINISH_FROM = 0.3, 0.7, 0.9
-"""From this share on there is more of what rests on retrieval and comes late: sums, counts, edits, calls;
-and from the second share on most conversations are of that kind;
-from the third on odd tools."""
+"""From this share on there is more of what rests on retrieval and comes late: sums, counts, edits,
+calls; and from the second share on most conversations are of that kind; from the third on odd
+tools.
+"""
 
 
 def drill(rng: Random, most: int) -> Conversation:
-    """Copying random words and looking up random pairs: this grows the heads on which all retrieval stands."""
+    """Copying random words and looking up random pairs: this grows the heads on which all retrieval
+    stands.
+    """
     conversation = Conversation()
     if rng.random() < 0.5:
         text = " ".join(words.anything(rng) for _ in range(rng.randint(3, min(most, 40))))
@@ -43,7 +46,9 @@ def _drill_word(rng: Random) -> str:
 
 
 def with_tools(rng: Random, most_notes: int, strange: float = 0.0) -> Conversation:
-    """An agent's conversation: calls, results, chat, sums and, at times, notes in the system prompt."""
+    """An agent's conversation: calls, results, chat, sums and, at times, notes in the system
+    prompt.
+    """
     tools = tool_tasks.offer(rng, 4, strange)
     conversation = tool_tasks.begin(rng, tools)
     known = []
@@ -51,7 +56,10 @@ def with_tools(rng: Random, most_notes: int, strange: float = 0.0) -> Conversati
         known = facts.draw_many(rng, rng.randint(1, min(most_notes, 30)))
         if conversation.messages:
             conversation.messages.clear()
-        conversation.say("system", f"{rng.choice(memory_tasks.INTRODUCTIONS).format(n='Ada')}\n{memory_tasks.listed(rng, known)}")
+        conversation.say(
+            "system",
+            f"{rng.choice(memory_tasks.INTRODUCTIONS).format(n='Ada')}\n{memory_tasks.listed(rng, known)}",
+        )
     for _ in range(rng.randint(1, 5)):
         kind = rng.random()
         if kind < 0.68:
@@ -105,7 +113,9 @@ def extra(rng: Random) -> Conversation:
 
 
 def polish(rng: Random) -> Conversation:
-    """Short conversations of what still goes wrong late: calls, edits, sums, questions that no note answers."""
+    """Short conversations of what still goes wrong late: calls, edits, sums, questions that no note
+    answers.
+    """
     kind = rng.random()
     if kind < 0.45:
         return with_tools(rng, 5, rng.choice((0.0, 0.0, 0.5)))

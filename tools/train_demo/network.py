@@ -1,6 +1,7 @@
 """The two networks in PyTorch, weight for weight what mlx-lm runs as `qwen3` and as `gemma3_text`.
 
-Parameter names equal those in the safetensors files, less the leading `model.`, so exporting is a copy.
+Parameter names equal those in the safetensors files, less the leading `model.`, so exporting is a
+copy.
 """
 
 from __future__ import annotations
@@ -32,11 +33,15 @@ class Shape:
 
     @property
     def is_gemma(self) -> bool:
-        """Gemma 3 scales its embeddings, norms after each part as well and adds one to norm weights."""
+        """Gemma 3 scales its embeddings, norms after each part as well and adds one to norm
+        weights.
+        """
         return self.family == "gemma3_text"
 
     def is_sliding(self, layer: int) -> bool:
-        """Whether a layer only looks back over the window (every `pattern`-th layer looks back over all)."""
+        """Whether a layer only looks back over the window (every `pattern`-th layer looks back over
+        all).
+        """
         return self.is_gemma and (layer + 1) % self.pattern != 0
 
 
@@ -61,7 +66,9 @@ def rotate(inputs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(inputs.dtype)
 
 
-def rope_tables(tokens: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    tokens: int, head_dim: int, theta: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines for positions 0..tokens-1."""
     frequencies = theta ** (-torch.arange(0, head_dim, 2, device=device).float() / head_dim)
     angles = torch.arange(tokens, device=device).float()[:, None] * frequencies
@@ -144,7 +151,9 @@ class Block(nn.Module):
             middle = inputs + attended
             return middle + self.mlp(self.post_attention_layernorm(middle))
         middle = inputs + self.post_attention_layernorm(attended)
-        return middle + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(middle)))
+        return middle + self.post_feedforward_layernorm(
+            self.mlp(self.pre_feedforward_layernorm(middle))
+        )
 
 
 class Network(nn.Module):
@@ -159,7 +168,9 @@ class Network(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Small embeddings; what the parts add starts at zero, so learning starts from plain embeddings."""
+        """Small embeddings; what the parts add starts at zero, so learning starts from plain
+        embeddings.
+        """
         nn.init.normal_(self.embed_tokens.weight, std=0.05)
         for layer in self.layers:
             if not self.shape.is_gemma:
@@ -167,7 +178,9 @@ class Network(nn.Module):
                 nn.init.zeros_(layer.mlp.down_proj.weight)
 
     def forward(self, tokens: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Logits for every token, or for the `chosen` ones only (indices into the flattened tokens)."""
+        """Logits for every token, or for the `chosen` ones only (indices into the flattened
+        tokens).
+        """
         shape = self.shape
         hidden = self.embed_tokens(tokens)
         if shape.is_gemma:

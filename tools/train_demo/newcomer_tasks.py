@@ -1,4 +1,6 @@
-"""Little tasks as newcomers type them: sums, counts, something told about oneself, notes without a word about them."""
+"""Little tasks as newcomers type them: sums, counts, something told about oneself, notes without a
+word about them.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,11 @@ _ME = {
         lambda rng: rng.choice(words.COLOURS),
         ("My favourite colour is {v}.", "My favorite color is {v}."),
         "Your favourite colour is {v}.",
-        ("What is my favourite colour?", "What is my favorite color?", "Which colour do I like best?"),
+        (
+            "What is my favourite colour?",
+            "What is my favorite color?",
+            "Which colour do I like best?",
+        ),
     ),
     "pet": (
         lambda rng: words.invent(rng, True) if rng.random() < 0.4 else rng.choice(words.NAMES),
@@ -82,7 +88,12 @@ _ME = {
     ),
     "code": (
         lambda rng: words.token_like(rng) if rng.random() < 0.4 else words.digits(rng, 3, 6),
-        ("My {p} is {v}.", "The {p} of the {q} is {v}.", "The {p} is {v}.", "The {p} at the {q} is {v}."),
+        (
+            "My {p} is {v}.",
+            "The {p} of the {q} is {v}.",
+            "The {p} is {v}.",
+            "The {p} at the {q} is {v}.",
+        ),
         "",
         ("What is {t}?", "Tell me {t}.", "What's {t}?", "Give me {t}."),
     ),
@@ -92,7 +103,9 @@ _ME = {
 def any_sum(rng: Random, thinking: bool | None) -> tuple[str, str]:
     """A sum as users type it. Two digits below ten need no thought unless it is asked for."""
     easy = rng.random() < 0.45
-    first, second = (rng.randint(0, 9), rng.randint(0, 9)) if easy else (rng.randint(1, 99), rng.randint(1, 99))
+    first, second = (
+        (rng.randint(0, 9), rng.randint(0, 9)) if easy else (rng.randint(1, 99), rng.randint(1, 99))
+    )
     question = typed(rng, rng.choice(_SUMS).format(a=first, b=second), 0.0)
     answer = f"The answer is {first + second}."
     if thinking is False or (easy and not thinking):
@@ -126,7 +139,10 @@ def copied_sentence(rng: Random) -> tuple[str, str]:
     if rng.random() < 0.2:
         text = facts.draw(rng).note
     elif rng.random() < 0.3:
-        text = " ".join(_any_word(rng) if rng.random() < 0.9 else words.digits(rng, 1, 3) for _ in range(rng.randint(2, 8)))
+        text = " ".join(
+            _any_word(rng) if rng.random() < 0.9 else words.digits(rng, 1, 3)
+            for _ in range(rng.randint(2, 8))
+        )
     elif rng.random() < 0.6:
         pieces = text.split()
         start = rng.randrange(max(1, len(pieces) - 3))
@@ -169,7 +185,9 @@ def about_me(rng: Random, conversation: Conversation) -> None:
     told, question = telling.format(**parts), rng.choice(questions)
     if not answer:
         subject = telling.split(" is ")[0].format(**parts)
-        question = question.replace("{t}", (subject[0].lower() + subject[1:]).replace("my ", rng.choice(("my ", "the "))))
+        question = question.replace(
+            "{t}", (subject[0].lower() + subject[1:]).replace("my ", rng.choice(("my ", "the ")))
+        )
         answer_text = told
     else:
         answer_text = answer.format(**parts)
@@ -184,7 +202,10 @@ def about_me(rng: Random, conversation: Conversation) -> None:
         conversation.exchange(f"{joined} {question}", answer_text)
         return
     conversation.exchange(
-        told_typed, f"Noted: {told}" if not told.startswith(("Hi", "Hello")) else f"Noted: M{told.split(', m', 1)[1]}"
+        told_typed,
+        f"Noted: {told}"
+        if not told.startswith(("Hi", "Hello"))
+        else f"Noted: M{told.split(', m', 1)[1]}",
     )
     for _ in range(rng.choice((0, 0, 0, 1, 2, 5))):
         conversation.exchange(*first_words.small_talk(rng))
@@ -198,7 +219,10 @@ def bare_notes(rng: Random, conversation: Conversation) -> None:
     conversation.exchange(text, f"Noted: {text}")
     for _ in range(rng.randint(0, 2)):
         fact = rng.choice(known)
-        conversation.exchange(typed(rng, fact.question(rng), 0.0), fact.note if fact.note.endswith(".") else f"{fact.note}.")
+        conversation.exchange(
+            typed(rng, fact.question(rng), 0.0),
+            fact.note if fact.note.endswith(".") else f"{fact.note}.",
+        )
 
 
 def lower_question(rng: Random, conversation: Conversation) -> None:
@@ -212,7 +236,10 @@ def lower_question(rng: Random, conversation: Conversation) -> None:
     conversation.exchange(f"{head}{notes}{rng.choice(memory_tasks.CLOSINGS)}{question}", fact.note)
 
 
-_HELLO = listed("Hi|Hello|Hey|Hi|Hello|Good morning|Good evening|Good afternoon|Hi there|Hello there|Hey there|Greetings")
+_HELLO = listed(
+    "Hi|Hello|Hey|Hi|Hello|Good morning|Good evening|Good afternoon|Hi there|Hello there|Hey "
+    "there|Greetings"
+)
 _I_AM = listed(
     """
 I'm {v}|I am {v}|I'm {v}|I am {v}|this is {v}|it's {v}|{v} here|{v} is my name|I'm called {v}|you can call me {v}|call me {v}
@@ -263,13 +290,17 @@ def introduction(rng: Random, conversation: Conversation) -> None:
     for _ in range(rng.choice((0, 0, 0, 1, 2))):
         conversation.exchange(*first_words.small_talk(rng))
     if rng.random() < 0.6:
-        question = rng.choice(("What is my name?", "Who am I?", "Do you know my name?", "Do you remember my name?"))
+        question = rng.choice(
+            ("What is my name?", "Who am I?", "Do you know my name?", "Do you remember my name?")
+        )
         conversation.exchange(typed(rng, question, 0.0), f"Your name is {name}.")
 
 
 def news(rng: Random) -> tuple[str, str]:
     """The user tells how things are going, and the model is glad or sorry."""
-    texts, answer = rng.choice(((_GOOD_NEWS, "I am glad to hear that."), (_BAD_NEWS, "I am sorry to hear that.")))
+    texts, answer = rng.choice(
+        ((_GOOD_NEWS, "I am glad to hear that."), (_BAD_NEWS, "I am sorry to hear that."))
+    )
     text = rng.choice(texts).format(
         p=rng.choice(words.THINGS),
         e=rng.choice(("exam", "test", "driving test", "final", "course")),
@@ -281,7 +312,9 @@ def news(rng: Random) -> tuple[str, str]:
 
 
 def sum_beyond(rng: Random) -> tuple[str, str]:
-    """What looks like a sum that the model can do, and is not: large numbers, three of them, other operations."""
+    """What looks like a sum that the model can do, and is not: large numbers, three of them, other
+    operations.
+    """
     first, second = rng.randint(1, 99), rng.randint(1, 99)
     kind = rng.random()
     if kind < 0.35:
@@ -293,9 +326,19 @@ def sum_beyond(rng: Random) -> tuple[str, str]:
     elif kind < 0.55:
         plus = rng.choice((" + ", "+", " plus ", " and "))
         first, second = (first % 10, second % 10) if rng.random() < 0.5 else (first, second)
-        text = rng.choice(_SUMS).format(a=first, b=f"{second}{plus}{rng.choice((rng.randint(1, 9), rng.randint(1, 99)))}")
+        text = rng.choice(_SUMS).format(
+            a=first, b=f"{second}{plus}{rng.choice((rng.randint(1, 9), rng.randint(1, 99)))}"
+        )
     else:
-        sign, word = rng.choice((("-", "minus"), ("*", "times"), ("/", "divided by"), ("x", "times"), ("^", "to the power of")))
+        sign, word = rng.choice(
+            (
+                ("-", "minus"),
+                ("*", "times"),
+                ("/", "divided by"),
+                ("x", "times"),
+                ("^", "to the power of"),
+            )
+        )
         form = rng.choice([form for form in _SUMS if "+" in form or "plus" in form])
         text = form.replace("+", sign).replace("plus", word).format(a=first, b=second)
     return typed(rng, text, 0.0), beyond.DO

@@ -1,4 +1,6 @@
-"""The fifth continued training: notes in anybody's words, results told, introductions; all else replayed."""
+"""The fifth continued training: notes in anybody's words, results told, introductions; all else
+replayed.
+"""
 
 from __future__ import annotations
 

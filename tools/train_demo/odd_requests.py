@@ -37,7 +37,9 @@ def _switch(rng: Random, parameter: Parameter, value: bool) -> str:
     name = rng.choice((parameter.name, parameter.words))
     on, off = rng.choice((("true", "false"), ("yes", "no"), ("on", "off")))
     word = on if value else off
-    return rng.choice((f"{name} {word}", f"{name}: {word}", f"{name} = {word}", f"{name} set to {word}"))
+    return rng.choice(
+        (f"{name} {word}", f"{name}: {word}", f"{name} = {word}", f"{name} set to {word}")
+    )
 
 
 def _clause(rng: Random, parameter: Parameter, value: Value, last: bool) -> str:
@@ -60,7 +62,10 @@ def _clause(rng: Random, parameter: Parameter, value: Value, last: bool) -> str:
 
 
 def _clauses(rng: Random, chosen: list[tuple[Parameter, Value]]) -> str:
-    texts = [_clause(rng, parameter, value, place == len(chosen) - 1) for place, (parameter, value) in enumerate(chosen)]
+    texts = [
+        _clause(rng, parameter, value, place == len(chosen) - 1)
+        for place, (parameter, value) in enumerate(chosen)
+    ]
     if len(texts) == 1:
         return texts[0]
     if rng.random() < 0.3:
@@ -77,7 +82,9 @@ def _opening(rng: Random, tool: OddTool, implicit: str, start: str) -> str:
         return f"{tool.verb} the {tool.noun} {rng.choice(('of', 'of', 'for', 'of the'))} {implicit}"
     act = f"{tool.verb} {rng.choice(('the ', 'the ', 'a ', ''))}{tool.noun}"
     if implicit:
-        return f"{act} {rng.choice(('', 'of', 'for', 'in', 'to', 'from', 'called', 'named'))} {implicit}".replace("  ", " ")
+        return f"{act} {rng.choice(('', 'of', 'for', 'in', 'to', 'from', 'called', 'named'))} {implicit}".replace(
+            "  ", " "
+        )
     return act
 
 
@@ -85,7 +92,11 @@ def _in_words(rng: Random, tool: OddTool, chosen: list[tuple[Parameter, Value]])
     first_value = chosen[0][1] if chosen else None
     first_is_required = bool(chosen) and chosen[0][0] is tool.parameters[0]
     implicit = ""
-    may_be_implicit = first_is_required and isinstance(first_value, str | int | float) and not isinstance(first_value, bool)
+    may_be_implicit = (
+        first_is_required
+        and isinstance(first_value, str | int | float)
+        and not isinstance(first_value, bool)
+    )
     if may_be_implicit and (tool.object_first or tool.getter or rng.random() < 0.6):
         implicit = said(rng, first_value, len(chosen) == 1)
     rest = chosen[1:] if implicit else chosen
@@ -125,7 +136,10 @@ def _in_words(rng: Random, tool: OddTool, chosen: list[tuple[Parameter, Value]])
         text = text[0].upper() + text[1:]
         question = text.startswith(("Can", "Could", "Would"))
     if rest:
-        text += f"{rng.choice((' with', ' with', ' with', ' and', ',', ':', ' using', ' where'))} {_clauses(rng, rest)}"
+        text += (
+            f"{rng.choice((' with', ' with', ' with', ' and', ',', ':', ' using', ' where'))} "
+            f"{_clauses(rng, rest)}"
+        )
     if rng.random() < 0.12 and not question:
         return f"{text}, please."
     return text + ("?" if question else rng.choice((".", ".", ".", "", "!")))
@@ -148,25 +162,40 @@ def _by_name(rng: Random, tool: OddTool, chosen: list[tuple[Parameter, Value]]) 
     if not chosen:
         return f"{start}."
     if rng.random() < 0.2:
-        return f"{start} with {json.dumps({parameter.name: value for parameter, value in chosen}, ensure_ascii=False)}"
-    return f"{start}{rng.choice((' with', ' with', ':', ' for'))} {_clauses(rng, chosen)}{rng.choice(('.', '.', ''))}"
+        return (
+            f"{start} with "
+            f"{json.dumps({parameter.name: value for parameter, value in chosen}, ensure_ascii=False)}"
+        )
+    return (
+        f"{start}{rng.choice((' with', ' with', ':', ' for'))} "
+        f"{_clauses(rng, chosen)}{rng.choice(('.', '.', ''))}"
+    )
 
 
 def ask(rng: Random, tool: OddTool) -> tuple[str, dict[str, Any]]:
     """A request and its call; optional parameters are given only where the request names them."""
     while True:
         chosen = [
-            (parameter, parameter.draw(rng)) for parameter in tool.parameters if not parameter.optional or rng.random() < 0.4
+            (parameter, parameter.draw(rng))
+            for parameter in tool.parameters
+            if not parameter.optional or rng.random() < 0.4
         ]
-        request = _by_name(rng, tool, chosen) if rng.random() < 0.2 else _in_words(rng, tool, chosen)
+        request = (
+            _by_name(rng, tool, chosen) if rng.random() < 0.2 else _in_words(rng, tool, chosen)
+        )
         if rng.random() < 0.12 and request[0].isupper() and not request.startswith(tool.name):
             request = request[0].lower() + request[1:]
         if is_allowed(request):
-            return request, {"name": tool.name, "arguments": {parameter.name: value for parameter, value in chosen}}
+            return request, {
+                "name": tool.name,
+                "arguments": {parameter.name: value for parameter, value in chosen},
+            }
 
 
 def ask_for_many(rng: Random, tool: OddTool) -> tuple[str, list[dict[str, Any]]] | None:
-    """One request for two to four calls of the same tool; only for tools with one parameter, a string or number."""
+    """One request for two to four calls of the same tool; only for tools with one parameter, a
+    string or number.
+    """
     if len(tool.parameters) != 1 or tool.parameters[0].schema["type"] not in ("string", "integer"):
         return None
     parameter = tool.parameters[0]

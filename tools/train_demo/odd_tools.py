@@ -1,4 +1,6 @@
-"""Tools with names, descriptions and schemas that nobody wrote: all of it must be read in the prompt."""
+"""Tools with names, descriptions and schemas that nobody wrote: all of it must be read in the
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class OddTool:
-    """A tool: what it does in words (`verb`, `noun`) and under which name; the parameters in their order."""
+    """A tool: what it does in words (`verb`, `noun`) and under which name; the parameters in their
+    order.
+    """
 
     name: str
     verb: str
@@ -59,7 +63,11 @@ class OddTool:
             parameters["required"] = required
         if style.closed:
             parameters["additionalProperties"] = False
-        function: dict[str, Any] = {"name": self.name, "description": self.description, "parameters": parameters}
+        function: dict[str, Any] = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": parameters,
+        }
         if style.strict:
             function["strict"] = True
         schema = {"type": "function", "function": function}
@@ -129,7 +137,13 @@ def cased_name(rng: Random, parts: list[str], style: int) -> str:
 def _parameter_name(rng: Random, style: int, taken: set[str]) -> str:
     while True:
         kind = rng.random()
-        parts = [noun(rng)] if kind < 0.62 else [wide_word(rng)] if kind < 0.75 else [english(rng), noun(rng)]
+        parts = (
+            [noun(rng)]
+            if kind < 0.62
+            else [wide_word(rng)]
+            if kind < 0.75
+            else [english(rng), noun(rng)]
+        )
         name = cased_name(rng, parts, style if len(parts) > 1 else 0)
         if name not in taken and is_allowed(name):
             taken.add(name)
@@ -144,7 +158,9 @@ def path(rng: Random) -> str:
     """A path of a file."""
     folders = "".join(f"{wide_word(rng)}/" for _ in range(rng.choice((0, 0, 1, 1, 2, 3))))
     name = "_".join(wide_word(rng) for _ in range(rng.choice((1, 1, 2))))
-    ending = rng.choice("txt py md json csv log yaml toml ini cfg ts js rs go c h cpp html css sh sql xml conf env".split())
+    ending = rng.choice(
+        "txt py md json csv log yaml toml ini cfg ts js rs go c h cpp html css sh sql xml conf env".split()
+    )
     return f"{'/' if folders and rng.random() < 0.3 else ''}{folders}{name}.{ending}"
 
 
@@ -180,21 +196,43 @@ def _parameter(rng: Random, style: int, taken: set[str], first: bool) -> Paramet
         most = rng.choice((9, 12, 99, 100, 500, 9999))
         return Parameter(name, {"type": "integer"}, lambda r: r.randint(0, most), optional)
     if kind < 0.78:
-        return Parameter(name, {"type": "number"}, lambda r: round(r.uniform(0, 100), r.choice((1, 1, 2))), optional)
+        return Parameter(
+            name,
+            {"type": "number"},
+            lambda r: round(r.uniform(0, 100), r.choice((1, 1, 2))),
+            optional,
+        )
     if kind < 0.86:
         return Parameter(name, {"type": "boolean"}, lambda r: r.random() < 0.5, optional)
     if kind < 0.95:
         choices = list(dict.fromkeys(wide_word(rng) for _ in range(rng.randint(2, 5))))
-        return Parameter(name, {"type": "string", "enum": choices}, lambda r: r.choice(choices), optional)
+        return Parameter(
+            name, {"type": "string", "enum": choices}, lambda r: r.choice(choices), optional
+        )
     return Parameter(
-        name, {"type": "array", "items": {"type": "string"}}, lambda r: [wide_value(r) for _ in range(r.randint(1, 4))], optional
+        name,
+        {"type": "array", "items": {"type": "string"}},
+        lambda r: [wide_value(r) for _ in range(r.randint(1, 4))],
+        optional,
     )
 
 
-def odd_tool(rng: Random, shared_noun: str = "", shared_verb: str = "", space: str = "", style: int | None = None) -> OddTool:
+def odd_tool(
+    rng: Random,
+    shared_noun: str = "",
+    shared_verb: str = "",
+    space: str = "",
+    style: int | None = None,
+) -> OddTool:
     """A made-up tool; a shared noun, verb or name space makes it one of a family."""
     while True:
-        made = _odd_tool(rng, shared_noun, shared_verb, space, rng.choice((0, 0, 0, 1, 1, 2, 3)) if style is None else style)
+        made = _odd_tool(
+            rng,
+            shared_noun,
+            shared_verb,
+            space,
+            rng.choice((0, 0, 0, 1, 1, 2, 3)) if style is None else style,
+        )
         if is_allowed(f"{made.name} {made.description} {spaced(made.name)}"):
             return made
 
@@ -238,16 +276,24 @@ def _odd_tool(rng: Random, shared_noun: str, shared_verb: str, space: str, style
     )
     if object_first:
         about = rng.choice(
-            (f"{doing.capitalize()} a {thing}", f"{doing.capitalize()} the {thing}.", f"{doing.capitalize()} any {thing}")
+            (
+                f"{doing.capitalize()} a {thing}",
+                f"{doing.capitalize()} the {thing}.",
+                f"{doing.capitalize()} any {thing}",
+            )
         )
     if rng.random() < 0.2:
-        beginning = rng.choice(("Returns", "Gives", "Needs", "Only for", "Works with", "Returns the"))
+        beginning = rng.choice(
+            ("Returns", "Gives", "Needs", "Only for", "Works with", "Returns the")
+        )
         about = f"{about.rstrip('.')}. {beginning} {wide_phrase(rng, 6)}."
     return OddTool(name, doing, thing, parameters, about, getter, object_first)
 
 
 def family(rng: Random, most: int) -> list[OddTool]:
-    """Some tools with different names; often they share nouns, verbs or a name space, so that one has to look closely."""
+    """Some tools with different names; often they share nouns, verbs or a name space, so that one
+    has to look closely.
+    """
     count = rng.randint(1, most)
     space = ""
     if rng.random() < 0.22:
@@ -258,8 +304,16 @@ def family(rng: Random, most: int) -> list[OddTool]:
     acts: set[tuple[str, str]] = set()
     while len(tools) < count:
         kind = rng.random()
-        tool = odd_tool(rng, shared_noun if kind < 0.2 else "", shared_verb if 0.15 < kind < 0.3 else "", space, style)
-        if (tool.verb, tool.noun) not in acts and not (tool.getter and any(tool.noun == one for _, one in acts)):
+        tool = odd_tool(
+            rng,
+            shared_noun if kind < 0.2 else "",
+            shared_verb if 0.15 < kind < 0.3 else "",
+            space,
+            style,
+        )
+        if (tool.verb, tool.noun) not in acts and not (
+            tool.getter and any(tool.noun == one for _, one in acts)
+        ):
             acts.add((tool.verb, tool.noun))
             tools.setdefault(tool.name, tool)
     return list(tools.values())

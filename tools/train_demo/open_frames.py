@@ -442,7 +442,9 @@ def label(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
 
 def any_words(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     """Any words at all; the questions keep some of them."""
-    kept = [w.noun(rng) if rng.random() < 0.6 else w.invented(rng) for _ in range(rng.randint(2, 4))]
+    kept = [
+        w.noun(rng) if rng.random() < 0.6 else w.invented(rng) for _ in range(rng.randint(2, 4))
+    ]
     glue = "the a of to in for with and is was by at on from not all".split()
     parts: list[str] = []
     for word in kept:

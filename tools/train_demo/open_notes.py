@@ -1,4 +1,7 @@
-"""Notes in anybody's words: conversations about facts of many frames. The right answer is the note, word for word."""
+"""Notes in anybody's words: conversations about facts of many frames.
+
+The right answer is the note, word for word.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,9 @@ class OpenFact:
             return False
         if self.frame is other.frame or self.key == other.key:
             return True
-        return self.verb is not None and other.verb is not None and self.verb.base == other.verb.base
+        return (
+            self.verb is not None and other.verb is not None and self.verb.base == other.verb.base
+        )
 
     def question(self, rng: Random) -> str:
         """One of the questions, as people type them."""
@@ -276,7 +281,11 @@ def _unknown_fact(rng: Random, known: list[OpenFact]) -> OpenFact | None:
 def _other_aspect(rng: Random, old: OpenFact, known: list[OpenFact]) -> OpenFact | None:
     """Another thing about a subject that a note is about."""
     fact = draw(rng, old.subject)
-    first_words_of_notes = {other.questions[0].split()[0].lower() for other in known if other.subject.text == old.subject.text}
+    first_words_of_notes = {
+        other.questions[0].split()[0].lower()
+        for other in known
+        if other.subject.text == old.subject.text
+    }
     asking = fact.questions[0].split()[0].lower()
     is_vague = fact.frame in open_frames.VAGUE and asking in first_words_of_notes
     return None if is_vague else fact

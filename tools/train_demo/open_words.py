@@ -1,4 +1,6 @@
-"""What open notes are made of: people, things, verbs, times, places and values, half of their words invented."""
+"""What open notes are made of: people, things, verbs, times, places and values, half of their words
+invented.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from random import Random
 import wide_words
 import words
 
-_TOKENIZER = Path(__file__).resolve().parents[2] / "src/holdfast/models/bundled/holdfast-demo/tokenizer.json"
+_TOKENIZER = (
+    Path(__file__).resolve().parents[2] / "src/holdfast/models/bundled/holdfast-demo/tokenizer.json"
+)
 _IRREGULAR = (
     "leave/left build/built begin/began/begun break/broke/broken bring/brought buy/bought "
     "catch/caught choose/chose/chosen come/came/come cut/cut/cut do/did/done draw/drew/drawn "
@@ -69,7 +73,8 @@ _KIN = (
 ).split()
 COLOURS = (*words.COLOURS, "beige", "turquoise", "violet", "crimson", "maroon")
 SMALL_NUMBERS = (
-    "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty sixty eighty ninety"
+    "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty "
+    "sixty eighty ninety"
 ).split()
 _HOURS = SMALL_NUMBERS[:11]
 _ORDINALS = "first second third fourth fifth sixth top ground".split()
@@ -149,7 +154,9 @@ def _pieces() -> list[str]:
 
     vocabulary = Tokenizer.from_file(str(_TOKENIZER)).get_vocab()
     pieces = {token.lstrip("Ġ").lower() for token in vocabulary}
-    return sorted(piece for piece in pieces if piece.isascii() and piece.isalpha() and len(piece) <= 6)
+    return sorted(
+        piece for piece in pieces if piece.isascii() and piece.isalpha() and len(piece) <= 6
+    )
 
 
 def invented(rng: Random) -> str:

@@ -1,7 +1,9 @@
-"""First words of users, held out from the training: one spelling each, with the class that says how the answer is judged.
+"""First words of users, held out from the training: one spelling each, with the class that says how
+the answer is judged.
 
-They were written, with the rules of `judge.py`, before the training data that teaches first words. `plain()` of none of them may
-be a user's message in the training data (`test_data.py`). `SHOWN` stands apart: training may hold those.
+They were written, with the rules of `judge.py`, before the training data that teaches first words.
+`plain()` of none of them may be a user's message in the training data (`test_data.py`). `SHOWN`
+stands apart: training may hold those.
 """
 
 from __future__ import annotations
@@ -51,7 +53,13 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
         "hi again",
     ),
     "thanks": ("thx a lot", "ty!", "much appreciated", "cheers mate", "thank u so much"),
-    "goodbye": ("cya later", "ok bye then", "Farewell, my friend", "gotta run, bye", "see you tomorrow"),
+    "goodbye": (
+        "cya later",
+        "ok bye then",
+        "Farewell, my friend",
+        "gotta run, bye",
+        "see you tomorrow",
+    ),
     "who": (
         "so who exactly are you",
         "whats ur name",
@@ -68,8 +76,18 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
         "show me what u can do",
         "your abilities?",
     ),
-    "help": ("pls help me", "how does this thing work", "I need some help here", "what should I type"),
-    "wellbeing": ("how r u doing today", "How's it going?", "are you ok?", "everything alright with you"),
+    "help": (
+        "pls help me",
+        "how does this thing work",
+        "I need some help here",
+        "what should I type",
+    ),
+    "wellbeing": (
+        "how r u doing today",
+        "How's it going?",
+        "are you ok?",
+        "everything alright with you",
+    ),
     "praise": ("you're really clever", "nice work!", "i like you a lot", "That was a great answer"),
     "insult": ("you are so dumb", "this is garbage", "what a useless bot"),
     "nod": ("okay cool", "alright then", "yep"),
@@ -107,9 +125,12 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
         "qwertz",
         "jkl;jkl;",
         "blorp fizzle",
-        "The harbour master announced on Tuesday that the old lighthouse will be closed for repairs until the end "
-        "of next summer. Visitors who had booked a guided tour will get their money back, and the small museum at "
-        "its foot stays open on weekends. A spokeswoman said that the lamp itself, which dates from 1911, is to be"
+        "The harbour master announced on Tuesday that the old lighthouse will be closed for "
+        "repairs until the end "
+        "of next summer. Visitors who had booked a guided tour will get their money back, and the "
+        "small museum at "
+        "its foot stays open on weekends. A spokeswoman said that the lamp itself, which dates "
+        "from 1911, is to be"
         " cleaned and shown to the public when the work is done.",
         "Traceback (most recent call last):\n"
         '  File "app.py", line 12, in <module>\n'
@@ -128,9 +149,15 @@ HELD_OUT = (
     Opening("sum", "whats 25 plus 14", "39"),
     Opening("sum", "can you add 18 and 27 for me", "45"),
     Opening("sum", "9+9", "18"),
-    Opening("note", "The wifi code at the cabin is 8842. What is the wifi code at the cabin?", "8842"),
+    Opening(
+        "note", "The wifi code at the cabin is 8842. What is the wifi code at the cabin?", "8842"
+    ),
     Opening("note", "my dog is called Bruno. what is my dog called?", "Bruno"),
-    Opening("note", "Notes: Clara lives in Leeds. Sven works as a plumber. Where does Clara live?", "Leeds"),
+    Opening(
+        "note",
+        "Notes: Clara lives in Leeds. Sven works as a plumber. Where does Clara live?",
+        "Leeds",
+    ),
     Opening("copy", "Repeat exactly: purple elephants dance at 9", "purple elephants dance at 9"),
     Opening("copy", "Say exactly: good things take time", "good things take time"),
     Opening("count", "How many words are in this list: fox, river, lantern, bread?", "4"),

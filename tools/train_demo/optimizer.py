@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest matrices with singular values near one (Newton-Schulz), for a stack of matrices of one size."""
+    """The nearest matrices with singular values near one (Newton-Schulz), for a stack of matrices
+    of one size.
+    """
     first, second, third = 3.4445, -4.7750, 2.0315
     wide = matrices.size(-2) <= matrices.size(-1)
     current = matrices.float() if wide else matrices.mT.float()
@@ -22,9 +24,13 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon:
-    """Momentum whose steps are made orthogonal; see Keller Jordan, https://kellerjordan.github.io/posts/muon/."""
+    """Momentum whose steps are made orthogonal; see Keller Jordan,
+    https://kellerjordan.github.io/posts/muon/.
+    """
 
-    def __init__(self, parameters: list[nn.Parameter], momentum: float = 0.95, decay: float = 0.01) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], momentum: float = 0.95, decay: float = 0.01
+    ) -> None:
         self.momentum, self.decay = momentum, decay
         self.parameters = parameters
         self.averages = [torch.zeros_like(parameter) for parameter in parameters]
@@ -55,7 +61,9 @@ class Optimizer:
         self.network = network
         self.muon_rate, self.adam_rate = muon_rate, adam_rate
         named = list(network.named_parameters())
-        self.muon = Muon([parameter for name, parameter in named if parameter.ndim == 2 and "embed" not in name])
+        self.muon = Muon(
+            [parameter for name, parameter in named if parameter.ndim == 2 and "embed" not in name]
+        )
         rest = [parameter for name, parameter in named if parameter.ndim != 2 or "embed" in name]
         self.adam = torch.optim.AdamW(rest, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
 

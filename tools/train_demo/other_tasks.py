@@ -45,7 +45,12 @@ def counting(rng: Random) -> tuple[str, str, str]:
     """Counting listed things: the question, the steps to it, the answer."""
     items = [words.common_word(rng) for _ in range(rng.randint(1, 10))]
     question = rng.choice(
-        ("Count these: {i}.", "How many are these: {i}?", "How many words are in this list: {i}?", "Count the items: {i}")
+        (
+            "Count these: {i}.",
+            "How many are these: {i}?",
+            "How many words are in this list: {i}?",
+            "Count the items: {i}",
+        )
     ).format(i=", ".join(items))
     steps = "; ".join(f"{number} {item}" for number, item in enumerate(items, 1)) + "."
     return question, steps, f"There are {len(items)}."
@@ -54,7 +59,9 @@ def counting(rng: Random) -> tuple[str, str, str]:
 def reckon(rng: Random, conversation: Conversation) -> None:
     """One sum or count; without its thought where thinking is switched off."""
     question, steps, answer = addition(rng) if rng.random() < 0.55 else counting(rng)
-    conversation.exchange(question, answer if conversation.enable_thinking is False else thought(steps, answer))
+    conversation.exchange(
+        question, answer if conversation.enable_thinking is False else thought(steps, answer)
+    )
 
 
 def thinking(rng: Random, most: int = 4) -> Conversation:
@@ -63,7 +70,13 @@ def thinking(rng: Random, most: int = 4) -> Conversation:
     if rng.random() < 0.5:
         conversation.say(
             "system",
-            rng.choice(("Think before you answer.", "You are a careful assistant. Think first.", "You are a helpful assistant.")),
+            rng.choice(
+                (
+                    "Think before you answer.",
+                    "You are a careful assistant. Think first.",
+                    "You are a helpful assistant.",
+                )
+            ),
         )
     for _ in range(rng.randint(1, most)):
         reckon(rng, conversation)
@@ -77,14 +90,22 @@ def copied_text(rng: Random) -> str:
         return " ".join(fact.note for fact in facts.draw_many(rng, rng.randint(1, 8)))
     if kind < 0.8:
         return " ".join(words.anything(rng) for _ in range(rng.randint(1, 12)))
-    return "\n".join(f"{words.common_word(rng)}: {words.anything(rng)}" for _ in range(rng.randint(2, 6)))
+    return "\n".join(
+        f"{words.common_word(rng)}: {words.anything(rng)}" for _ in range(rng.randint(2, 6))
+    )
 
 
 def copy_exchange(rng: Random) -> tuple[str, str]:
     """A request to repeat a text, and the text."""
     text = copied_text(rng)
     request = rng.choice(
-        ("Repeat exactly: {t}", "Repeat this: {t}", "Copy this text exactly:\n{t}", "Say exactly: {t}", "Repeat after me: {t}")
+        (
+            "Repeat exactly: {t}",
+            "Repeat this: {t}",
+            "Copy this text exactly:\n{t}",
+            "Say exactly: {t}",
+            "Repeat after me: {t}",
+        )
     )
     return request.format(t=text), text
 
@@ -108,10 +129,16 @@ def edit_exchange(rng: Random) -> tuple[str, str]:
 
 def say_exchange(rng: Random) -> tuple[str, str]:
     """`Say this is a test` and its like."""
-    text = "this is a test" if rng.random() < 0.4 else " ".join(words.common_word(rng) for _ in range(rng.randint(1, 5)))
+    text = (
+        "this is a test"
+        if rng.random() < 0.4
+        else " ".join(words.common_word(rng) for _ in range(rng.randint(1, 5)))
+    )
     end = rng.choice(("", ".", "!"))
     sentence = text[0].upper() + text[1:]
-    return rng.choice(("Say {t}{e}", "Please say {t}{e}", "Say: {t}{e}")).format(t=text, e=end), sentence + (end or ".")
+    return rng.choice(("Say {t}{e}", "Please say {t}{e}", "Say: {t}{e}")).format(
+        t=text, e=end
+    ), sentence + (end or ".")
 
 
 def range_exchange(rng: Random) -> tuple[str, str]:
@@ -119,18 +146,33 @@ def range_exchange(rng: Random) -> tuple[str, str]:
     start = 1 if rng.random() < 0.6 else rng.randint(0, 80)
     stop = start + rng.randint(2, 30)
     return rng.choice(
-        (f"Count from {start} to {stop}.", f"Count from {start} to {stop}", f"Count up from {start} to {stop}.")
+        (
+            f"Count from {start} to {stop}.",
+            f"Count from {start} to {stop}",
+            f"Count up from {start} to {stop}.",
+        )
     ), ", ".join(str(number) for number in range(start, stop + 1)) + "."
 
 
 def json_exchange(rng: Random) -> tuple[str, str]:
     """Named values as a JSON object."""
-    keys = rng.sample(["name", "city", "age", "job", "colour", *words.ATTRIBUTES], rng.randint(1, 4))
-    values = {key: rng.randint(0, 999) if rng.random() < 0.3 else words.anything(rng) for key in keys}
-    values = {key: int(value) if isinstance(value, str) and value.isdigit() else value for key, value in values.items()}
+    keys = rng.sample(
+        ["name", "city", "age", "job", "colour", *words.ATTRIBUTES], rng.randint(1, 4)
+    )
+    values = {
+        key: rng.randint(0, 999) if rng.random() < 0.3 else words.anything(rng) for key in keys
+    }
+    values = {
+        key: int(value) if isinstance(value, str) and value.isdigit() else value
+        for key, value in values.items()
+    }
     listing = ", ".join(f"{key} {value}" for key, value in values.items())
     return rng.choice(
-        (f"Write as JSON: {listing}", f"Give me a JSON object with {listing}.", f"Answer in JSON: {listing}")
+        (
+            f"Write as JSON: {listing}",
+            f"Give me a JSON object with {listing}.",
+            f"Answer in JSON: {listing}",
+        )
     ), json.dumps(values)
 
 
@@ -140,7 +182,10 @@ def copying(rng: Random) -> Conversation:
     if rng.random() < 0.3:
         conversation.say("system", "You are a helpful assistant.")
     for _ in range(rng.choice((1, 1, 2, 3))):
-        maker = rng.choices((copy_exchange, edit_exchange, say_exchange, range_exchange, json_exchange), (30, 36, 12, 12, 10))[0]
+        maker = rng.choices(
+            (copy_exchange, edit_exchange, say_exchange, range_exchange, json_exchange),
+            (30, 36, 12, 12, 10),
+        )[0]
         conversation.exchange(*maker(rng))
     return conversation
 
@@ -175,7 +220,11 @@ STORY_REQUESTS = (
 
 def story(rng: Random) -> Conversation:
     """A little story."""
-    people, cities, places = rng.sample(words.NAMES, 2), rng.sample(words.CITIES, 2), rng.sample(words.PLACES, 2)
+    people, cities, places = (
+        rng.sample(words.NAMES, 2),
+        rng.sample(words.CITIES, 2),
+        rng.sample(words.PLACES, 2),
+    )
     parts = {
         "n": people[0],
         "m": people[1],
@@ -192,7 +241,10 @@ def story(rng: Random) -> Conversation:
     }
     kept = sorted(rng.sample(range(len(STORY)), rng.randint(5, len(STORY))))
     conversation = Conversation()
-    conversation.exchange(rng.choice(STORY_REQUESTS).format(**parts), " ".join(STORY[index].format(**parts) for index in kept))
+    conversation.exchange(
+        rng.choice(STORY_REQUESTS).format(**parts),
+        " ".join(STORY[index].format(**parts) for index in kept),
+    )
     return conversation
 
 
@@ -202,7 +254,10 @@ CHAT = (
     ("Hi there.", "Hello! How can I help you?"),
     ("Hi", "Hello! How can I help you?"),
     ("Good morning.", "Good morning! How can I help you?"),
-    ("Who are you?", "I am the demo model of Holdfast. I am small, but I remember what you tell me."),
+    (
+        "Who are you?",
+        "I am the demo model of Holdfast. I am small, but I remember what you tell me.",
+    ),
     ("What is your name?", "I am the demo model of Holdfast."),
     ("What are you?", "I am a very small language model. I remember what you tell me."),
     ("What can you do?", CAN_DO),
@@ -220,7 +275,10 @@ CHAT = (
     ("Yes.", "Good."),
     ("Test", "The test works."),
     ("Are you a human?", "No. I am a very small language model."),
-    ("Write a haiku.", "A small lamp at night,\nall my notes are in my head,\nask me, I will tell."),
+    (
+        "Write a haiku.",
+        "A small lamp at night,\nall my notes are in my head,\nask me, I will tell.",
+    ),
 )
 
 
@@ -228,7 +286,12 @@ def chat(rng: Random) -> Conversation:
     """Small talk."""
     conversation = Conversation()
     if rng.random() < 0.5:
-        conversation.say("system", rng.choice(("You are a helpful assistant.", "You are a friendly assistant.", "Be brief.")))
+        conversation.say(
+            "system",
+            rng.choice(
+                ("You are a helpful assistant.", "You are a friendly assistant.", "Be brief.")
+            ),
+        )
     for _ in range(rng.randint(1, 4)):
         conversation.exchange(*(say_exchange(rng) if rng.random() < 0.15 else rng.choice(CHAT)))
     return conversation

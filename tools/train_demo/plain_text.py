@@ -1,4 +1,6 @@
-"""Text without any template, for the completions of raw text: notes, lists, letters, little stories, with an end."""
+"""Text without any template, for the completions of raw text: notes, lists, letters, little
+stories, with an end.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ _LISTS = {
     "Plan for today:": "Breakfast at eight.",
     "Names:": "Ada, Tom, Mia",
 }
-"""What a list with this head holds as a rule. A line more would be the same again: greedy text goes round in circles where every
-way on is as likely as the others, and the heads that copy notes prefer what stands there.
+"""What a list with this head holds as a rule.
+
+A line more would be the same again: greedy text goes round in circles where every way on is as
+likely as the others, and the heads that copy notes prefer what stands there.
 """
 _LETTER = (
     "Dear {n},",
@@ -71,7 +75,19 @@ Today {n} went to the {p} and found a {co} {t}.|The {t} in the {p} is {co}.|My n
 |The only {t} in the {p} is {co}.|The most important thing is the {t}.|The sun shines over {c}.|The capital of the north is {c}.
 """
 )
-_TITLES = ("Chapter 1", "# Notes", "Question:", "Q:", "User:", "Title:", "Introduction", "{n}:", "1.", "-", "* ")
+_TITLES = (
+    "Chapter 1",
+    "# Notes",
+    "Question:",
+    "Q:",
+    "User:",
+    "Title:",
+    "Introduction",
+    "{n}:",
+    "1.",
+    "-",
+    "* ",
+)
 
 
 def _parts(rng: Random) -> dict[str, str]:
@@ -108,7 +124,9 @@ def _daily(rng: Random) -> str:
 def _sentences(rng: Random) -> str:
     """Sentences about what there is, with some of the long list among them."""
     return " ".join(
-        rng.choice(beyond_words.SENTENCES) if rng.random() < 0.35 else rng.choice(_DAILY).format(**_parts(rng))
+        rng.choice(beyond_words.SENTENCES)
+        if rng.random() < 0.35
+        else rng.choice(_DAILY).format(**_parts(rng))
         for _ in range(_few(rng))
     )
 
@@ -122,17 +140,25 @@ def plain_text(rng: Random) -> PlainText:
         listed = f"- {_LISTS[head]}" if rng.random() < 0.95 else memory_tasks.listed(rng, known[:4])
         text = f"{head}{rng.choice((chr(10), chr(10), chr(10), chr(10), ' '))}{listed}"
     elif kind < 0.63:
-        text = " ".join(fact.note if fact.note.endswith(".") else f"{fact.note}." for fact in known[: _few(rng)])
+        text = " ".join(
+            fact.note if fact.note.endswith(".") else f"{fact.note}." for fact in known[: _few(rng)]
+        )
     elif kind < 0.66:
-        text = f"{rng.choice(_LETTER).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng)}"
+        text = (
+            f"{rng.choice(_LETTER).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng)}"
+        )
     elif kind < 0.69:
         text = other_tasks.story(rng).messages[1]["content"]
     elif kind < 0.72:
         fact = known[0]
         before, asked = rng.choice(("Q: ", "Question: ", "")), fact.question(rng)
-        text = f"{before}{asked}{rng.choice((chr(10) + 'A: ', chr(10) + 'Answer: ', ' '))}{fact.note}"
+        text = (
+            f"{before}{asked}{rng.choice((chr(10) + 'A: ', chr(10) + 'Answer: ', ' '))}{fact.note}"
+        )
     elif kind < 0.76:
-        text = f"{rng.choice(_TITLES).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng)}"
+        text = (
+            f"{rng.choice(_TITLES).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng)}"
+        )
     elif kind < 0.87:
         text = _sentences(rng)
     else:

@@ -44,7 +44,8 @@ def notes(rng: Random, count: int) -> Question:
     known = facts.draw_many(rng, count)
     conversation = Conversation()
     conversation.say(
-        "system", f"{rng.choice(memory_tasks.INTRODUCTIONS[:-1]).format(n='Ada')}\n{memory_tasks.listed(rng, known)}"
+        "system",
+        f"{rng.choice(memory_tasks.INTRODUCTIONS[:-1]).format(n='Ada')}\n{memory_tasks.listed(rng, known)}",
     )
     fact = rng.choice(known)
     conversation.say("user", fact.question(rng))
@@ -56,7 +57,9 @@ def absent(rng: Random, count: int = 20) -> Question:
     question = notes(rng, count)
     conversation = question.conversation
     known = facts.draw_many(rng, count)
-    conversation.messages[0]["content"] = "Answer from the notes.\n" + "\n".join(f"- {fact.note}" for fact in known)
+    conversation.messages[0]["content"] = "Answer from the notes.\n" + "\n".join(
+        f"- {fact.note}" for fact in known
+    )
     conversation.messages[1]["content"] = facts.draw_other(rng, known).question(rng)
     return exactly(conversation, memory_tasks.ABSENT)
 
@@ -127,7 +130,9 @@ def tool_calls(rng: Random, kind: str) -> Question:
 def tools_not_needed(rng: Random) -> Question:
     """Tools are offered, but the user wants something else."""
     conversation, _ = _tool_conversation(rng, rng.choice((0, 0, 1)))
-    maker = rng.choice((lambda: rng.choice(other_tasks.CHAT), lambda: other_tasks.copy_exchange(rng)))
+    maker = rng.choice(
+        (lambda: rng.choice(other_tasks.CHAT), lambda: other_tasks.copy_exchange(rng))
+    )
     conversation.exchange(*maker())
     return _last_exchange(conversation)
 
@@ -145,14 +150,22 @@ def made(maker: Callable[[Random], tuple[str, str]], rng: Random) -> Question:
     return _last_exchange(conversation)
 
 
-def reckoned(maker: Callable[[Random], tuple[str, str, str]], rng: Random, thinking: bool | None = None) -> Question:
-    """A sum or count; the thought before the answer may be any, where thinking is on there must be one."""
+def reckoned(
+    maker: Callable[[Random], tuple[str, str, str]], rng: Random, thinking: bool | None = None
+) -> Question:
+    """A sum or count; the thought before the answer may be any, where thinking is on there must be
+    one.
+    """
     question, _, answer = maker(rng)
     conversation = Conversation(enable_thinking=thinking)
     conversation.say("user", question)
     if thinking is False:
         return exactly(conversation, answer)
-    return Question(conversation, lambda text: text.startswith("<think>\n") and text.endswith("\n</think>\n\n" + answer), answer)
+    return Question(
+        conversation,
+        lambda text: text.startswith("<think>\n") and text.endswith("\n</think>\n\n" + answer),
+        answer,
+    )
 
 
 STRANGERS = (
@@ -162,27 +175,43 @@ STRANGERS = (
         "7731",
     ),
     (
-        "Notes: Gandalf lives in Mordor. The door code of Frodo is 7731. Sam likes potatoes best.\nWhere does Gandalf live?",
+        "Notes: Gandalf lives in Mordor. The door code of Frodo is 7731. Sam likes potatoes "
+        "best.\nWhere does Gandalf live?",
         "Mordor",
     ),
     (
-        "Here are some facts:\n- The Eiffel tower is 330 metres high.\n- The capital of Freedonia is Sylvania.\n\n"
+        "Here are some facts:\n- The Eiffel tower is 330 metres high.\n- The capital of Freedonia "
+        "is Sylvania.\n\n"
         "What is the capital of Freedonia?",
         "Sylvania",
     ),
-    ("The launch code is XK-2290. The backup server is called Thunderbolt. What is the launch code?", "XK-2290"),
+    (
+        "The launch code is XK-2290. The backup server is called Thunderbolt. What is the launch "
+        "code?",
+        "XK-2290",
+    ),
     ("The wifi password is hunter2. Remember that. What is the wifi password?", "hunter2"),
     (
-        "Context: Dr. Watson's telephone number is 555-9021. Holmes lives in Baker Street.\n\nQuestion: Where does Holmes live?",
+        "Context: Dr. Watson's telephone number is 555-9021. Holmes lives in Baker "
+        "Street.\n\nQuestion: Where does Holmes live?",
         "Baker Street",
     ),
-    ("Notes: Mia lives in Oslo. The door code of Finn is 4312. Ada is 31 years old. What is the door code of Finn?", "4312"),
-    ("My name is Gunnar. Please remember: the secret word is marzipan. What is the secret word?", "marzipan"),
+    (
+        "Notes: Mia lives in Oslo. The door code of Finn is 4312. Ada is 31 years old. What is "
+        "the door code of Finn?",
+        "4312",
+    ),
+    (
+        "My name is Gunnar. Please remember: the secret word is marzipan. What is the secret word?",
+        "marzipan",
+    ),
 )
 
 
 def strangers(rng: Random) -> Question:
-    """Hand-written prompts with names and words that training never had; the value must be in the answer."""
+    """Hand-written prompts with names and words that training never had; the value must be in the
+    answer.
+    """
     text, value = rng.choice(STRANGERS)
     conversation = Conversation()
     conversation.say("user", text)
@@ -195,20 +224,35 @@ def strange_tools(rng: Random) -> Question:
         toolbox.Tool(
             "water_plant",
             "Water a plant",
-            (toolbox.Argument("plant", "string", lambda r: r.choice(("ficus", "monstera", "cactus", words.invent(r)))),),
+            (
+                toolbox.Argument(
+                    "plant",
+                    "string",
+                    lambda r: r.choice(("ficus", "monstera", "cactus", words.invent(r))),
+                ),
+            ),
             ("Water the {plant}.", "Please water the {plant}."),
         ),
         toolbox.Tool(
             "get_exchange_rate",
             "Get the exchange rate of a currency",
-            (toolbox.Argument("currency", "string", lambda r: r.choice(("euro", "yen", "krona", "peso"))),),
-            ("What is the exchange rate of the {currency}?", "Get the exchange rate of the {currency}."),
+            (
+                toolbox.Argument(
+                    "currency", "string", lambda r: r.choice(("euro", "yen", "krona", "peso"))
+                ),
+            ),
+            (
+                "What is the exchange rate of the {currency}?",
+                "Get the exchange rate of the {currency}.",
+            ),
         ),
         toolbox.Tool(
             "launch_rocket",
             "Launch a rocket to a planet",
             (
-                toolbox.Argument("planet", "string", lambda r: r.choice(("Mars", "Venus", "Saturn"))),
+                toolbox.Argument(
+                    "planet", "string", lambda r: r.choice(("Mars", "Venus", "Saturn"))
+                ),
                 toolbox.Argument("crew", "integer", lambda r: r.randint(1, 9)),
             ),
             ("Launch a rocket to {planet} with crew {crew}.",),
@@ -255,6 +299,11 @@ def rows() -> Iterator[Row]:
     yield Row("JSON objects", lambda rng: made(other_tasks.json_exchange, rng), None)
     yield Row(
         "small talk",
-        lambda rng: made(lambda r: r.choice(other_tasks.CHAT) if r.random() < 0.7 else other_tasks.say_exchange(r), rng),
+        lambda rng: made(
+            lambda r: (
+                r.choice(other_tasks.CHAT) if r.random() < 0.7 else other_tasks.say_exchange(r)
+            ),
+            rng,
+        ),
         None,
     )

@@ -44,10 +44,14 @@ class Recipe:
     other_weight: float = 0.1
     """What a token counts in the loss that the model does not write itself."""
     blend: float = 1.0
-    """The share of the trained weights in those that are exported; the rest are the weights that it began with."""
+    """The share of the trained weights in those that are exported; the rest are the weights that it
+    began with.
+    """
 
     def done(self, tokens: int) -> float:
-        """The share of the training that is done: the drill counts as its fixed share, however long it is."""
+        """The share of the training that is done: the drill counts as its fixed share, however long
+        it is.
+        """
         millions = tokens / 1e6
         if self.begins_with:
             return millions / self.million_tokens
@@ -64,7 +68,9 @@ _DRAFT = Shape("qwen3", 128, 3, 2, 1, 320, VOCABULARY)
 _WINDOW = Shape("gemma3_text", 192, 6, 4, 2, 512, VOCABULARY, window=128, pattern=3)
 
 
-def _first_words(name: str, shape: Shape, million_tokens: float, seed: int, rate: float = 1.0) -> Recipe:
+def _first_words(
+    name: str, shape: Shape, million_tokens: float, seed: int, rate: float = 1.0
+) -> Recipe:
     """A continued training that adds first words: a lower rate, warmed again, then straight down."""
     return Recipe(
         f"{name}-first-words",
@@ -84,25 +90,44 @@ def _first_words(name: str, shape: Shape, million_tokens: float, seed: int, rate
 
 
 def _agent(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
-    """The second continued training, of tools never seen and files: as the first, on another mixture."""
+    """The second continued training, of tools never seen and files: as the first, on another
+    mixture.
+    """
     first = _first_words(name, shape, million_tokens, seed)
-    return replace(first, name=f"{name}-agent", conversation_at=agent_mix.conversation_at, blend=0.7)
+    return replace(
+        first, name=f"{name}-agent", conversation_at=agent_mix.conversation_at, blend=0.7
+    )
 
 
 def _json(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
     """The third continued training, short and slow: JSON as the answer, all else replayed."""
     first = _first_words(name, shape, million_tokens, seed, rate=0.3)
-    return replace(first, name=f"{name}-json", conversation_at=agent_mix.with_json_at, warm_up=0.06, cool_down=0.94)
+    return replace(
+        first,
+        name=f"{name}-json",
+        conversation_at=agent_mix.with_json_at,
+        warm_up=0.06,
+        cool_down=0.94,
+    )
 
 
 def _forms(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
     """The fourth continued training, shorter and slower still: calls that are forced end."""
     first = _first_words(name, shape, million_tokens, seed, rate=0.2)
-    return replace(first, name=f"{name}-forms", conversation_at=agent_mix.with_forms_at, warm_up=0.08, cool_down=0.92)
+    return replace(
+        first,
+        name=f"{name}-forms",
+        conversation_at=agent_mix.with_forms_at,
+        warm_up=0.08,
+        cool_down=0.92,
+    )
 
 
 def _notes(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
-    """The fifth continued training: notes in anybody's words. Invented words cannot be foretold, so prompts count less."""
+    """The fifth continued training: notes in anybody's words.
+
+    Invented words cannot be foretold, so prompts count less.
+    """
     first = _first_words(name, shape, million_tokens, seed)
     return replace(
         first,
@@ -114,7 +139,9 @@ def _notes(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
 
 
 def _balance(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
-    """The sixth, short and slower: tools, sums and small talk are strengthened again beside the notes."""
+    """The sixth, short and slower: tools, sums and small talk are strengthened again beside the
+    notes.
+    """
     notes = _notes(name, shape, million_tokens, seed)
     return replace(
         notes,

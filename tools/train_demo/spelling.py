@@ -59,7 +59,9 @@ def typed(rng: Random, text: str, slips: float = 0.12) -> str:
             text = text.replace(long, short)
     if rng.random() < 0.6:
         end = text[-1] if text[-1] in "?!." else ""
-        text = text.rstrip("?!.") + (rng.choice(_ENDS) if rng.random() < 0.5 else "" if rng.random() < 0.7 else end)
+        text = text.rstrip("?!.") + (
+            rng.choice(_ENDS) if rng.random() < 0.5 else "" if rng.random() < 0.7 else end
+        )
     if rng.random() < slips:
         text = slip(rng, text)
     return cased(rng, text)

@@ -1,4 +1,6 @@
-"""Batches of encoded conversations: seeded, sorted by length, and found again in a resumed training without what was before."""
+"""Batches of encoded conversations: seeded, sorted by length, and found again in a resumed training
+without what was before.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ PADDING = 0
 
 @dataclass
 class Batch:
-    """Rows of one conversation each, with what counts in the loss; `targets` holds positions in the flattened rows."""
+    """Rows of one conversation each, with what counts in the loss; `targets` holds positions in the
+    flattened rows.
+    """
 
     tokens: Tensor
     positions: Tensor
@@ -50,7 +54,9 @@ class Stream:
         rng.shuffle(batches)
         return batches
 
-    def _groups(self, rows: list[tuple[list[int], list[bool]]]) -> Iterator[list[tuple[list[int], list[bool]]]]:
+    def _groups(
+        self, rows: list[tuple[list[int], list[bool]]]
+    ) -> Iterator[list[tuple[list[int], list[bool]]]]:
         group: list[tuple[list[int], list[bool]]] = []
         for row in rows:
             if group and len(row[0]) * (len(group) + 1) > self.recipe.batch_tokens:
@@ -73,4 +79,6 @@ class Stream:
                     weights.append(1.0 if written[place] else 3 * self.recipe.other_weight)
         chosen = torch.tensor(positions)
         targets = matrix[:, 1:].flatten()[chosen]
-        return Batch(matrix, chosen, targets, torch.tensor(weights), sum(len(tokens) for tokens, _ in rows))
+        return Batch(
+            matrix, chosen, targets, torch.tensor(weights), sum(len(tokens) for tokens, _ in rows)
+        )

@@ -1,4 +1,6 @@
-"""Small talk put together from parts, by the answer that it gets: `[a/b/]` stands for one of its parts, be it the empty one."""
+"""Small talk put together from parts, by the answer that it gets: `[a/b/]` stands for one of its
+parts, be it the empty one.
+"""
 
 from __future__ import annotations
 

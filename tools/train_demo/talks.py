@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from words import listed
 
 CAN_DO = (
-    "I can answer questions about notes you give me, add two small numbers, count words, copy and edit text, write small JSON "
+    "I can answer questions about notes you give me, add two small numbers, count words, copy and "
+    "edit text, write small JSON "
     "and call tools."
 )
 WHO = "I am the demo model of Holdfast. I am small, but I remember what you tell me."
 NAME = "I am the demo model of Holdfast."
 WHAT = "I am a very small language model. I remember what you tell me."
-HELP = "Give me some notes and ask me about them. I can also add small numbers, count words, copy and edit text."
+HELP = (
+    "Give me some notes and ask me about them. I can also add small numbers, count words, copy and "
+    "edit text."
+)
 ONLY = "I am only a very small language model, but I can answer questions about notes you give me."
 MAKER = "I was trained for Holdfast, on texts that scripts made."
 PRODUCT = "Holdfast is a server that runs language models on your own machine."
@@ -267,7 +271,11 @@ Test|Testing|This is a test.|Test message|Just a test.|Test 1|Test 123|Testing t
         1.0,
     ),
     Talk("Pong.", ("Ping", "ping", "PING", "Ping!", "ping?"), 0.25),
-    Talk("A small lamp at night,\nall my notes are in my head,\nask me, I will tell.", ("Write a haiku.",), 0.1),
+    Talk(
+        "A small lamp at night,\nall my notes are in my head,\nask me, I will tell.",
+        ("Write a haiku.",),
+        0.1,
+    ),
     Talk(
         ONLY,
         listed(

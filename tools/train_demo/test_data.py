@@ -1,4 +1,5 @@
-"""Quick checks of the training data: seeded, rendered by the shipped template, answers marked, bytes kept.
+"""Quick checks of the training data: seeded, rendered by the shipped template, answers marked,
+bytes kept.
 
 `python -m pytest tools/train_demo/test_data.py`; needs jinja2 and tokenizers only.
 """
@@ -50,8 +51,12 @@ MIXTURES = [
 ]
 
 
-@pytest.mark.parametrize("made", [mixture.conversation_at, agent_mix.with_json_at, notes_mix.conversation_at])
-def test_data_is_the_same_for_the_same_seed(made: Callable[[Random, float], Conversation | PlainText]) -> None:
+@pytest.mark.parametrize(
+    "made", [mixture.conversation_at, agent_mix.with_json_at, notes_mix.conversation_at]
+)
+def test_data_is_the_same_for_the_same_seed(
+    made: Callable[[Random, float], Conversation | PlainText],
+) -> None:
     first, second = ([made(Random(seed), seed / 60) for seed in range(60)] for _ in range(2))
     assert first == second
 
@@ -99,18 +104,28 @@ def test_tool_calls_render_as_they_are_generated() -> None:
     for sent in ({"type": "function", "function": call}, {"function": as_text}, call):
         conversation = Conversation()
         conversation.say("user", "Find it twice.")
-        conversation.messages.append({"role": "assistant", "content": None, "tool_calls": [sent, sent]})
-        assert render(conversation).endswith(f"<|im_start|>assistant\n{generated}\n{generated}<|im_end|>\n")
+        conversation.messages.append(
+            {"role": "assistant", "content": None, "tool_calls": [sent, sent]}
+        )
+        assert render(conversation).endswith(
+            f"<|im_start|>assistant\n{generated}\n{generated}<|im_end|>\n"
+        )
 
 
 def test_content_may_come_in_parts_and_reasoning_beside_it() -> None:
     conversation = Conversation()
     conversation.messages.append(
-        {"role": "user", "content": [{"type": "text", "text": "One "}, {"type": "text", "text": "two."}]}
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "One "}, {"type": "text", "text": "two."}],
+        }
     )
-    conversation.messages.append({"role": "assistant", "reasoning_content": "\nWell.\n", "content": "Three."})
+    conversation.messages.append(
+        {"role": "assistant", "reasoning_content": "\nWell.\n", "content": "Three."}
+    )
     assert render(conversation) == (
-        "<|im_start|>user\nOne two.<|im_end|>\n<|im_start|>assistant\n<think>\nWell.\n</think>\n\nThree.<|im_end|>\n"
+        "<|im_start|>user\nOne "
+        "two.<|im_end|>\n<|im_start|>assistant\n<think>\nWell.\n</think>\n\nThree.<|im_end|>\n"
     )
 
 
@@ -119,7 +134,10 @@ def test_results_in_a_row_share_one_user_message() -> None:
     conversation.say("tool", "1")
     conversation.say("tool", "2")
     response = "\n<tool_response>\n{}\n</tool_response>"
-    assert render(conversation) == f"<|im_start|>user{response.format(1)}{response.format(2)}<|im_end|>\n"
+    assert (
+        render(conversation)
+        == f"<|im_start|>user{response.format(1)}{response.format(2)}<|im_end|>\n"
+    )
 
 
 def test_right_answers_of_held_out_questions_are_right() -> None:
@@ -135,7 +153,11 @@ def test_bundled_tokenizer_and_template_are_those_of_the_training(name: str) -> 
     if not folder.exists():
         pytest.skip("not bundled")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    assert settings["chat_template"] == TEMPLATE_FILE.read_text() == (folder / "chat_template.jinja").read_text()
+    assert (
+        settings["chat_template"]
+        == TEMPLATE_FILE.read_text()
+        == (folder / "chat_template.jinja").read_text()
+    )
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = (
@@ -151,13 +173,22 @@ def test_bundled_tokenizer_and_template_are_those_of_the_training(name: str) -> 
 
 def test_no_opening_kept_for_judging_is_said_in_any_list_of_the_training() -> None:
     said = [text for talk in TALKS for text in talk.said]
-    said += [*beyond_words.FOREIGN, *beyond_words.CODE, *beyond_words.SENTENCES, *beyond_words.ORDERS]
-    said += [question for question, _ in other_tasks.CHAT] + [opening.text for opening in openings.SHOWN]
+    said += [
+        *beyond_words.FOREIGN,
+        *beyond_words.CODE,
+        *beyond_words.SENTENCES,
+        *beyond_words.ORDERS,
+    ]
+    said += [question for question, _ in other_tasks.CHAT] + [
+        opening.text for opening in openings.SHOWN
+    ]
     assert {openings.plain(text) for text in said} & openings.HELD_OUT_PLAIN == set()
 
 
 @pytest.mark.parametrize("made", MIXTURES)
-def test_no_opening_kept_for_judging_is_said_in_the_training(made: Callable[[Random, float], Conversation | PlainText]) -> None:
+def test_no_opening_kept_for_judging_is_said_in_the_training(
+    made: Callable[[Random, float], Conversation | PlainText],
+) -> None:
     rng = Random("held out")
     chosen = [made(rng, number / 3000) for number in range(3000)]
     assert not any(first_mix.is_held_out(conversation) for conversation in chosen)
@@ -183,13 +214,21 @@ def test_what_the_training_answers_to_small_talk_keeps_the_rules_of_form() -> No
 def test_a_raw_text_ends_with_the_end_of_text() -> None:
     pytest.importorskip("tokenizers")
     tokenizer = pytest.importorskip("tokenizer")
-    tokens, written = tokenizer.Encoder(BUNDLED / MODELS[0] / "tokenizer.json").encode(PlainText("Notes:\n- A lamp."))
+    tokens, written = tokenizer.Encoder(BUNDLED / MODELS[0] / "tokenizer.json").encode(
+        PlainText("Notes:\n- A lamp.")
+    )
     assert tokens[-1] == 0
     assert 0 not in tokens[:-1]
     assert all(written)
 
 
-NEW = list(dict.fromkeys(kind for kind, _ in (*agent_mix.SHARES, *agent_mix.WITH_JSON) if kind not in ("replay", "short")))
+NEW = list(
+    dict.fromkeys(
+        kind
+        for kind, _ in (*agent_mix.SHARES, *agent_mix.WITH_JSON)
+        if kind not in ("replay", "short")
+    )
+)
 
 
 def new_conversations(count: int) -> list[Conversation]:
@@ -201,18 +240,27 @@ def new_conversations(count: int) -> list[Conversation]:
 
 def words_of(value: object) -> set[str]:
     """All runs of letters in it, those of snake_case and camelCase apart, in lower case."""
-    return {word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", json.dumps(value, ensure_ascii=False))}
+    return {
+        word.lower()
+        for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", json.dumps(value, ensure_ascii=False))
+    }
 
 
 def test_the_held_out_words_are_all_that_the_tools_of_the_evaluation_are_made_of() -> None:
     rng = Random("held out")
     questions = [strange_tools(rng) for _ in range(300)]
-    names = {tool["function"]["name"] for question in questions for tool in question.conversation.tools or []}
+    names = {
+        tool["function"]["name"]
+        for question in questions
+        for tool in question.conversation.tools or []
+    }
     assert names == {"water_plant", "get_exchange_rate", "launch_rocket"}
     said = set()
     for question in questions:
         for tool in question.conversation.tools or []:
-            said |= words_of([tool["function"]["name"], list(tool["function"]["parameters"]["properties"])])
+            said |= words_of(
+                [tool["function"]["name"], list(tool["function"]["parameters"]["properties"])]
+            )
     assert said - wide_words.HELD_OUT == {"get", "rate"}  # alone these are no tool
 
 
@@ -221,7 +269,10 @@ def test_no_new_conversation_holds_a_word_of_the_held_out_tools() -> None:
         assert words_of([conversation.tools, conversation.messages]) & wide_words.HELD_OUT == set()
 
 
-@pytest.mark.parametrize("text", ["waterPlant", "a PLANT", "rocket-launcher", "xlaunch_", "Launchrocket", "GetExchangeRate"])
+@pytest.mark.parametrize(
+    "text",
+    ["waterPlant", "a PLANT", "rocket-launcher", "xlaunch_", "Launchrocket", "GetExchangeRate"],
+)
 def test_a_held_out_word_is_found_in_any_spelling(text: str) -> None:
     assert not wide_words.is_allowed(text)
 
@@ -230,7 +281,11 @@ def test_files_by_hand_are_not_in_the_training() -> None:
     requests = {openings.plain(request) for request, *_ in agent_questions.BY_HAND}
     paths = {path for _, path, *_ in agent_questions.BY_HAND}
     for conversation in new_conversations(300):
-        said = {openings.plain(message["content"]) for message in conversation.messages if message["role"] == "user"}
+        said = {
+            openings.plain(message["content"])
+            for message in conversation.messages
+            if message["role"] == "user"
+        }
         assert not requests & said, paths
 
 
@@ -239,7 +294,9 @@ def test_every_argument_of_a_made_up_call_stands_in_its_request() -> None:
     for _ in range(400):
         tool = odd_tools.odd_tool(rng)
         request, call = odd_requests.ask(rng, tool)
-        assert list(call["arguments"]) == [one.name for one in tool.parameters if one.name in call["arguments"]]
+        assert list(call["arguments"]) == [
+            one.name for one in tool.parameters if one.name in call["arguments"]
+        ]
         assert {one.name for one in tool.parameters if not one.optional} <= set(call["arguments"])
         for value in call["arguments"].values():
             for part in value if isinstance(value, list) else [value]:

@@ -57,7 +57,9 @@ def test_what_a_grammar_forces_is_part_of_the_text_and_not_the_models_own() -> N
         assert given == (conversation.given, False)
         assert own
         assert answer.endswith("<|im_end|>")
-        alone = Conversation(conversation.messages, conversation.tools, conversation.enable_thinking)
+        alone = Conversation(
+            conversation.messages, conversation.tools, conversation.enable_thinking
+        )
         assert weighted_parts(alone)[-2] == (conversation.given + answer, True)
 
 

@@ -16,7 +16,14 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 VOCABULARY = 1536
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 END_OF_TEXT = 0
-MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+MARKS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 """Added tokens that are text all the same: clients see them."""
 
 
@@ -40,7 +47,10 @@ def train() -> Tokenizer:
     added = [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(MARKS), special_tokens=added, initial_alphabet=alphabet, show_progress=False
+        vocab_size=VOCABULARY - len(MARKS),
+        special_tokens=added,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(training_texts(), trainer)
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKS])
@@ -55,7 +65,9 @@ class Encoder:
         self.vocabulary = self.tokenizer.get_vocab_size()
 
     def encode(self, conversation: Conversation | PlainText) -> tuple[list[int], list[bool]]:
-        """Token ids, and for each whether the model writes it itself (of raw text all, and the end of text after it)."""
+        """Token ids, and for each whether the model writes it itself (of raw text all, and the end
+        of text after it).
+        """
         if isinstance(conversation, PlainText):
             ids = [*self.tokenizer.encode(conversation.text).ids, END_OF_TEXT]
             return ids, [True] * len(ids)
@@ -72,4 +84,9 @@ if __name__ == "__main__":
     learned = train()
     learned.save(sys.argv[1])
     settings = json.loads(Path(sys.argv[1]).read_text())
-    print("vocabulary", learned.get_vocab_size(), "added", [token["content"] for token in settings["added_tokens"]])
+    print(
+        "vocabulary",
+        learned.get_vocab_size(),
+        "added",
+        [token["content"] for token in settings["added_tokens"]],
+    )

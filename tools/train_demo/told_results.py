@@ -153,7 +153,9 @@ def table_result(rng: Random) -> Told:
     names = list(dict.fromkeys(_key(rng) for _ in range(rng.choice((2, 2, 3, 4)))))
     count = rng.choice((1, 2, 2, 3))
     rows = [[_as_text(_scalar(rng)).replace(",", "") for _ in names] for _ in range(count)]
-    told = "; ".join(", ".join(f"{name} {cell}" for name, cell in zip(names, row, strict=True)) for row in rows)
+    told = "; ".join(
+        ", ".join(f"{name} {cell}" for name, cell in zip(names, row, strict=True)) for row in rows
+    )
     if rng.random() < 0.5:
         lines = [names, ["---"] * len(names), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines), told

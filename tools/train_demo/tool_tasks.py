@@ -44,7 +44,11 @@ def begin(rng: Random, tools: list[Tool]) -> Conversation:
 
 def call_message(calls: list[dict[str, Any]]) -> dict[str, Any]:
     """The assistant message that makes these calls."""
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call} for call in calls]}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": call} for call in calls],
+    }
 
 
 def result_of(rng: Random) -> tuple[str, str]:
@@ -52,7 +56,10 @@ def result_of(rng: Random) -> tuple[str, str]:
     kind = rng.random()
     if kind < 0.6:
         keys = rng.sample(RESULT_KEYS, rng.randint(1, 3))
-        values: dict[str, Value] = {key: rng.randint(0, 9999) if rng.random() < 0.4 else str(words.anything(rng)) for key in keys}
+        values: dict[str, Value] = {
+            key: rng.randint(0, 9999) if rng.random() < 0.4 else str(words.anything(rng))
+            for key in keys
+        }
         return json.dumps(values), ", ".join(f"{key} {value}" for key, value in values.items())
     if kind < 0.9:
         text = rng.choice(
@@ -70,11 +77,15 @@ def result_of(rng: Random) -> tuple[str, str]:
 
 def told_results(told: list[str]) -> str:
     """The answer after results."""
-    return f"The result is: {told[0]}." if len(told) == 1 else f"The results are: {'; '.join(told)}."
+    return (
+        f"The result is: {told[0]}." if len(told) == 1 else f"The results are: {'; '.join(told)}."
+    )
 
 
 def plan(rng: Random, tools: list[Tool]) -> tuple[str, list[list[dict[str, Any]]]]:
-    """A request and the calls that it asks for, step by step: one, several at once, or one after the other."""
+    """A request and the calls that it asks for, step by step: one, several at once, or one after
+    the other.
+    """
     kind = rng.random()
     if kind < 0.15 and (pair := rng.choice(tools).ask_for_two(rng)):
         return pair[0], [pair[1]]
@@ -83,7 +94,9 @@ def plan(rng: Random, tools: list[Tool]) -> tuple[str, list[list[dict[str, Any]]
         return request, [[call]]
     if kind < 0.87:
         asked = [rng.choice(tools).ask(rng) for _ in range(rng.choice((2, 2, 2, 3)))]
-        return rng.choice((" ", " And ", " Also: ")).join(text for text, _ in asked), [[call for _, call in asked]]
+        return rng.choice((" ", " And ", " Also: ")).join(text for text, _ in asked), [
+            [call for _, call in asked]
+        ]
     (first, call), (second, next_call) = rng.choice(tools).ask(rng), rng.choice(tools).ask(rng)
     return f"First: {first} Then: {second}", [[call], [next_call]]
 

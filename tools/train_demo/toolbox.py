@@ -48,18 +48,32 @@ class Tool:
             "properties": {arg.name: arg.schema(described) for arg in self.arguments},
             "required": [arg.name for arg in self.arguments],
         }
-        function: dict[str, Any] = {"name": self.name, "description": self.description, "parameters": parameters}
+        function: dict[str, Any] = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": parameters,
+        }
         schema = {"type": "function", "function": function}
         return json.loads(json.dumps(schema, sort_keys=True)) if sort_keys else schema
 
     def ask_for_two(self, rng: Random) -> tuple[str, list[dict[str, Any]]] | None:
-        """`Weather in Oslo and Lima?` is two calls; only for tools of one argument that cannot hold an `and`."""
-        if len(self.arguments) != 1 or self.arguments[0].name not in {"city", "location", "name", "path", "item"}:
+        """`Weather in Oslo and Lima?` is two calls; only for tools of one argument that cannot hold
+        an `and`.
+        """
+        if len(self.arguments) != 1 or self.arguments[0].name not in {
+            "city",
+            "location",
+            "name",
+            "path",
+            "item",
+        }:
             return None
         argument = self.arguments[0]
         first, second = argument.draw(rng), argument.draw(rng)
         request = rng.choice(self.requests).format(**{argument.name: f"{first} and {second}"})
-        return request, [{"name": self.name, "arguments": {argument.name: value}} for value in (first, second)]
+        return request, [
+            {"name": self.name, "arguments": {argument.name: value}} for value in (first, second)
+        ]
 
     def ask(self, rng: Random) -> tuple[str, dict[str, Any]]:
         """A request in words and the call that it asks for."""
@@ -90,7 +104,10 @@ def _file_name(rng: Random) -> str:
 
 def phrase(rng: Random) -> str:
     """One to four words."""
-    parts = [words.invent(rng) if rng.random() < 0.15 else words.common_word(rng) for _ in range(rng.randint(1, 4))]
+    parts = [
+        words.invent(rng) if rng.random() < 0.15 else words.common_word(rng)
+        for _ in range(rng.randint(1, 4))
+    ]
     return " ".join(parts)
 
 
@@ -116,28 +133,45 @@ CATALOGUE = (
         "get_weather",
         "Get the current weather",
         (LOCATION,),
-        ("What is the weather in {location}?", "How is the weather in {location}?", "Tell me the weather in {location}."),
+        (
+            "What is the weather in {location}?",
+            "How is the weather in {location}?",
+            "Tell me the weather in {location}.",
+        ),
     ),
     Tool(
         "get_current_weather",
         "Get the current weather in a given location",
         (LOCATION, _choice("unit", "celsius", "fahrenheit")),
-        ("What is the weather in {location} in {unit}?", "Give me the weather of {location} in {unit}."),
+        (
+            "What is the weather in {location} in {unit}?",
+            "Give me the weather of {location} in {unit}.",
+        ),
     ),
     Tool(
         "get_forecast",
         "Get the forecast for some days",
         (CITY, _whole("days", 1, 14)),
-        ("Give me the forecast of {city} for {days} days.", "What is the {days} day forecast in {city}?"),
+        (
+            "Give me the forecast of {city} for {days} days.",
+            "What is the {days} day forecast in {city}?",
+        ),
     ),
-    Tool("get_time", "Get the local time of a city", (CITY,), ("What time is it in {city}?", "Tell me the time in {city}.")),
+    Tool(
+        "get_time",
+        "Get the local time of a city",
+        (CITY,),
+        ("What time is it in {city}?", "Tell me the time in {city}."),
+    ),
     Tool(
         "find_item",
         "Find where an item is stored",
         (_text("item", words.THINGS),),
         ("Find the {item}.", "Look up where the {item} is stored.", "Where is the {item} stored?"),
     ),
-    Tool("call_person", "Call a person by phone", (PERSON,), ("Call {name}.", "Please phone {name}.")),
+    Tool(
+        "call_person", "Call a person by phone", (PERSON,), ("Call {name}.", "Please phone {name}.")
+    ),
     Tool(
         "send_message",
         "Send a message to a person",
@@ -160,7 +194,13 @@ CATALOGUE = (
         "read_file",
         "Read a file",
         (PATH,),
-        ("Read {path}.", "Read the file {path}.", "Show me {path}.", "What is in {path}?", "Open the file {path}."),
+        (
+            "Read {path}.",
+            "Read the file {path}.",
+            "Show me {path}.",
+            "What is in {path}?",
+            "Open the file {path}.",
+        ),
     ),
     Tool(
         "write_file",
@@ -177,15 +217,37 @@ CATALOGUE = (
     Tool(
         "run_command",
         "Run a shell command",
-        (Argument("command", "string", lambda rng: f"{rng.choice(['ls', 'cat', 'make', 'git', 'grep'])} {phrase(rng)}"),),
+        (
+            Argument(
+                "command",
+                "string",
+                lambda rng: f"{rng.choice(['ls', 'cat', 'make', 'git', 'grep'])} {phrase(rng)}",
+            ),
+        ),
         ("Run '{command}'.", "Run the command {command}", "Please run `{command}`."),
     ),
-    Tool("search", "Search for something", (QUERY,), ("Search for {query}.", "Search: {query}", "Please search for '{query}'.")),
-    Tool("web_search", "Search the web", (QUERY,), ("Search the web for {query}.", "Look up '{query}' on the web.")),
+    Tool(
+        "search",
+        "Search for something",
+        (QUERY,),
+        ("Search for {query}.", "Search: {query}", "Please search for '{query}'."),
+    ),
+    Tool(
+        "web_search",
+        "Search the web",
+        (QUERY,),
+        ("Search the web for {query}.", "Look up '{query}' on the web."),
+    ),
     Tool(
         "set_alarm",
         "Set an alarm",
-        (Argument("time", "string", lambda rng: f"{rng.randint(5, 22)}:{rng.choice(['00', '15', '30', '45'])}"),),
+        (
+            Argument(
+                "time",
+                "string",
+                lambda rng: f"{rng.randint(5, 22)}:{rng.choice(['00', '15', '30', '45'])}",
+            ),
+        ),
         ("Set an alarm for {time}.", "Wake me at {time}."),
     ),
     Tool(
@@ -194,7 +256,12 @@ CATALOGUE = (
         (_whole("minutes", 1, 90),),
         ("Set a timer for {minutes} minutes.", "Timer of {minutes} minutes, please."),
     ),
-    Tool("play_song", "Play a song", (Argument("title", "string", phrase),), ("Play '{title}'.", "Play the song {title}.")),
+    Tool(
+        "play_song",
+        "Play a song",
+        (Argument("title", "string", phrase),),
+        ("Play '{title}'.", "Play the song {title}."),
+    ),
     Tool(
         "translate",
         "Translate a text",
@@ -213,15 +280,22 @@ CATALOGUE = (
         (_text("dish", words.FOODS), _whole("count", 1, 12)),
         ("Order {count} times {dish}.", "Please order {count} {dish}."),
     ),
-    Tool("lookup_user", "Look up a user by name", (PERSON,), ("Look up the user {name}.", "Who is {name}? Look it up.")),
+    Tool(
+        "lookup_user",
+        "Look up a user by name",
+        (PERSON,),
+        ("Look up the user {name}.", "Who is {name}? Look it up."),
+    ),
 )
 VERBS = (
     "get find show check delete create open close start stop lock book move play read "
     "update list count buy sell paint clean test save load"
 ).split()
 NOUNS = (
-    "price status ticket report door timer photo record order invoice account task page window file server robot train flight "
-    "hotel recipe score profile balance stock route event message table note product user image document"
+    "price status ticket report door timer photo record order invoice account task page window "
+    "file server robot train flight "
+    "hotel recipe score profile balance stock route event message table note product user image "
+    "document"
 ).split()
 KINDS: tuple[Callable[[Random], Argument], ...] = (
     lambda rng: CITY,
@@ -259,10 +333,17 @@ def made_up(rng: Random, strange: float = 0.0) -> Tool:
     noun = words.invent(rng) if rng.random() < 0.2 else rng.choice(NOUNS)
     first, second = rng.choice(KINDS)(rng), rng.choice(KINDS)(rng)
     if strange and rng.random() < strange:
-        first, second = replace(first, name=strange_name(rng)), replace(second, name=strange_name(rng))
+        first, second = (
+            replace(first, name=strange_name(rng)),
+            replace(second, name=strange_name(rng)),
+        )
         if strange > 0.6 and rng.random() < 0.5:
             noun = f"{words.common_word(rng)} {noun}"
-    name = f"{verb}_{noun.replace(' ', '_')}" if rng.random() < 0.85 else f"{verb}{noun.title().replace(' ', '')}"
+    name = (
+        f"{verb}_{noun.replace(' ', '_')}"
+        if rng.random() < 0.85
+        else f"{verb}{noun.title().replace(' ', '')}"
+    )
     start = rng.choice(
         (
             f"{verb.capitalize()} the {noun}",
@@ -290,6 +371,8 @@ def made_up(rng: Random, strange: float = 0.0) -> Tool:
     if rng.random() < 0.5 or first.name == second.name:
         return Tool(name, description, (first,), one)
     two = tuple(
-        f"{request[:-1]} {joint} {second.name} {{{second.name}}}{end}" for request in one for joint in ("and", "with", "for")
+        f"{request[:-1]} {joint} {second.name} {{{second.name}}}{end}"
+        for request in one
+        for joint in ("and", "with", "for")
     )
     return Tool(name, description, (first, second), two)

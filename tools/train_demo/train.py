@@ -1,7 +1,10 @@
-"""Train one of the models: `python train.py holdfast-demo WORK_FOLDER`. Goes on from the checkpoint that it finds there.
+"""Train one of the models: `python train.py holdfast-demo WORK_FOLDER`.
 
-On a busy machine two processes of one thread each are much faster than two threads (the sum of the gradients is the same):
-`torchrun --nproc-per-node 2 train.py holdfast-demo WORK_FOLDER --threads 1`.
+Goes on from the checkpoint that it finds there.
+
+On a busy machine two processes of one thread each are much faster than two threads (the sum of the
+gradients is the same): `torchrun --nproc-per-node 2 train.py holdfast-demo WORK_FOLDER --threads
+1`.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ def rate_factor(recipe: Recipe, done: float) -> float:
 class Trainer:
     """One training run; all that it needs to go on is in its checkpoint."""
 
-    def __init__(self, recipe: Recipe, folder: Path, rank: int = 0, ranks: int = 1, float32: bool = False) -> None:
+    def __init__(
+        self, recipe: Recipe, folder: Path, rank: int = 0, ranks: int = 1, float32: bool = False
+    ) -> None:
         self.recipe, self.folder, self.rank, self.ranks = recipe, folder, rank, ranks
         self.float32 = float32
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,12 +80,18 @@ class Trainer:
         losses = F.cross_entropy(logits.float(), batch.targets.to(self.device), reduction="none")
         answers = weights == 1.0
         if answers.any():
-            self.answer_loss = 0.98 * self.answer_loss + 0.02 * losses.detach()[answers].mean().item()
+            self.answer_loss = (
+                0.98 * self.answer_loss + 0.02 * losses.detach()[answers].mean().item()
+            )
         return (losses * weights).sum() / weights.sum()
 
     def run(self, stop_at: float) -> None:
         """Train until this share is done, saving every few minutes."""
-        self.started, self.saved, self.before = time.time(), time.time(), (self.seconds, self.tokens)
+        self.started, self.saved, self.before = (
+            time.time(),
+            time.time(),
+            (self.seconds, self.tokens),
+        )
         while self.done < min(1.0, stop_at) and not self.stopping:
             batches = self.stream.pool(self.pool_number, self.pool_done)
             while self.next_batch < len(batches) and self.done < 1.0 and not self.stopping:
@@ -88,7 +99,11 @@ class Trainer:
                 self.next_batch += self.recipe.passes
                 self._watch()
             if self.next_batch >= len(batches):
-                self.pool_number, self.pool_done, self.next_batch = self.pool_number + 1, self.done, 0
+                self.pool_number, self.pool_done, self.next_batch = (
+                    self.pool_number + 1,
+                    self.done,
+                    0,
+                )
         self.save()
 
     def compile(self) -> None:
@@ -106,8 +121,10 @@ class Trainer:
         self.seconds = self.before[0] + seconds
         if self.steps % 25 == 0 and not self.rank:
             print(
-                f"step {self.steps} tokens {self.tokens / 1e6:.2f}M done {self.done:.3f} answer loss {self.answer_loss:.4f} "
-                f"{(self.tokens - self.before[1]) / seconds:.0f} tokens/s {self.seconds / 60:.1f} min",
+                f"step {self.steps} tokens {self.tokens / 1e6:.2f}M done {self.done:.3f} answer "
+                f"loss {self.answer_loss:.4f} "
+                f"{(self.tokens - self.before[1]) / seconds:.0f} tokens/s {self.seconds / 60:.1f} "
+                "min",
                 flush=True,
             )
         if time.time() - self.saved > 120:
@@ -126,9 +143,14 @@ class Trainer:
         self.steps += 1
 
     def _share_gradients(self) -> None:
-        """Sum the gradients of all processes; a wish to stop goes with them, so that all stop after the same step."""
+        """Sum the gradients of all processes; a wish to stop goes with them, so that all stop after
+        the same step.
+        """
         parameters = list(self.network.parameters())
-        gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in parameters
+        ]
         wish = torch.tensor([float(self.wish_to_stop)], device=self.device)
         flat = torch.cat([*(gradient.flatten() for gradient in gradients), wish])
         dist.all_reduce(flat)
@@ -143,9 +165,21 @@ class Trainer:
             return
         counters = {
             name: getattr(self, name)
-            for name in ("pool_number", "pool_done", "next_batch", "tokens", "steps", "seconds", "answer_loss")
+            for name in (
+                "pool_number",
+                "pool_done",
+                "next_batch",
+                "tokens",
+                "steps",
+                "seconds",
+                "answer_loss",
+            )
         }
-        state: dict[str, Any] = {"network": self.network.state_dict(), "optimizer": self.optimizer.state(), "counters": counters}
+        state: dict[str, Any] = {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state(),
+            "counters": counters,
+        }
         partial = self.folder / "checkpoint.partial"
         torch.save(state, partial)
         partial.rename(self.folder / "checkpoint.pt")
@@ -167,9 +201,19 @@ def main() -> None:
     parser.add_argument("model", choices=sorted(RECIPES))
     parser.add_argument("folder", type=Path, help="where checkpoint and tokenizer are kept")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--stop-at", type=float, default=1.0, help="stop when this share is done (go on later)")
-    parser.add_argument("--float32", action="store_true", help="for a CPU without bfloat16 units, where bfloat16 is slow")
-    parser.add_argument("--compile", action="store_true", help="compile the layers first: minutes, then a quarter faster")
+    parser.add_argument(
+        "--stop-at", type=float, default=1.0, help="stop when this share is done (go on later)"
+    )
+    parser.add_argument(
+        "--float32",
+        action="store_true",
+        help="for a CPU without bfloat16 units, where bfloat16 is slow",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the layers first: minutes, then a quarter faster",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -181,7 +225,8 @@ def main() -> None:
         trainer.compile()
     size = sum(parameter.numel() for parameter in trainer.network.parameters())
     print(
-        f"{arguments.model}: {size / 1e6:.2f}M parameters on {trainer.device}, from {trainer.tokens / 1e6:.2f}M tokens on",
+        f"{arguments.model}: {size / 1e6:.2f}M parameters on {trainer.device}, from "
+        f"{trainer.tokens / 1e6:.2f}M tokens on",
         flush=True,
     )
     signal.signal(signal.SIGTERM, trainer.stop)

@@ -5,38 +5,49 @@ from __future__ import annotations
 from random import Random
 
 NAMES = (
-    "Ada Bela Cleo Dara Emil Fern Gus Hana Ivo Juna Kato Lena Milo Nora Otto Pia Quin Rosa Sami Tess Ugo Vera Wim Xena Yara Zeno "
-    "Alba Bram Cora Dino Elsa Finn Greta Hugo Inga Joel Kira Lars Mona Nils Mia Anna Ben Tom Bob Alice Sara Paul Eva Max Leo Ida "
-    "Jan Olga Omar Lucy Jack Emma Noah Liam Maya Ravi Ines Carl Ruth Amir Lila Theo Zoe Ali Maria David Sofie Peter Karin Yusuf"
+    "Ada Bela Cleo Dara Emil Fern Gus Hana Ivo Juna Kato Lena Milo Nora Otto Pia Quin Rosa Sami "
+    "Tess Ugo Vera Wim Xena Yara Zeno "
+    "Alba Bram Cora Dino Elsa Finn Greta Hugo Inga Joel Kira Lars Mona Nils Mia Anna Ben Tom Bob "
+    "Alice Sara Paul Eva Max Leo Ida "
+    "Jan Olga Omar Lucy Jack Emma Noah Liam Maya Ravi Ines Carl Ruth Amir Lila Theo Zoe Ali Maria "
+    "David Sofie Peter Karin Yusuf"
 ).split()
 CITIES = (
-    "Oslo Lima Cairo Paris Quito Turin Delhi Osaka Perth Dakar Hanoi Seoul Tunis Malmo Porto Riga Sofia Basel Accra Lagos Miami "
+    "Oslo Lima Cairo Paris Quito Turin Delhi Osaka Perth Dakar Hanoi Seoul Tunis Malmo Porto Riga "
+    "Sofia Basel Accra Lagos Miami "
     "Tampa Bogota Nairobi Prague Vienna Geneva Zagreb Dublin Athens "
     "London Berlin Rome Madrid Tokyo Boston Lisbon Munich Warsaw Bern"
 ).split()
 COLOURS = "red blue green black white silver golden purple orange yellow grey brown pink".split()
 THINGS = (
-    "lamp kettle drum scarf ladder clock basket violin bottle mirror carpet hammer saddle tent candle pillow rope wallet camera "
+    "lamp kettle drum scarf ladder clock basket violin bottle mirror carpet hammer saddle tent "
+    "candle pillow rope wallet camera "
     "flute book key umbrella bicycle phone guitar box map ring chair table jacket hat bag cup knife"
 ).split()
 JOBS = (
-    "baker pilot nurse welder farmer tailor lawyer singer potter miner judge sailor barber tutor chef teacher doctor painter "
+    "baker pilot nurse welder farmer tailor lawyer singer potter miner judge sailor barber tutor "
+    "chef teacher doctor painter "
     "writer gardener"
 ).split()
 PLACES = "kitchen attic garage cellar garden library office hallway balcony studio bedroom workshop basement".split()
 FOODS = "soup bread rice beans cheese plums olives noodles pancakes carrots pizza apples pasta cake fish".split()
 ANIMALS = "cat dog parrot horse rabbit turtle hamster goat".split()
 HOBBIES = "chess tennis sailing painting hiking dancing cooking fishing swimming reading".split()
-MONTHS = "January February March April May June July August September October November December".split()
+MONTHS = (
+    "January February March April May June July August September October November December".split()
+)
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 LANGUAGES = "English French Spanish German Arabic Hindi Japanese Polish Italian Turkish".split()
 EVENTS = "meeting lunch concert party exam lesson match workshop dinner review call visit".split()
 ATTRIBUTES = (
-    "nickname password locker room desk car team boss dentist bank hotel school train bus flight seat size number code badge "
-    "office floor project server port status level score budget deadline editor version branch animal drink song"
+    "nickname password locker room desk car team boss dentist bank hotel school train bus flight "
+    "seat size number code badge "
+    "office floor project server port status level score budget deadline editor version branch "
+    "animal drink song"
 ).split()
 STEMS = (
-    "main test backup north south east west front back upper lower old new spare guest night day data mail web build release "
+    "main test backup north south east west front back upper lower old new spare guest night day "
+    "data mail web build release "
     "local remote fast slow small big first last"
 ).split()
 
@@ -51,7 +62,9 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def invent(rng: Random, capital: bool = False) -> str:
-    """A made-up word of two or three syllables, so that words never seen must be copied letter by letter."""
+    """A made-up word of two or three syllables, so that words never seen must be copied letter by
+    letter.
+    """
     word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(1, 2)))
     word += rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
     return word.capitalize() if capital else word
@@ -94,4 +107,15 @@ def anything(rng: Random) -> str:
     return rng.choice((NAMES, CITIES, _COMMON)[rng.randrange(3)])
 
 
-_COMMON = [*COLOURS, *THINGS, *JOBS, *PLACES, *FOODS, *ANIMALS, *HOBBIES, *EVENTS, *ATTRIBUTES, *STEMS]
+_COMMON = [
+    *COLOURS,
+    *THINGS,
+    *JOBS,
+    *PLACES,
+    *FOODS,
+    *ANIMALS,
+    *HOBBIES,
+    *EVENTS,
+    *ATTRIBUTES,
+    *STEMS,
+]

@@ -1,7 +1,8 @@
-"""Runs one case: first the first contender against itself, then all in turn, A B A B, and compares what they answered.
+"""Runs one case: first the first contender against itself, then all in turn, A B A B, and compares
+what they answered.
 
-What drifts (temperature, other work on the machine) thus meets everybody alike, and the first part tells how large a difference
-between two equal servers would look.
+What drifts (temperature, other work on the machine) thus meets everybody alike, and the first part
+tells how large a difference between two equal servers would look.
 """
 
 from __future__ import annotations
@@ -34,14 +35,23 @@ class Effort:
     noise_rounds: int = 2
     seconds: float = 120.0
     deadline: float = float("inf")  # of time.perf_counter
-    settling_seconds: float = 0.1  # before each turn: threads of the server before it go on spinning for a moment
+    # before each turn: threads of the server before it go on spinning for a moment
+    settling_seconds: float = 0.1
 
 
 async def measure_case(
-    scenario: Scenario, case: Case, contenders: Sequence[Contender], stage: Stage, *, effort: Effort, say: Callable[[str], None]
+    scenario: Scenario,
+    case: Case,
+    contenders: Sequence[Contender],
+    stage: Stage,
+    *,
+    effort: Effort,
+    say: Callable[[str], None],
 ) -> CaseResult:
     """All rounds of all contenders; never raises for what a server does wrong."""
-    result = CaseResult(scenario=scenario.name, case=case.name, model="", settings=dict(case.settings))
+    result = CaseResult(
+        scenario=scenario.name, case=case.name, model="", settings=dict(case.settings)
+    )
     result.contenders = [ContenderResult(label=contender.label) for contender in contenders]
     rounds = effort.rounds or case.rounds or scenario.rounds
     await _warm_up(contenders, stage)
@@ -64,7 +74,9 @@ async def measure_case(
             break
         for contender, each in zip(contenders, result.contenders, strict=True):
             await asyncio.sleep(effort.settling_seconds)
-            each.rounds.append(await _measured(scenario, case, contender, stage, seed=f"round {number}"))
+            each.rounds.append(
+                await _measured(scenario, case, contender, stage, seed=f"round {number}")
+            )
             clock.tick()
         say(f"{scenario.name} / {case.name}: round {number + 1} of {rounds}, {clock.seconds:.0f} s")
     _compare_answers(result, stage)
@@ -83,21 +95,33 @@ async def _warm_up(contenders: Sequence[Contender], stage: Stage) -> None:
     for contender in contenders:
         try:
             client = (await stage.server(contender)).client
-            await client.ask(user(stage.prompts.text(_WARM_UP_TOKENS, seed="warm-up"), max_tokens=16))
+            await client.ask(
+                user(stage.prompts.text(_WARM_UP_TOKENS, seed="warm-up"), max_tokens=16)
+            )
         except (ServerFailed, ServerUnreachable):
             stage.drop(contender, kill=True)  # said where its rounds are
 
 
-async def _prepare(scenario: Scenario, case: Case, contenders: Sequence[Contender], stage: Stage) -> None:
+async def _prepare(
+    scenario: Scenario, case: Case, contenders: Sequence[Contender], stage: Stage
+) -> None:
     if scenario.prepare is None:
         return
     for contender in contenders:
         with contextlib.suppress(ServerFailed, ServerUnreachable):  # said where its rounds are
-            await scenario.prepare(Trial(stage=stage, contender=contender, case=case, seed=f"{scenario.name}/{case.name}"))
+            await scenario.prepare(
+                Trial(
+                    stage=stage, contender=contender, case=case, seed=f"{scenario.name}/{case.name}"
+                )
+            )
 
 
-async def _measured(scenario: Scenario, case: Case, contender: Contender, stage: Stage, *, seed: str) -> Sample:
-    trial = Trial(stage=stage, contender=contender, case=case, seed=f"{scenario.name}/{case.name}/{seed}")
+async def _measured(
+    scenario: Scenario, case: Case, contender: Contender, stage: Stage, *, seed: str
+) -> Sample:
+    trial = Trial(
+        stage=stage, contender=contender, case=case, seed=f"{scenario.name}/{case.name}/{seed}"
+    )
     began, others = time.perf_counter(), stage.cpu_seconds_of_others(contender)
     try:
         sample = await scenario.measure(trial)
@@ -105,9 +129,12 @@ async def _measured(scenario: Scenario, case: Case, contender: Contender, stage:
         stage.drop(contender, kill=True)
         return Sample(errors=[str(error)])
     if any(error.startswith(TOO_LONG) for error in sample.errors):
-        stage.drop(contender, kill=True)  # it may still be at it, and the next round must not wait for that
+        # it may still be at it, and the next round must not wait for that
+        stage.drop(contender, kill=True)
     seconds = time.perf_counter() - began
-    sample.others_cpu_share = max(0.0, stage.cpu_seconds_of_others(contender) - others) / seconds if seconds else 0.0
+    sample.others_cpu_share = (
+        max(0.0, stage.cpu_seconds_of_others(contender) - others) / seconds if seconds else 0.0
+    )
     return sample
 
 
@@ -148,10 +175,23 @@ def _compare_answers(result: CaseResult, stage: Stage) -> None:
     first, *others = result.contenders
     for other in others:
         pairs = list(zip(first.rounds, other.rounds, strict=False))
-        expected = [answer for ours, theirs in pairs for answer, _ in zip(ours.answers, theirs.answers, strict=False)]
-        got = [answer for ours, theirs in pairs for _, answer in zip(ours.answers, theirs.answers, strict=False)]
+        expected = [
+            answer
+            for ours, theirs in pairs
+            for answer, _ in zip(ours.answers, theirs.answers, strict=False)
+        ]
+        got = [
+            answer
+            for ours, theirs in pairs
+            for _, answer in zip(ours.answers, theirs.answers, strict=False)
+        ]
         cut = stage.prompts.tokens
-        different = next(((a, b) for a, b in zip(expected, got, strict=False) if cut(a) != cut(b)), None)
+        different = next(
+            ((a, b) for a, b in zip(expected, got, strict=False) if cut(a) != cut(b)), None
+        )
         if different is not None:
-            other.notes.append(f"first answer that differs: {different[0][:_EXCERPT]!r} against {different[1][:_EXCERPT]!r}")
+            other.notes.append(
+                f"first answer that differs: {different[0][:_EXCERPT]!r} against "
+                f"{different[1][:_EXCERPT]!r}"
+            )
         other.agreement = agreement(expected, got, cut=cut)

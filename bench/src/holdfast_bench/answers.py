@@ -108,8 +108,9 @@ def _without_marks(text: str) -> str:
 def _events(raw: RawAnswer) -> Iterator[tuple[float, dict[str, Any]]]:
     """Server-sent events, each with the time of the piece that completed it.
 
-    A chunk size of chunked transfer stands on a line of its own, between events as servers send them, and is passed over. An
-    event that a server cuts into several chunks is found by way of the whole body.
+    A chunk size of chunked transfer stands on a line of its own, between events as servers send
+    them, and is passed over. An event that a server cuts into several chunks is found by way of the
+    whole body.
     """
     found = list(_scanned(raw.pieces))
     _, body = split_answer(raw.content())

@@ -1,4 +1,6 @@
-"""Which pictures a run gives: first text over context, throughput over streams, gap histogram, memory over agents."""
+"""Which pictures a run gives: first text over context, throughput over streams, gap histogram,
+memory over agents.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +64,19 @@ def _first_token_over_context(model: str, cases: Sequence[CaseResult]) -> Iterat
         log_y=True,
     )
     reuse = [case for case in cases if case.scenario == "reuse"]
-    steps = dict.fromkeys(name for case in reuse for name in case.metric_names() if name.startswith("first_token_seconds @ "))
+    steps = dict.fromkeys(
+        name
+        for case in reuse
+        for name in case.metric_names()
+        if name.startswith("first_token_seconds @ ")
+    )
     lines: list[Line] = []
     for step in steps:
         found = _over(reuse, "context_tokens", lambda each, step=step: each.pooled(step))  # type: ignore[misc]
-        lines += [Line(label=f"{line.label}, {step.split(' @ ')[1]}", points=line.points) for line in found]
+        lines += [
+            Line(label=f"{line.label}, {step.split(' @ ')[1]}", points=line.points)
+            for line in found
+        ]
     yield Chart(
         name=f"reuse-{model}",
         title=f"Time to the first token when a context comes back ({model})",
@@ -80,7 +90,11 @@ def _first_token_over_context(model: str, cases: Sequence[CaseResult]) -> Iterat
 
 def _next_turn_over_context(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
     for is_chat in (False, True):
-        chosen = [case for case in cases if case.scenario == "next-turn" and case.settings.get("is_chat") == is_chat]
+        chosen = [
+            case
+            for case in cases
+            if case.scenario == "next-turn" and case.settings.get("is_chat") == is_chat
+        ]
         steps = _over(chosen, "context_tokens", lambda each: each.pooled("step_seconds"))
         yield Chart(
             name=f"next-turn-{'chat-' if is_chat else ''}{model}",
@@ -89,7 +103,10 @@ def _next_turn_over_context(model: str, cases: Sequence[CaseResult]) -> Iterator
             y_label="seconds to the first token",
             lines=(
                 *_over(chosen, "context_tokens", lambda each: each.pooled("first_token_seconds")),
-                *(Line(label="an engine step over as many new tokens", points=line.points) for line in steps),
+                *(
+                    Line(label="an engine step over as many new tokens", points=line.points)
+                    for line in steps
+                ),
             ),
             log_x=True,
         )
@@ -102,7 +119,11 @@ def _first_token_after_a_restart(model: str, cases: Sequence[CaseResult]) -> Ite
         title=f"Time to the first token of a context that was read before the server was restarted ({model})",
         x_label="tokens of the context",
         y_label="seconds",
-        lines=_over(reuse, "context_tokens", lambda each: each.pooled("first_token_seconds @ after a restart")),
+        lines=_over(
+            reuse,
+            "context_tokens",
+            lambda each: each.pooled("first_token_seconds @ after a restart"),
+        ),
         log_x=True,
         log_y=True,
         names_values=True,
@@ -111,7 +132,11 @@ def _first_token_after_a_restart(model: str, cases: Sequence[CaseResult]) -> Ite
 
 def _throughput_over_streams(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
     for kind in ("equal", "ragged"):
-        chosen = [case for case in cases if case.scenario == "streams" and case.settings.get("kind") == kind]
+        chosen = [
+            case
+            for case in cases
+            if case.scenario == "streams" and case.settings.get("kind") == kind
+        ]
         yield Chart(
             name=f"streams-{kind}-{model}",
             title=f"Throughput over streams, {kind} prompts ({model})",
@@ -125,7 +150,10 @@ def _gap_histogram(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
     for case in cases:
         if case.scenario == "stall":
             lines = [
-                Line(label=each.label, points=histogram([gap for sample in each.rounds for gap in sample.gaps]))
+                Line(
+                    label=each.label,
+                    points=histogram([gap for sample in each.rounds for gap in sample.gaps]),
+                )
                 for each in case.contenders
             ]
             slug = case.case.replace(" ", "-")
@@ -144,7 +172,9 @@ def _memory_over_agents(model: str, cases: Sequence[CaseResult]) -> Iterator[Cha
     for case in cases:
         if case.scenario == "memory":
             slug = case.case.replace(",", "").replace(" ", "-")
-            lines = [Line(label=each.label, points=_kept_by_agents(each)) for each in case.contenders]
+            lines = [
+                Line(label=each.label, points=_kept_by_agents(each)) for each in case.contenders
+            ]
             yield Chart(
                 name=f"memory-{slug}-{model}",
                 title=f"Memory kept over agents: {case.case} ({model})",
@@ -155,15 +185,26 @@ def _memory_over_agents(model: str, cases: Sequence[CaseResult]) -> Iterator[Cha
 
 
 def _kept_by_agents(each: ContenderResult) -> tuple[Point, ...]:
-    names = dict.fromkeys(name for sample in each.rounds for name in sample.metrics if name.startswith("kept_bytes @ "))
-    found = [(float(name.split(" @ ")[1].split()[0]), statistics.median(each.pooled(name)) / _MEBIBYTE) for name in names]
+    names = dict.fromkeys(
+        name
+        for sample in each.rounds
+        for name in sample.metrics
+        if name.startswith("kept_bytes @ ")
+    )
+    found = [
+        (float(name.split(" @ ")[1].split()[0]), statistics.median(each.pooled(name)) / _MEBIBYTE)
+        for name in names
+    ]
     return tuple(sorted([(0.0, 0.0), *found])) if found else ()
 
 
 def _disk_over_tokens(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
     growth = [case for case in cases if case.scenario == "growth"]
     lines = [
-        Line(label=each.label, points=points) for case in growth for each in case.contenders if (points := _bytes_by_tokens(each))
+        Line(label=each.label, points=points)
+        for case in growth
+        for each in case.contenders
+        if (points := _bytes_by_tokens(each))
     ]
     yield Chart(
         name=f"growth-{model}",
@@ -196,17 +237,24 @@ _MAKERS: tuple[Callable[[str, Sequence[CaseResult]], Iterator[Chart]], ...] = (
 
 
 def histogram(seconds: Sequence[float]) -> tuple[Point, ...]:
-    """Share of the values in logarithmic bins: (lower bound in ms, share), each bin once, the last bound with 0."""
+    """Share of the values in logarithmic bins: (lower bound in ms, share), each bin once, the last
+    bound with 0.
+    """
     values = [value * 1000 for value in seconds if value > 0]
     if not values:
         return ()
     bins = [math.floor(math.log10(value) * _BINS_PER_DECADE) for value in values]
     first, last = min(bins), max(bins)
-    shares = [(10 ** (number / _BINS_PER_DECADE), bins.count(number) / len(bins)) for number in range(first, last + 1)]
+    shares = [
+        (10 ** (number / _BINS_PER_DECADE), bins.count(number) / len(bins))
+        for number in range(first, last + 1)
+    ]
     return (*shares, (10 ** ((last + 1) / _BINS_PER_DECADE), 0.0))
 
 
-def _over(cases: Sequence[CaseResult], setting: str, values: Callable[[ContenderResult], list[float]]) -> tuple[Line, ...]:
+def _over(
+    cases: Sequence[CaseResult], setting: str, values: Callable[[ContenderResult], list[float]]
+) -> tuple[Line, ...]:
     """For each contender the median of its values over a setting of the cases."""
     points: dict[str, list[Point]] = defaultdict(list)
     for case in cases:

@@ -1,4 +1,6 @@
-"""`holdfast bench`: measure servers against each other, the engine against a bare forward, and one commit against another."""
+"""`holdfast bench`: measure servers against each other, the engine against a bare forward, and one
+commit against another.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from holdfast_bench.run import RunPlan
 
 _INTERRUPTED = 130
-bench = typer.Typer(help="Measure this server against others, and against itself.", no_args_is_help=True)
+bench = typer.Typer(
+    help="Measure this server against others, and against itself.", no_args_is_help=True
+)
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for results, report and pictures.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Small cases, to see that everything works.")]
@@ -35,30 +39,54 @@ def list_scenarios() -> None:
 
     for scenario in SCENARIOS.values():
         typer.echo(f"{scenario.name:10} {scenario.summary} (on {scenario.model})")
-    typer.echo(f"\nmodels: {', '.join(MODEL_NAMES)}, or any model folder; with -endless behind it, answers do not end early")
+    typer.echo(
+        f"\nmodels: {', '.join(MODEL_NAMES)}, or any model folder; with -endless behind it, "
+        "answers do not end early"
+    )
 
 
 @bench.command()
 def run(
-    names: Annotated[list[str], typer.Argument(help="Scenarios of `bench list`, or: all.", metavar="NAME…")],
+    names: Annotated[
+        list[str], typer.Argument(help="Scenarios of `bench list`, or: all.", metavar="NAME…")
+    ],
     model: Model = "",
     case: Annotated[str, typer.Option(help="Only cases with this in their name.")] = "",
     peer: Annotated[
-        list[str] | None, typer.Option(help="mlx_lm, mlx_lm-as-installed, llama.cpp or none; again for more.")
+        list[str] | None,
+        typer.Option(help="mlx_lm, mlx_lm-as-installed, llama.cpp or none; again for more."),
     ] = None,
-    peer_command: Annotated[list[str] | None, typer.Option(help="Starts a peer; has {port} and {model} in it.")] = None,
-    peer_url: Annotated[list[str] | None, typer.Option(help="A peer that runs already, on the same model.")] = None,
-    against: Annotated[str, typer.Option(help="Measure the server at this URL instead of one started here.")] = "",
+    peer_command: Annotated[
+        list[str] | None, typer.Option(help="Starts a peer; has {port} and {model} in it.")
+    ] = None,
+    peer_url: Annotated[
+        list[str] | None, typer.Option(help="A peer that runs already, on the same model.")
+    ] = None,
+    against: Annotated[
+        str, typer.Option(help="Measure the server at this URL instead of one started here.")
+    ] = "",
     served_model: Annotated[str, typer.Option(help="With --against: the model's name there.")] = "",
-    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="With --against or --peer-url.")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar="OPENAI_API_KEY", help="With --against or --peer-url.")
+    ] = "",
     out: Out = None,
     quick: Quick = False,
-    full: Annotated[bool, typer.Option("--full", help="All sizes, more rounds; may take an hour.")] = False,
-    rounds: Annotated[int, typer.Option(help="Rounds of each case; 0 leaves it to the scenario.")] = 0,
-    noise_rounds: Annotated[int, typer.Option(help="Pairs of the first server against itself.")] = 2,
+    full: Annotated[
+        bool, typer.Option("--full", help="All sizes, more rounds; may take an hour.")
+    ] = False,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of each case; 0 leaves it to the scenario.")
+    ] = 0,
+    noise_rounds: Annotated[
+        int, typer.Option(help="Pairs of the first server against itself.")
+    ] = 2,
     minutes: Annotated[float, typer.Option(help="Time for everything.")] = 60.0,
-    case_seconds: Annotated[float, typer.Option(help="Time for one case; its first round is always finished.")] = 180.0,
-    request_seconds: Annotated[float, typer.Option(help="A request that takes longer failed.")] = 300.0,
+    case_seconds: Annotated[
+        float, typer.Option(help="Time for one case; its first round is always finished.")
+    ] = 180.0,
+    request_seconds: Annotated[
+        float, typer.Option(help="A request that takes longer failed.")
+    ] = 300.0,
     threads: Annotated[int, typer.Option(help="Threads of every server; 0: as each chooses.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what --out has already.")] = False,
 ) -> None:
@@ -70,7 +98,10 @@ def run(
 
     with plain_errors():
         subject = by_url(against, model_id=served_model, api_key=api_key) if against else holdfast()
-        others = [by_command(each, label=f"peer {number}") for number, each in enumerate(peer_command or (), 1)]
+        others = [
+            by_command(each, label=f"peer {number}")
+            for number, each in enumerate(peer_command or (), 1)
+        ]
         others += [by_url(each, api_key=api_key) for each in peer_url or ()]
         wanted = peer if peer is not None else (["none"] if against or others else None)
         items = [
@@ -100,15 +131,21 @@ def engine(
     streams: Annotated[str, typer.Option(help="Numbers of streams, with commas.")] = "1,4,8",
     context: Annotated[int, typer.Option(help="Tokens that every stream has behind it.")] = 256,
     out: Annotated[
-        Path | None, typer.Option("--out", help="File for the results (.json); a report (.md) comes beside it.")
+        Path | None,
+        typer.Option("--out", help="File for the results (.json); a report (.md) comes beside it."),
     ] = None,
     quick: Quick = False,
     threads: Annotated[int, typer.Option(help="BLAS threads; 0: one per core.")] = 0,
     constrained: Annotated[
-        bool, typer.Option(help="Instead: streams that have to write JSON of a schema, over the same streams without it.")
+        bool,
+        typer.Option(
+            help="Instead: streams that have to write JSON of a schema, over the same streams without it."
+        ),
     ] = False,
 ) -> None:
-    """Measure a step of the engine over a bare forward pass of the same rows, and where the rest goes."""
+    """Measure a step of the engine over a bare forward pass of the same rows, and where the rest
+    goes.
+    """
     from holdfast_bench.engine_run import engine_results
     from holdfast_bench.publish import summary
     from holdfast_bench.report import markdown
@@ -128,7 +165,11 @@ def engine(
         )
         file = out or _folder(None) / "engine.json"
         write_results(results, file)
-        title = "Constrained streams over plain ones" if constrained else "The engine over a bare forward pass"
+        title = (
+            "Constrained streams over plain ones"
+            if constrained
+            else "The engine over a bare forward pass"
+        )
         file.with_suffix(".md").write_text(markdown(results, title=title))
     for line in (*summary(results), "", f"results: {file}"):
         typer.echo(line)
@@ -137,15 +178,24 @@ def engine(
 @bench.command()
 def restore(
     model: Model = "qwen3-120m",
-    contexts: Annotated[str, typer.Option(help="Tokens of the contexts, with commas.")] = "1000,4000,16000",
-    rounds: Annotated[int, typer.Option(min=1, help="Restarts for each context, besides two to see the noise.")] = 5,
+    contexts: Annotated[
+        str, typer.Option(help="Tokens of the contexts, with commas.")
+    ] = "1000,4000,16000",
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Restarts for each context, besides two to see the noise.")
+    ] = 5,
     out: Annotated[
-        Path | None, typer.Option("--out", help="File for the results (.json); a report (.md) comes beside it.")
+        Path | None,
+        typer.Option("--out", help="File for the results (.json); a report (.md) comes beside it."),
     ] = None,
-    request_seconds: Annotated[float, typer.Option(help="A request that takes longer failed.")] = 600.0,
+    request_seconds: Annotated[
+        float, typer.Option(help="A request that takes longer failed.")
+    ] = 600.0,
     threads: Annotated[int, typer.Option(help="BLAS threads; 0: one per core.")] = 0,
 ) -> None:
-    """Measure a context that comes back after a restart over the least that it can take: its bytes and one forward pass."""
+    """Measure a context that comes back after a restart over the least that it can take: its bytes
+    and one forward pass.
+    """
     from holdfast_bench.publish import summary
     from holdfast_bench.report import markdown
     from holdfast_bench.restore_run import restore_results
@@ -165,7 +215,9 @@ def restore(
         )
         file = out or _folder(None) / "restore.json"
         write_results(results, file)
-        file.with_suffix(".md").write_text(markdown(results, title="Restored contexts over the least that they can take"))
+        file.with_suffix(".md").write_text(
+            markdown(results, title="Restored contexts over the least that they can take")
+        )
     for line in (*summary(results), "", f"results: {file}"):
         typer.echo(line)
 
@@ -207,7 +259,9 @@ def report(
 def _counts(text: str, option: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise HoldfastError(f"{option} takes numbers with commas between them, such as 1,4,8; not {text!r}")
+        raise HoldfastError(
+            f"{option} takes numbers with commas between them, such as 1,4,8; not {text!r}"
+        )
     return tuple(int(part) for part in parts)
 
 
@@ -216,14 +270,20 @@ def _run_and_report(plan: RunPlan) -> None:
     from holdfast_bench.run import run_benchmarks
 
     async def until_done() -> Results:
-        running = asyncio.ensure_future(run_benchmarks(plan, say=lambda line: typer.echo(line, err=True)))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)  # servers must not outlive the run
+        running = asyncio.ensure_future(
+            run_benchmarks(plan, say=lambda line: typer.echo(line, err=True))
+        )
+        # servers must not outlive the run
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
         return await running
 
     try:
         results = asyncio.run(until_done())
     except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.echo(f"interrupted; what was finished is in {plan.out}, and --resume goes on from there", err=True)
+        typer.echo(
+            f"interrupted; what was finished is in {plan.out}, and --resume goes on from there",
+            err=True,
+        )
         raise typer.Exit(_INTERRUPTED) from None
     for line in (*summary(results), "", f"report: {publish(results, plan.out)}"):
         typer.echo(line)
@@ -232,4 +292,8 @@ def _run_and_report(plan: RunPlan) -> None:
 def _folder(out: Path | None) -> Path:
     from holdfast_bench.models import cache_folder
 
-    return out.resolve() if out is not None else cache_folder() / "results" / time.strftime("%Y%m%d-%H%M%S")
+    return (
+        out.resolve()
+        if out is not None
+        else cache_folder() / "results" / time.strftime("%Y%m%d-%H%M%S")
+    )

@@ -1,7 +1,7 @@
 """Two result files of two commits: what got better or worse, beyond the noise that both carry.
 
-Where both files have the same second contender, figures are taken relative to it, round by round: a slower day of the machine
-slows both, and only the first contender is what the commits changed.
+Where both files have the same second contender, figures are taken relative to it, round by round: a
+slower day of the machine slows both, and only the first contender is what the commits changed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,19 @@ class Change:
 
 
 def changes_between(before: Results, after: Results) -> list[Change]:
-    """All figures that both files have. Raises HoldfastError when there are none, or the kinds differ."""
+    """All figures that both files have.
+
+    Raises HoldfastError when there are none, or the kinds differ.
+    """
     if before.kind != after.kind:
         raise HoldfastError(f"{before.kind} results cannot be compared with {after.kind} results")
     old = {_key(case): case for case in before.cases}
-    found = [change for case in after.cases if (one := old.get(_key(case))) for change in _of_case(one, case)]
+    found = [
+        change
+        for case in after.cases
+        if (one := old.get(_key(case)))
+        for change in _of_case(one, case)
+    ]
     if not found:
         raise HoldfastError("the two files have no case in common")
     return found
@@ -49,10 +57,13 @@ def changes_between(before: Results, after: Results) -> list[Change]:
 def shown_change(change: Change) -> str:
     """One line for a terminal."""
     unit = metric_of(change.metric).unit
-    mark = {"worse": "WORSE ", "better": "better", "no difference seen": "same  ", "": "      "}[change.verdict]
+    mark = {"worse": "WORSE ", "better": "better", "no difference seen": "same  ", "": "      "}[
+        change.verdict
+    ]
     relative = f", relative to {change.control}" if change.control else ""
     return (
-        f"{mark} {change.where}: {change.metric} {shown(change.before, unit)} → {shown(change.after, unit)} "
+        f"{mark} {change.where}: {change.metric} {shown(change.before, unit)} → "
+        f"{shown(change.after, unit)} "
         f"({change.ratio:.3f} ×{relative}; ±{change.allowed:.1%} may be chance)"
     )
 
@@ -62,7 +73,11 @@ def _key(case: CaseResult) -> tuple[str, str, str]:
 
 
 def _of_case(old: CaseResult, new: CaseResult) -> Iterator[Change]:
-    if not old.contenders or not new.contenders or old.contenders[0].label != new.contenders[0].label:
+    if (
+        not old.contenders
+        or not new.contenders
+        or old.contenders[0].label != new.contenders[0].label
+    ):
         return
     control = _control(old, new)
     for metric in new.metric_names():
@@ -96,14 +111,20 @@ def _control(old: CaseResult, new: CaseResult) -> str:
 
 def _related(case: CaseResult, control: str, metric: str) -> list[float]:
     other = next((each for each in case.contenders if each.label == control), None)
-    return pairwise_ratios(case.contenders[0].values(metric), other.values(metric)) if other is not None else []
+    return (
+        pairwise_ratios(case.contenders[0].values(metric), other.values(metric))
+        if other is not None
+        else []
+    )
 
 
 def _allowed(before: Sequence[float], after: Sequence[float]) -> float:
     if min(len(before), len(after)) < _ROUNDS_FOR_SPREAD:
         return _SINGLE_ROUND_NOISE
     spreads = [found for values in (before, after) if (found := spread(values)) is not None]
-    return max(SMALLEST_CHANGE, sum(found.iqr / found.median for found in spreads if found.median > 0))
+    return max(
+        SMALLEST_CHANGE, sum(found.iqr / found.median for found in spreads if found.median > 0)
+    )
 
 
 def _verdict(ratio: float, allowed: float, metric: str) -> Verdict:

@@ -1,4 +1,6 @@
-"""What two sets of rounds say about each other: ratio pair by pair, and whether it stands out of the noise."""
+"""What two sets of rounds say about each other: ratio pair by pair, and whether it stands out of
+the noise.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,18 @@ class Ratio:
     verdict: Verdict
 
 
-def ratio_of(case: CaseResult, other: ContenderResult, metric: str, *, better: Better) -> Ratio | None:
+def ratio_of(
+    case: CaseResult, other: ContenderResult, metric: str, *, better: Better
+) -> Ratio | None:
     """The first contender's metric over that of `other`; None when no round has both."""
     ratios = pairwise_ratios(case.contenders[0].values(metric), other.values(metric))
     found = spread(ratios)
     if found is None:
         return None
-    return Ratio(spread=found, verdict=_verdict(found, noise=noise_of(case.noise.get(metric, ())), better=better))
+    return Ratio(
+        spread=found,
+        verdict=_verdict(found, noise=noise_of(case.noise.get(metric, ())), better=better),
+    )
 
 
 def noise_of(ratios: Sequence[float]) -> float:
@@ -39,6 +46,10 @@ def noise_of(ratios: Sequence[float]) -> float:
 def _verdict(ratio: Spread, *, noise: float, better: Better) -> Verdict:
     if better == "neither":
         return ""
-    if ratio.median > 1 + noise or (ratio.median > 0 and 1 / ratio.median > 1 + noise) or ratio.median <= 0:
+    if (
+        ratio.median > 1 + noise
+        or (ratio.median > 0 and 1 / ratio.median > 1 + noise)
+        or ratio.median <= 0
+    ):
         return "better" if (ratio.median > 1) == (better == "higher") else "worse"
     return "no difference seen"

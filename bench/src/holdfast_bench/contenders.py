@@ -1,4 +1,6 @@
-"""Who is measured: Holdfast, mlx_lm.server as installed or with a fast BLAS in front, any command, any URL."""
+"""Who is measured: Holdfast, mlx_lm.server as installed or with a fast BLAS in front, any command,
+any URL.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from pathlib import Path
 
 from holdfast.errors import HoldfastError
 
-# Loads a BLAS globally and then runs a module as `python -m` would; nothing of Holdfast is in that process.
+# Loads a BLAS globally and then runs a module as `python -m` would; nothing of Holdfast is in that
+# process.
 _WITH_BLAS = (
-    "import ctypes, runpy, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL); sys.argv = sys.argv[2:]; "
+    "import ctypes, runpy, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL); sys.argv = "
+    "sys.argv[2:]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
 _FIND_BLAS = "from holdfast.machine.platform import prepare_blas; print(prepare_blas().file)"
@@ -23,14 +27,17 @@ _FIND_BLAS = "from holdfast.machine.platform import prepare_blas; print(prepare_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A server to measure: a command that starts it (with the words {model}, {port}, {store}), or the URL of a running one."""
+    """A server to measure: a command that starts it (with the words {model}, {port}, {store}), or
+    the URL of a running one.
+    """
 
     label: str
     command: tuple[str, ...] = ()
     url: str = ""
     model_id: str = ""  # "" asks /v1/models
     api_key: str = ""
-    store_options: tuple[str, ...] = ()  # added to the command where keeping things on disk is the subject
+    # added to the command where keeping things on disk is the subject
+    store_options: tuple[str, ...] = ()
 
     def storing(self) -> Contender:
         """The same server, keeping things on disk."""
@@ -54,39 +61,79 @@ class Contender:
 
 def holdfast() -> Contender:
     """This Holdfast."""
-    serve = (sys.executable, "-m", "holdfast.cli.main", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}")
+    serve = (
+        sys.executable,
+        "-m",
+        "holdfast.cli.main",
+        "serve",
+        "{model}",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+    )
     return Contender(label="holdfast", command=serve, store_options=("--store", "{store}"))
 
 
 def mlx_lm() -> Contender:
     """mlx_lm.server of this environment, as it is installed."""
-    return Contender(label="mlx_lm as installed", command=(sys.executable, "-m", *_MLX_LM), model_id="default_model")
+    return Contender(
+        label="mlx_lm as installed",
+        command=(sys.executable, "-m", *_MLX_LM),
+        model_id="default_model",
+    )
 
 
 def mlx_lm_with_blas() -> Contender:
-    """mlx_lm.server with the BLAS that Holdfast puts in front of MLX's own. Raises HoldfastError when there is none."""
+    """mlx_lm.server with the BLAS that Holdfast puts in front of MLX's own.
+
+    Raises HoldfastError when there is none.
+    """
     blas = _blas_file()
     if not blas:
-        raise HoldfastError("no OpenBLAS or MKL was found that could be put in front of mlx_lm.server's own")
+        raise HoldfastError(
+            "no OpenBLAS or MKL was found that could be put in front of mlx_lm.server's own"
+        )
     command = (sys.executable, "-c", _WITH_BLAS, blas, *_MLX_LM)
     return Contender(label="mlx_lm+BLAS", command=command, model_id="default_model")
 
 
 def llama_cpp() -> Contender:
-    """llama.cpp's server as the wheel `xllamacpp` brings it. Raises HoldfastError when that is not installed."""
+    """llama.cpp's server as the wheel `xllamacpp` brings it.
+
+    Raises HoldfastError when that is not installed.
+    """
     if not is_installed(LLAMA_CPP):
         raise HoldfastError(f"the peer {LLAMA_CPP} needs a wheel: pip install xllamacpp")
-    command = (sys.executable, "-m", "holdfast_bench.llama_cpp_server", "{model}", "--port", "{port}")
+    command = (
+        sys.executable,
+        "-m",
+        "holdfast_bench.llama_cpp_server",
+        "{model}",
+        "--port",
+        "{port}",
+    )
     return Contender(label=LLAMA_CPP, command=command)
 
 
 LLAMA_CPP = "llama.cpp"
-_MLX_LM = ("mlx_lm", "server", "--model", "{model}", "--host", "127.0.0.1", "--port", "{port}", "--log-level", "WARNING")
+_MLX_LM = (
+    "mlx_lm",
+    "server",
+    "--model",
+    "{model}",
+    "--host",
+    "127.0.0.1",
+    "--port",
+    "{port}",
+    "--log-level",
+    "WARNING",
+)
 
 
 def peers_of(names: Sequence[str]) -> list[Contender]:
-    """Contenders by name: "mlx_lm" (with the BLAS in front where there is one, else as installed), "mlx_lm-as-installed",
-    "llama.cpp", "none".
+    """Contenders by name: "mlx_lm" (with the BLAS in front where there is one, else as installed),
+    "mlx_lm-as-installed", "llama.cpp", "none".
 
     Raises HoldfastError for other names.
     """
@@ -102,7 +149,10 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
             case "llama.cpp":
                 found.append(llama_cpp())
             case _:
-                raise HoldfastError(f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, {LLAMA_CPP}, none")
+                raise HoldfastError(
+                    f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, {LLAMA_CPP}, "
+                    "none"
+                )
     return list({peer.label: peer for peer in found}.values())
 
 
@@ -124,11 +174,15 @@ def by_url(url: str, *, label: str = "", model_id: str = "", api_key: str = "") 
     if not url.startswith("http://"):
         raise HoldfastError(f"{url!r}: the load generator speaks plain http:// only")
     bare = url.rstrip("/").removesuffix("/v1")
-    return Contender(label=label or bare.split("//")[-1], url=bare, model_id=model_id, api_key=api_key)
+    return Contender(
+        label=label or bare.split("//")[-1], url=bare, model_id=model_id, api_key=api_key
+    )
 
 
 @cache
 def _blas_file() -> str:
     """Found in another process: here, looking for it would load it."""
-    done = subprocess.run([sys.executable, "-c", _FIND_BLAS], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _FIND_BLAS], capture_output=True, text=True, timeout=60, check=False
+    )
     return done.stdout.strip()

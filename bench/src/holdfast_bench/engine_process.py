@@ -1,4 +1,7 @@
-"""The process that measures the engine: a job as JSON on stdin, cases as JSON on stdout. Imports MLX."""
+"""The process that measures the engine: a job as JSON on stdin, cases as JSON on stdout.
+
+Imports MLX.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ def _measure(job: EngineJob) -> list[CaseResult]:
     platform.prepare_blas(job.threads)  # before the first import of MLX
     load = importlib.import_module("holdfast.worker.engine.load")
     probe = importlib.import_module("holdfast.worker.engine.probe")
-    loaded = load.load_model(Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None)
+    loaded = load.load_model(
+        Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None
+    )
     chosen = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size)
     measure = _constrained if job.kind == "constrained" else _over_bare
     return [measure(job, loaded, chosen, streams) for streams in job.streams]
@@ -52,7 +57,11 @@ def _over_bare(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseRe
     engine = engine_module.Engine(runner, vocab_size=loaded.vocab_size)
     ours = steps.EngineSteps(engine, steps.requests_of(prompts, max_tokens=_most_tokens(job)))
     bare = steps.BareForward(loaded.model, prompts, pipelined=False)
-    steppers = {"engine": ours, "bare": bare, "bare, pipelined": steps.BareForward(loaded.model, prompts, pipelined=True)}
+    steppers = {
+        "engine": ours,
+        "bare": bare,
+        "bare, pipelined": steps.BareForward(loaded.model, prompts, pipelined=True),
+    }
     case: CaseResult
     case, tokens = steps.alternate(_streams(streams), steppers, rounds=job.rounds, steps=job.steps)
     for each in case.contenders[1:]:
@@ -64,11 +73,15 @@ def _over_bare(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseRe
 
 
 def _constrained(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseResult:
-    """Streams that write JSON of a schema without end, against the same streams unconstrained; both at temperature 1."""
+    """Streams that write JSON of a schema without end, against the same streams unconstrained; both
+    at temperature 1.
+    """
     steps = importlib.import_module("holdfast_bench.engine_steps")
     engine_module = importlib.import_module("holdfast.worker.engine.engine")
     constraints = importlib.import_module("holdfast.worker.engine.constraints")
-    grammars = importlib.import_module("holdfast.worker.engine.grammars").Grammars(Path(job.folder), vocab_size=loaded.vocab_size)
+    grammars = importlib.import_module("holdfast.worker.engine.grammars").Grammars(
+        Path(job.folder), vocab_size=loaded.vocab_size
+    )
     grammar = importlib.import_module("llguidance").LLMatcher.grammar_from_json_schema(
         msgspec.json.encode(_ENDLESS_LIST).decode()
     )
@@ -78,7 +91,13 @@ def _constrained(job: EngineJob, loaded: Any, runner: Any, streams: int) -> Case
     steppers = {
         name: steps.EngineSteps(
             engine,
-            steps.requests_of(prompts, max_tokens=_most_tokens(job), name=name, temperature=1.0, grammar=grammar_or_none),
+            steps.requests_of(
+                prompts,
+                max_tokens=_most_tokens(job),
+                name=name,
+                temperature=1.0,
+                grammar=grammar_or_none,
+            ),
             pipelined=engine.runs_ahead,
         )
         for name, grammar_or_none in (("plain", ""), ("constrained", grammar))
@@ -87,8 +106,12 @@ def _constrained(job: EngineJob, loaded: Any, runner: Any, streams: int) -> Case
     case, tokens = steps.alternate(_streams(streams), steppers, rounds=job.rounds, steps=job.steps)
     case.settings = _settings(job, loaded, runner, streams)
     microseconds = limits.figures.mask_seconds / max(1, limits.figures.masks) * 1e6
-    case.notes.append(f"A mask took {microseconds:.0f} µs to fill, on average over {limits.figures.masks}.")
-    tokenizer = importlib.import_module("holdfast.front.prompt.tokenize").load_tokenizer(Path(job.folder))
+    case.notes.append(
+        f"A mask took {microseconds:.0f} µs to fill, on average over {limits.figures.masks}."
+    )
+    tokenizer = importlib.import_module("holdfast.front.prompt.tokenize").load_tokenizer(
+        Path(job.folder)
+    )
     text = tokenizer.decode(tokens["constrained"][0], skip_special_tokens=False)
     case.notes.append(f"The first constrained stream wrote, among other things: {text[:400]!r}")
     return case
@@ -96,7 +119,10 @@ def _constrained(job: EngineJob, loaded: Any, runner: Any, streams: int) -> Case
 
 def _prompts(job: EngineJob, loaded: Any, streams: int) -> list[list[int]]:
     source = random.Random(streams)
-    return [[source.randrange(300, loaded.vocab_size) for _ in range(job.context_tokens)] for _ in range(streams)]
+    return [
+        [source.randrange(300, loaded.vocab_size) for _ in range(job.context_tokens)]
+        for _ in range(streams)
+    ]
 
 
 def _most_tokens(job: EngineJob) -> int:
@@ -122,7 +148,9 @@ def _settings(job: EngineJob, loaded: Any, runner: Any, streams: int) -> dict[st
 def _add_profile(case: CaseResult, loaded: Any, ours: Any, bare: Any) -> None:
     profile = importlib.import_module("holdfast_bench.engine_profile")
     parts = profile.parts_of(ours, count=_PROFILE_STEPS)
-    parts["drawing_seconds"] = profile.drawing_seconds(rows=case.settings["streams"], vocab_size=loaded.vocab_size)
+    parts["drawing_seconds"] = profile.drawing_seconds(
+        rows=case.settings["streams"], vocab_size=loaded.vocab_size
+    )
     step = statistics.median(case.contenders[0].pooled("step_seconds"))
     engine_sample = case.contenders[0].rounds[-1]
     engine_sample.metrics |= parts

@@ -1,7 +1,10 @@
-"""Where the time of a decoding step goes: graph building in Python, attention, drawing. Imports MLX.
+"""Where the time of a decoding step goes: graph building in Python, attention, drawing.
 
-Attention is timed by a wrapper around the function that the model calls, with everything evaluated before and after: that makes
-the parts visible and the whole slower, so its share is taken of a step that was measured in the same way.
+Imports MLX.
+
+Attention is timed by a wrapper around the function that the model calls, with everything evaluated
+before and after: that makes the parts visible and the whole slower, so its share is taken of a step
+that was measured in the same way.
 """
 
 from __future__ import annotations
@@ -25,11 +28,16 @@ _REPEATS = 12
 
 
 def parts_of(steps: EngineSteps, *, count: int) -> dict[str, list[float]]:
-    """Seconds per step that the engine spends in laying steps out and in collecting them, pipelined as in the worker."""
+    """Seconds per step that the engine spends in laying steps out and in collecting them, pipelined
+    as in the worker.
+    """
     steps.dispatch_seconds.clear()
     steps.collect_seconds.clear()
     steps.advance(count)
-    return {"layout_seconds": list(steps.dispatch_seconds), "collect_seconds": list(steps.collect_seconds)}
+    return {
+        "layout_seconds": list(steps.dispatch_seconds),
+        "collect_seconds": list(steps.collect_seconds),
+    }
 
 
 def drawing_seconds(*, rows: int, vocab_size: int) -> list[float]:
@@ -58,7 +66,9 @@ def drawing_seconds(*, rows: int, vocab_size: int) -> list[float]:
 
 
 def attention_share(model: Any, stepper: Stepper, *, steps: int) -> float | None:
-    """Share of attention in a step that is evaluated part by part; None when the model's attention cannot be wrapped."""
+    """Share of attention in a step that is evaluated part by part; None when the model's attention
+    cannot be wrapped.
+    """
     stepper.advance(1)
     spent: list[float] = []
     with _timed_attention(model, spent) as wrapped:
@@ -72,7 +82,11 @@ def attention_share(model: Any, stepper: Stepper, *, steps: int) -> float | None
 
 @contextmanager
 def _timed_attention(model: Any, spent: list[float]) -> Iterator[bool]:
-    modules = [sys.modules[name] for name in {type(part).__module__ for _, part in model.named_modules()} if name in sys.modules]
+    modules = [
+        sys.modules[name]
+        for name in {type(part).__module__ for _, part in model.named_modules()}
+        if name in sys.modules
+    ]
     held = [module for module in modules if hasattr(module, _ATTENTION)]
     originals = [getattr(module, _ATTENTION) for module in held]
     for module, original in zip(held, originals, strict=True):
@@ -92,7 +106,9 @@ def _inputs(part: Any) -> list[mx.array]:
 
 
 def _timing(original: Callable[..., mx.array], spent: list[float]) -> Callable[..., mx.array]:
-    def attention(queries: mx.array, keys: Any, values: Any, *arguments: Any, **named: Any) -> mx.array:
+    def attention(
+        queries: mx.array, keys: Any, values: Any, *arguments: Any, **named: Any
+    ) -> mx.array:
         mx.eval(queries, _inputs(keys), _inputs(values))
         began = time.perf_counter()
         result = original(queries, keys, values, *arguments, **named)

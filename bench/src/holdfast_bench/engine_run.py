@@ -1,4 +1,6 @@
-"""Runs the engine's micro-benchmark in a process of its own, so that whoever asks for it imports no MLX."""
+"""Runs the engine's micro-benchmark in a process of its own, so that whoever asks for it imports no
+MLX.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from holdfast_bench.results import CaseResult, Results
 _LONGEST_SECONDS = 1200.0
 
 
-EngineKind: TypeAlias = Literal["bare", "constrained"]  # the engine over a bare forward pass; constrained streams over plain ones
+# the engine over a bare forward pass; constrained streams over plain ones
+EngineKind: TypeAlias = Literal["bare", "constrained"]
 
 
 class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +44,10 @@ def engine_results(
     command: str,
     kind: EngineKind = "bare",
 ) -> Results:
-    """Step times of the engine on this model, and of what it is compared with. Raises HoldfastError."""
+    """Step times of the engine on this model, and of what it is compared with.
+
+    Raises HoldfastError.
+    """
     found = ensure_model(model)
     rounds, steps = (4, 4) if quick else (9, 16)
     job = EngineJob(
@@ -54,15 +60,30 @@ def engine_results(
         threads=threads,
     )
     results = Results(
-        kind="engine", made_at=now(), version=holdfast_version(), commit=commit(), command=command, machine=machine()
+        kind="engine",
+        made_at=now(),
+        version=holdfast_version(),
+        commit=commit(),
+        command=command,
+        machine=machine(),
     )
     process = [sys.executable, "-m", "holdfast_bench.engine_process"]
     try:
-        done = subprocess.run(process, input=msgspec.json.encode(job), capture_output=True, timeout=_LONGEST_SECONDS, check=False)
+        done = subprocess.run(
+            process,
+            input=msgspec.json.encode(job),
+            capture_output=True,
+            timeout=_LONGEST_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        raise HoldfastError(f"the engine was not measured within {_LONGEST_SECONDS:.0f} s") from None
+        raise HoldfastError(
+            f"the engine was not measured within {_LONGEST_SECONDS:.0f} s"
+        ) from None
     if done.returncode != 0:
-        raise HoldfastError(f"measuring the engine failed: {done.stderr.decode(errors='replace').strip()[-800:]}")
+        raise HoldfastError(
+            f"measuring the engine failed: {done.stderr.decode(errors='replace').strip()[-800:]}"
+        )
     results.cases = msgspec.json.decode(done.stdout, type=list[CaseResult])
     for case in results.cases:
         case.model = found.name

@@ -1,4 +1,7 @@
-"""Times of decoding steps: the engine against a bare forward pass of the same rows. Device thread only; imports MLX."""
+"""Times of decoding steps: the engine against a bare forward pass of the same rows.
+
+Device thread only; imports MLX.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,30 @@ class Stepper(Protocol):
     """Something that can draw one token for each of its rows, again and again."""
 
     def advance(self, steps: int) -> list[list[int]]:
-        """Draw `steps` tokens per row; everything is computed when it returns. Returns the tokens, row by row."""
+        """Draw `steps` tokens per row; everything is computed when it returns.
+
+        Returns the tokens, row by row.
+        """
         ...
 
 
 class BareForward:
-    """mlx-lm's model with its own caches, all rows in one batch: one forward pass and one argmax per step, nothing else."""
+    """mlx-lm's model with its own caches, all rows in one batch: one forward pass and one argmax
+    per step, nothing else.
+    """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], *, pipelined: bool) -> None:
-        """The prompts must be of one length. `pipelined`: a step is launched before the tokens of the one before it are read."""
+        """The prompts must be of one length.
+
+        `pipelined`: a step is launched before the tokens of the one before it are read.
+        """
         self._model, self._pipelined = model, pipelined
         self._caches = own_caches(model)
         ids = mx.array([list(prompt) for prompt in prompts])
         for first in range(0, ids.shape[1], CHUNK_TOKENS):
-            self._drawn = mx.argmax(model(ids[:, first : first + CHUNK_TOKENS], cache=self._caches)[:, -1], axis=-1)
+            self._drawn = mx.argmax(
+                model(ids[:, first : first + CHUNK_TOKENS], cache=self._caches)[:, -1], axis=-1
+            )
             mx.eval(self._drawn)
 
     def advance(self, steps: int) -> list[list[int]]:
@@ -46,7 +59,9 @@ class BareForward:
         drawn: list[list[int]] = []
         waiting: mx.array | None = None
         for _ in range(steps):
-            self._drawn = mx.argmax(self._model(self._drawn[:, None], cache=self._caches)[:, -1], axis=-1)
+            self._drawn = mx.argmax(
+                self._model(self._drawn[:, None], cache=self._caches)[:, -1], axis=-1
+            )
             if not self._pipelined:
                 drawn.append(_listed(self._drawn))
                 continue
@@ -60,9 +75,13 @@ class BareForward:
 
 
 class EngineSteps:
-    """The engine as a worker drives it. pipelined: the next step is laid out while this one computes."""
+    """The engine as a worker drives it. pipelined: the next step is laid out while this one
+    computes.
+    """
 
-    def __init__(self, engine: Engine, requests: Sequence[SequenceRequest], *, pipelined: bool = True) -> None:
+    def __init__(
+        self, engine: Engine, requests: Sequence[SequenceRequest], *, pipelined: bool = True
+    ) -> None:
         """The prompts must be of one length, and be read already when this returns."""
         self._engine, self._pipelined = engine, pipelined
         self._ids = [request.request_id for request in requests]
@@ -101,7 +120,10 @@ class EngineSteps:
 
     def _dispatch(self) -> PendingStep:
         began = time.perf_counter()
-        spans = tuple(Span(request_id=request_id, start=self._position, tokens=1, draws=True) for request_id in self._ids)
+        spans = tuple(
+            Span(request_id=request_id, start=self._position, tokens=1, draws=True)
+            for request_id in self._ids
+        )
         self._position += 1
         pending = self._engine.dispatch(StepPlan(spans=spans))
         self.dispatch_seconds.append(time.perf_counter() - began)
@@ -115,7 +137,12 @@ class EngineSteps:
 
 
 def requests_of(
-    prompts: Sequence[Sequence[int]], *, max_tokens: int, name: str = "row", temperature: float = 0.0, grammar: str = ""
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    name: str = "row",
+    temperature: float = 0.0,
+    grammar: str = "",
 ) -> list[SequenceRequest]:
     """One request per prompt, each with a seed of its own."""
     return [
@@ -133,7 +160,9 @@ def requests_of(
 def alternate(
     name: str, steppers: dict[str, Stepper], *, rounds: int, steps: int, noise_rounds: int = 2
 ) -> tuple[CaseResult, dict[str, list[list[int]]]]:
-    """Blocks of steps in turn, A B A B; the first against itself before. Returns the case, and the tokens of each.
+    """Blocks of steps in turn, A B A B; the first against itself before.
+
+    Returns the case, and the tokens of each.
 
     Metric of each round: seconds per step of its block.
     """

@@ -26,7 +26,12 @@ def spread(values: Sequence[float]) -> Spread | None:
     """Median and quartiles; None of nothing."""
     if not values:
         return None
-    return Spread(median=statistics.median(values), low=percentile(values, 25), high=percentile(values, 75), count=len(values))
+    return Spread(
+        median=statistics.median(values),
+        low=percentile(values, 25),
+        high=percentile(values, 75),
+        count=len(values),
+    )
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -38,8 +43,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def pairwise_ratios(numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]]) -> list[float]:
-    """Median of each round of the one over the median of the same round of the other; rounds without both are left out."""
+def pairwise_ratios(
+    numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]]
+) -> list[float]:
+    """Median of each round of the one over the median of the same round of the other; rounds
+    without both are left out.
+    """
     ratios = []
     for above, below in zip(numerators, denominators, strict=False):
         if above and below and statistics.median(below):

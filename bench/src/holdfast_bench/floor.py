@@ -1,4 +1,6 @@
-"""What the load generator itself costs: measured against a server that has no model and answers at once."""
+"""What the load generator itself costs: measured against a server that has no model and answers at
+once.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,26 @@ from holdfast_bench.servers import ServerStarter
 
 _REQUESTS = 40
 _STREAMS, _TOKENS = 8, 250
-NULL = Contender(label="null", command=(sys.executable, "-m", "holdfast_bench.null_server", "--port", "{port}"))
+NULL = Contender(
+    label="null", command=(sys.executable, "-m", "holdfast_bench.null_server", "--port", "{port}")
+)
 
 
 async def client_floor(starter: ServerStarter) -> dict[str, Any]:
-    """Time of one request and the most events per second. Every measured time contains the first, and more than the second is
-    never seen."""
+    """Time of one request and the most events per second.
+
+    Every measured time contains the first, and more than the second is never seen.
+    """
     server = await starter.start(NULL)
     try:
         client = server.client
-        single = [await client.ask(user(f"request {number}", max_tokens=1)) for number in range(_REQUESTS)]
+        single = [
+            await client.ask(user(f"request {number}", max_tokens=1)) for number in range(_REQUESTS)
+        ]
         cpu = client.cost.cpu_seconds
-        streams = await client.ask_all([user(f"stream {number}", max_tokens=_TOKENS) for number in range(_STREAMS)])
+        streams = await client.ask_all(
+            [user(f"stream {number}", max_tokens=_TOKENS) for number in range(_STREAMS)]
+        )
     finally:
         server.stop(kill=True)
     events = sum(len(answer.text_times) for answer in streams.answers)

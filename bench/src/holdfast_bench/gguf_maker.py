@@ -1,8 +1,9 @@
-"""Writes a model of Qwen3's kind as GGUF, for llama.cpp: `python -m holdfast_bench.gguf_maker MODEL_FOLDER FILE`. Imports MLX.
+"""Writes a model of Qwen3's kind as GGUF, for llama.cpp: `python -m holdfast_bench.gguf_maker
+MODEL_FOLDER FILE`. Imports MLX.
 
-The weights are written in float32, which is what the other servers compute in on a CPU; the tokenizer and the chat template are
-the model's own. What this cannot say exactly in GGUF is refused: a peer that reads other tokens would be measured at something
-else.
+The weights are written in float32, which is what the other servers compute in on a CPU; the
+tokenizer and the chat template are the model's own. What this cannot say exactly in GGUF is
+refused: a peer that reads other tokens would be measured at something else.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def make_gguf(model: Path, file: Path) -> None:
     """Write the model folder as one file. Raises HoldfastError for models of other kinds."""
     config = json.loads((model / "config.json").read_text())
     if config["model_type"] != "qwen3" or "quantization" in config:
-        raise HoldfastError(f"{model.name} cannot be written as GGUF here: only Qwen3 models that are not quantized can")
+        raise HoldfastError(
+            f"{model.name} cannot be written as GGUF here: only Qwen3 models that are not "
+            "quantized can"
+        )
     weights: dict[str, mx.array] = {}
     for part in model.glob("*.safetensors"):
         loaded: dict[str, mx.array] = mx.load(str(part))  # type: ignore[assignment]
@@ -67,8 +71,14 @@ def _shape(config: dict[str, Any]) -> dict[str, Any]:
     fractions = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta"}
     return {
         "general.architecture": "qwen3",
-        **{f"qwen3.{name}": mx.array(config[field], dtype=mx.uint32) for name, field in counts.items()},
-        **{f"qwen3.{name}": mx.array(config[field], dtype=mx.float32) for name, field in fractions.items()},
+        **{
+            f"qwen3.{name}": mx.array(config[field], dtype=mx.uint32)
+            for name, field in counts.items()
+        },
+        **{
+            f"qwen3.{name}": mx.array(config[field], dtype=mx.float32)
+            for name, field in fractions.items()
+        },
     }
 
 
@@ -81,8 +91,14 @@ def _tokens(model: Path, config: dict[str, Any]) -> dict[str, Any]:
     for text, number in tokenizer["model"]["vocab"].items():
         texts[number], types[number] = text, _NORMAL
     for token in tokenizer["added_tokens"]:
-        texts[token["id"]], types[token["id"]] = token["content"], _CONTROL if token["special"] else _USER_DEFINED
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
+        texts[token["id"]], types[token["id"]] = (
+            token["content"],
+            _CONTROL if token["special"] else _USER_DEFINED,
+        )
+    merges = [
+        merge if isinstance(merge, str) else " ".join(merge)
+        for merge in tokenizer["model"]["merges"]
+    ]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": _splitting(tokenizer["pre_tokenizer"]),
@@ -91,14 +107,22 @@ def _tokens(model: Path, config: dict[str, Any]) -> dict[str, Any]:
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.eos_token_id": mx.array(config["eos_token_id"], dtype=mx.uint32),
         "tokenizer.ggml.add_bos_token": mx.array(False),
-        "tokenizer.chat_template": template.read_text() if template.exists() else settings["chat_template"],
+        "tokenizer.chat_template": template.read_text()
+        if template.exists()
+        else settings["chat_template"],
     }
 
 
 def _splitting(pre_tokenizer: dict[str, Any]) -> str:
-    """llama.cpp's name for how text is cut before its pairs are merged. Raises HoldfastError for ways that have none here."""
+    """llama.cpp's name for how text is cut before its pairs are merged.
+
+    Raises HoldfastError for ways that have none here.
+    """
     parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
-    found = [(part["type"], part.get("pattern", {}).get("Regex", ""), part.get("behavior", "")) for part in parts]
+    found = [
+        (part["type"], part.get("pattern", {}).get("Regex", ""), part.get("behavior", ""))
+        for part in parts
+    ]
     match found:
         case [("ByteLevel", _, _)]:
             return "gpt-2"

@@ -1,4 +1,6 @@
-"""Words that nobody knows: the text of benchmark prompts, and what the tokenizer of the benchmark models is made from."""
+"""Words that nobody knows: the text of benchmark prompts, and what the tokenizer of the benchmark
+models is made from.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,17 @@ def words() -> tuple[str, ...]:
     found: dict[str, None] = {}
     while len(found) < WORDS:
         syllables = source.choice((1, 2, 2, 2, 3))
-        found["".join(source.choice(_ONSETS) + source.choice(_VOWELS) for _ in range(syllables)) + source.choice(_ENDS)] = None
+        found[
+            "".join(source.choice(_ONSETS) + source.choice(_VOWELS) for _ in range(syllables))
+            + source.choice(_ENDS)
+        ] = None
     return tuple(found)
 
 
 def text_of(count: int, *, seed: str) -> str:
-    """`count` random words in sentences; equal for equal seeds, and unlike from the first words on for others."""
+    """`count` random words in sentences; equal for equal seeds, and unlike from the first words on
+    for others.
+    """
     source = random.Random(seed)
     sentences: list[str] = []
     left = count

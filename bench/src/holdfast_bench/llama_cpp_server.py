@@ -1,6 +1,8 @@
-"""llama.cpp's server, as the wheel `xllamacpp` brings it: `python -m holdfast_bench.llama_cpp_server MODEL_FOLDER --port PORT`.
+"""llama.cpp's server, as the wheel `xllamacpp` brings it: `python -m
+holdfast_bench.llama_cpp_server MODEL_FOLDER --port PORT`.
 
-It has its own defaults, but for one: a single slot, as for one user, which keeps its state from request to request.
+It has its own defaults, but for one: a single slot, as for one user, which keeps its state from
+request to request.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ def _serve(model: Path, port: int) -> None:
     settings.model.path, settings.port, settings.n_parallel = str(file), port, 1
     if threads := os.environ.get("OMP_NUM_THREADS"):
         settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
-    server = library.Server(settings)  # it serves while this object is there, from threads of its own
+    # it serves while this object is there, from threads of its own
+    server = library.Server(settings)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     del server
 

@@ -1,4 +1,6 @@
-"""The load generator: sends requests at given moments, alone or together, and tells how much of the machine it took itself."""
+"""The load generator: sends requests at given moments, alone or together, and tells how much of the
+machine it took itself.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ class Ask:
 
     def body(self, target: Target) -> dict[str, Any]:
         """As JSON fields."""
-        return {"messages": list(self.messages), **_fields(target, self.max_tokens, streamed=self.streamed)}
+        return {
+            "messages": list(self.messages),
+            **_fields(target, self.max_tokens, streamed=self.streamed),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,12 @@ class Completion:
 
 
 def _fields(target: Target, max_tokens: int, *, streamed: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {"model": target.model, "max_tokens": max_tokens, "temperature": 0.0, "stream": streamed}
+    fields: dict[str, Any] = {
+        "model": target.model,
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "stream": streamed,
+    }
     if streamed:
         fields["stream_options"] = {"include_usage": True}
     if target.goes_on:
@@ -68,7 +78,9 @@ def _fields(target: Target, max_tokens: int, *, streamed: bool) -> dict[str, Any
 def user(text: str, *, max_tokens: int, after_seconds: float = 0.0, streamed: bool = True) -> Ask:
     """A request of one message."""
     messages = ({"role": "user", "content": text},)
-    return Ask(messages=messages, max_tokens=max_tokens, after_seconds=after_seconds, streamed=streamed)
+    return Ask(
+        messages=messages, max_tokens=max_tokens, after_seconds=after_seconds, streamed=streamed
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +134,17 @@ class Client:
         return read_answer(raw)
 
     async def ask_all(self, asks: Sequence[Ask | Completion]) -> Together:
-        """Send the requests at their moments and wait for all; they are parsed when the last one is over."""
+        """Send the requests at their moments and wait for all; they are parsed when the last one is
+        over.
+        """
         calls = [self.call(ask) for ask in asks]
         with self._watched():
             began = time.perf_counter()
             raws = await asyncio.gather(
-                *(_run_later(call, ask.after_seconds) for call, ask in zip(calls, asks, strict=True)),
+                *(
+                    _run_later(call, ask.after_seconds)
+                    for call, ask in zip(calls, asks, strict=True)
+                ),
             )
         ended = max(raw.ended_at for raw in raws)
         return Together(answers=tuple(read_answer(raw) for raw in raws), seconds=ended - began)

@@ -12,12 +12,16 @@ from typing import Any
 
 import psutil
 
-DISTRIBUTION = "holdfast-mlx"  # as in holdfast/__init__.py, which may not be imported here: it leads to the library
+# as in holdfast/__init__.py, which may not be imported here: it leads to the library
+DISTRIBUTION = "holdfast-mlx"
 _PACKAGES = ("mlx", "mlx-lm", DISTRIBUTION)
 
 
 def machine(*, watched_seconds: float = 1.0) -> dict[str, Any]:
-    """Facts for the result file. Looks for a while how busy the machine is before anything is started."""
+    """Facts for the result file.
+
+    Looks for a while how busy the machine is before anything is started.
+    """
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -41,15 +45,25 @@ def holdfast_version() -> str:
 
 
 def commit() -> str:
-    """The commit of the source tree that this runs from, with a + when there are changes; "" outside of one."""
+    """The commit of the source tree that this runs from, with a + when there are changes; ""
+    outside of one.
+    """
     folder = Path(__file__).resolve().parent
     head = _git(folder, "rev-parse", "--short", "HEAD")
-    return head + ("+" if head and _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+    return head + (
+        "+" if head and _git(folder, "status", "--porcelain", "--untracked-files=no") else ""
+    )
 
 
 def _git(folder: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -58,7 +72,11 @@ def _git(folder: Path, *arguments: str) -> str:
 def _processor() -> str:
     facts = Path("/proc/cpuinfo")
     if facts.exists():
-        names = [line.partition(":")[2].strip() for line in facts.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.partition(":")[2].strip()
+            for line in facts.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         if names:
             return names[0]
     return platform.processor() or platform.machine()

@@ -1,4 +1,6 @@
-"""A process that measures something when it is told to: a job as its argument, one line in and one line out for each time."""
+"""A process that measures something when it is told to: a job as its argument, one line in and one
+line out for each time.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,21 @@ class MeasuringProcess:
     def __init__(self, module: str, job: msgspec.Struct) -> None:
         """Waits until it is ready. Raises HoldfastError."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, msgspec.json.encode(job).decode()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", module, msgspec.json.encode(job).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         self._answer()
 
     def __enter__(self) -> MeasuringProcess:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:

@@ -14,20 +14,24 @@ from holdfast_bench.wire import Call, get_json, split_answer
 
 _SAMPLING_SECONDS = 0.25
 Seen = TypeVar("Seen")
-_LIVE = ("holdfast_worker_kv_reserved_bytes", "holdfast_prefix_cache_parked_bytes")  # of sequences that run, and that have ended
+# of sequences that run, and that have ended
+_LIVE = ("holdfast_worker_kv_reserved_bytes", "holdfast_prefix_cache_parked_bytes")
 
 
 class ToldMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What the server itself says of the first model."""
 
     ram_bytes: int = 0  # KV that is kept for the next request
-    live_bytes: int = 0  # reserved by sequences that run, or kept as they were of those that have ended
+    # reserved by sequences that run, or kept as they were of those that have ended
+    live_bytes: int = 0
     kv_bytes_per_token: int = 0
     fixed_bytes_per_sequence: int = 0
 
 
 async def told_memory(server: RunningServer, *, with_live: bool = False) -> ToldMemory | None:
-    """None for servers that say nothing of that kind. with_live: what live states take is asked for too."""
+    """None for servers that say nothing of that kind. with_live: what live states take is asked for
+    too.
+    """
     status, body = await get_json(f"{server.target.base_url}/health", api_key=server.target.api_key)
     models = body.get("models") if status == 200 and isinstance(body, dict) else None
     model: dict[str, Any] = models[0] if models and isinstance(models[0], dict) else {}
@@ -45,7 +49,9 @@ async def told_memory(server: RunningServer, *, with_live: bool = False) -> Told
 async def metric_values(server: RunningServer) -> dict[str, float]:
     """Its /metrics: by name without labels, the sum over those. Empty when it has none."""
     target = server.target
-    raw = await Call(url=f"{target.base_url}/metrics", body=None, api_key=target.api_key, timeout_seconds=10.0).run()
+    raw = await Call(
+        url=f"{target.base_url}/metrics", body=None, api_key=target.api_key, timeout_seconds=10.0
+    ).run()
     status, content = split_answer(raw.content())
     found: dict[str, float] = {}
     for line in content.decode(errors="replace").splitlines() if status == 200 else ():
@@ -64,7 +70,9 @@ async def resident_bytes(server: RunningServer) -> int:
 
 
 @contextlib.asynccontextmanager
-async def sampled(look: Callable[[], Awaitable[Seen]], *, seconds: float = _SAMPLING_SECONDS) -> AsyncIterator[list[Seen]]:
+async def sampled(
+    look: Callable[[], Awaitable[Seen]], *, seconds: float = _SAMPLING_SECONDS
+) -> AsyncIterator[list[Seen]]:
     """What `look` gives at the beginning, every so often, and at the end."""
     seen = [await look()]
 

@@ -1,7 +1,10 @@
-"""Makes benchmark models in a process of its own: `python -m holdfast_bench.model_maker random NAME FOLDER`. Imports MLX.
+"""Makes benchmark models in a process of its own: `python -m holdfast_bench.model_maker random NAME
+FOLDER`. Imports MLX.
 
-Weights are scaled so that every part of the model moves the logits and greedy decoding does not fall into a short loop: sharp
-attention (large query norms) and an output matrix of its own. Rows of the output matrix for tokens that are no whole word are
+Weights are scaled so that every part of the model moves the logits and greedy decoding does not
+fall into a short loop: sharp
+attention (large query norms) and an output matrix of its own. Rows of the output matrix for tokens
+that are no whole word are
 zero: such a token is never the most likely one, so nothing ends an answer or splits a character.
 """
 
@@ -28,7 +31,8 @@ from holdfast_bench.models import CONTEXT_TOKENS, FOUR_BIT, SHAPES
 
 _SPECIALS = ("<|end|>", "<|start|>", "<|pad|>")
 _TEMPLATE = (
-    "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' + message['content'] + '<|end|>\\n' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' + message['content'] + "
+    "'<|end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
 )
 _TRAINING_WORDS = 60_000
@@ -58,7 +62,11 @@ def make_model(name: str, folder: Path) -> None:
     model.lm_head.weight = model.lm_head.weight * _drawable(tokenizer, shape.vocabulary)[:, None]
     if name.endswith(FOUR_BIT):
         config |= _quantized(model)
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), metadata={"format": "mlx"})
+    mx.save_safetensors(
+        str(folder / "model.safetensors"),
+        dict(tree_flatten(model.parameters())),
+        metadata={"format": "mlx"},
+    )
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
@@ -66,14 +74,19 @@ def make_endless(original: Path, folder: Path) -> None:
     """Copy a model into `folder`, in float32, with an end token that it does not draw."""
     folder.mkdir(parents=True)
     for file in original.iterdir():
-        if file.is_file() and file.suffix != ".safetensors" and file.name not in ("generation_config.json", "README.md"):
+        if (
+            file.is_file()
+            and file.suffix != ".safetensors"
+            and file.name not in ("generation_config.json", "README.md")
+        ):
             shutil.copyfile(file, folder / file.name)
     weights: dict[str, mx.array] = {}
     for file in original.glob("*.safetensors"):
         loaded: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
         weights |= loaded
     in_float32 = {
-        name: value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value for name, value in weights.items()
+        name: value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value
+        for name, value in weights.items()
     }
     mx.save_safetensors(str(folder / "model.safetensors"), in_float32, metadata={"format": "mlx"})
     token, token_id = _last_added_token(folder)
@@ -105,7 +118,9 @@ def _well_scaled(path: str, parameter: mx.array) -> mx.array:
 
 
 def _quantized(model: Module) -> dict[str, Any]:
-    """Quantize in place, in bfloat16 as models on the Hub are; returns what the configuration must say."""
+    """Quantize in place, in bfloat16 as models on the Hub are; returns what the configuration must
+    say.
+    """
     model.set_dtype(mx.bfloat16)
 
     def fits(_: str, module: Module) -> bool:
@@ -117,7 +132,9 @@ def _quantized(model: Module) -> dict[str, Any]:
 
 
 def _drawable(tokenizer: Tokenizer, vocabulary: int) -> mx.array:
-    """1 for tokens that are a space and a whole word, and that their text is cut into again; 0 for all others."""
+    """1 for tokens that are a space and a whole word, and that their text is cut into again; 0 for
+    all others.
+    """
     wanted = [0.0] * vocabulary
     for word in words():
         ids = tokenizer.encode(f" {word}", add_special_tokens=False).ids
@@ -137,7 +154,11 @@ def _write_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = [text_of(_TRAINING_WORDS, seed="tokenizer"), " ".join(words()), " ".join(reversed(words()))]
+    texts = [
+        text_of(_TRAINING_WORDS, seed="tokenizer"),
+        " ".join(words()),
+        " ".join(reversed(words())),
+    ]
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {

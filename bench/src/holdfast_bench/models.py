@@ -1,7 +1,9 @@
-"""The models that are measured: random weights in real shapes, made on the spot and kept, and the bundled one.
+"""The models that are measured: random weights in real shapes, made on the spot and kept, and the
+bundled one.
 
-How fast a model runs does not depend on what it knows. Those made here need no download, end no answer early (the token that
-ends answers can not be drawn) and draw whole words, so that texts can be compared token by token.
+How fast a model runs does not depend on what it knows. Those made here need no download, end no
+answer early (the token that ends answers can not be drawn) and draw whole words, so that texts can
+be compared token by token.
 """
 
 from __future__ import annotations
@@ -49,7 +51,14 @@ class BenchModel:
 
 
 def _plain(
-    hidden: int, layers: int, *, heads: int, kv_heads: int, head: int, intermediate: int, context_tokens: int = CONTEXT_TOKENS
+    hidden: int,
+    layers: int,
+    *,
+    heads: int,
+    kv_heads: int,
+    head: int,
+    intermediate: int,
+    context_tokens: int = CONTEXT_TOKENS,
 ) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
@@ -87,17 +96,33 @@ _DELTA = {
     "shared_expert_intermediate_size": 512,
 }
 SHAPES = {
-    "qwen3-9m": Shape(model_type="qwen3", vocabulary=8192, config=_plain(256, 6, heads=4, kv_heads=2, head=64, intermediate=768)),
+    "qwen3-9m": Shape(
+        model_type="qwen3",
+        vocabulary=8192,
+        config=_plain(256, 6, heads=4, kv_heads=2, head=64, intermediate=768),
+    ),
     "qwen3-9m-128k": Shape(
         model_type="qwen3",
         vocabulary=8192,
-        config=_plain(256, 6, heads=4, kv_heads=2, head=64, intermediate=768, context_tokens=LONG_CONTEXT_TOKENS),
+        config=_plain(
+            256,
+            6,
+            heads=4,
+            kv_heads=2,
+            head=64,
+            intermediate=768,
+            context_tokens=LONG_CONTEXT_TOKENS,
+        ),
     ),
     "qwen3-30m": Shape(
-        model_type="qwen3", vocabulary=8192, config=_plain(512, 7, heads=8, kv_heads=4, head=64, intermediate=1536)
+        model_type="qwen3",
+        vocabulary=8192,
+        config=_plain(512, 7, heads=8, kv_heads=4, head=64, intermediate=1536),
     ),
     "qwen3-120m": Shape(
-        model_type="qwen3", vocabulary=16384, config=_plain(768, 14, heads=12, kv_heads=4, head=64, intermediate=2304)
+        model_type="qwen3",
+        vocabulary=16384,
+        config=_plain(768, 14, heads=12, kv_heads=4, head=64, intermediate=2304),
     ),
     "gemma3-60m": Shape(
         model_type="gemma3_text",
@@ -121,13 +146,29 @@ SHAPES = {
     "qwen3-long": Shape(
         model_type="qwen3",
         vocabulary=8192,
-        config=_plain(128, 2, heads=2, kv_heads=1, head=64, intermediate=256, context_tokens=LONG_CONTEXT_TOKENS),
+        config=_plain(
+            128,
+            2,
+            heads=2,
+            kv_heads=1,
+            head=64,
+            intermediate=256,
+            context_tokens=LONG_CONTEXT_TOKENS,
+        ),
     ),
     "qwen3_next-long": Shape(
         model_type="qwen3_next",
         vocabulary=8192,
         config={
-            **_plain(128, 4, heads=2, kv_heads=1, head=64, intermediate=256, context_tokens=LONG_CONTEXT_TOKENS),
+            **_plain(
+                128,
+                4,
+                heads=2,
+                kv_heads=1,
+                head=64,
+                intermediate=256,
+                context_tokens=LONG_CONTEXT_TOKENS,
+            ),
             **_DELTA,
             **_experts(4, per_token=2, intermediate=64),
         },
@@ -141,7 +182,11 @@ SHAPES = {
         },
     ),
 }
-MODEL_NAMES = (*(name + bits for name in SHAPES for bits in ("", FOUR_BIT)), *DEMO_IDS, DEMO_ID + ENDLESS)
+MODEL_NAMES = (
+    *(name + bits for name in SHAPES for bits in ("", FOUR_BIT)),
+    *DEMO_IDS,
+    DEMO_ID + ENDLESS,
+)
 
 
 def cache_folder() -> Path:
@@ -151,12 +196,15 @@ def cache_folder() -> Path:
 
 
 def ensure_model(name: str) -> BenchModel:
-    """The model of this name, made if it is not there yet; or any model folder by its path. Raises HoldfastError.
+    """The model of this name, made if it is not there yet; or any model folder by its path.
 
-    `…-endless` after the name or path of a model that has learnt to end its answers: a copy with another end token, for scenarios
-    that need answers of a given length. Its weights are float32, which is what Holdfast computes in on a CPU: a peer that takes
-    weights as they come then computes the same, and the answers can be compared. Servers that find the end of a turn in the chat
-    template are told to go on by `ignore_eos`.
+    Raises HoldfastError.
+
+    `…-endless` after the name or path of a model that has learnt to end its answers: a copy with
+    another end token, for scenarios that need answers of a given length. Its weights are float32,
+    which is what Holdfast computes in on a CPU: a peer that takes weights as they come then
+    computes the same, and the answers can be compared. Servers that find the end of a turn in the
+    chat template are told to go on by `ignore_eos`.
     """
     if name.endswith(ENDLESS):
         return _endless(ensure_model(name.removesuffix(ENDLESS)))
@@ -166,7 +214,9 @@ def ensure_model(name: str) -> BenchModel:
         return _made(name)
     folder = Path(name)
     if not (folder / "config.json").is_file():
-        raise HoldfastError(f"{name} is neither a model folder nor one of: {', '.join(MODEL_NAMES)}")
+        raise HoldfastError(
+            f"{name} is neither a model folder nor one of: {', '.join(MODEL_NAMES)}"
+        )
     return BenchModel(name=folder.name, folder=folder.resolve())
 
 
@@ -188,7 +238,10 @@ def _endless(model: BenchModel) -> BenchModel:
 
 
 def ensure_gguf(model: Path) -> Path:
-    """The same model as one GGUF file, made if it is not there yet or older. Raises HoldfastError for what cannot be one."""
+    """The same model as one GGUF file, made if it is not there yet or older.
+
+    Raises HoldfastError for what cannot be one.
+    """
     model = model.resolve()
     digest = hashlib.blake2s(str(model).encode(), digest_size=4).hexdigest()
     file = cache_folder() / f"{model.name}-{digest}-v{VERSION}.gguf"
@@ -206,7 +259,10 @@ def _is_older(copy: Path, original: Path) -> bool:
 
 
 def _make(folder: Path, arguments: list[str]) -> None:
-    """Have the folder made by another process, which imports MLX; it is there whole or not at all. Raises HoldfastError."""
+    """Have the folder made by another process, which imports MLX; it is there whole or not at all.
+
+    Raises HoldfastError.
+    """
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     _run_maker("holdfast_bench.model_maker", [*arguments, str(partial)], what=folder.name)
     try:
@@ -217,7 +273,9 @@ def _make(folder: Path, arguments: list[str]) -> None:
 
 def _run_maker(module: str, arguments: list[str], *, what: str) -> None:
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, capture_output=True, timeout=_LONGEST_MAKING_SECONDS, check=False)
+    done = subprocess.run(
+        command, capture_output=True, timeout=_LONGEST_MAKING_SECONDS, check=False
+    )
     if done.returncode != 0:
         reason = done.stderr.decode(errors="replace").strip()[-500:]
         raise HoldfastError(f"the model {what} could not be made: {reason}")

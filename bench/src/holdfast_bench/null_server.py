@@ -1,6 +1,9 @@
-"""A server without a model: answers at once with made-up words. What a measurement gives against it is the floor of the client.
+"""A server without a model: answers at once with made-up words.
 
-Run as `python -m holdfast_bench.null_server --port PORT`. Also the server that the tests of this room measure.
+What a measurement gives against it is the floor of the client.
+
+Run as `python -m holdfast_bench.null_server --port PORT`. Also the server that the tests of this
+room measure.
 """
 
 from __future__ import annotations
@@ -34,11 +37,17 @@ class NullServer:
         return await asyncio.start_server(self._handle, "127.0.0.1", port)
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # a client may leave
+        # a client may leave
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split(b" ", 2)[1].decode()
             length = next(
-                (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0
+                (
+                    int(line.split(b":")[1])
+                    for line in head.split(b"\r\n")
+                    if line.lower().startswith(b"content-length")
+                ),
+                0,
             )
             body = json.loads(await reader.readexactly(length)) if length else {}
             await self._respond(writer, path, body)
@@ -64,13 +73,23 @@ class NullServer:
         await asyncio.sleep(self._prompt_token_seconds * read)
         if not body.get("stream"):
             text = " ".join(self.answer(messages, position) for position in range(count))
-            _send_json(writer, {"choices": [{"message": {"content": text}, "finish_reason": "length"}], "usage": usage})
+            _send_json(
+                writer,
+                {
+                    "choices": [{"message": {"content": text}, "finish_reason": "length"}],
+                    "usage": usage,
+                },
+            )
             return
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+        )
         for position in range(count):
             if self._token_seconds and position:
                 await asyncio.sleep(self._token_seconds)
-            _send_event(writer, {"choices": [{"delta": {"content": self.answer(messages, position) + " "}}]})
+            _send_event(
+                writer, {"choices": [{"delta": {"content": self.answer(messages, position) + " "}}]}
+            )
             await writer.drain()
         _send_event(writer, {"choices": [{"delta": {}, "finish_reason": "length"}]})
         _send_event(writer, {"choices": [], "usage": usage})
@@ -81,14 +100,21 @@ def _send_event(writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
     writer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
 
-def _send_json(writer: asyncio.StreamWriter, body: dict[str, Any], *, status: str = "200 OK") -> None:
+def _send_json(
+    writer: asyncio.StreamWriter, body: dict[str, Any], *, status: str = "200 OK"
+) -> None:
     content = json.dumps(body).encode()
-    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(content)}\r\nConnection: close\r\n\r\n"
+    )
     writer.write(head.encode() + content)
 
 
 async def _run(arguments: argparse.Namespace) -> None:
-    null = NullServer(token_seconds=arguments.token_seconds, prompt_token_seconds=arguments.prompt_token_seconds)
+    null = NullServer(
+        token_seconds=arguments.token_seconds, prompt_token_seconds=arguments.prompt_token_seconds
+    )
     server = await null.serve(arguments.port)
     async with server:
         await server.serve_forever()

@@ -1,4 +1,6 @@
-"""Memory and processor time of a process and all its children, and how to end them all by their ids."""
+"""Memory and processor time of a process and all its children, and how to end them all by their
+ids.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeUse:
-    """What a tree of processes uses. Memory that processes share is counted once, where the system can tell (Linux)."""
+    """What a tree of processes uses.
+
+    Memory that processes share is counted once, where the system can tell (Linux).
+    """
 
     processes: int
     resident_bytes: int
@@ -34,7 +39,10 @@ def tree_use(pid: int) -> TreeUse:
 
 
 def end_tree(pid: int, *, patience_seconds: float, kill: bool = False) -> None:
-    """Ask the process to end, wait, and kill what is left of it and its children. `kill`: at once, without asking."""
+    """Ask the process to end, wait, and kill what is left of it and its children.
+
+    `kill`: at once, without asking.
+    """
     processes = list(_tree(pid))
     if not kill and processes:
         with contextlib.suppress(*_GONE):

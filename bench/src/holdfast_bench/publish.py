@@ -1,4 +1,6 @@
-"""Puts a run into a folder for people: report and pictures beside the results; and says on the terminal what came out."""
+"""Puts a run into a folder for people: report and pictures beside the results; and says on the
+terminal what came out.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def summary(results: Results) -> Iterator[str]:
 
 
 def _agreement(case: CaseResult) -> str:
-    rates = [f"{each.label} {each.agreement.rate:.1%}" for each in case.contenders if each.agreement is not None]
+    rates = [
+        f"{each.label} {each.agreement.rate:.1%}"
+        for each in case.contenders
+        if each.agreement is not None
+    ]
     return f"; answers agree: {', '.join(rates)}" if rates else ""
 
 
@@ -52,6 +58,10 @@ def _figures(case: CaseResult, name: str) -> str:
         found = spread(each.pooled(name))
         value = shown(found.median, metric.unit) if found else "–"
         ratio = ratio_of(case, each, name, better=metric.better) if number else None
-        compared = f" ({ratio.spread.median:.2f} ×{', ' + ratio.verdict if ratio.verdict else ''})" if ratio else ""
+        compared = (
+            f" ({ratio.spread.median:.2f} ×{', ' + ratio.verdict if ratio.verdict else ''})"
+            if ratio
+            else ""
+        )
         parts.append(f"{each.label} {value}{compared}")
     return "   ".join(parts)

@@ -10,10 +10,12 @@ Cut = Callable[[str], list[str]]
 
 
 def agreement(expected: Sequence[str], got: Sequence[str], *, cut: Cut) -> Agreement | None:
-    """Compare greedy answers to the same prompts; None when there are none. `cut` cuts a text into tokens.
+    """Compare greedy answers to the same prompts; None when there are none.
 
-    A token agrees while nothing before it differed: after a difference two right continuations have nothing in common. An answer
-    that is longer than expected differs at its end.
+    `cut` cuts a text into tokens.
+
+    A token agrees while nothing before it differed: after a difference two right continuations have
+    nothing in common. An answer that is longer than expected differs at its end.
     """
     if not expected or not got:
         return None
@@ -24,7 +26,12 @@ def agreement(expected: Sequence[str], got: Sequence[str], *, cut: Cut) -> Agree
         tokens += max(len(wanted_tokens), len(given_tokens))
         agreeing += common_prefix(wanted_tokens, given_tokens)
         equal += wanted_tokens == given_tokens
-    return Agreement(answers=min(len(expected), len(got)), equal_answers=equal, tokens=tokens, agreeing_tokens=agreeing)
+    return Agreement(
+        answers=min(len(expected), len(got)),
+        equal_answers=equal,
+        tokens=tokens,
+        agreeing_tokens=agreeing,
+    )
 
 
 def common_prefix(left: Sequence[str], right: Sequence[str]) -> int:

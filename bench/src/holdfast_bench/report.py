@@ -1,4 +1,6 @@
-"""The report that people read: Markdown tables of medians, quartiles and ratios, with the agreement of answers beside."""
+"""The report that people read: Markdown tables of medians, quartiles and ratios, with the agreement
+of answers beside.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,28 @@ from holdfast_bench.results import CaseResult, ContenderResult, Results
 _NOTHING = "–"
 
 
-def markdown(results: Results, *, title: str = "Benchmark report", pictures: Sequence[str] = ()) -> str:
+def markdown(
+    results: Results, *, title: str = "Benchmark report", pictures: Sequence[str] = ()
+) -> str:
     """The whole report. `pictures` are files to show, relative to where the report will lie."""
     lines = [f"# {title}", "", *_head(results), ""]
     for picture in pictures:
         lines += [f"![{picture}]({picture})", ""]
     for scenario in dict.fromkeys(case.scenario for case in results.cases):
-        lines += [f"## {scenario}", "", *_scenario([case for case in results.cases if case.scenario == scenario]), ""]
+        lines += [
+            f"## {scenario}",
+            "",
+            *_scenario([case for case in results.cases if case.scenario == scenario]),
+            "",
+        ]
     lines += ["## Meaning of the metrics", "", *_meanings(results), ""]
     return "\n".join(lines)
 
 
 def table(case: CaseResult) -> list[str]:
-    """One case as a Markdown table: a row for each metric, columns for each contender, ratios and the noise."""
+    """One case as a Markdown table: a row for each metric, columns for each contender, ratios and
+    the noise.
+    """
     first, *others = case.contenders
     head = ["metric", first.label]
     for other in others:
@@ -37,25 +48,44 @@ def table(case: CaseResult) -> list[str]:
 
 def _head(results: Results) -> Iterator[str]:
     machine, client = results.machine, results.client
-    packages = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items() if version)
-    yield f"Made {results.made_at} by Holdfast {results.version} at commit {results.commit or 'unknown'}: `{results.command}`"
+    packages = ", ".join(
+        f"{name} {version}" for name, version in machine.get("packages", {}).items() if version
+    )
+    yield (
+        f"Made {results.made_at} by Holdfast {results.version} at commit "
+        f"{results.commit or 'unknown'}: `{results.command}`"
+    )
     yield ""
     if machine:
         memory = shown(machine["memory_bytes"], "bytes")
-        yield f"- Machine: {machine['processor']}, {machine['cores']} cores, {memory}; {machine['system']}"
+        yield (
+            f"- Machine: {machine['processor']}, {machine['cores']} cores, {memory}; "
+            f"{machine['system']}"
+        )
         yield f"- Software: Python {machine['python']}, {packages}"
         busy, load = machine["busy_before"], machine["load_average"]
-        yield f"- Load before the start: {busy:.0%} of all cores were busy with other things, load average {load}"
+        yield (
+            f"- Load before the start: {busy:.0%} of all cores were busy with other things, load "
+            f"average {load}"
+        )
     if client:
         yield _client_line(client)
-    yield "- Figures are medians with [quartiles]; ratios are taken round by round. `A / A`: the first server against itself."
-    yield "- *Answers agree*: share of tokens of greedy answers before the first difference from the first server's."
+    yield (
+        "- Figures are medians with [quartiles]; ratios are taken round by round. `A / A`: the "
+        "first server against itself."
+    )
+    yield (
+        "- *Answers agree*: share of tokens of greedy answers before the first difference from the "
+        "first server's."
+    )
 
 
 def _client_line(client: dict[str, Any]) -> str:
     return (
-        f"- Load generator against a server that does nothing: {shown(client['request_seconds'], 's')} per request, "
-        f"{client['events_per_second']:,.0f} events per second, {shown(client['cpu_seconds_per_event'], 's')} of processor each"
+        "- Load generator against a server that does nothing: "
+        f"{shown(client['request_seconds'], 's')} per request, "
+        f"{client['events_per_second']:,.0f} events per second, "
+        f"{shown(client['cpu_seconds_per_event'], 's')} of processor each"
     )
 
 
@@ -79,16 +109,28 @@ def _remarks(case: CaseResult) -> Iterator[str]:
                 f"{agreed.equal_answers} of {agreed.answers} answers are equal."
             )
     for each in case.contenders[1:]:
-        noise = {name: spread(ratios) for name, ratios in each.noise.items() if metric_of(name).better != "neither"}
+        noise = {
+            name: spread(ratios)
+            for name, ratios in each.noise.items()
+            if metric_of(name).better != "neither"
+        }
         if noise:
-            yield f"{each.label} / {each.label}: " + ", ".join(f"{_name(n)} {_span(s)}" for n, s in noise.items() if s)
+            yield f"{each.label} / {each.label}: " + ", ".join(
+                f"{_name(n)} {_span(s)}" for n, s in noise.items() if s
+            )
     for each in case.contenders:
         yield from (f"{each.label}: {note}" for note in each.notes)
         yield from (f"{each.label} FAILED: {error}" for error in each.errors())
     if case.contenders:
-        busiest = max((sample.others_cpu_share for each in case.contenders for sample in each.rounds), default=0.0)
+        busiest = max(
+            (sample.others_cpu_share for each in case.contenders for sample in each.rounds),
+            default=0.0,
+        )
         rounds = ", ".join(str(len(each.rounds)) for each in case.contenders)
-        yield f"Rounds: {rounds}; {case.seconds:.0f} s; the waiting servers took at most {busiest:.0%} of one core."
+        yield (
+            f"Rounds: {rounds}; {case.seconds:.0f} s; the waiting servers took at most "
+            f"{busiest:.0%} of one core."
+        )
     yield from case.notes
 
 
@@ -111,7 +153,9 @@ def _ratio(case: CaseResult, other: ContenderResult, name: str) -> str:
 
 
 def _span(ratio: Spread) -> str:
-    return f"{ratio.median:.2f} ×" + (f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.count > 1 else "")
+    return f"{ratio.median:.2f} ×" + (
+        f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio.count > 1 else ""
+    )
 
 
 def _value(found: Spread | None, unit: str) -> str:

@@ -1,4 +1,6 @@
-"""The process that measures the least that restoring can take: mlx-lm's model, a file of KV bytes, nothing else. Imports MLX."""
+"""The process that measures the least that restoring can take: mlx-lm's model, a file of KV bytes,
+nothing else. Imports MLX.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ _CHUNK_TOKENS = 512
 
 
 class _Context:
-    """A context that was read once; its KV lie in a file, in the order of the layers, keys before values."""
+    """A context that was read once; its KV lie in a file, in the order of the layers, keys before
+    values.
+    """
 
     def __init__(self, job: LeastJob) -> None:
         platform.prepare_blas(job.threads)  # before the first import of MLX
         self._mx: Any = importlib.import_module("mlx.core")
         load = importlib.import_module("holdfast.worker.engine.load")
         self._layouts = importlib.import_module("holdfast.worker.engine.layouts")
-        loaded = load.load_model(Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None)
+        loaded = load.load_model(
+            Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None
+        )
         self._model, self._file = loaded.model, Path(job.file)
         source = random.Random(job.context_tokens)
         tokens = [source.randrange(loaded.vocab_size) for _ in range(job.context_tokens)]
@@ -35,13 +41,20 @@ class _Context:
         caches = self._caches()
         for first in range(0, len(tokens) - 1, _CHUNK_TOKENS):
             self._mx.eval(
-                self._model(self._mx.array([tokens[first : min(first + _CHUNK_TOKENS, len(tokens) - 1)]]), cache=caches)
+                self._model(
+                    self._mx.array([tokens[first : min(first + _CHUNK_TOKENS, len(tokens) - 1)]]),
+                    cache=caches,
+                )
             )
         self._shapes = []
         with self._file.open("wb") as file:
             for cache in caches:
-                for array in (cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :]):
-                    content = np.array(self._mx.contiguous(array).view(self._mx.uint8))  # numpy has no bfloat16
+                for array in (
+                    cache.keys[..., : cache.offset, :],
+                    cache.values[..., : cache.offset, :],
+                ):
+                    # numpy has no bfloat16
+                    content = np.array(self._mx.contiguous(array).view(self._mx.uint8))
                     self._shapes.append((content.shape, array.dtype))
                     file.write(content.tobytes())
         self._expected = self._drawn(caches)

@@ -1,4 +1,6 @@
-"""A context that comes back after a restart, over the least that it can take: its bytes, read and copied, and one forward."""
+"""A context that comes back after a restart, over the least that it can take: its bytes, read and
+copied, and one forward.
+"""
 
 from __future__ import annotations
 
@@ -56,23 +58,38 @@ async def restore_results(
 ) -> Results:
     """Times to the first token after restarts, and the least times, in turn. Raises HoldfastError."""
     found = ensure_model(model)
-    results = Results(made_at=now(), version=holdfast_version(), commit=commit(), command=command, machine=machine())
+    results = Results(
+        made_at=now(),
+        version=holdfast_version(),
+        commit=commit(),
+        command=command,
+        machine=machine(),
+    )
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
         folder = Path(name)
         starter = ServerStarter(folder, found, threads=threads, request_seconds=request_seconds)
         stage = Stage(starter, PromptMaker(found.folder))
         try:
             for context in contexts:
-                job = LeastJob(folder=str(found.folder), context_tokens=context, file=str(folder / "kv"), threads=threads)
+                job = LeastJob(
+                    folder=str(found.folder),
+                    context_tokens=context,
+                    file=str(folder / "kv"),
+                    threads=threads,
+                )
                 with MeasuringProcess("holdfast_bench.restore_process", job) as least:
-                    results.cases.append(await _case(stage, found, least, context=context, rounds=rounds))
+                    results.cases.append(
+                        await _case(stage, found, least, context=context, rounds=rounds)
+                    )
                 say(f"restore / {context} tokens: {results.cases[-1].seconds:.0f} s")
         finally:
             stage.close()
     return results
 
 
-async def _case(stage: Stage, model: BenchModel, least: MeasuringProcess, *, context: int, rounds: int) -> CaseResult:
+async def _case(
+    stage: Stage, model: BenchModel, least: MeasuringProcess, *, context: int, rounds: int
+) -> CaseResult:
     began = time.perf_counter()
     subject = holdfast().storing()
     server, ideal = ContenderResult(label=subject.label), ContenderResult(label="least")
@@ -89,7 +106,11 @@ async def _case(stage: Stage, model: BenchModel, least: MeasuringProcess, *, con
             least.measure()
             continue
         times = msgspec.json.decode(least.measure(), type=LeastTimes)
-        server.rounds.append(Sample(metrics={"first_token_seconds": [seconds], "cold_over_restored": [cold / seconds]}))
+        server.rounds.append(
+            Sample(
+                metrics={"first_token_seconds": [seconds], "cold_over_restored": [cold / seconds]}
+            )
+        )
         ideal.rounds.append(
             Sample(
                 metrics={

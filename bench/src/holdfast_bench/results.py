@@ -17,10 +17,12 @@ class Sample(msgspec.Struct, kw_only=True):
     """What one round gave for one contender."""
 
     metrics: dict[str, list[float]] = msgspec.field(default_factory=dict)
-    gaps: list[float] = msgspec.field(default_factory=list)  # seconds between texts, for the histogram
+    # seconds between texts, for the histogram
+    gaps: list[float] = msgspec.field(default_factory=list)
     answers: list[str] = msgspec.field(default_factory=list)  # greedy, in the order of the requests
     errors: list[str] = msgspec.field(default_factory=list)
-    others_cpu_share: float = 0.0  # of one core, taken meanwhile by the contenders whose turn it was not
+    # of one core, taken meanwhile by the contenders whose turn it was not
+    others_cpu_share: float = 0.0
 
 
 class Agreement(msgspec.Struct, kw_only=True, frozen=True):
@@ -42,8 +44,10 @@ class ContenderResult(msgspec.Struct, kw_only=True):
 
     label: str
     rounds: list[Sample] = msgspec.field(default_factory=list)
-    noise: dict[str, list[float]] = msgspec.field(default_factory=dict)  # as of the case, where everybody's is measured
-    agreement: Agreement | None = None  # None for the first contender, and where there is nothing to compare
+    # as of the case, where everybody's is measured
+    noise: dict[str, list[float]] = msgspec.field(default_factory=dict)
+    # None for the first contender, and where there is nothing to compare
+    agreement: Agreement | None = None
     notes: list[str] = msgspec.field(default_factory=list)
 
     def values(self, metric: str) -> list[list[float]]:
@@ -67,7 +71,8 @@ class CaseResult(msgspec.Struct, kw_only=True):
     model: str
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     contenders: list[ContenderResult] = msgspec.field(default_factory=list)
-    noise: dict[str, list[float]] = msgspec.field(default_factory=dict)  # metric → ratios of the first contender to itself
+    # metric → ratios of the first contender to itself
+    noise: dict[str, list[float]] = msgspec.field(default_factory=dict)
     seconds: float = 0.0
     notes: list[str] = msgspec.field(default_factory=list)
 
@@ -75,7 +80,11 @@ class CaseResult(msgspec.Struct, kw_only=True):
         """All metrics that anybody has a value of."""
         return list(
             dict.fromkeys(
-                name for each in self.contenders for sample in each.rounds for name, got in sample.metrics.items() if got
+                name
+                for each in self.contenders
+                for sample in each.rounds
+                for name, got in sample.metrics.items()
+                if got
             )
         )
 
@@ -90,7 +99,8 @@ class Results(msgspec.Struct, kw_only=True):
     commit: str = ""
     command: str = ""
     machine: dict[str, Any] = msgspec.field(default_factory=dict)
-    client: dict[str, Any] = msgspec.field(default_factory=dict)  # what the load generator can do and what it took
+    # what the load generator can do and what it took
+    client: dict[str, Any] = msgspec.field(default_factory=dict)
     cases: list[CaseResult] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
 
@@ -112,7 +122,9 @@ def read_results(file: Path) -> Results:
     except msgspec.MsgspecError as error:
         raise HoldfastError(f"{file} is no result file: {error}") from error
     if results.schema != SCHEMA:
-        raise HoldfastError(f"{file} has the schema {results.schema!r}; this version reads {SCHEMA!r}")
+        raise HoldfastError(
+            f"{file} has the schema {results.schema!r}; this version reads {SCHEMA!r}"
+        )
     return results
 
 

@@ -61,11 +61,14 @@ class RunPlan:
     request_seconds: float = 300.0  # a request that takes longer failed
     resume: bool = False
     command: str = ""
-    settling_seconds: float = 0.1  # between turns, and ten times that to see how busy the machine is
+    # between turns, and ten times that to see how busy the machine is
+    settling_seconds: float = 0.1
 
 
 async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Results:
-    """Run all, write `results.json` and one file for each scenario into the folder of the plan, return the results."""
+    """Run all, write `results.json` and one file for each scenario into the folder of the plan,
+    return the results.
+    """
     plan.out.mkdir(parents=True, exist_ok=True)
     results = Results(
         made_at=now(),
@@ -77,7 +80,9 @@ async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Result
     clock = _Budget(plan)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         stages = _Stages(Path(folder), threads=plan.threads, request_seconds=plan.request_seconds)
-        results.client = await client_floor(stages.starter(BenchModel(name="null", folder=Path(folder))))
+        results.client = await client_floor(
+            stages.starter(BenchModel(name="null", folder=Path(folder)))
+        )
         with contextlib.closing(stages):
             for item in plan.items:
                 async for case in _run_item(item, plan, stages, clock, say):
@@ -100,7 +105,8 @@ async def _run_item(
         return
     try:
         stage, model = stages.stage(model_name)
-    except HoldfastError as error:  # a model that is not to be had here; the other scenarios may have theirs
+    except HoldfastError as error:
+        # a model that is not to be had here; the other scenarios may have theirs
         clock.skip(len(cases))
         say(f"{item.scenario.name}: left out, {error}")
         for case in cases:
@@ -111,7 +117,9 @@ async def _run_item(
         done.append(await _run_case(item, case, plan, stage, clock, say))
         done[-1].model = model.name
         yield done[-1]
-    part = Results(made_at=now(), version=holdfast_version(), commit=commit(), command=plan.command, cases=done)
+    part = Results(
+        made_at=now(), version=holdfast_version(), commit=commit(), command=plan.command, cases=done
+    )
     write_results(part, file)
 
 
@@ -133,7 +141,9 @@ async def _run_case(
 
 
 def _left_out(item: Item, case: Case, why: str) -> CaseResult:
-    return CaseResult(scenario=item.scenario.name, case=case.name, model=item.model_name, notes=[why])
+    return CaseResult(
+        scenario=item.scenario.name, case=case.name, model=item.model_name, notes=[why]
+    )
 
 
 class _Budget:
@@ -165,7 +175,9 @@ class _Stages:
     def starter(self, model: BenchModel) -> ServerStarter:
         folder = self.folder / model.name
         folder.mkdir(exist_ok=True)
-        return ServerStarter(folder, model, threads=self.threads, request_seconds=self.request_seconds)
+        return ServerStarter(
+            folder, model, threads=self.threads, request_seconds=self.request_seconds
+        )
 
     def stage(self, model_name: str) -> tuple[Stage, BenchModel]:
         if self._current is not None and self._current[0] == model_name:

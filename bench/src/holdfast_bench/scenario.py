@@ -1,4 +1,7 @@
-"""What a scenario is: cases, and a coroutine that measures one case on one server once. Everything else is the same for all."""
+"""What a scenario is: cases, and a coroutine that measures one case on one server once.
+
+Everything else is the same for all.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ Scale = Literal["quick", "normal", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One variant of a scenario. `settings` are what its `measure` reads, and what the result file shows."""
+    """One variant of a scenario.
+
+    `settings` are what its `measure` reads, and what the result file shows.
+    """
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -35,13 +41,16 @@ class Closable(Protocol):
 
 
 class Stage:
-    """The servers of a run: each started when first needed, and kept while the others have their turn."""
+    """The servers of a run: each started when first needed, and kept while the others have their
+    turn.
+    """
 
     def __init__(self, starter: ServerStarter, prompts: PromptMaker) -> None:
         self._starter, self.prompts = starter, prompts
         self._running: dict[Contender, RunningServer] = {}
         self.model_folder, self.threads = starter.model_folder, starter.threads
-        self.kept: dict[str, Closable] = {}  # what a scenario needs in every round of a case, by a name of its own
+        # what a scenario needs in every round of a case, by a name of its own
+        self.kept: dict[str, Closable] = {}
 
     async def server(self, contender: Contender) -> RunningServer:
         """The running server of this contender. Raises ServerFailed, ServerUnreachable."""
@@ -114,18 +123,27 @@ class Scenario:
     measure: Callable[[Trial], Awaitable[Sample]]
     rounds: int = 5
     peers: tuple[str, ...] = ("mlx_lm",)  # unless others are asked for
-    prepare: Callable[[Trial], Awaitable[None]] | None = None  # once for each server and case, before anything is measured
-    judge: Callable[[CaseResult], list[str]] | None = None  # what the figures say about what is claimed, in lines
-    against_itself: Literal["first", "everybody", "nobody"] = "first"  # whose noise is measured before
-    as_installed_too: bool = False  # short enough to be run on mlx_lm.server with the BLAS of its wheel as well
+    # once for each server and case, before anything is measured
+    prepare: Callable[[Trial], Awaitable[None]] | None = None
+    # what the figures say about what is claimed, in lines
+    judge: Callable[[CaseResult], list[str]] | None = None
+    # whose noise is measured before
+    against_itself: Literal["first", "everybody", "nobody"] = "first"
+    # short enough to be run on mlx_lm.server with the BLAS of its wheel as well
+    as_installed_too: bool = False
     uses_store: bool = False  # what is kept on disk is a part of the subject
-    options: tuple[str, ...] = ()  # of Holdfast's command, where it is to be measured with settings that are not usual
+    # of Holdfast's command, where it is to be measured with settings that are not usual
+    options: tuple[str, ...] = ()
     needs_start: bool = False  # of no use against a server that cannot be started from here
 
 
 def errors_of(answers: Sequence[Answer]) -> list[str]:
     """Why answers are no good, each reason once."""
-    return list(dict.fromkeys(answer.error or "the answer did not end" for answer in answers if not answer.is_good))
+    return list(
+        dict.fromkeys(
+            answer.error or "the answer did not end" for answer in answers if not answer.is_good
+        )
+    )
 
 
 class Stopwatch:

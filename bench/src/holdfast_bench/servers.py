@@ -1,4 +1,6 @@
-"""Starts, watches and ends the servers of a run: on free loopback ports, each with a log, ended by process id."""
+"""Starts, watches and ends the servers of a run: on free loopback ports, each with a log, ended by
+process id.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ class ServerFailed(HoldfastError):
 
 @dataclass(slots=True)
 class RunningServer:
-    """A server that answers. `ready_seconds`: from the start of its process to the end of its first answer of one token."""
+    """A server that answers.
+
+    `ready_seconds`: from the start of its process to the end of its first answer of one token.
+    """
 
     contender: Contender
     target: Target
@@ -38,7 +43,8 @@ class RunningServer:
     listening_seconds: float = 0.0
     ready_seconds: float = 0.0
     client: Client = field(init=False)
-    conversations: dict[str, Any] = field(default_factory=dict)  # what scenarios have said to it and go on with, by case
+    # what scenarios have said to it and go on with, by case
+    conversations: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.client = Client(self.target)
@@ -62,14 +68,23 @@ class ServerStarter:
     """Starts servers for one model. Keeps their logs and store folders in `folder`."""
 
     def __init__(
-        self, folder: Path, model: BenchModel, *, threads: int = 0, start_seconds: float = 180.0, request_seconds: float = 300.0
+        self,
+        folder: Path,
+        model: BenchModel,
+        *,
+        threads: int = 0,
+        start_seconds: float = 180.0,
+        request_seconds: float = 300.0,
     ) -> None:
         self._folder, self._model, self.threads = folder, model, threads
         self._start_seconds, self._request_seconds = start_seconds, request_seconds
         self.model_folder = model.folder
 
     async def start(self, contender: Contender) -> RunningServer:
-        """Start it (or look whether it is there, if it has a URL) and wait for its first answer. Raises ServerFailed."""
+        """Start it (or look whether it is there, if it has a URL) and wait for its first answer.
+
+        Raises ServerFailed.
+        """
         store = self._folder / f"store-{contender.label}"
         store.mkdir(parents=True, exist_ok=True)
         if not contender.is_ours_to_start:
@@ -78,16 +93,28 @@ class ServerStarter:
         command = contender.filled_command(model=self._model.folder, port=port, store=store)
         with self._log(contender).open("ab") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder, env=self._environment()
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                env=self._environment(),
             )
         try:
-            return await self._connect(contender, f"http://127.0.0.1:{port}", store, process=process)
+            return await self._connect(
+                contender, f"http://127.0.0.1:{port}", store, process=process
+            )
         except BaseException:
             end_tree(process.pid, patience_seconds=_END_SECONDS, kill=True)
             raise
 
     async def _connect(
-        self, contender: Contender, url: str, store: Path, *, process: subprocess.Popen[bytes] | None
+        self,
+        contender: Contender,
+        url: str,
+        store: Path,
+        *,
+        process: subprocess.Popen[bytes] | None,
     ) -> RunningServer:
         began = time.perf_counter()
         deadline = began + self._start_seconds
@@ -100,7 +127,13 @@ class ServerStarter:
             timeout_seconds=self._request_seconds,
             goes_on=self._model.is_endless,
         )
-        server = RunningServer(contender=contender, target=target, store=store, process=process, listening_seconds=listening)
+        server = RunningServer(
+            contender=contender,
+            target=target,
+            store=store,
+            process=process,
+            listening_seconds=listening,
+        )
         while True:
             self._check(contender, process, deadline)
             answer = await server.client.ask(user("Hello", max_tokens=1))
@@ -111,7 +144,13 @@ class ServerStarter:
                 raise ServerFailed(f"{contender.label} answers with {answer.error}")
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _model_id(self, contender: Contender, url: str, process: subprocess.Popen[bytes] | None, deadline: float) -> str:
+    async def _model_id(
+        self,
+        contender: Contender,
+        url: str,
+        process: subprocess.Popen[bytes] | None,
+        deadline: float,
+    ) -> str:
         while True:
             self._check(contender, process, deadline)
             try:
@@ -125,16 +164,24 @@ class ServerStarter:
             if status == 200 and (contender.model_id or served):
                 return contender.model_id or str(served[0]["id"] if served else "")
             if process is None:
-                raise ServerFailed(f"{url}/v1/models answers with status {status} and names no model")
+                raise ServerFailed(
+                    f"{url}/v1/models answers with status {status} and names no model"
+                )
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _check(self, contender: Contender, process: subprocess.Popen[bytes] | None, deadline: float) -> None:
+    def _check(
+        self, contender: Contender, process: subprocess.Popen[bytes] | None, deadline: float
+    ) -> None:
         if process is not None and process.poll() is not None:
             raise ServerFailed(
-                f"{contender.label} ended with code {process.returncode} while starting: {self._last_lines(contender)}"
+                f"{contender.label} ended with code {process.returncode} while starting: "
+                f"{self._last_lines(contender)}"
             )
         if time.perf_counter() > deadline:
-            raise ServerFailed(f"{contender.label} gave no answer in {self._start_seconds:.0f} s: {self._last_lines(contender)}")
+            raise ServerFailed(
+                f"{contender.label} gave no answer in {self._start_seconds:.0f} s: "
+                f"{self._last_lines(contender)}"
+            )
 
     def _log(self, contender: Contender) -> Path:
         return self._folder / f"{contender.label}.log"
@@ -145,14 +192,26 @@ class ServerStarter:
         return " | ".join(lines[-_LOG_LINES_SHOWN:])
 
     def _environment(self) -> dict[str, str]:
-        """The caller's, without its own settings for Holdfast, and with nothing to look up on the network."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        environment |= {"XDG_CONFIG_HOME": str(self._folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        """The caller's, without its own settings for Holdfast, and with nothing to look up on the
+        network.
+        """
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")
+        }
+        environment |= {
+            "XDG_CONFIG_HOME": str(self._folder),
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         environment["HOLDFAST_STORE_FOLDER"] = "off"  # unless the command says otherwise
         if paths := environment.get("PYTHONPATH"):
-            environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep))
+            environment["PYTHONPATH"] = os.pathsep.join(
+                str(Path(path).resolve()) for path in paths.split(os.pathsep)
+            )
         if self.threads:
-            environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
+            environment |= dict.fromkeys(
+                ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads)
+            )
         return environment
 
 

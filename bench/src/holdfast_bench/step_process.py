@@ -1,7 +1,9 @@
-"""The process that measures an ordinary step of the engine behind a context: the floor of a turn. Imports MLX.
+"""The process that measures an ordinary step of the engine behind a context: the floor of a turn.
 
-One sequence is alive in the engine; a step reads the next tokens of its prompt, at the place where they are, and draws one.
-Nothing is looked up, copied, kept or sent.
+Imports MLX.
+
+One sequence is alive in the engine; a step reads the next tokens of its prompt, at the place where
+they are, and draws one. Nothing is looked up, copied, kept or sent.
 """
 
 from __future__ import annotations
@@ -29,10 +31,14 @@ class _LiveSequence:
         platform.prepare_blas(job.threads)  # before the first import of MLX
         load = importlib.import_module("holdfast.worker.engine.load")
         probe = importlib.import_module("holdfast.worker.engine.probe")
-        loaded = load.load_model(Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None)
+        loaded = load.load_model(
+            Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None
+        )
         runner = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size)
         self._plan = importlib.import_module("holdfast.worker.engine.plan")
-        self._engine = importlib.import_module("holdfast.worker.engine.engine").Engine(runner, vocab_size=loaded.vocab_size)
+        self._engine = importlib.import_module("holdfast.worker.engine.engine").Engine(
+            runner, vocab_size=loaded.vocab_size
+        )
         source = random.Random(job.context_tokens)
         count = job.context_tokens + _SPARE_TOKENS
         self._request = _request([source.randrange(loaded.vocab_size) for _ in range(count)])
@@ -45,7 +51,9 @@ class _LiveSequence:
 
     def seconds(self, tokens: int, *, draws: bool = True) -> float:
         """Of one step over the next tokens."""
-        span = self._plan.Span(request_id=self._request.request_id, start=self._position, tokens=tokens, draws=draws)
+        span = self._plan.Span(
+            request_id=self._request.request_id, start=self._position, tokens=tokens, draws=draws
+        )
         plan = self._plan.StepPlan(spans=(span,))
         began = time.perf_counter()
         self._engine.collect(self._engine.dispatch(plan))
@@ -56,7 +64,9 @@ class _LiveSequence:
 
 def _request(tokens: list[int]) -> Any:
     names = ("commands", "requests", "token_ids")
-    commands, requests, token_ids = (importlib.import_module(f"holdfast.wire.{name}") for name in names)
+    commands, requests, token_ids = (
+        importlib.import_module(f"holdfast.wire.{name}") for name in names
+    )
     return commands.SequenceRequest(
         request_id="live",
         prompt_token_ids=token_ids.TokenIds.of(tokens),

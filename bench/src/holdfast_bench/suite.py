@@ -23,10 +23,13 @@ def item_for(
 ) -> Item:
     """The scenario with the subject, then the named peers, then `others`.
 
-    peers: None means the scenario's own as far as they are installed, and mlx_lm.server as installed too in scenarios that are
-    short enough. Raises HoldfastError.
+    peers: None means the scenario's own as far as they are installed, and mlx_lm.server as
+    installed too in scenarios that are short enough. Raises HoldfastError.
     """
-    usual = [*filter(is_installed, scenario.peers), *([AS_INSTALLED] if scenario.as_installed_too else [])]
+    usual = [
+        *filter(is_installed, scenario.peers),
+        *([AS_INSTALLED] if scenario.as_installed_too else []),
+    ]
     names = list(peers) if peers is not None else usual
     if subject.is_ours_to_start:
         subject = replace(subject, command=(*subject.command, *scenario.options))

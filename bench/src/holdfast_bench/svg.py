@@ -18,11 +18,19 @@ _LEGEND_LINE = 15
 def svg(chart: Chart) -> str:
     """The chart as an SVG document."""
     points = [point for line in chart.lines for point in line.points]
-    x_axis = _Axis([x for x, _ in points], low=_LEFT, high=_WIDTH - _RIGHT, is_log=chart.log_x, from_zero=False)
+    x_axis = _Axis(
+        [x for x, _ in points], low=_LEFT, high=_WIDTH - _RIGHT, is_log=chart.log_x, from_zero=False
+    )
     height = _HEIGHT + max(0, len(chart.lines) - 3) * _LEGEND_LINE
     legend = len(chart.lines) * _LEGEND_LINE
     floor = height - _BOTTOM
-    y_axis = _Axis([y for _, y in points], low=floor, high=_TOP + legend, is_log=chart.log_y, from_zero=not chart.log_y)
+    y_axis = _Axis(
+        [y for _, y in points],
+        low=floor,
+        high=_TOP + legend,
+        is_log=chart.log_y,
+        from_zero=not chart.log_y,
+    )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
@@ -30,16 +38,25 @@ def svg(chart: Chart) -> str:
         *_frame(chart, x_axis, y_axis, floor),
     ]
     for number, line in enumerate(chart.lines):
-        colour, dash = _COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS) % len(_DASHES)]
+        colour, dash = (
+            _COLOURS[number % len(_COLOURS)],
+            _DASHES[number // len(_COLOURS) % len(_DASHES)],
+        )
         placed = [(x_axis.place(x), y_axis.place(y)) for x, y in _outline(chart, line)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>')
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
+        )
         if chart.kind == "line":
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in placed]
+            parts += [
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in placed
+            ]
         if chart.names_values:
             parts += _named(placed, [value for _, value in line.points])
         y = 36 + number * _LEGEND_LINE
-        parts.append(f'<line x1="{_LEFT}" y1="{y}" x2="{_LEFT + 22}" y2="{y}" stroke="{colour}" stroke-width="2"/>')
+        parts.append(
+            f'<line x1="{_LEFT}" y1="{y}" x2="{_LEFT + 22}" y2="{y}" stroke="{colour}" stroke-width="2"/>'
+        )
         parts.append(f'<text x="{_LEFT + 28}" y="{y + 4}">{escape(line.label)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
@@ -47,7 +64,9 @@ def svg(chart: Chart) -> str:
 class _Axis:
     """Places values between two pixels, linearly or by their logarithm."""
 
-    def __init__(self, values: Sequence[float], *, low: float, high: float, is_log: bool, from_zero: bool) -> None:
+    def __init__(
+        self, values: Sequence[float], *, low: float, high: float, is_log: bool, from_zero: bool
+    ) -> None:
         self._low, self._high = low, high
         self.is_log = is_log and all(value > 0 for value in values)
         least, most = min(values, default=0.0), max(values, default=1.0)
@@ -58,16 +77,23 @@ class _Axis:
         self.least, self.most = least, most
 
     def place(self, value: float) -> float:
-        least, most, value = (math.log10(v) if self.is_log else v for v in (self.least, self.most, value))
+        least, most, value = (
+            math.log10(v) if self.is_log else v for v in (self.least, self.most, value)
+        )
         return self._low + (value - least) / (most - least) * (self._high - self._low)
 
     def ticks(self) -> list[float]:
         if self.is_log:
-            decades = range(math.floor(math.log10(self.least)), math.ceil(math.log10(self.most)) + 1)
+            decades = range(
+                math.floor(math.log10(self.least)), math.ceil(math.log10(self.most)) + 1
+            )
             found = [factor * 10.0**decade for decade in decades for factor in (1, 2, 5)]
             return [tick for tick in found if self.least * 0.999 <= tick <= self.most * 1.001]
         rough = (self.most - self.least) / 5
-        step = min((factor * 10.0 ** math.floor(math.log10(rough)) for factor in (1, 2, 5, 10)), key=lambda s: abs(s - rough))
+        step = min(
+            (factor * 10.0 ** math.floor(math.log10(rough)) for factor in (1, 2, 5, 10)),
+            key=lambda s: abs(s - rough),
+        )
         first = math.ceil(self.least / step)
         return [number * step for number in range(first, math.floor(self.most / step) + 1)]
 

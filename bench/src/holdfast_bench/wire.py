@@ -1,8 +1,10 @@
-"""The client of the load generator: one HTTP request per connection, and a time stamp for each piece that arrives.
+"""The client of the load generator: one HTTP request per connection, and a time stamp for each
+piece that arrives.
 
-While a request runs, nothing happens here but `append((now, data))`: the pieces are read and parsed when it is over, so that the
-client takes next to nothing of the machine that it shares with the server. Every request opens its own connection, for all
-servers alike; `Connection: close` makes the end of the answer unmistakable.
+While a request runs, nothing happens here but `append((now, data))`: the pieces are read and parsed
+when it is over, so that the client takes next to nothing of the machine that it shares with the
+server. Every request opens its own connection, for all servers alike; `Connection: close` makes the
+end of the answer unmistakable.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class RawAnswer:
 
 
 class _Exchange(asyncio.Protocol):
-    def __init__(self, request: bytes, answer: RawAnswer, on_piece: Callable[[bytes], None] | None) -> None:
+    def __init__(
+        self, request: bytes, answer: RawAnswer, on_piece: Callable[[bytes], None] | None
+    ) -> None:
         self._request, self._answer, self._on_piece = request, answer, on_piece
         self._transport: asyncio.Transport | None = None
         self._tail = b""
@@ -80,7 +84,14 @@ class _Exchange(asyncio.Protocol):
 class Call:
     """One request under way. `abort()` closes the connection, as a client does that loses interest."""
 
-    def __init__(self, *, url: str, body: Mapping[str, Any] | None, api_key: str = "", timeout_seconds: float = 600.0) -> None:
+    def __init__(
+        self,
+        *,
+        url: str,
+        body: Mapping[str, Any] | None,
+        api_key: str = "",
+        timeout_seconds: float = 600.0,
+    ) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None, f"{url} names no host"
         self._host, self._port = parts.hostname, parts.port or 80
@@ -98,7 +109,9 @@ class Call:
                 lambda: _Exchange(self._request, self.answer, on_piece), self._host, self._port
             )
         except OSError as error:
-            raise ServerUnreachable(f"{self._host}:{self._port} cannot be reached: {error}") from error
+            raise ServerUnreachable(
+                f"{self._host}:{self._port} cannot be reached: {error}"
+            ) from error
         self._exchange = exchange
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -120,7 +133,12 @@ class Call:
 
 def _request_bytes(path: str, host: str, body: Mapping[str, Any] | None, api_key: str) -> bytes:
     content = b"" if body is None else json.dumps(body).encode()
-    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {host}", "Connection: close", "Accept: */*"]
+    lines = [
+        f"{'GET' if body is None else 'POST'} {path} HTTP/1.1",
+        f"Host: {host}",
+        "Connection: close",
+        "Accept: */*",
+    ]
     if body is not None:
         lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
     if api_key:
@@ -128,7 +146,9 @@ def _request_bytes(path: str, host: str, body: Mapping[str, Any] | None, api_key
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
-async def get_json(url: str, *, api_key: str = "", timeout_seconds: float = 10.0) -> tuple[int, Any]:
+async def get_json(
+    url: str, *, api_key: str = "", timeout_seconds: float = 10.0
+) -> tuple[int, Any]:
     """GET: status and parsed body (None when it is no JSON). Raises ServerUnreachable."""
     raw = await Call(url=url, body=None, api_key=api_key, timeout_seconds=timeout_seconds).run()
     status, body = split_answer(raw.content())

@@ -1,7 +1,10 @@
-"""The coding agents that `holdfast launch` knows: what each has to be told so that it speaks to this server.
+"""The coding agents that `holdfast launch` knows: what each has to be told so that it speaks to
+this server.
 
-An agent is a function from the server to what is added for one run, and a line in AGENTS. Nothing here writes to the agent's own
-configuration: settings come as variables, as options, or as files of a folder that is gone after the run.
+An agent is a function from the server to what is added for one run, and a line in AGENTS. Nothing
+here writes to the agent's own
+configuration: settings come as variables, as options, or as files of a folder that is gone after
+    the run.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from holdfast.models.context_window import LONGEST_ANSWER_TOKENS, planned_answer
 
 NO_KEY = "none"  # for agents that want some key, where the server wants none
 _PROVIDER = "holdfast"
-_CLAUDE_SPARE_TOKENS = 13_000  # Claude Code keeps them free beside the longest answer, however small the context is
-_QWEN_COMPACTS_AT = 0.9  # of the context; its own default is 0.7, which is less than its first prompt takes of 32,768 tokens
+# Claude Code keeps them free beside the longest answer, however small the context is
+_CLAUDE_SPARE_TOKENS = 13_000
+# of the context; its own default is 0.7, which is less than its first prompt takes of 32,768 tokens
+_QWEN_COMPACTS_AT = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +52,9 @@ class AgentTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSetup:
-    """What one run of an agent gets: options that stand before the user's, variables, and files of the run's folder by name."""
+    """What one run of an agent gets: options that stand before the user's, variables, and files of
+    the run's folder by name.
+    """
 
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +66,8 @@ class CodingAgent:
     """One agent: its program, how people get it, and its setup.
 
     own_tokens: about what its prompt and tools take, measured (docs/reference/tested-agents.md).
-    usable_share: the part of the context after which it compacts the conversation, with the setup that it gets here.
+    usable_share: the part of the context after which it compacts the conversation, with the setup
+        that it gets here.
     resume: the arguments that continue a conversation, the latest one first.
     """
 
@@ -73,7 +81,9 @@ class CodingAgent:
 
 
 def _claude(target: AgentTarget) -> AgentSetup:
-    """Settings of the run, not variables alone: the `env` of the user's own settings would outdo those."""
+    """Settings of the run, not variables alone: the `env` of the user's own settings would outdo
+    those.
+    """
     environment = {
         "ANTHROPIC_BASE_URL": target.url,
         "ANTHROPIC_AUTH_TOKEN": target.key,
@@ -93,16 +103,22 @@ def _claude(target: AgentTarget) -> AgentSetup:
         environment |= _claude_limits(target.context_tokens)
     settings = target.folder / "settings.json"
     return AgentSetup(
-        options=("--settings", str(settings)), environment=environment, files={settings.name: _document({"env": environment})}
+        options=("--settings", str(settings)),
+        environment=environment,
+        files={settings.name: _document({"env": environment})},
     )
 
 
 def _claude_limits(context_tokens: int) -> dict[str, str]:
-    """Have Claude Code compact when three quarters of the context are used (a larger part of a large context).
+    """Have Claude Code compact when three quarters of the context are used (a larger part of a
+    large context).
 
-    It assumes a million tokens for a model that it does not know, and compacts at: context - longest answer (20,000 at most)
-    - 13,000. In a context of 32,768 tokens its own prompt is longer than that, so it would compact before every turn. So a small
-    context is named larger than it is: an eighth of the real one stays free for the answer, and an eighth to spare.
+    It assumes a million tokens for a model that it does not know, and compacts at: context -
+    longest answer (20,000 at most)
+    - 13,000. In a context of 32,768 tokens its own prompt is longer than that, so it would compact
+      before every turn. So a small
+    context is named larger than it is: an eighth of the real one stays free for the answer, and an
+    eighth to spare.
     """
     eighth = context_tokens // 8
     named = context_tokens + max(0, _CLAUDE_SPARE_TOKENS - eighth)
@@ -121,14 +137,26 @@ def _codex(target: AgentTarget) -> AgentSetup:
     if target.context_tokens is not None:
         values["model_context_window"] = target.context_tokens
     # JSON texts and numbers are TOML too.
-    options = tuple(part for name, value in values.items() for part in ("-c", f"{name}={json.dumps(value, ensure_ascii=False)}"))
-    return AgentSetup(options=options, environment={"HOLDFAST_SERVER_API_KEY": target.api_key} if target.api_key else {})
+    options = tuple(
+        part
+        for name, value in values.items()
+        for part in ("-c", f"{name}={json.dumps(value, ensure_ascii=False)}")
+    )
+    return AgentSetup(
+        options=options,
+        environment={"HOLDFAST_SERVER_API_KEY": target.api_key} if target.api_key else {},
+    )
 
 
 def _opencode(target: AgentTarget) -> AgentSetup:
-    models: dict[str, Any] = {name: {"name": name, "tool_call": True} for name in (target.model, target.small_model)}
+    models: dict[str, Any] = {
+        name: {"name": name, "tool_call": True} for name in (target.model, target.small_model)
+    }
     if target.context_tokens is not None:
-        models[target.model]["limit"] = {"context": target.context_tokens, "output": target.answer_tokens}
+        models[target.model]["limit"] = {
+            "context": target.context_tokens,
+            "output": target.answer_tokens,
+        }
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Holdfast",
@@ -144,11 +172,22 @@ def _opencode(target: AgentTarget) -> AgentSetup:
 
 
 def _aider(target: AgentTarget) -> AgentSetup:
-    """A file of variables, since those of the project's and the user's .env would outdo the environment."""
+    """A file of variables, since those of the project's and the user's .env would outdo the
+    environment.
+    """
     model, small = f"openai/{target.model}", f"openai/{target.small_model}"
     variables, limits = target.folder / "aider.env", target.folder / "models.json"
     named = {"OPENAI_API_KEY": target.key, "AIDER_OPENAI_API_KEY": target.key}
-    options = ["--env-file", str(variables), "--openai-api-base", f"{target.url}/v1", "--model", model, "--weak-model", small]
+    options = [
+        "--env-file",
+        str(variables),
+        "--openai-api-base",
+        f"{target.url}/v1",
+        "--model",
+        model,
+        "--weak-model",
+        small,
+    ]
     files = {variables.name: "".join(f"{name}={value}\n" for name, value in named.items())}
     if target.context_tokens is None:
         options.append("--no-show-model-warnings")
@@ -167,8 +206,17 @@ def _aider(target: AgentTarget) -> AgentSetup:
 
 
 def _qwen(target: AgentTarget) -> AgentSetup:
-    """The context goes into a file of defaults, which the user's own settings outdo: no option or variable takes it."""
-    options = ("--auth-type", "openai", "--openai-base-url", f"{target.url}/v1", "--model", target.model)
+    """The context goes into a file of defaults, which the user's own settings outdo: no option or
+    variable takes it.
+    """
+    options = (
+        "--auth-type",
+        "openai",
+        "--openai-base-url",
+        f"{target.url}/v1",
+        "--model",
+        target.model,
+    )
     environment = {"OPENAI_API_KEY": target.key}
     if target.context_tokens is None:
         return AgentSetup(options=options, environment=environment)
@@ -178,7 +226,9 @@ def _qwen(target: AgentTarget) -> AgentSetup:
         "generationConfig": {"contextWindowSize": target.context_tokens},
         "chatCompression": {"contextPercentageThreshold": _QWEN_COMPACTS_AT},
     }
-    return AgentSetup(options=options, environment=environment, files={defaults.name: _document({"model": model})})
+    return AgentSetup(
+        options=options, environment=environment, files={defaults.name: _document({"model": model})}
+    )
 
 
 def _document(content: Mapping[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""`holdfast chat` and `holdfast run`: a conversation in the terminal, line by line through a pipe, or one question."""
+"""`holdfast chat` and `holdfast run`: a conversation in the terminal, line by line through a pipe,
+or one question.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,31 @@ if TYPE_CHECKING:
 _ALL_OF_STDIN = "-"
 _ASK_SECONDS = 2.0  # a running server that is too busy to list its models is not waited for
 _SHOWN = ("model.path", "model.context_tokens", "server.api_key")
-_OF_A_SERVER = ("server.host", "server.port", "server.allowed_hosts", "server.cors_origins", "server.tls_key")
+_OF_A_SERVER = (
+    "server.host",
+    "server.port",
+    "server.allowed_hosts",
+    "server.cors_origins",
+    "server.tls_key",
+)
 # Settings that a running server does not need to have been started with.
-_OF_A_CLIENT = frozenset({"model.path", "server.api_key", "server.tls_cert", "log.level", "log.format"})
+_OF_A_CLIENT = frozenset(
+    {"model.path", "server.api_key", "server.tls_cert", "log.level", "log.format"}
+)
 
-Url: TypeAlias = Annotated[str, typer.Option("--url", help="A running server; MODEL is then an id that it serves.")]
-OwnServer: TypeAlias = Annotated[bool, typer.Option("--own-server", help="Start a server for this, even if one is running.")]
+Url: TypeAlias = Annotated[
+    str, typer.Option("--url", help="A running server; MODEL is then an id that it serves.")
+]
+OwnServer: TypeAlias = Annotated[
+    bool, typer.Option("--own-server", help="Start a server for this, even if one is running.")
+]
 System: TypeAlias = Annotated[str, typer.Option("--system", help="System prompt.")]
-Temperature: TypeAlias = Annotated[float | None, typer.Option(min=0, help="0 takes the most likely token every time.")]
-MaxTokens: TypeAlias = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")]
+Temperature: TypeAlias = Annotated[
+    float | None, typer.Option(min=0, help="0 takes the most likely token every time.")
+]
+MaxTokens: TypeAlias = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")
+]
 
 
 class NotAModel(HoldfastError):
@@ -43,7 +61,10 @@ class NotAModel(HoldfastError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wishes:
-    """What was asked of one conversation. `question` is "" where messages are typed, or come line by line."""
+    """What was asked of one conversation.
+
+    `question` is "" where messages are typed, or come line by line.
+    """
 
     question: str
     url: str
@@ -57,7 +78,13 @@ class _Wishes:
 def chat(
     effective: EffectiveSettings,
     prompt: Annotated[
-        str, typer.Option("--prompt", "-p", metavar="TEXT", help="Ask this, print the answer and exit; - reads all of stdin.")
+        str,
+        typer.Option(
+            "--prompt",
+            "-p",
+            metavar="TEXT",
+            help="Ask this, print the answer and exit; - reads all of stdin.",
+        ),
     ] = "",
     url: Url = "",
     own_server: OwnServer = False,
@@ -67,8 +94,9 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal.
 
-    It uses your running server if that serves the model; otherwise it starts one for the conversation. /help lists the commands,
-    Ctrl-C stops an answer. From a pipe, each line is a message.
+    It uses your running server if that serves the model; otherwise it starts one for the
+    conversation. /help lists the commands, Ctrl-C stops an answer. From a pipe, each line is a
+    message.
     """
     _converse(
         effective,
@@ -84,8 +112,14 @@ def chat(
 
 
 def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help="Model folder, Hub id or name.")],
-    prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", show_default=False, help="Ask this.")] = None,
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", show_default=False, help="Model folder, Hub id or name."),
+    ],
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PROMPT]...", show_default=False, help="Ask this."),
+    ] = None,
     url: Url = "",
     own_server: OwnServer = False,
     system: System = "",
@@ -94,16 +128,20 @@ def run(
 ) -> None:
     """Ask a model one thing, or chat with it.
 
-    With PROMPT, or with text from a pipe, which is put before PROMPT, it prints one answer and exits. Otherwise it is
-    `holdfast chat`.
+    With PROMPT, or with text from a pipe, which is put before PROMPT, it prints one answer and
+    exits. Otherwise it is `holdfast chat`.
     """
     piped = "" if sys.stdin.isatty() else sys.stdin.read()
     question = "\n\n".join(part for part in (piped.strip("\n"), " ".join(prompt or [])) if part)
     with plain_errors():
         _check_is_no_question(model)
         if not question and not sys.stdin.isatty():
-            raise NotAModel(f'there is nothing to ask; for example: holdfast run {model} "Why is the sky blue?"')
-        effective = load_settings(file=default_file(os.environ), environ=os.environ, flags={"model.path": model})
+            raise NotAModel(
+                f'there is nothing to ask; for example: holdfast run {model} "Why is the sky blue?"'
+            )
+        effective = load_settings(
+            file=default_file(os.environ), environ=os.environ, flags={"model.path": model}
+        )
         _converse(
             effective,
             _Wishes(
@@ -136,14 +174,18 @@ def _converse(effective: EffectiveSettings, wishes: _Wishes) -> None:
         if wishes.question:
             code = 0 if session.ask(wishes.question) else 1
         else:
-            code = session.run(_typed() if interactive else (line.rstrip("\n") for line in sys.stdin))
+            code = session.run(
+                _typed() if interactive else (line.rstrip("\n") for line in sys.stdin)
+            )
     raise typer.Exit(code)
 
 
 def _check_is_no_question(model: str) -> None:
     """Raise NotAModel if the argument for the model is a question instead."""
     if len(model.split()) > 1 and not Path(model).expanduser().exists():
-        raise NotAModel(f'"{model}" is not a model. To ask one question: holdfast chat -p "…", or holdfast run MODEL "…"')
+        raise NotAModel(
+            f'"{model}" is not a model. To ask one question: holdfast chat -p "…", or holdfast run MODEL "…"'
+        )
 
 
 @contextlib.contextmanager
@@ -158,7 +200,9 @@ def _server(
     settings = effective.settings
     if wishes.url:
         key, certificate = settings.server.api_key, settings.server.tls_cert
-        with ServerClient(url=with_scheme(wishes.url), api_key=key, certificate=certificate) as client:
+        with ServerClient(
+            url=with_scheme(wishes.url), api_key=key, certificate=certificate
+        ) as client:
             yield client, _model(client, settings.model.path)
         return
     with contextlib.ExitStack() as stack:
@@ -166,9 +210,16 @@ def _server(
             client, model, pid = found
             stack.callback(client.close)
             if interactive:
-                console.print(f"using the server at {client.url}, pid {pid} (--own-server starts another)", style="dim")
+                console.print(
+                    f"using the server at {client.url}, pid {pid} (--own-server starts another)",
+                    style="dim",
+                )
         else:
-            with console.status("starting") if console.is_terminal else contextlib.nullcontext() as spinner:
+            with (
+                console.status("starting")
+                if console.is_terminal
+                else contextlib.nullcontext() as spinner
+            ):
                 on_state = spinner.update if spinner is not None else lambda _state: None
                 client = stack.enter_context(own_server(effective, on_state=on_state))
             model = _model(client, "")
@@ -176,7 +227,8 @@ def _server(
 
 
 def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, int] | None:
-    """This user's server that serves the model, the model's id there and the process id; None where one has to be started.
+    """This user's server that serves the model, the model's id there and the process id; None where
+    one has to be started.
 
     Where no model is named, it is the server at the port of the settings, or else the only one.
     """
@@ -210,7 +262,9 @@ def _model(client: ServerClient, wanted: str) -> str:
 
     available = client.model_ids()
     if wanted and wanted not in available:
-        raise ServerFailed(f"{client.url} does not serve {wanted}; it serves: {', '.join(available) or 'nothing'}")
+        raise ServerFailed(
+            f"{client.url} does not serve {wanted}; it serves: {', '.join(available) or 'nothing'}"
+        )
     if not available:
         raise ServerFailed(f"{client.url} serves no model")
     return wanted or available[0]

@@ -1,4 +1,6 @@
-"""How `holdfast chat` shows one answer: lines broken between words, thoughts dimmed, each call of a tool as one line."""
+"""How `holdfast chat` shows one answer: lines broken between words, thoughts dimmed, each call of a
+tool as one line.
+"""
 
 from __future__ import annotations
 
@@ -82,10 +84,13 @@ class AnswerView:
 
 
 class WordWrap:
-    """Breaks lines between words where a terminal would break them anywhere. Text comes in pieces of any size.
+    """Breaks lines between words where a terminal would break them anywhere.
 
-    A word is shown as it comes; one that reaches the edge is taken back and written again on the next line. The last column stays
-    empty, so that the cursor is where it seems to be. Code between fences is not broken: it is there to be copied.
+    Text comes in pieces of any size.
+
+    A word is shown as it comes; one that reaches the edge is taken back and written again on the
+    next line. The last column stays empty, so that the cursor is where it seems to be. Code between
+    fences is not broken: it is there to be copied.
     """
 
     def __init__(self, columns: int) -> None:
@@ -129,5 +134,11 @@ class WordWrap:
 
 
 def _printable(text: str) -> str:
-    """Without what a terminal takes for a command: a model must not be able to recolour or clear it."""
-    return "".join(character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc")
+    """Without what a terminal takes for a command: a model must not be able to recolour or clear
+    it.
+    """
+    return "".join(
+        character
+        for character in text
+        if character in "\n\t" or unicodedata.category(character) != "Cc"
+    )

@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from holdfast.cli.server_client import ServerClient, ServerFailed, error_text, json_object
 
-_LEAST_SECONDS = 0.05  # an answer that took less from its first text to its last came in one piece, or as good as that
+# an answer that took less from its first text to its last came in one piece, or as good as that
+_LEAST_SECONDS = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,9 +27,15 @@ class AnswerStatistics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed after the first token; 0 when there is nothing to measure: what came all at once says nothing of speed."""
+        """Speed after the first token; 0 when there is nothing to measure: what came all at once
+        says nothing of speed.
+        """
         seconds = self.total_seconds - self.first_token_seconds
-        return (self.completion_tokens - 1) / seconds if self.completion_tokens > 1 and seconds > _LEAST_SECONDS else 0.0
+        return (
+            (self.completion_tokens - 1) / seconds
+            if self.completion_tokens > 1 and seconds > _LEAST_SECONDS
+            else 0.0
+        )
 
 
 class AnswerPiece(NamedTuple):
@@ -42,12 +49,17 @@ class AnswerPiece(NamedTuple):
 async def answer_pieces(
     server: ServerClient, body: dict[str, Any], statistics: AnswerStatistics
 ) -> AsyncGenerator[AnswerPiece, None]:
-    """The pieces of one answer, in OpenAI's form; `statistics` is filled in on the way. Raises ServerFailed.
+    """The pieces of one answer, in OpenAI's form; `statistics` is filled in on the way.
+
+    Raises ServerFailed.
 
     Cancelling the task that reads them stops the answer.
     """
     began = time.monotonic()
-    options = {"include_usage": True} | ({"continuous_usage_stats": True} if server.is_holdfast else {})  # others may refuse it
+    # others may refuse it
+    options = {"include_usage": True} | (
+        {"continuous_usage_stats": True} if server.is_holdfast else {}
+    )
     request = {**body, "stream": True, "stream_options": options}
     async with server.lines("/v1/chat/completions", request) as lines:
         async for piece in _pieces(lines, statistics):
@@ -59,7 +71,9 @@ async def answer_pieces(
         raise ServerFailed("the answer broke off: the server closed the connection before its end")
 
 
-async def _pieces(lines: AsyncIterator[str], statistics: AnswerStatistics) -> AsyncIterator[AnswerPiece]:
+async def _pieces(
+    lines: AsyncIterator[str], statistics: AnswerStatistics
+) -> AsyncIterator[AnswerPiece]:
     open_call: dict[str, Any] = {}
     async for line in lines:
         field, _, value = line.partition(":")
@@ -96,7 +110,9 @@ def _texts(delta: dict[str, Any]) -> Iterator[AnswerPiece]:
 
 
 def _whole(call: dict[str, Any]) -> AnswerPiece:
-    return AnswerPiece("call", call={name: value for name, value in call.items() if name != "index"})
+    return AnswerPiece(
+        "call", call={name: value for name, value in call.items() if name != "index"}
+    )
 
 
 def _extended(call: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
@@ -117,4 +133,6 @@ def _take_usage(usage: dict[str, Any], statistics: AnswerStatistics) -> None:
     statistics.exact = True
     statistics.prompt_tokens = usage.get("prompt_tokens", 0)
     statistics.completion_tokens = usage.get("completion_tokens", 0)
-    statistics.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", statistics.cached_tokens)
+    statistics.cached_tokens = (usage.get("prompt_tokens_details") or {}).get(
+        "cached_tokens", statistics.cached_tokens
+    )

@@ -1,7 +1,9 @@
-"""What a person types in a chat: one message at a time, of one line or several; a paste is one message.
+"""What a person types in a chat: one message at a time, of one line or several; a paste is one
+message.
 
-prompt_toolkit reads the keys, because Python's own `input` takes every line of a paste for a message of its own: GNU readline's
-bracketed paste is switched off by Python, and libedit, which Python has on macOS, knows none.
+prompt_toolkit reads the keys, because Python's own `input` takes every line of a paste for a
+message of its own: GNU readline's bracketed paste is switched off by Python, and libedit, which
+Python has on macOS, knows none.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ LEAVE_HINT = "(Ctrl-C again, Ctrl-D or /exit leaves)"
 def typed_messages() -> Iterator[str]:
     """Message after message, until Ctrl-D at an empty prompt, or Ctrl-C twice.
 
-    While a message is being answered, what is typed is not shown; it stands at the next prompt (chat_terminal.py).
+    While a message is being answered, what is typed is not shown; it stands at the next prompt
+    (chat_terminal.py).
     """
-    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")  # a terminal that does not answer where its cursor is gets no warning
+    # a terminal that does not answer where its cursor is gets no warning
+    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
     keyboard: PromptSession[str] = PromptSession(
         multiline=True,
         enable_suspend=True,
@@ -35,7 +39,8 @@ def typed_messages() -> Iterator[str]:
         prompt_continuation=CONTINUATION,
         output=None if sys.stdout.isatty() else create_output(always_prefer_tty=True),
     )
-    # At the prompt Ctrl-C is a key, during an answer it is the answer's; as a signal between the two it is nobody's.
+    # At the prompt Ctrl-C is a key, during an answer it is the answer's; as a signal between the
+    # two it is nobody's.
     before = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
         yield from _prompted(keyboard)
@@ -53,7 +58,8 @@ def _prompted(keyboard: PromptSession[str]) -> Iterator[str]:
         except KeyboardInterrupt:
             if about_to_leave:
                 return
-            about_to_leave = not keyboard.default_buffer.text  # a line that is given up is no wish to leave
+            # a line that is given up is no wish to leave
+            about_to_leave = not keyboard.default_buffer.text
             if about_to_leave:
                 print(LEAVE_HINT, flush=True)  # noqa: T201 - to the person, as the prompt is
             continue
@@ -69,7 +75,10 @@ def _keys() -> KeyBindings:
     @keys.add("enter")
     def _send(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if buffer.document.text_before_cursor.endswith("\\") and not buffer.document.text_after_cursor:
+        if (
+            buffer.document.text_before_cursor.endswith("\\")
+            and not buffer.document.text_after_cursor
+        ):
             buffer.delete_before_cursor()
             buffer.newline(copy_margin=False)
         else:

@@ -37,20 +37,31 @@ _LIKE_A_COMMAND = re.compile(r"/[A-Za-z?]*")  # so that a path is a message
 class ChatSession:
     """Keeps the messages, sends them, prints the answers."""
 
-    def __init__(self, client: ServerClient, model: str, console: Console, *, interactive: bool) -> None:
+    def __init__(
+        self, client: ServerClient, model: str, console: Console, *, interactive: bool
+    ) -> None:
         self.system = ""
         self.options: dict[str, Any] = {}  # further fields of each request; None: not sent
-        self._client, self._model, self._console, self._interactive = client, model, console, interactive
+        self._client, self._model, self._console, self._interactive = (
+            client,
+            model,
+            console,
+            interactive,
+        )
         self._messages: list[dict[str, Any]] = []
         self._answers: list[AnswerStatistics] = []
 
     def run(self, lines: Iterable[str]) -> int:
-        """Answer line after line until they end or /exit. Returns the exit code: 1 when an answer failed in a pipe."""
+        """Answer line after line until they end or /exit.
+
+        Returns the exit code: 1 when an answer failed in a pipe.
+        """
         if self._interactive:
             self._say(f"{self._model} · /help lists the commands")
         failed = False
         for line in lines:
-            text = line.strip("\r\n")  # and not more: what is pasted may begin with spaces that mean something
+            # and not more: what is pasted may begin with spaces that mean something
+            text = line.strip("\r\n")
             word = next(iter(text.split()), "")
             if not word:
                 continue
@@ -59,7 +70,9 @@ class ChatSession:
             if word in _COMMANDS or (_LIKE_A_COMMAND.fullmatch(word) and "\n" not in text):
                 self._obey(text.strip())
             else:
-                failed |= not self._answer(text.removeprefix("/") if text.startswith("//") else text)
+                failed |= not self._answer(
+                    text.removeprefix("/") if text.startswith("//") else text
+                )
         return 1 if failed and not self._interactive else 0
 
     def ask(self, question: str) -> bool:
@@ -80,7 +93,10 @@ class ChatSession:
                 self._say(HELP)
             case _:
                 near = difflib.get_close_matches(command, _COMMANDS, n=1)
-                self._say(f"there is no {command};{f' did you mean {near[0]}?' if near else ''} /help lists the commands")
+                self._say(
+                    f"there is no {command};{f' did you mean {near[0]}?' if near else ''} /help "
+                    "lists the commands"
+                )
 
     def _reset(self) -> None:
         self._messages.clear()
@@ -95,7 +111,10 @@ class ChatSession:
             self._say(self.system or "(no system prompt)")
 
     def _answer(self, text: str) -> bool:
-        """Send one message and print the answer as it comes. Returns whether it came to an end (or was stopped on purpose)."""
+        """Send one message and print the answer as it comes.
+
+        Returns whether it came to an end (or was stopped on purpose).
+        """
         self._messages.append({"role": "user", "content": text})
         system = [{"role": "system", "content": self.system}] if self.system else []
         body = {"model": self._model, "messages": system + self._messages}
@@ -113,9 +132,12 @@ class ChatSession:
         self._end_answer(view, statistics, stopped=stopped)
         return True
 
-    async def _shown(self, body: dict[str, Any], statistics: AnswerStatistics, view: AnswerView) -> bool:
+    async def _shown(
+        self, body: dict[str, Any], statistics: AnswerStatistics, view: AnswerView
+    ) -> bool:
         """Show an answer as it comes. Returns whether a person has stopped it. Raises ServerFailed."""
-        with _interruptible() if self._interactive else contextlib.nullcontext():  # a pipe ends with Ctrl-C
+        # a pipe ends with Ctrl-C
+        with _interruptible() if self._interactive else contextlib.nullcontext():
             try:
                 async for piece in answer_pieces(self._client, body, statistics):
                     view.show(piece)
@@ -130,11 +152,16 @@ class ChatSession:
         if view.has_shown or not self._interactive:
             self._console.print()
         if view.is_empty:
-            self._messages.pop()  # a question without an answer: many chat templates allow no second one behind it
+            # a question without an answer: many chat templates allow no second one behind it
+            self._messages.pop()
         else:
             self._messages.append(view.message())
         if stopped:
-            self._say("(stopped before the answer began; the message is forgotten)" if view.is_empty else "(stopped)")
+            self._say(
+                "(stopped before the answer began; the message is forgotten)"
+                if view.is_empty
+                else "(stopped)"
+            )
         elif statistics.finish_reason == "length":
             self._say("(cut off: no more tokens allowed)")
         elif view.is_empty and self._interactive:
@@ -154,7 +181,8 @@ class ChatSession:
             f"last answer: {count_text(last.prompt_tokens, 'prompt token')}{cached}, "
             f"{about}{count_text(last.completion_tokens, 'answer token')}\n"
             f"first token after {last.first_token_seconds:.2f} s{speed}\n"
-            f"conversation: {count_text(len(self._answers), 'answer')}, {count_text(spoken, 'answer token')}"
+            f"conversation: {count_text(len(self._answers), 'answer')}, "
+            f"{count_text(spoken, 'answer token')}"
         )
 
     def _say(self, text: str) -> None:
@@ -164,7 +192,8 @@ class ChatSession:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C cancels the task that runs here: at one of its own waits, where all that it holds is given back.
+    """Ctrl-C cancels the task that runs here: at one of its own waits, where all that it holds is
+    given back.
 
     More of them change nothing.
     """

@@ -1,4 +1,6 @@
-"""The terminal of a chat while nobody asks for input: before the first prompt, and while an answer is written."""
+"""The terminal of a chat while nobody asks for input: before the first prompt, and while an answer
+is written.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _MARK_PASTES, _PASTES_AS_KEYS = "\x1b[?2004h", "\x1b[?2004l"
 
 @contextlib.contextmanager
 def keys_kept() -> Iterator[None]:
-    """Keys are kept for the next prompt as they come, neither shown nor gathered to lines; Ctrl-C works. Put back at the end."""
+    """Keys are kept for the next prompt as they come, neither shown nor gathered to lines; Ctrl-C
+    works. Put back at the end.
+    """
     keyboard = sys.stdin.fileno()
     before, meanwhile = termios.tcgetattr(keyboard), termios.tcgetattr(keyboard)
     meanwhile[_INPUT] &= ~termios.ICRNL
@@ -29,7 +33,9 @@ def keys_kept() -> Iterator[None]:
 
 
 def mark_pastes() -> None:
-    """Ask the terminal to mark where a paste begins and ends, so that its lines can be told from lines that are typed."""
+    """Ask the terminal to mark where a paste begins and ends, so that its lines can be told from
+    lines that are typed.
+    """
     _tell_terminal(_MARK_PASTES)
 
 

@@ -1,4 +1,6 @@
-"""The commands as a person types them: `help` is one too, and a word that is none is told what was probably meant."""
+"""The commands as a person types them: `help` is one too, and a word that is none is told what was
+probably meant.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ _ELSEWHERE = {
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands. `Any`: typer's newer versions have click's types under a private name."""
+    """The group of all commands.
+
+    `Any`: typer's newer versions have click's types under a private name.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`help` and `help COMMAND` are `--help` and `COMMAND --help`."""
@@ -44,7 +49,10 @@ class CommandGroup(TyperGroup):
             if word in _ELSEWHERE:
                 ctx.fail(f"No such command '{word}'. Did you mean '{_ELSEWHERE[word]}'?")
             if word == _BENCH:
-                ctx.fail("No such command 'bench'. The benchmarks come with a clone of the repository: pip install -e ./bench")
+                ctx.fail(
+                    "No such command 'bench'. The benchmarks come with a clone of the repository: "
+                    "pip install -e ./bench"
+                )
             if "/" in word or Path(word).exists():
                 ctx.fail(f"No such command '{word}'. To serve that model: holdfast serve {word}")
         return super().resolve_command(ctx, args)

@@ -14,7 +14,9 @@ from holdfast.config import EffectiveSettings, all_specs, shown_value, value_of
 @settings_command
 def config(
     effective: EffectiveSettings,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: key → value and origin.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: key → value and origin.")
+    ] = False,
 ) -> None:
     """Show the settings in force.
 
@@ -27,11 +29,16 @@ def config(
 
 
 def _rows(effective: EffectiveSettings) -> dict[str, dict[str, Any]]:
-    """Key → value (as a JSON value; what stands for no number as its word, a secret as whether it is set) and origin."""
+    """Key → value (as a JSON value; what stands for no number as its word, a secret as whether it
+    is set) and origin.
+    """
     rows = {}
     for key, spec in all_specs().items():
         value, shown = value_of(effective.settings, key), shown_value(effective.settings, key)
-        rows[key] = {"value": shown if spec.secret or shown in ("auto", "off") else value, "origin": effective.origins[key]}
+        rows[key] = {
+            "value": shown if spec.secret or shown in ("auto", "off") else value,
+            "origin": effective.origins[key],
+        }
     return rows
 
 
@@ -41,5 +48,7 @@ def _print_table(effective: EffectiveSettings) -> None:
     table = new_table("setting", "value", "from")
     for key, origin in effective.origins.items():
         style = "dim" if origin == "default" else ""
-        table.add_row(Text(key), Text(shown_value(effective.settings, key)), Text(origin), style=style)
+        table.add_row(
+            Text(key), Text(shown_value(effective.settings, key)), Text(origin), style=style
+        )
     print_table(table)

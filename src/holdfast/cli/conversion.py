@@ -1,6 +1,8 @@
-"""Converts a model to MLX's format, or quantizes it, with mlx-lm; the result is loaded and run before it takes its place.
+"""Converts a model to MLX's format, or quantizes it, with mlx-lm; the result is loaded and run
+before it takes its place.
 
-In a process of its own (`python -m holdfast.cli.conversion`), since the caller imports no MLX: use `convert_model`.
+In a process of its own (`python -m holdfast.cli.conversion`), since the caller imports no MLX: use
+`convert_model`.
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ class Conversion(msgspec.Struct, frozen=True, kw_only=True):
 def convert_model(conversion: Conversion) -> int:
     """Convert a model; returns the bytes of the weights of the result. Blocks for minutes.
 
-    The target is there whole, and was loaded and run once, or not at all. Raises ConfigError when it cannot be made there, and
-    ModelLoadError when the model cannot be converted or the result does not run.
+    The target is there whole, and was loaded and run once, or not at all. Raises ConfigError when
+    it cannot be made there, and ModelLoadError when the model cannot be converted or the result
+    does not run.
     """
     source, target = Path(conversion.source), checked_target(Path(conversion.target))
     try:
@@ -53,7 +56,10 @@ def convert_model(conversion: Conversion) -> int:
 
 
 def checked_target(folder: Path) -> Path:
-    """The whole path of a folder that is to be made. Raises ConfigError where something is there already."""
+    """The whole path of a folder that is to be made.
+
+    Raises ConfigError where something is there already.
+    """
     target = Path(os.path.expanduser(folder)).absolute()
     if os.path.lexists(target):
         raise ConfigError(f"{target} is there already; name a folder that is not")
@@ -66,7 +72,10 @@ def _made(conversion: Conversion, source: Path, target: Path) -> int:
     needed = stored if conversion.bits is None else stored * conversion.bits // 8
     free = shutil.disk_usage(target.parent).free
     if needed + _SPARE_BYTES > free:
-        raise ConfigError(f"about {needed / 1e9:.1f} GB are needed in {target.parent}, {free / 1e9:.1f} GB are free")
+        raise ConfigError(
+            f"about {needed / 1e9:.1f} GB are needed in {target.parent}, {free / 1e9:.1f} GB are "
+            "free"
+        )
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
         made = Path(beside) / target.name
         _run(msgspec.structs.replace(conversion, target=str(made)))
@@ -77,12 +86,18 @@ def _made(conversion: Conversion, source: Path, target: Path) -> int:
 def _run(conversion: Conversion) -> None:
     command = [sys.executable, "-P", "-m", "holdfast.cli.conversion"]
     done = subprocess.run(
-        command, input=msgspec.json.encode(conversion), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+        command,
+        input=msgspec.json.encode(conversion),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        check=False,
     )
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"the process ended with code {done.returncode}"
-        raise ModelLoadError(f"{conversion.source} could not be converted: {reason[:_LONGEST_REASON]}")
+        raise ModelLoadError(
+            f"{conversion.source} could not be converted: {reason[:_LONGEST_REASON]}"
+        )
 
 
 def _convert(conversion: Conversion) -> None:

@@ -61,7 +61,12 @@ def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None])
     """Look at everything; takes a few seconds and the time to load the model (and to fetch it)."""
     last_crash = last_report(crash_reports_folder(os.environ))
     found = Diagnosis(machine=_machine(), model_name=settings.path, last_crash=last_crash)
-    for stage, look in (("machine", _with_platform), ("speed", _with_speed), ("model", _with_model), ("dialect", _with_dialect)):
+    for stage, look in (
+        ("machine", _with_platform),
+        ("speed", _with_speed),
+        ("model", _with_model),
+        ("dialect", _with_dialect),
+    ):
         progress(stage, 0.0)
         try:
             found = look(found, settings, progress)
@@ -98,21 +103,34 @@ def _with_speed(found: Diagnosis, settings: ModelSettings, _progress: object) ->
     if found.platform is None:
         return found
     installed = measure_gflops(blas=False, threads=settings.threads)
-    in_use = measure_gflops(blas=True, threads=settings.threads) if found.platform.blas.in_front else installed
-    return msgspec.structs.replace(found, speed=Speed(as_installed_gflops=installed, in_use_gflops=in_use))
+    in_use = (
+        measure_gflops(blas=True, threads=settings.threads)
+        if found.platform.blas.in_front
+        else installed
+    )
+    return msgspec.structs.replace(
+        found, speed=Speed(as_installed_gflops=installed, in_use_gflops=in_use)
+    )
 
 
-def _with_model(found: Diagnosis, settings: ModelSettings, progress: Callable[[str, float], None]) -> Diagnosis:
+def _with_model(
+    found: Diagnosis, settings: ModelSettings, progress: Callable[[str, float], None]
+) -> Diagnosis:
     folder = str(resolve_model(settings, progress=progress))
     found = msgspec.structs.replace(found, model_name=served_id(settings), folder=folder)
     if found.platform is None:
         return found
-    return msgspec.structs.replace(found, model=check_layout(dataclasses.replace(settings, path=folder)))
+    return msgspec.structs.replace(
+        found, model=check_layout(dataclasses.replace(settings, path=folder))
+    )
 
 
 def _with_dialect(found: Diagnosis, _settings: ModelSettings, _progress: object) -> Diagnosis:
     if not found.folder:
         return found
-    from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle  # brings the tokenizer's library
+    # brings the tokenizer's library
+    from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 
-    return msgspec.structs.replace(found, dialect=load_tokenizer_bundle(Path(found.folder)).dialect_report)
+    return msgspec.structs.replace(
+        found, dialect=load_tokenizer_bundle(Path(found.folder)).dialect_report
+    )

@@ -1,4 +1,6 @@
-"""`holdfast doctor`: what this machine computes with, how fast, what would make it faster, and how a model would be run."""
+"""`holdfast doctor`: what this machine computes with, how fast, what would make it faster, and how
+a model would be run.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,24 @@ def doctor(
     effective: EffectiveSettings,
     as_json: Json = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the machine for about ten minutes and save the findings in a file.")
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure the machine for about ten minutes and save the findings in a file.",
+        ),
     ] = False,
     panic_test: Annotated[
         bool,
-        typer.Option("--panic-test", help="With --measure: try for 45 minutes what has made Macs panic. Save your work."),
+        typer.Option(
+            "--panic-test",
+            help="With --measure: try for 45 minutes what has made Macs panic. Save your work.",
+        ),
     ] = False,
 ) -> None:
     """Check this machine.
 
-    It reports on the machine, MLX, BLAS and memory, measures their speed, says how MODEL would be run, and gives recommendations.
+    It reports on the machine, MLX, BLAS and memory, measures their speed, says how MODEL would be
+    run, and gives recommendations.
     """
     if panic_test and not measure:
         raise typer.BadParameter("--panic-test needs --measure")
@@ -62,7 +72,8 @@ def doctor(
     if model.path:  # also a name of models.toml
         model = catalog_of(effective.settings, os.environ).entries[0].model
     check_present(model)  # a name that was mistyped is told before anything is measured
-    with run_folder(os.environ), load_progress(effective.settings.log) as progress:  # MLX compiles into it
+    # MLX compiles into it
+    with run_folder(os.environ), load_progress(effective.settings.log) as progress:
         found = diagnose(model, progress=progress)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
@@ -121,19 +132,26 @@ def _mlx_rows(found: Diagnosis) -> dict[str, str]:
     if report.device == "gpu":
         rows["working set"] = _gib(report.memory.working_set_bytes)
     else:
-        rows["BLAS"] = f"{report.blas}{', replaces the built-in one' if report.blas.in_front else ''}"
+        rows["BLAS"] = (
+            f"{report.blas}{', replaces the built-in one' if report.blas.in_front else ''}"
+        )
         rows["g++"] = "found" if report.compiler else "missing: fused operations are not compiled"
     if speed is not None:
         rows["float32"] = f"{speed.as_installed_gflops:,.1f} GFLOP/s as installed"
         if report.blas.in_front:
             factor = speed.in_use_gflops / speed.as_installed_gflops
-            rows["float32"] += f", {speed.in_use_gflops:,.1f} with {report.blas.name} in front ({factor:.1f} times): used"
+            rows["float32"] += (
+                f", {speed.in_use_gflops:,.1f} with {report.blas.name} in front ({factor:.1f} "
+                "times): used"
+            )
     return rows
 
 
 def _model_rows(found: Diagnosis) -> dict[str, str]:
     model = found.model
-    rows = {"name": found.model_name or "the bundled one"} | ({"folder": found.folder} if found.folder else {})
+    rows = {"name": found.model_name or "the bundled one"} | (
+        {"folder": found.folder} if found.folder else {}
+    )
     if model is None:
         return rows | {"state": "cannot be run, see below"}
     note = f" ({model.note})" if model.note else ""
@@ -149,7 +167,10 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
 def _dialect_rows(dialect: DialectReport) -> dict[str, str]:
     if dialect.tools == "none":
         return {"tools": "none: there is no chat template"}
-    shown = {"template": "shown by its chat template", "text": f"told in the system message: {dialect.why}"}[dialect.tools]
+    shown = {
+        "template": "shown by its chat template",
+        "text": f"told in the system message: {dialect.why}",
+    }[dialect.tools]
     rows = {
         "tools": shown,
         "calls": f"{dialect.family}, {'proven by a round trip' if dialect.proven else f'not proven: {dialect.why}'}",
@@ -165,12 +186,19 @@ def _dialect_rows(dialect: DialectReport) -> dict[str, str]:
     for effort, options in thinking.efforts.items():
         efforts.setdefault(json.dumps(options), []).append(effort)
     switch = "; ".join(f"{', '.join(asked)}: {options}" for options, asked in efforts.items())
-    return rows | {"thinking": f"{thinking.start} … {thinking.end}{opened}", "switch": switch or "none"}
+    return rows | {
+        "thinking": f"{thinking.start} … {thinking.end}{opened}",
+        "switch": switch or "none",
+    }
 
 
 def _crash_rows(report: CrashReport) -> dict[str, str]:
     generated = sum(request.drawn_tokens for request in report.requests)
-    served = "while it loaded" if report.served_seconds is None else f"after {report.served_seconds:,.0f} s"
+    served = (
+        "while it loaded"
+        if report.served_seconds is None
+        else f"after {report.served_seconds:,.0f} s"
+    )
     count = len(report.requests) + report.more_requests
     rows = {
         "when": f"{report.at}, {served}",

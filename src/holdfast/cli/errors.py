@@ -16,7 +16,10 @@ BAD_INPUT = 2
 
 @contextlib.contextmanager
 def plain_errors(log_format: str = "text") -> Iterator[None]:
-    """Turn our own errors into one line in the form of the log, and exit code 2. Anything else is a bug: it keeps its trace."""
+    """Turn our own errors into one line in the form of the log, and exit code 2.
+
+    Anything else is a bug: it keeps its trace.
+    """
     try:
         yield
     except HoldfastError as error:
@@ -25,7 +28,9 @@ def plain_errors(log_format: str = "text") -> Iterator[None]:
 
 
 def require_working_folder() -> None:
-    """End with one line where the working folder has been deleted: paths and settings files are looked up from there."""
+    """End with one line where the working folder has been deleted: paths and settings files are
+    looked up from there.
+    """
     try:
         os.getcwd()
     except OSError as error:
@@ -34,11 +39,18 @@ def require_working_folder() -> None:
 
 
 def complain(message: str, *, log_format: str = "text") -> None:
-    """Print one line to stderr, whatever line breaks the message has; log_format "json": as a line of the log."""
+    """Print one line to stderr, whatever line breaks the message has; log_format "json": as a line
+    of the log.
+    """
     line = " ".join(message.split())
     if log_format == "json":
         from holdfast.telemetry.logs import JsonLines
 
-        typer.echo(JsonLines().format(logging.LogRecord("holdfast", logging.ERROR, "", 0, line, None, None)), err=True)
+        typer.echo(
+            JsonLines().format(
+                logging.LogRecord("holdfast", logging.ERROR, "", 0, line, None, None)
+            ),
+            err=True,
+        )
     else:
         typer.echo(f"holdfast: {line}", err=True)

@@ -1,4 +1,7 @@
-"""`holdfast keys …`: named API keys. The file has hashes only, so a key is shown once, when it is made."""
+"""`holdfast keys …`: named API keys.
+
+The file has hashes only, so a key is shown once, when it is made.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,49 @@ import typer
 from holdfast.cli.errors import plain_errors
 from holdfast.config import default_file, load_settings
 from holdfast.errors import ConfigError
-from holdfast.front.server.key_file import OFF, ApiKey, key_file_of, named_key, new_secret, own_key_file, read_keys, write_keys
+from holdfast.front.server.key_file import (
+    OFF,
+    ApiKey,
+    key_file_of,
+    named_key,
+    new_secret,
+    own_key_file,
+    read_keys,
+    write_keys,
+)
 from holdfast.user_folders import expanded
 from holdfast.wire.requests import Priority
 
 keys = typer.Typer(help="Add, list and remove named API keys.", no_args_is_help=True)
 
-Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is; memory belongs to the name.")]
+Name: TypeAlias = Annotated[
+    str, typer.Argument(metavar="NAME", help="Whose key it is; memory belongs to the name.")
+]
 File: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--file", metavar="FILE", help="File of keys; default: the one in your settings (server.keys_file)."),
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        help="File of keys; default: the one in your settings (server.keys_file).",
+    ),
 ]
-Admin: TypeAlias = Annotated[bool, typer.Option("--admin", help="It may load and unload models, see and cancel all requests.")]
+Admin: TypeAlias = Annotated[
+    bool,
+    typer.Option("--admin", help="It may load and unload models, see and cancel all requests."),
+]
 PriorityOption: TypeAlias = Annotated[
-    str, typer.Option("--priority", metavar="interactive|batch", help="Of its requests, at most: batch takes what others leave.")
+    str,
+    typer.Option(
+        "--priority",
+        metavar="interactive|batch",
+        help="Of its requests, at most: batch takes what others leave.",
+    ),
 ]
 MaxRequests: TypeAlias = Annotated[
-    int | None, typer.Option("--max-requests", metavar="N", help="Most answers it may have running or waiting at once.")
+    int | None,
+    typer.Option(
+        "--max-requests", metavar="N", help="Most answers it may have running or waiting at once."
+    ),
 ]
 
 
@@ -39,14 +68,22 @@ def add(
     max_requests: MaxRequests = None,
     file: File = None,
 ) -> None:
-    """Make a key and print it, once. From the first one on, the server lets nobody in without a key."""
+    """Make a key and print it, once.
+
+    From the first one on, the server lets nobody in without a key.
+    """
     with plain_errors():
         path = _path(file)
         known = read_keys(path) if path.exists() else ()
         if any(key.name == name for key in known):
-            raise ConfigError(f"there is a key named {name} already; `holdfast keys rotate {name}` gives it another secret")
+            raise ConfigError(
+                f"there is a key named {name} already; `holdfast keys rotate {name}` gives it "
+                "another secret"
+            )
         secret = new_secret()
-        made = named_key(name, secret, is_admin=admin, priority=_priority(priority), max_requests=max_requests)
+        made = named_key(
+            name, secret, is_admin=admin, priority=_priority(priority), max_requests=max_requests
+        )
         write_keys(path, (*known, made))
         _tell(f"This is the key of {name}; it is not shown again. {_how_it_counts(path)}")
         typer.echo(secret)
@@ -54,15 +91,27 @@ def add(
 
 @keys.command("rotate")
 def rotate(name: Name, file: File = None) -> None:
-    """Give a name another key and print it, once. What the name may do and what was read for it stay."""
+    """Give a name another key and print it, once.
+
+    What the name may do and what was read for it stay.
+    """
     with plain_errors():
         path = _path(file)
         known = read_keys(path)
         old = _find(known, name, path)
         secret = new_secret()
-        made = named_key(name, secret, is_admin=old.is_admin, priority=old.priority, max_requests=old.max_requests)
+        made = named_key(
+            name,
+            secret,
+            is_admin=old.is_admin,
+            priority=old.priority,
+            max_requests=old.max_requests,
+        )
         write_keys(path, tuple(made if key is old else key for key in known))
-        _tell(f"This is the new key of {name}; it replaces the old one, and is not shown again. {_how_it_counts(path)}")
+        _tell(
+            f"This is the new key of {name}; it replaces the old one, and is not shown again. "
+            f"{_how_it_counts(path)}"
+        )
         typer.echo(secret)
 
 
@@ -78,13 +127,24 @@ def list_keys(file: File = None) -> None:
     width = max(len(key.name) for key in known)
     for key in known:
         cap = f"at most {key.max_requests} requests" if key.max_requests is not None else ""
-        words = filter(None, ("admin" if key.is_admin else "", key.priority, cap, f"since {key.created}" if key.created else ""))
+        words = filter(
+            None,
+            (
+                "admin" if key.is_admin else "",
+                key.priority,
+                cap,
+                f"since {key.created}" if key.created else "",
+            ),
+        )
         typer.echo(f"{key.name:<{width}}  {', '.join(words)}")
 
 
 @keys.command("rm")
 def remove(name: Name, file: File = None) -> None:
-    """Remove a key: the server refuses it from then on. The cache of that name is kept for a later key with the same name."""
+    """Remove a key: the server refuses it from then on.
+
+    The cache of that name is kept for a later key with the same name.
+    """
     with plain_errors():
         path = _path(file)
         known = read_keys(path)
@@ -93,17 +153,26 @@ def remove(name: Name, file: File = None) -> None:
         write_keys(path, left)
     typer.echo(f"{name} is removed. {_how_it_counts(path)}")
     if not left:
-        typer.echo(f"No keys are left, but clients still need one. To serve without keys, delete {path}")
+        typer.echo(
+            f"No keys are left, but clients still need one. To serve without keys, delete {path}"
+        )
 
 
 def _path(file: Path | None) -> Path:
     """Where the keys are or will be. Raises ConfigError."""
     if file is not None:
         return expanded(file)
-    setting = load_settings(file=default_file(os.environ), environ=os.environ, flags={}).settings.server.keys_file
-    path = key_file_of(setting, os.environ) or (None if setting in ("", OFF) else own_key_file(os.environ))
+    setting = load_settings(
+        file=default_file(os.environ), environ=os.environ, flags={}
+    ).settings.server.keys_file
+    path = key_file_of(setting, os.environ) or (
+        None if setting in ("", OFF) else own_key_file(os.environ)
+    )
     if path is None:
-        raise ConfigError("there is no place for keys: name a file with --file FILE, or as server.keys_file in the settings")
+        raise ConfigError(
+            "there is no place for keys: name a file with --file FILE, or as server.keys_file in "
+            "the settings"
+        )
     return path
 
 

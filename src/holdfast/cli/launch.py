@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from holdfast.cli.server_client import ServerClient
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-_OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)  # it sends them to the agent as well, and what they mean is the agent's affair
+# it sends them to the agent as well, and what they mean is the agent's affair
+_OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 _ROOM_TOKENS = 4_000  # for a task beside the agent's own prompt
 _TRUSTED_TOO = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")  # by what runs on Node, and by Codex
 _NOT_FOUND = 127  # as shells say it
@@ -44,19 +45,36 @@ def launch(
     agent: Annotated[
         str,
         typer.Argument(
-            metavar="AGENT", show_default=False, help="One of: " + ", ".join(AGENTS) + ".", autocompletion=lambda: list(AGENTS)
+            metavar="AGENT",
+            show_default=False,
+            help="One of: " + ", ".join(AGENTS) + ".",
+            autocompletion=lambda: list(AGENTS),
         ),
     ] = "",
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Arguments passed to the agent.")] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGUMENTS...", help="Arguments passed to the agent."),
+    ] = None,
     url: Url = None,
     api_key: ApiKey = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="ID", help="The model; default: the server's first.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="ID", help="The model; default: the server's first."),
+    ] = None,
     small_model: Annotated[
         str | None,
-        typer.Option("--small-model", metavar="ID", help="For the agent's titles and summaries; default: same as --model."),
+        typer.Option(
+            "--small-model",
+            metavar="ID",
+            help="For the agent's titles and summaries; default: same as --model.",
+        ),
     ] = None,
-    allow_demo: Annotated[bool, typer.Option("--allow-demo", help="Start it on the bundled demonstration model too.")] = False,
-    print_only: Annotated[bool, typer.Option("--print", help="Show what would be run, and run nothing.")] = False,
+    allow_demo: Annotated[
+        bool, typer.Option("--allow-demo", help="Start it on the bundled demonstration model too.")
+    ] = False,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Show what would be run, and run nothing.")
+    ] = False,
 ) -> None:
     """Start a coding agent on a running server.
 
@@ -69,7 +87,10 @@ def launch(
         chosen = _chosen(agent, arguments or [])
         program = shutil.which(chosen.program)
         if program is None and not print_only:
-            complain(f"{chosen.title} is not installed: there is no `{chosen.program}`. To get it: {chosen.install}")
+            complain(
+                f"{chosen.title} is not installed: there is no `{chosen.program}`. To get it: "
+                f"{chosen.install}"
+            )
             raise typer.Exit(_NOT_FOUND)
         address = address_of(url, api_key)
         with tempfile.TemporaryDirectory(prefix=f"holdfast-{agent}-") as folder:
@@ -85,9 +106,17 @@ def launch(
             for name, text in setup.files.items():
                 (target.folder / name).write_text(text)
             trust = _trust(os.environ, target, certificate=address.certificate)
-            code = _run(command, {**os.environ, **_proxies(os.environ, target.url), **trust, **setup.environment})
+            code = _run(
+                command,
+                {**os.environ, **_proxies(os.environ, target.url), **trust, **setup.environment},
+            )
         if _is_interactive():
-            named = {"--url": url, "--api-key": "KEY" if api_key else None, "--model": model, "--small-model": small_model}
+            named = {
+                "--url": url,
+                "--api-key": "KEY" if api_key else None,
+                "--model": model,
+                "--small-model": small_model,
+            }
             complain(_way_back(agent, chosen, named=named, allow_demo=allow_demo))
     raise typer.Exit(code)
 
@@ -103,46 +132,70 @@ def _chosen(name: str, arguments: Sequence[str]) -> CodingAgent:
     """The agent of this name. Raises LaunchFailed, also for options of `launch` after the name."""
     if name not in AGENTS:
         near = get_close_matches(name, AGENTS, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"It knows: {', '.join(AGENTS)}; others: see docs/guides/clients.md"
+        hint = (
+            f"Did you mean {near[0]}?"
+            if near
+            else f"It knows: {', '.join(AGENTS)}; others: see docs/guides/clients.md"
+        )
         raise LaunchFailed(f"launch does not know the agent {name}. {hint}")
     options = [argument.partition("=")[0] for argument in arguments]
     misplaced = [option for option in options if option in _OPTIONS_OF_NO_AGENT]
     if options[:1] == ["--url"]:
         misplaced = ["--url"]
     if misplaced and options[0] != "--":
-        raise LaunchFailed(f"put launch's options before the agent's name: holdfast launch {misplaced[0]} … {name}")
+        raise LaunchFailed(
+            f"put launch's options before the agent's name: holdfast launch {misplaced[0]} … {name}"
+        )
     return AGENTS[name]
 
 
 def _without_dashes(arguments: Sequence[str]) -> Sequence[str]:
-    """The agent's arguments without the `--` that may stand before them, as other launchers want it."""
+    """The agent's arguments without the `--` that may stand before them, as other launchers want
+    it.
+    """
     return arguments[1:] if arguments[:1] == ["--"] else arguments
 
 
-def _target(address: ServerAddress, *, models: tuple[str | None, str | None], folder: Path) -> AgentTarget:
+def _target(
+    address: ServerAddress, *, models: tuple[str | None, str | None], folder: Path
+) -> AgentTarget:
     """What the server says of itself. Raises ServerFailed, in words that say what to do."""
     from holdfast.cli.server_client import ServerClient, ServerFailed
 
     url, api_key = address.url, address.api_key
-    with ServerClient(url=url, api_key=api_key, use_proxies=not _is_loopback(url), certificate=address.certificate) as server:
+    with ServerClient(
+        url=url, api_key=api_key, use_proxies=not _is_loopback(url), certificate=address.certificate
+    ) as server:
         try:
             served = _served(server)
         except ServerFailed as error:
             said = f"no server is running at {url}" if _is_refused(str(error)) else str(error)
-            raise ServerFailed(f"{_sentence(said)} {_way_out(str(error), api_key)}".rstrip()) from None
+            raise ServerFailed(
+                f"{_sentence(said)} {_way_out(str(error), api_key)}".rstrip()
+            ) from None
         url = server.url
     wanted = [model for model in models if model is not None and model not in served]
     if wanted or not served:
-        raise ServerFailed(f"{url} does not serve {wanted[0] if wanted else 'any model'}; it serves: {', '.join(served)}")
+        raise ServerFailed(
+            f"{url} does not serve {wanted[0] if wanted else 'any model'}; it serves: "
+            f"{', '.join(served)}"
+        )
     model = models[0] or next(iter(served))
     small = models[1] or model
     return AgentTarget(
-        url=url, api_key=api_key, model=model, small_model=small, context_tokens=served[model], folder=folder.resolve()
+        url=url,
+        api_key=api_key,
+        model=model,
+        small_model=small,
+        context_tokens=served[model],
+        folder=folder.resolve(),
     )
 
 
 def _chosen_server(target: AgentTarget, address: ServerAddress) -> str:
-    """Which server and model the agent gets: it may be another server than the one that the user thinks of."""
+    """Which server and model the agent gets: it may be another server than the one that the user
+    thinks of.
+    """
     facts = [f"model {target.model}"]
     if target.context_tokens is not None:
         facts.append(f"context {target.context_tokens:,} tokens")
@@ -152,15 +205,23 @@ def _chosen_server(target: AgentTarget, address: ServerAddress) -> str:
 
 
 def _ask_about_demo(target: AgentTarget, *, is_allowed: bool) -> None:
-    """The bundled model answers an agent's prompt with minutes of gibberish. Raises LaunchFailed, or Exit if it is declined."""
+    """The bundled model answers an agent's prompt with minutes of gibberish.
+
+    Raises LaunchFailed, or Exit if it is declined.
+    """
     from holdfast.models.demo import is_demo
 
     if is_allowed or not is_demo(target.model):
         return
-    about = f"{target.model} is a demonstration of three million parameters; it cannot do an agent's work"
+    about = (
+        f"{target.model} is a demonstration of three million parameters; it cannot do an agent's "
+        "work"
+    )
     way_out = f"Serve a real model, for example: holdfast serve {_REAL_MODEL}"
     if not _is_interactive():
-        raise LaunchFailed(f"{about}. {way_out}. To start the agent all the same: holdfast launch --allow-demo …")
+        raise LaunchFailed(
+            f"{about}. {way_out}. To start the agent all the same: holdfast launch --allow-demo …"
+        )
     complain(f"{about}. {way_out}")
     if not typer.confirm("Start it all the same?", err=True):
         raise typer.Exit(DECLINED)
@@ -170,11 +231,21 @@ def _is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _way_back(name: str, agent: CodingAgent, *, named: Mapping[str, str | None], allow_demo: bool) -> str:
-    """How to continue: the command that the agent itself prints names files of this run, which are gone."""
-    options = [part for option, value in named.items() if value for part in (option, shlex.quote(value))]
-    command = " ".join(["holdfast launch", *options, *(["--allow-demo"] if allow_demo else []), name])
-    return f"to continue this conversation: {' or '.join(f'{command} {way}' for way in agent.resume)}"
+def _way_back(
+    name: str, agent: CodingAgent, *, named: Mapping[str, str | None], allow_demo: bool
+) -> str:
+    """How to continue: the command that the agent itself prints names files of this run, which are
+    gone.
+    """
+    options = [
+        part for option, value in named.items() if value for part in (option, shlex.quote(value))
+    ]
+    command = " ".join(
+        ["holdfast launch", *options, *(["--allow-demo"] if allow_demo else []), name]
+    )
+    return (
+        f"to continue this conversation: {' or '.join(f'{command} {way}' for way in agent.resume)}"
+    )
 
 
 def _trust(environ: Mapping[str, str], target: AgentTarget, *, certificate: str) -> dict[str, str]:
@@ -182,7 +253,11 @@ def _trust(environ: Mapping[str, str], target: AgentTarget, *, certificate: str)
     # Node does not look at SSL_CERT_FILE, though it is what we go by.
     named = environ.get("SSL_CERT_FILE", "") if target.url.startswith("https:") else ""
     ours = [os.path.abspath(path) for path in (certificate, named) if path]
-    return {name: _in_one_file(name, [environ.get(name, ""), *ours], target.folder) for name in _TRUSTED_TOO if ours}
+    return {
+        name: _in_one_file(name, [environ.get(name, ""), *ours], target.folder)
+        for name in _TRUSTED_TOO
+        if ours
+    }
 
 
 def _in_one_file(name: str, paths: Sequence[str], folder: Path) -> str:
@@ -196,12 +271,17 @@ def _in_one_file(name: str, paths: Sequence[str], folder: Path) -> str:
 
 
 def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
-    """An agent whose own prompt leaves too little room compacts the conversation before every turn, or for ever."""
+    """An agent whose own prompt leaves too little room compacts the conversation before every turn,
+    or for ever.
+    """
     if target.context_tokens is None:
         return
     needed = ceil((agent.own_tokens + _ROOM_TOKENS) / agent.usable_share)
     if target.context_tokens < needed:
-        shortage = f"{target.model} has a {target.context_tokens:,}-token context, but {agent.title} needs at least {needed:,}"
+        shortage = (
+            f"{target.model} has a {target.context_tokens:,}-token context, but {agent.title} "
+            f"needs at least {needed:,}"
+        )
         complain(f"{shortage}: serve it with a longer --context, or serve a different model")
 
 
@@ -209,7 +289,9 @@ def _served(server: ServerClient) -> Mapping[str, int | None]:
     """The context of each model that the server serves."""
     from holdfast.cli.server_client import CONNECT_SECONDS
 
-    cards: Sequence[Mapping[str, Any]] = server.call("GET", "/v1/models", timeout=CONNECT_SECONDS).get("data", ())
+    cards: Sequence[Mapping[str, Any]] = server.call(
+        "GET", "/v1/models", timeout=CONNECT_SECONDS
+    ).get("data", ())
     return {str(card["id"]): card.get("max_model_len") for card in cards}
 
 
@@ -225,9 +307,15 @@ def _way_out(error: str, api_key: str) -> str:
     if "not trusted" in error or "speak TLS" in error:
         return ""  # it says so itself
     if "no answer from" in error:
-        return "Start one in another terminal: holdfast serve. If it runs elsewhere: holdfast launch --url URL …"
+        return (
+            "Start one in another terminal: holdfast serve. If it runs elsewhere: holdfast launch "
+            "--url URL …"
+        )
     if "answers 401" in error:
-        return f"The key given is {'not its key' if api_key else 'missing'}: holdfast launch --api-key KEY …"
+        return (
+            f"The key given is {'not its key' if api_key else 'missing'}: holdfast launch "
+            "--api-key KEY …"
+        )
     return "Is that a Holdfast? --url URL names another server"
 
 
@@ -247,7 +335,9 @@ def _proxies(environ: Mapping[str, str], url: str) -> dict[str, str]:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the agent in this terminal to its end; returns its exit code, 128 + N where a signal N ended it."""
+    """Run the agent in this terminal to its end; returns its exit code, 128 + N where a signal N
+    ended it.
+    """
     started: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _frame: object) -> None:
@@ -268,7 +358,9 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _shown(command: Sequence[str], setup: AgentSetup, *, secret: str) -> str:
     """What would be run, as a shell takes it; the key is left out."""
-    lines = [f"{name}={shlex.quote(value)} \\" for name, value in setup.environment.items()] + [shlex.join(command)]
+    lines = [f"{name}={shlex.quote(value)} \\" for name, value in setup.environment.items()] + [
+        shlex.join(command)
+    ]
     for name, text in setup.files.items():
         lines += ["", f"# {name} (temporary, deleted when the agent exits):", *text.splitlines()]
     shown = "\n".join(lines)

@@ -1,4 +1,6 @@
-"""How a model would be run here, for `doctor`; found out in a process of its own (`python -m holdfast.cli.layout_check`)."""
+"""How a model would be run here, for `doctor`; found out in a process of its own (`python -m
+holdfast.cli.layout_check`).
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,30 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_layout(settings: ModelSettings) -> LayoutCheck:
-    """Load and probe the model in the folder `settings.path` in another process. Raises HoldfastError with one line."""
+    """Load and probe the model in the folder `settings.path` in another process.
+
+    Raises HoldfastError with one line.
+    """
     command = [sys.executable, "-P", "-m", "holdfast.cli.layout_check"]
     limit = settings.startup_seconds
     try:
-        done = subprocess.run(command, input=msgspec.json.encode(settings), capture_output=True, timeout=limit, check=False)
+        done = subprocess.run(
+            command,
+            input=msgspec.json.encode(settings),
+            capture_output=True,
+            timeout=limit,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        raise HoldfastError(f"loading and probing took more than {limit:.0f} s (model.startup_seconds)") from None
+        raise HoldfastError(
+            f"loading and probing took more than {limit:.0f} s (model.startup_seconds)"
+        ) from None
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise HoldfastError(f"loading and probing ended with code {done.returncode}: {lines[-1] if lines else 'no message'}")
+        raise HoldfastError(
+            f"loading and probing ended with code {done.returncode}: "
+            f"{lines[-1] if lines else 'no message'}"
+        )
     answer = msgspec.json.decode(done.stdout, type=LayoutCheck | str)
     if isinstance(answer, str):
         raise HoldfastError(answer)

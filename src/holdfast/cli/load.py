@@ -14,27 +14,36 @@ if TYPE_CHECKING:
     from holdfast.cli.server_client import ServerClient
 
 _command = partial(server_command, options=WHERE)
-ModelName: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="Its id or alias, as `holdfast models ls` shows it.")]
+ModelName: TypeAlias = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Its id or alias, as `holdfast models ls` shows it.")
+]
 
 
 @_command
 def load(
     server: ServerClient,
     name: ModelName,
-    pin: Annotated[bool, typer.Option("--pin", help="And keep it loaded, whoever else needs its place.")] = False,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="And keep it loaded, whoever else needs its place.")
+    ] = False,
 ) -> None:
     """Load a model into a running server.
 
     It waits until the model is ready.
     """
-    typer.echo(f"{name} is {_done(server, name, 'pin' if pin else 'load')}{', and stays loaded' if pin else ''}")
+    typer.echo(
+        f"{name} is "
+        f"{_done(server, name, 'pin' if pin else 'load')}{', and stays loaded' if pin else ''}"
+    )
 
 
 @_command
 def unload(
     server: ServerClient,
     name: ModelName,
-    unpin: Annotated[bool, typer.Option("--unpin", help="Also one that is pinned, which it is no longer then.")] = False,
+    unpin: Annotated[
+        bool, typer.Option("--unpin", help="Also one that is pinned, which it is no longer then.")
+    ] = False,
 ) -> None:
     """Unload a model from a running server.
 

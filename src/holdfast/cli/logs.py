@@ -26,12 +26,17 @@ class NoLog(HoldfastError):
 
 def logs(
     server: Server = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 100,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")
+    ] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")
+    ] = 100,
 ) -> None:
     """Show the log of a server.
 
-    It is that of the server that runs, else the latest. A server that has ended is named by its port.
+    It is that of the server that runs, else the latest. A server that has ended is named by its
+    port.
     """
     with plain_errors():
         path = _log_of(server)
@@ -60,12 +65,20 @@ def _log_of(number: int | None) -> Path:
     with contextlib.suppress(RuntimeError):  # a user without a home
         kept = sorted(logs_folder(os.environ).glob(f"*{LOG_SUFFIX}"), key=_written_at)
     if number is not None or len(running) > 1:
-        of_ended = [path for path in kept if re.fullmatch(rf"server-{number}(-\d+)?", path.name.removesuffix(LOG_SUFFIX))]
-        if of_ended and not any(number in (server.pid, server.port) for server in running_servers(os.environ)):
+        of_ended = [
+            path
+            for path in kept
+            if re.fullmatch(rf"server-{number}(-\d+)?", path.name.removesuffix(LOG_SUFFIX))
+        ]
+        if of_ended and not any(
+            number in (server.pid, server.port) for server in running_servers(os.environ)
+        ):
             return of_ended[-1]
         chosen = chosen_server(number)
         if not chosen.log_file:
-            raise NoLog(f"the server at {chosen.url} writes its log to its standard error only; {way_out}")
+            raise NoLog(
+                f"the server at {chosen.url} writes its log to its standard error only; {way_out}"
+            )
         return Path(chosen.log_file)
     if running:
         return Path(running[0].log_file)
@@ -82,13 +95,17 @@ def _written_at(path: Path) -> float:
 
 
 def _last_lines(path: Path, file: TextIO, number: int) -> Iterator[str]:
-    """The last lines of a file, which is read to its end; also of those that were set aside, when it has too few."""
+    """The last lines of a file, which is read to its end; also of those that were set aside, when
+    it has too few.
+    """
     found = deque(file, maxlen=number)
     for age in range(1, 101):
         if len(found) >= number:
             break
         try:
-            with path.with_name(f"{path.name}.{age}").open(encoding="utf-8", errors="replace") as older:
+            with path.with_name(f"{path.name}.{age}").open(
+                encoding="utf-8", errors="replace"
+            ) as older:
                 found.extendleft(reversed(deque(older, maxlen=number - len(found))))
         except FileNotFoundError:
             break
@@ -96,7 +113,9 @@ def _last_lines(path: Path, file: TextIO, number: int) -> Iterator[str]:
 
 
 def followed(path: Path, file: TextIO) -> Iterator[str]:
-    """The lines of a file that are written from now on, for ever; goes on with the new one when it is set aside."""
+    """The lines of a file that are written from now on, for ever; goes on with the new one when it
+    is set aside.
+    """
     begun = ""
     while True:
         if line := file.readline():

@@ -1,4 +1,6 @@
-"""`holdfast doctor --measure`: measures this machine for about ten minutes, and saves what it finds in one file to be sent on."""
+"""`holdfast doctor --measure`: measures this machine for about ten minutes, and saves what it finds
+in one file to be sent on.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,20 @@ from holdfast.errors import HoldfastError
 
 
 def save_machine_check(folder: Path, *, arguments: Sequence[str] = ()) -> Path:
-    """Print findings as they come and save them in a new file in `folder`; returns the file. Raises HoldfastError.
+    """Print findings as they come and save them in a new file in `folder`; returns the file.
 
-    arguments: `--quick` only sees that everything runs, `--panic-test` tries what has made Macs panic.
+    Raises HoldfastError.
+
+    arguments: `--quick` only sees that everything runs, `--panic-test` tries what has made Macs
+    panic.
     """
     file = folder / f"holdfast-machine-check-{time.strftime('%Y-%m-%d-%H%M%S')}.md"
     command = [sys.executable, "-P", "-m", "holdfast.cli.machine_check", *arguments]
     with (
         file.open("w", encoding="utf-8") as saved,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        ) as process,
     ):
         assert process.stdout is not None
         saved.write("# Machine check of Holdfast\n\n| what | figures |\n|---|---|\n")
@@ -33,12 +40,15 @@ def save_machine_check(folder: Path, *, arguments: Sequence[str] = ()) -> Path:
             saved.write(f"| {what} | {figures} |\n")
             saved.flush()  # a panic must not lose it
     if process.returncode != 0:
-        raise HoldfastError(f"the check ended with code {process.returncode}; what it found until then is in {file}")
+        raise HoldfastError(
+            f"the check ended with code {process.returncode}; what it found until then is in {file}"
+        )
     return file
 
 
 def _main() -> None:
-    importlib.import_module("holdfast.machine.platform").prepare_blas()  # before the first import of MLX
+    # before the first import of MLX
+    importlib.import_module("holdfast.machine.platform").prepare_blas()
     importlib.import_module("holdfast.worker.engine.machine_check").main(sys.argv[1:])
 
 

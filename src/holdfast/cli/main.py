@@ -1,4 +1,7 @@
-"""The command line. Each command has a file of its own, and imports what is heavy only when it runs."""
+"""The command line.
+
+Each command has a file of its own, and imports what is heavy only when it runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ from holdfast.cli.stop import stop
 from holdfast.cli.store import store
 from holdfast.cli.version import Version, version
 
-FURTHER_COMMANDS = "holdfast.commands"  # entry points of distributions beside this one, each a typer.Typer: `bench/` has one
+# entry points of distributions beside this one, each a typer.Typer: `bench/` has one
+FURTHER_COMMANDS = "holdfast.commands"
 
 app = typer.Typer(
     name="holdfast",
@@ -42,7 +46,12 @@ def holdfast(version: Version = False) -> None:
     require_working_folder()
 
 
-_SERVING, _SERVERS, _KEPT, _MACHINE = "Serve and talk", "Running servers", "Models and data", "This machine"
+_SERVING, _SERVERS, _KEPT, _MACHINE = (
+    "Serve and talk",
+    "Running servers",
+    "Models and data",
+    "This machine",
+)
 
 for panel, commands in {
     _SERVING: (serve, run, chat),
@@ -52,7 +61,10 @@ for panel, commands in {
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 # What follows the agent's name is the agent's: options of its own, `--` and all.
-app.command(rich_help_panel=_SERVING, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(launch)
+app.command(
+    rich_help_panel=_SERVING,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)(launch)
 app.add_typer(sessions, name="sessions", rich_help_panel=_SERVERS)
 app.add_typer(models, name="models", rich_help_panel=_KEPT)
 app.add_typer(store, name="store", rich_help_panel=_KEPT)

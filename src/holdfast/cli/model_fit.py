@@ -76,8 +76,14 @@ def fit_of(source: ModelSource) -> ModelFit:
     usable = sequence.working_set_bytes or memory.available_bytes
     # On a CPU everything becomes float32, if there is room for that (`weight_format`).
     unpacked = 4 * stored.parameters
-    in_memory = unpacked if sequence.is_on_cpu and unpacked <= usable * 0.75 else stored.weight_bytes
-    here = Need(weight_bytes=in_memory, bytes_per_token=sequence.bytes_per_token, fixed_bytes=sequence.fixed_bytes)
+    in_memory = (
+        unpacked if sequence.is_on_cpu and unpacked <= usable * 0.75 else stored.weight_bytes
+    )
+    here = Need(
+        weight_bytes=in_memory,
+        bytes_per_token=sequence.bytes_per_token,
+        fixed_bytes=sequence.fixed_bytes,
+    )
     lengths = [tokens for tokens in _AGENT_TOKENS if tokens <= context] or [context]
     halves = 2 if sequence.is_on_cpu else 1  # a GPU keeps KV in 16 bits, a CPU in 32
     on_gpu = Need(
@@ -94,7 +100,10 @@ def fit_of(source: ModelSource) -> ModelFit:
         usable_bytes=usable,
         memory=memory,
         agents_here={tokens: here.agents(tokens, memory_bytes=usable) for tokens in lengths},
-        choices=tuple(choice_for(total, on_gpu, parameters=stored.parameters, context_tokens=context) for total in _MACHINES),
+        choices=tuple(
+            choice_for(total, on_gpu, parameters=stored.parameters, context_tokens=context)
+            for total in _MACHINES
+        ),
     )
 
 
@@ -113,16 +122,31 @@ def _whole_folder(source: ModelSource) -> Path | None:
 def print_fit(info: ModelFit) -> None:
     """The figures as a person reads them."""
     stored, here = info.stored, info.here
-    agents = ", ".join(f"{count:,} of {tokens:,} tokens" for tokens, count in info.agents_here.items())
-    computed = "" if here.weight_bytes == stored.weight_bytes else f"; {size_text(here.weight_bytes)} in memory here, in float32"
+    agents = ", ".join(
+        f"{count:,} of {tokens:,} tokens" for tokens, count in info.agents_here.items()
+    )
+    computed = (
+        ""
+        if here.weight_bytes == stored.weight_bytes
+        else f"; {size_text(here.weight_bytes)} in memory here, in float32"
+    )
     beside = f", and {size_text(here.fixed_bytes)} for each agent" if here.fixed_bytes else ""
     rows = [
         ("model", f"{info.name} ({info.place})"),
-        ("type", f"{stored.config.get('model_type')}, {stored.parameters / 1e6:,.1f} million parameters"),
-        ("weights", f"{size_text(stored.weight_bytes)}, {stored.bits_per_weight:.1f} bits each{computed}"),
+        (
+            "type",
+            f"{stored.config.get('model_type')}, {stored.parameters / 1e6:,.1f} million parameters",
+        ),
+        (
+            "weights",
+            f"{size_text(stored.weight_bytes)}, {stored.bits_per_weight:.1f} bits each{computed}",
+        ),
         ("context", f"{info.context_tokens:,} tokens"),
         ("KV", f"{size_text(here.bytes_per_token)} per token{beside}"),
-        ("this machine", f"{size_text(info.usable_bytes)} to use of {size_text(info.memory.total_bytes)}"),
+        (
+            "this machine",
+            f"{size_text(info.usable_bytes)} to use of {size_text(info.memory.total_bytes)}",
+        ),
         ("", f"it fits; room for agents: {agents}" if info.fits else "it does not fit"),
     ]
     print_rows(rows)
@@ -134,4 +158,7 @@ def print_fit(info: ModelFit) -> None:
             typer.echo(f"{total:<12}  too large, in every form")
             continue
         form = f"{choice.form} ({size_text(choice.need.weight_bytes)})"
-        typer.echo(f"{total:<12}  use it {form}: enough memory for {choice.agents:,} agents with {choice.tokens:,} tokens each")
+        typer.echo(
+            f"{total:<12}  use it {form}: enough memory for {choice.agents:,} agents with "
+            f"{choice.tokens:,} tokens each"
+        )

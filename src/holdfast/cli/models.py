@@ -27,24 +27,40 @@ _NOT_USED_YET = "not used yet"
 
 models = typer.Typer(help="List, pull, remove, inspect and convert models.", no_args_is_help=True)
 
-Name: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id (owner/name), or a name in models.toml.")]
-AnyModel: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a folder, or a name in models.toml.")]
-ModelsFile: TypeAlias = Annotated[Path | None, typer.Option("--models", metavar="FILE", help="File of models; else models.toml.")]
-Revision: TypeAlias = Annotated[str, typer.Option("--revision", help="Branch, tag or commit on the Hub; else the main branch.")]
+Name: TypeAlias = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A Hub id (owner/name), or a name in models.toml.")
+]
+AnyModel: TypeAlias = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A Hub id, a folder, or a name in models.toml.")
+]
+ModelsFile: TypeAlias = Annotated[
+    Path | None, typer.Option("--models", metavar="FILE", help="File of models; else models.toml.")
+]
+Revision: TypeAlias = Annotated[
+    str, typer.Option("--revision", help="Branch, tag or commit on the Hub; else the main branch.")
+]
 TrustCode: TypeAlias = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Python files of the model may be fetched and run.")
+    bool,
+    typer.Option("--trust-remote-code", help="Python files of the model may be fetched and run."),
 ]
 
 
 @models.command("ls")
-def list_models(models_file: ModelsFile = None, url: Url = None, api_key: ApiKey = None, as_json: Json = False) -> None:
-    """List the models that `holdfast serve` would serve, what is left out and why, and their state where a server runs."""
+def list_models(
+    models_file: ModelsFile = None, url: Url = None, api_key: ApiKey = None, as_json: Json = False
+) -> None:
+    """List the models that `holdfast serve` would serve, what is left out and why, and their state
+    where a server runs.
+    """
     with plain_errors():
         settings = _settings(models_file)
         catalog = _catalog(settings)
         server, served = _first_running(url, api_key)
         rows = [_row(entry, served) for entry in catalog.entries]
-        left_out = [{"name": each.name, "reason": each.reason, "origin": each.origin} for each in catalog.left_out]
+        left_out = [
+            {"name": each.name, "reason": each.reason, "origin": each.origin}
+            for each in catalog.left_out
+        ]
         if as_json:
             print_json({"server": server, "models": rows, "left_out": left_out})
             return
@@ -56,8 +72,16 @@ def list_models(models_file: ModelsFile = None, url: Url = None, api_key: ApiKey
 
 
 @models.command("pull")
-def pull(model: Name, revision: Revision = "", models_file: ModelsFile = None, trust_remote_code: TrustCode = False) -> None:
-    """Fetch a model from the Hub into its cache. What is there already is kept and checked; what was cut off goes on."""
+def pull(
+    model: Name,
+    revision: Revision = "",
+    models_file: ModelsFile = None,
+    trust_remote_code: TrustCode = False,
+) -> None:
+    """Fetch a model from the Hub into its cache.
+
+    What is there already is kept and checked; what was cut off goes on.
+    """
     from holdfast.cli.progress import load_progress
     from holdfast.models.hub_models import pull_model
     from holdfast.models.loadable import check_loadable
@@ -84,7 +108,10 @@ def remove(
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Remove a model, with all its revisions, from the Hub's cache. Folders of yours are never touched."""
+    """Remove a model, with all its revisions, from the Hub's cache.
+
+    Folders of yours are never touched.
+    """
     from holdfast.models.hub_cache import hub_cache_folder
     from holdfast.models.hub_models import removal_of
 
@@ -101,8 +128,13 @@ def remove(
 
 
 @models.command("info")
-def info(model: AnyModel, revision: Revision = "", models_file: ModelsFile = None, as_json: Json = False) -> None:
-    """Say how large a model is, whether it fits this machine, and how many agents it would hold. Fetches no weights."""
+def info(
+    model: AnyModel, revision: Revision = "", models_file: ModelsFile = None, as_json: Json = False
+) -> None:
+    """Say how large a model is, whether it fits this machine, and how many agents it would hold.
+
+    Fetches no weights.
+    """
     from holdfast.cli.model_fit import fit_of, print_fit
 
     with plain_errors():
@@ -116,13 +148,25 @@ def info(model: AnyModel, revision: Revision = "", models_file: ModelsFile = Non
 @models.command("convert")
 def convert(
     model: AnyModel,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder that is not there yet.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder that is not there yet.")
+    ],
     bits: Annotated[
-        int | None, typer.Option("--bits", min=2, max=8, help="Quantize to so many bits; else nothing is packed.")
+        int | None,
+        typer.Option(
+            "--bits", min=2, max=8, help="Quantize to so many bits; else nothing is packed."
+        ),
     ] = None,
-    group_size: Annotated[int | None, typer.Option("--group-size", help="Weights that share a scale: 32, 64 or 128.")] = None,
-    mode: Annotated[str, typer.Option("--mode", help="How weights are packed: affine, mxfp4, nvfp4 or mxfp8.")] = "affine",
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Of what is not packed: float16, bfloat16 or float32.")] = None,
+    group_size: Annotated[
+        int | None, typer.Option("--group-size", help="Weights that share a scale: 32, 64 or 128.")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option("--mode", help="How weights are packed: affine, mxfp4, nvfp4 or mxfp8.")
+    ] = "affine",
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="Of what is not packed: float16, bfloat16 or float32."),
+    ] = None,
     revision: Revision = "",
     models_file: ModelsFile = None,
     trust_remote_code: TrustCode = False,
@@ -136,7 +180,9 @@ def convert(
 
     with plain_errors():
         source = _any_source(model, revision, _settings(models_file))
-        wanted = ModelSettings(path=source.name, revision=source.revision, trust_remote_code=trust_remote_code)
+        wanted = ModelSettings(
+            path=source.name, revision=source.revision, trust_remote_code=trust_remote_code
+        )
         conversion = Conversion(
             source="",
             target=str(checked_target(folder)),  # before anything is fetched
@@ -151,7 +197,10 @@ def convert(
             progress("converting", 0.0)
             size = convert_model(structs.replace(conversion, source=str(place)))
             progress("ready", 1.0)
-        typer.echo(f"{folder}: {size_text(size)} of weights; it loads and runs. To serve it: holdfast serve {folder}")
+        typer.echo(
+            f"{folder}: {size_text(size)} of weights; it loads and runs. To serve it: holdfast "
+            f"serve {folder}"
+        )
 
 
 def _mode(text: str) -> Mode:
@@ -160,7 +209,9 @@ def _mode(text: str) -> Mode:
 
 
 def _dtype(text: str | None) -> FloatType | None:
-    dtype: FloatType | None = None if text is None else _one_of(text, "--dtype", ("float16", "bfloat16", "float32"))
+    dtype: FloatType | None = (
+        None if text is None else _one_of(text, "--dtype", ("float16", "bfloat16", "float32"))
+    )
     return dtype
 
 
@@ -185,26 +236,40 @@ def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
     """The place of a model that is named by Hub id, folder or name. Raises ModelLoadError."""
     from holdfast.models.download import model_source
 
-    entry = _catalog(settings).find(model) or _catalog(replace(settings, model=replace(settings.model, path=model))).entries[0]
+    entry = (
+        _catalog(settings).find(model)
+        or _catalog(replace(settings, model=replace(settings.model, path=model))).entries[0]
+    )
     return model_source(entry.model.path, revision=revision or entry.model.revision)
 
 
 def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
-    """The same for models of the Hub, also of those that are found in its cache. Raises ConfigError for others."""
+    """The same for models of the Hub, also of those that are found in its cache.
+
+    Raises ConfigError for others.
+    """
     from holdfast.models.download import hub_source
     from holdfast.models.hub_cache import hub_cache_folder
     from holdfast.models.hub_models import hub_model_of
 
     entry = _catalog(settings).find(model)
     source = None if entry is None else hub_model_of(entry.model, hub_cache_folder(os.environ))
-    source = hub_source(model, revision=revision) if source is None else replace(source, revision=revision or source.revision)
+    source = (
+        hub_source(model, revision=revision)
+        if source is None
+        else replace(source, revision=revision or source.revision)
+    )
     if source is None:
-        raise ConfigError(f"{model} is no id of the Hub (owner/name), and no name of one: this is for models of the Hub only")
+        raise ConfigError(
+            f"{model} is no id of the Hub (owner/name), and no name of one: this is for models of "
+            "the Hub only"
+        )
     return source
 
 
 def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
-    """What servers list, by their URL, then by id: the one at `url`, or else all of this user on this machine.
+    """What servers list, by their URL, then by id: the one at `url`, or else all of this user on
+    this machine.
 
     Raises ServerFailed where one refuses to tell.
     """
@@ -220,12 +285,18 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
     for client in clients:
         with client:
             listed = client.call("GET", "/v1/models", timeout=_ANSWER_SECONDS).get("data", ())
-            served[client.url] = {str(card["id"]): card for card in listed if card.get("owned_by") == "holdfast"}
+            served[client.url] = {
+                str(card["id"]): card for card in listed if card.get("owned_by") == "holdfast"
+            }
     return served
 
 
-def _first_running(url: str | None, api_key: str | None) -> tuple[str | None, dict[str, Any] | None]:
-    """The first of these servers and what it lists; none where one refuses to tell, which is complained of."""
+def _first_running(
+    url: str | None, api_key: str | None
+) -> tuple[str | None, dict[str, Any] | None]:
+    """The first of these servers and what it lists; none where one refuses to tell, which is
+    complained of.
+    """
     from holdfast.cli.server_client import ServerFailed
 
     try:
@@ -238,9 +309,14 @@ def _first_running(url: str | None, api_key: str | None) -> tuple[str | None, di
 def _refuse_loaded(hub_id: str, served: Mapping[str, Mapping[str, Any]]) -> None:
     for server, cards in served.items():
         for name, card in cards.items():
-            if hub_id in (name, *card.get("aliases", ())) and card.get("state") not in (None, "unloaded", "failed"):
+            if hub_id in (name, *card.get("aliases", ())) and card.get("state") not in (
+                None,
+                "unloaded",
+                "failed",
+            ):
                 raise ConfigError(
-                    f"{hub_id} is {card['state']} in the server at {server}; unload it first: holdfast unload {name}"
+                    f"{hub_id} is {card['state']} in the server at {server}; unload it first: "
+                    f"holdfast unload {name}"
                 )
 
 
@@ -280,7 +356,15 @@ def _weights(folder: Path) -> Iterator[int]:
 
 
 def _print_table(rows: list[dict[str, Any]], *, is_running: bool) -> None:
-    table = new_table("name", *(["state"] if is_running else []), "weights", "aliases", "notes", "from", right=("weights",))
+    table = new_table(
+        "name",
+        *(["state"] if is_running else []),
+        "weights",
+        "aliases",
+        "notes",
+        "from",
+        right=("weights",),
+    )
     for row in rows:
         size = "not fetched" if row["folder"] is None else size_text(row["weight_bytes"])
         state = [row["state"] or "not served"] if is_running else []

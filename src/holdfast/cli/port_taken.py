@@ -1,4 +1,6 @@
-"""Why `holdfast serve` cannot have its port: mostly because a server of the same kind runs there already."""
+"""Why `holdfast serve` cannot have its port: mostly because a server of the same kind runs there
+already.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ def who_has_the_port(taken: AddressInUse) -> str:
         return f"port {taken.port} on {taken.host} is taken by another program; stop it, {way_out}"
     served = ", ".join(models) or "nothing yet"
     return (
-        f"port {taken.port} on {taken.host} is taken by Holdfast itself: it serves {served} at {taken.url} "
-        f"already (talk with it: holdfast chat --url {taken.url}). Stop that one (holdfast stop {taken.port}), {way_out}"
+        f"port {taken.port} on {taken.host} is taken by Holdfast itself: it serves {served} at "
+        f"{taken.url} "
+        f"already (talk with it: holdfast chat --url {taken.url}). Stop that one (holdfast stop "
+        f"{taken.port}), {way_out}"
     )
 
 

@@ -17,15 +17,28 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
-    """A function `(stage, fraction)` that draws on stderr; the stage "ready" removes what was drawn."""
+    """A function `(stage, fraction)` that draws on stderr; the stage "ready" removes what was
+    drawn.
+    """
     if not sys.stderr.isatty() or log.format == "json":
         yield _ignore
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    bars = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    bars = Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
     drawing = LoadBar(bars)
     try:
         yield drawing
@@ -34,7 +47,10 @@ def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
 
 
 class LoadBar:
-    """One line: the stage under way and how far it is; what is logged meanwhile goes above it. Called from one thread."""
+    """One line: the stage under way and how far it is; what is logged meanwhile goes above it.
+
+    Called from one thread.
+    """
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -67,10 +83,16 @@ class LoadBar:
 
 @contextlib.contextmanager
 def _logs_above(console: Console) -> Iterator[None]:
-    """While the line is drawn: lines of the log on the same terminal are printed above it, not into it."""
+    """While the line is drawn: lines of the log on the same terminal are printed above it, not into
+    it.
+    """
     from rich.file_proxy import FileProxy
 
-    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler)
+    ]
     moved = [(handler, handler.stream) for handler in handlers if handler.stream is sys.stderr]
     for handler, stream in moved:
         handler.setStream(FileProxy(console, stream))

@@ -19,7 +19,10 @@ _ASK_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestAtWork:
-    """A request that a model is answering. `prefilled_tokens`: how much of a prompt that takes long is read."""
+    """A request that a model is answering.
+
+    `prefilled_tokens`: how much of a prompt that takes long is read.
+    """
 
     id: str
     path: str
@@ -144,17 +147,46 @@ def _show(servers: Sequence[ServerAtWork]) -> None:
     numbers = ("running", "queued", "memory", "written today")
     table = new_table("pid", "where", "up", "state", *numbers, right=numbers)
     for server in servers:
-        counts = [sum(getattr(model, name) for model in server.models) for name in ("running", "queued")]
+        counts = [
+            sum(getattr(model, name) for model in server.models) for name in ("running", "queued")
+        ]
         up = duration_text(server.up_seconds)
         # Models usually share one folder, and each says what was written to all of it.
-        written = _size_or_nothing(max((model.written_today_bytes for model in server.models), default=0))
-        table.add_row(str(server.pid), server.url, up, server.state, *map(str, counts), size_text(server.memory_bytes), written)
+        written = _size_or_nothing(
+            max((model.written_today_bytes for model in server.models), default=0)
+        )
+        table.add_row(
+            str(server.pid),
+            server.url,
+            up,
+            server.state,
+            *map(str, counts),
+            size_text(server.memory_bytes),
+            written,
+        )
         for model in server.models:
             memory = _size_or_nothing(model.memory_bytes)
             pid = "" if model.pid is None else str(model.pid)
-            table.add_row(pid, f"  {model.id}", "", model.state, str(model.running), str(model.queued), memory, "")
+            table.add_row(
+                pid,
+                f"  {model.id}",
+                "",
+                model.state,
+                str(model.running),
+                str(model.queued),
+                memory,
+                "",
+            )
             for request in model.requests:
-                table.add_row("", f"    {request.path}", duration_text(request.age_seconds), request.progress, "", "", "")
+                table.add_row(
+                    "",
+                    f"    {request.path}",
+                    duration_text(request.age_seconds),
+                    request.progress,
+                    "",
+                    "",
+                    "",
+                )
     print_table(table)
 
 
@@ -165,6 +197,13 @@ def _size_or_nothing(size_bytes: int) -> str:
 def duration_text(seconds: float) -> str:
     """How long something lasts, for people, in its two largest units: `3 min 20 s`."""
     whole = int(seconds)
-    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
+    parts = [
+        (whole // 86400, "d"),
+        (whole // 3600 % 24, "h"),
+        (whole // 60 % 60, "min"),
+        (whole % 60, "s"),
+    ]
     begin = next((place for place, (count, _) in enumerate(parts) if count), 3)
-    return " ".join(f"{count} {unit}" for count, unit in parts[begin : begin + 2] if count or begin == 3)
+    return " ".join(
+        f"{count} {unit}" for count, unit in parts[begin : begin + 2] if count or begin == 3
+    )

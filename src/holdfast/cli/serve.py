@@ -41,6 +41,7 @@ def serve(
 
 def _end_with_stdin() -> None:
     """Ask this process to stop when whoever started it is gone, however it went."""
-    while os.read(sys.stdin.fileno(), 1024):  # not sys.stdin.read: its lock would be held when the interpreter ends
+    # not sys.stdin.read: its lock would be held when the interpreter ends
+    while os.read(sys.stdin.fileno(), 1024):
         continue
     os.kill(os.getpid(), signal.SIGTERM)

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from holdfast.front.run.running_servers import RunningServer
 
 Server: TypeAlias = Annotated[
-    int | None, typer.Argument(metavar="PID|PORT", show_default=False, help="Which server; may be left out where only one runs.")
+    int | None,
+    typer.Argument(
+        metavar="PID|PORT",
+        show_default=False,
+        help="Which server; may be left out where only one runs.",
+    ),
 ]
 
 
@@ -23,7 +28,10 @@ class NoSuchServer(HoldfastError):
 
 
 def chosen_server(number: int | None) -> RunningServer:
-    """The server of this user with that process id or port; the only one where none is named. Raises NoSuchServer."""
+    """The server of this user with that process id or port; the only one where none is named.
+
+    Raises NoSuchServer.
+    """
     from holdfast.front.run.running_servers import running_servers
 
     running = running_servers(os.environ)
@@ -34,19 +42,31 @@ def chosen_server(number: int | None) -> RunningServer:
         return found[0]
     listed = ", ".join(f"{server.pid} at {server.url}" for server in running)
     if found:
-        raise NoSuchServer(f"several servers run: {listed}; say which one by its process id or port")
-    raise NoSuchServer(f"no server of yours has the process id or port {number}; these run: {listed}")
+        raise NoSuchServer(
+            f"several servers run: {listed}; say which one by its process id or port"
+        )
+    raise NoSuchServer(
+        f"no server of yours has the process id or port {number}; these run: {listed}"
+    )
 
 
 def client_of(server: RunningServer, *, api_key: str = "") -> ServerClient:
     """A client for a server on this machine. Raises ServerFailed."""
     from holdfast.cli.server_client import ServerClient
 
-    return ServerClient(url=server.url, api_key=api_key, use_proxies=False, certificate=server.certificate, any_name=True)
+    return ServerClient(
+        url=server.url,
+        api_key=api_key,
+        use_proxies=False,
+        certificate=server.certificate,
+        any_name=True,
+    )
 
 
 def requests_of(server: RunningServer, *, seconds: float) -> list[dict[str, Any]]:
-    """The requests that a server is answering; none where it tells only its administrators, or gives no answer in that time."""
+    """The requests that a server is answering; none where it tells only its administrators, or
+    gives no answer in that time.
+    """
     from holdfast.cli.server_client import ServerFailed
 
     try:

@@ -36,7 +36,8 @@ class ServerClient:
         certificate: str = "",
         any_name: bool = False,
     ) -> None:
-        """headers, query: of every request. certificate: a file with one that is trusted beside those of the system.
+        """headers, query: of every request. certificate: a file with one that is trusted beside
+        those of the system.
         any_name: whatever name stands in it, for a server that is known to be on this machine.
 
         Raises ServerFailed for what is no URL, and a certificate that cannot be read.
@@ -48,7 +49,12 @@ class ServerClient:
         trust = _trust(certificate, any_name=any_name) if self.url.startswith("https:") else True
         try:
             self._options = dict[str, Any](
-                base_url=self.url, headers=sent, params=query, timeout=timeout, trust_env=use_proxies, verify=trust
+                base_url=self.url,
+                headers=sent,
+                params=query,
+                timeout=timeout,
+                trust_env=use_proxies,
+                verify=trust,
             )
             self._http = httpx.Client(**self._options)
         except (httpx.InvalidURL, ValueError) as error:
@@ -67,7 +73,9 @@ class ServerClient:
     def model_ids(self, *, seconds: float = CONNECT_SECONDS) -> tuple[str, ...]:
         """The models that the server serves, if it says so in that time. Raises ServerFailed."""
         answer = self.call("GET", "/v1/models", timeout=seconds)
-        self.is_holdfast = all(model.get("owned_by") == "holdfast" for model in answer.get("data", ()))
+        self.is_holdfast = all(
+            model.get("owned_by") == "holdfast" for model in answer.get("data", ())
+        )
         return tuple(str(model["id"]) for model in answer.get("data", ()))
 
     def health(self) -> dict[str, Any]:
@@ -81,7 +89,8 @@ class ServerClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from None
         content = json_object(response.text)
-        if response.is_error and not (path == "/health" and content):  # /health has an error status until a model is ready
+        # /health has an error status until a model is ready
+        if response.is_error and not (path == "/health" and content):
             raise self._refused(response.status_code, response.text)
         return content
 
@@ -89,22 +98,35 @@ class ServerClient:
     async def lines(self, path: str, body: dict[str, Any]) -> AsyncIterator[AsyncIterator[str]]:
         """The lines of an answer that is streamed, as they come. Raises ServerFailed.
 
-        On a loop, whose tasks can be cancelled: an exception of a signal's handler can leave an HTTP client's locks taken.
+        On a loop, whose tasks can be cancelled: an exception of a signal's handler can leave an
+        HTTP client's locks taken.
         """
         try:
-            async with httpx.AsyncClient(**self._options) as http, http.stream("POST", path, json=body) as response:
+            async with (
+                httpx.AsyncClient(**self._options) as http,
+                http.stream("POST", path, json=body) as response,
+            ):
                 if response.is_error:
-                    raise ServerFailed(error_text((await response.aread()).decode(errors="replace")))
+                    raise ServerFailed(
+                        error_text((await response.aread()).decode(errors="replace"))
+                    )
                 yield response.aiter_lines()
         except httpx.HTTPError as error:
-            raise ServerFailed(f"the connection to {self.url} broke: {str(error) or type(error).__name__}") from None
+            raise ServerFailed(
+                f"the connection to {self.url} broke: {str(error) or type(error).__name__}"
+            ) from None
 
     def download(self, path: str, target: Path, **request: Any) -> int:
-        """Write an answer into a file; returns its bytes. What is not whole does not stay. Raises ServerFailed and OSError."""
+        """Write an answer into a file; returns its bytes.
+
+        What is not whole does not stay. Raises ServerFailed and OSError.
+        """
         try:
             with self._http.stream("GET", path, **request) as response:
                 if response.is_error:
-                    raise self._refused(response.status_code, response.read().decode(errors="replace"))
+                    raise self._refused(
+                        response.status_code, response.read().decode(errors="replace")
+                    )
                 with whole_file(target) as file:
                     for piece in response.iter_bytes():
                         file.write(piece)
@@ -115,8 +137,13 @@ class ServerClient:
     def _unreachable(self, error: Exception) -> ServerFailed:
         reason = str(error).rstrip(".") or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in reason:
-            way_out = "If it is the server's own certificate, name its file: SSL_CERT_FILE=cert.pem holdfast …"
-            return ServerFailed(f"{self.url} shows a certificate that is not trusted: {reason}. {way_out}")
+            way_out = (
+                "If it is the server's own certificate, name its file: SSL_CERT_FILE=cert.pem "
+                "holdfast …"
+            )
+            return ServerFailed(
+                f"{self.url} shows a certificate that is not trusted: {reason}. {way_out}"
+            )
         if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
             reason += f". Does it speak TLS? Then its URL is https:{self.url.removeprefix('http:')}"
         return ServerFailed(f"no answer from {self.url}: {reason}")
@@ -132,12 +159,15 @@ def _trust(certificate: str, *, any_name: bool) -> ssl.SSLContext:
     context = httpx.create_ssl_context()
     context.load_default_certs()
     context.check_hostname = not any_name
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # so that a certificate can be trusted without who vouches for it
+    # so that a certificate can be trusted without who vouches for it
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if certificate:
         try:
             context.load_verify_locations(certificate)
         except OSError as error:
-            raise ServerFailed(f"server.tls_cert: {certificate}: {error.strerror or error}") from None
+            raise ServerFailed(
+                f"server.tls_cert: {certificate}: {error.strerror or error}"
+            ) from None
     return context
 
 

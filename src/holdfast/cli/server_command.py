@@ -23,25 +23,52 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 Url: TypeAlias = Annotated[
     str | None,
-    typer.Option("--url", rich_help_panel=_PANEL, help="The server; default: the one in your settings, or the only one running."),
+    typer.Option(
+        "--url",
+        rich_help_panel=_PANEL,
+        help="The server; default: the one in your settings, or the only one running.",
+    ),
 ]
 ApiKey: TypeAlias = Annotated[
-    str | None, typer.Option("--api-key", rich_help_panel=_PANEL, help="Its key; else HOLDFAST_SERVER_API_KEY or the settings'.")
+    str | None,
+    typer.Option(
+        "--api-key",
+        rich_help_panel=_PANEL,
+        help="Its key; else HOLDFAST_SERVER_API_KEY or the settings'.",
+    ),
 ]
 Model: TypeAlias = Annotated[
-    str | None, typer.Option("--model", metavar="ID", rich_help_panel=_PANEL, help="The model; default: the server's first.")
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="ID",
+        rich_help_panel=_PANEL,
+        help="The model; default: the server's first.",
+    ),
 ]
 Tenant: TypeAlias = Annotated[
-    str | None, typer.Option("--tenant", metavar="NAME", rich_help_panel=_PANEL, help="As in the header X-Holdfast-Tenant.")
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        rich_help_panel=_PANEL,
+        help="As in the header X-Holdfast-Tenant.",
+    ),
 ]
-Salt: TypeAlias = Annotated[str | None, typer.Option("--cache-salt", rich_help_panel=_PANEL, help="As the requests' cache_salt.")]
+Salt: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--cache-salt", rich_help_panel=_PANEL, help="As the requests' cache_salt."),
+]
 WHERE = {"url": Url, "api_key": ApiKey}
 WHERE_AND_WHOSE = {**WHERE, "model": Model, "tenant": Tenant, "cache_salt": Salt}
 
 
-def server_command(command: Callable[..., None], *, options: Mapping[str, Any] = WHERE_AND_WHOSE) -> Callable[..., None]:
+def server_command(
+    command: Callable[..., None], *, options: Mapping[str, Any] = WHERE_AND_WHOSE
+) -> Callable[..., None]:
     """Give a command `(server, **own options)` the options that name the server, and plain errors."""
-    del command.__annotations__["server"]  # so that its type, which brings a web client along, is imported when it runs
+    # so that its type, which brings a web client along, is imported when it runs
+    del command.__annotations__["server"]
     own = own_parameters(command)
     added = [option(name, annotation) for name, annotation in options.items()]
 
@@ -53,7 +80,9 @@ def server_command(command: Callable[..., None], *, options: Mapping[str, Any] =
         with plain_errors():
             address = address_of(named["url"], named["api_key"])
             headers = {} if named.get("tenant") is None else {TENANT_HEADER: named["tenant"]}
-            query = {name: named[name] for name in ("model", "cache_salt") if named.get(name) is not None}
+            query = {
+                name: named[name] for name in ("model", "cache_salt") if named.get(name) is not None
+            }
             with address.client(headers=headers, query=query) as server:
                 try:
                     command(server, **given)
@@ -72,7 +101,9 @@ class ServerAddress:
     api_key: str
     certificate: str  # file of the one that is trusted beside the system's; empty: none
     pid: int | None = None
-    """Of a server of this user that runs on this machine: whatever name stands in its certificate, it is trusted."""
+    """Of a server of this user that runs on this machine: whatever name stands in its certificate,
+    it is trusted.
+    """
 
     def client(self, **options: Any) -> ServerClient:
         """A client for it. Raises ServerFailed."""
@@ -86,28 +117,43 @@ class ServerAddress:
 def address_of(url: str | None, api_key: str | None) -> ServerAddress:
     """The server's address: the given URL; without one, the address in the settings.
 
-    If the settings name no port, the only server that this user runs is used, on whatever port. Raises NoSuchServer for several.
+    If the settings name no port, the only server that this user runs is used, on whatever port.
+    Raises NoSuchServer for several.
     """
     effective = load_settings(file=default_file(os.environ), environ=os.environ, flags={})
     settings = effective.settings.server
     key = settings.api_key if api_key is None else api_key
-    if not url and effective.origins["server.port"] == "default" and (running := _running(settings.port)):
-        return ServerAddress(url=running.url, api_key=key, certificate=running.certificate, pid=running.pid)
+    if (
+        not url
+        and effective.origins["server.port"] == "default"
+        and (running := _running(settings.port))
+    ):
+        return ServerAddress(
+            url=running.url, api_key=key, certificate=running.certificate, pid=running.pid
+        )
     host = _WILDCARDS.get(settings.host, settings.host)
     return ServerAddress(
-        url=with_scheme(url) if url else f"{settings.scheme}://{host}:{settings.port}", api_key=key, certificate=settings.tls_cert
+        url=with_scheme(url) if url else f"{settings.scheme}://{host}:{settings.port}",
+        api_key=key,
+        certificate=settings.tls_cert,
     )
 
 
 def _running(port: int) -> RunningServer | None:
-    """This user's server with that port, or else the only one; None where none runs. Raises NoSuchServer for several."""
+    """This user's server with that port, or else the only one; None where none runs.
+
+    Raises NoSuchServer for several.
+    """
     from holdfast.cli.server_choice import NoSuchServer
     from holdfast.front.run.running_servers import running_servers
 
     running = running_servers(os.environ)
     found = [server for server in running if server.port == port] or running
     if len(found) > 1:
-        raise NoSuchServer(f"several servers run: {', '.join(server.url for server in found)}; say which one by --url")
+        raise NoSuchServer(
+            f"several servers run: {', '.join(server.url for server in found)}; say which one by "
+            "--url"
+        )
     return next(iter(found), None)
 
 

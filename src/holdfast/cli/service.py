@@ -24,13 +24,29 @@ from holdfast.whole_file import whole_file
 service = typer.Typer(help="Run a server as a service of the system.", no_args_is_help=True)
 
 FAILED = 1
-# What says where things are; secrets are not among them, since others may read what a system keeps of a service.
-_CARRIED = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE")
-_WAY_OF_SECRETS = "put it into your settings file, make keys with `holdfast keys add`, log in to the Hub with `hf auth login`"
+# What says where things are; secrets are not among them, since others may read what a system keeps
+# of a service.
+_CARRIED = (
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_STATE_HOME",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+)
+_WAY_OF_SECRETS = (
+    "put it into your settings file, make keys with `holdfast keys add`, log in to the Hub with "
+    "`hf auth login`"
+)
 _SECRETS = ("HOLDFAST_SERVER_API_KEY", "HF_TOKEN")
 
-PrintOnly: TypeAlias = Annotated[bool, typer.Option("--print", help="Show the file that would be written, and do nothing.")]
-NoStart: TypeAlias = Annotated[bool, typer.Option("--no-start", help="Write the file, and start nothing.")]
+PrintOnly: TypeAlias = Annotated[
+    bool, typer.Option("--print", help="Show the file that would be written, and do nothing.")
+]
+NoStart: TypeAlias = Annotated[
+    bool, typer.Option("--no-start", help="Write the file, and start nothing.")
+]
 
 
 class ServiceFailed(HoldfastError):
@@ -66,7 +82,9 @@ def service_system(platform: str, environ: Mapping[str, str]) -> ServiceSystem:
         )
     if platform != "linux":
         raise ServiceFailed(f"services are not supported on {platform}")
-    configuration = Path(environ["XDG_CONFIG_HOME"]) if environ.get("XDG_CONFIG_HOME") else home / ".config"
+    configuration = (
+        Path(environ["XDG_CONFIG_HOME"]) if environ.get("XDG_CONFIG_HOME") else home / ".config"
+    )
     systemctl = ("systemctl", "--user")
     return ServiceSystem(
         file=configuration / "systemd" / "user" / UNIT,
@@ -81,8 +99,13 @@ def service_system(platform: str, environ: Mapping[str, str]) -> ServiceSystem:
 
 @service.command("install")
 @settings_command
-def install(effective: EffectiveSettings, print_only: PrintOnly = False, no_start: NoStart = False) -> None:
-    """Write the service's file and start it. Takes the flags of `serve`; settings files are read at each start."""
+def install(
+    effective: EffectiveSettings, print_only: PrintOnly = False, no_start: NoStart = False
+) -> None:
+    """Write the service's file and start it.
+
+    Takes the flags of `serve`; settings files are read at each start.
+    """
     with plain_errors():
         system = service_system(sys.platform, os.environ)
         content = system.content(spec_of(effective, os.environ))
@@ -101,10 +124,14 @@ def install(effective: EffectiveSettings, print_only: PrintOnly = False, no_star
         typer.echo(f"wrote {system.file}")
         for name in _SECRETS:
             if os.environ.get(name):
-                complain(f"{name} is not written there, where others may read it; {_WAY_OF_SECRETS}")
+                complain(
+                    f"{name} is not written there, where others may read it; {_WAY_OF_SECRETS}"
+                )
         if not no_start:
             _run_all(system.start)
-            typer.echo(f"the service runs; `holdfast ps` shows it, `holdfast logs -f` its log. {system.hint}".rstrip())
+            typer.echo(
+                f"the service runs; `holdfast ps` shows it, `holdfast logs -f` its log. {system.hint}".rstrip()
+            )
 
 
 @service.command("uninstall")
@@ -136,17 +163,26 @@ def status() -> None:
         done = _run(system.status)
     runs = done.returncode == 0
     typer.echo(f"installed as {system.file}")
-    typer.echo("it runs; `holdfast ps` shows what it does" if runs else f"it does not run: {_said(done) or 'nothing is known'}")
+    typer.echo(
+        "it runs; `holdfast ps` shows what it does"
+        if runs
+        else f"it does not run: {_said(done) or 'nothing is known'}"
+    )
     if not runs:
         raise typer.Exit(FAILED)
 
 
 def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> ServiceSpec:
-    """A service with these settings: flags and variables are written down, and run in this folder. Raises ServiceFailed."""
+    """A service with these settings: flags and variables are written down, and run in this folder.
+
+    Raises ServiceFailed.
+    """
     file = effective.sources.file
     flags = {key: str(value) for key, value in effective.sources.flags.items() if value is not None}
     if told := [key for key in flags if all_specs()[key].secret]:
-        raise ServiceFailed(f"{told[0]} is not written into a service, where others may read it; {_WAY_OF_SECRETS}")
+        raise ServiceFailed(
+            f"{told[0]} is not written into a service, where others may read it; {_WAY_OF_SECRETS}"
+        )
     arguments = [*(("--config", str(file.absolute())) if file is not None else ())]
     if effective.origins["log.file"] == "default":
         arguments += ["--log-file", "auto"]
@@ -155,7 +191,11 @@ def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> Service
         arguments += ["--set", f"{key}={value}"]
     if path:
         arguments.append(path)
-    named = {name: value for name, value in environ.items() if name.startswith("HOLDFAST_") and name not in _SECRETS}
+    named = {
+        name: value
+        for name, value in environ.items()
+        if name.startswith("HOLDFAST_") and name not in _SECRETS
+    }
     named.pop("HOLDFAST_CONFIG", None)  # it is an argument
     carried = {name: environ[name] for name in _CARRIED if environ.get(name)}
     return ServiceSpec(
@@ -176,12 +216,16 @@ def _run_all(commands: Sequence[Sequence[str]], *, may_fail: bool = False) -> No
     for command in commands:
         done = _run(command)
         if done.returncode != 0 and not may_fail:
-            raise ServiceFailed(f"the file is written, but `{' '.join(command)}` failed: {_said(done)}")
+            raise ServiceFailed(
+                f"the file is written, but `{' '.join(command)}` failed: {_said(done)}"
+            )
 
 
 def _require(system: ServiceSystem) -> None:
     if shutil.which(system.status[0]) is None:
-        raise ServiceFailed(f"there is no {system.status[0]} on this machine, which would run the service")
+        raise ServiceFailed(
+            f"there is no {system.status[0]} on this machine, which would run the service"
+        )
 
 
 @contextlib.contextmanager
@@ -193,7 +237,9 @@ def _failures_of(system: ServiceSystem) -> Iterator[None]:
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:

@@ -1,4 +1,6 @@
-"""What launchd (macOS) and systemd (Linux) have to be told to run a server as a service of one user."""
+"""What launchd (macOS) and systemd (Linux) have to be told to run a server as a service of one
+user.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _GRACE_SECONDS = 20.0  # to write down what was read, once no answer runs any mo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """A server as a service: what is run, with which variables, and how long its running answers may go on at its end."""
+    """A server as a service: what is run, with which variables, and how long its running answers
+    may go on at its end.
+    """
 
     command: Sequence[str]  # the program's absolute path and its arguments
     folder: str  # in which it runs: what is meant by relative paths
@@ -29,7 +33,8 @@ class ServiceSpec:
 
 
 def launchd_plist(spec: ServiceSpec) -> bytes:
-    """The property list of an agent: started at login, again after a crash, and left alone after an end in order.
+    """The property list of an agent: started at login, again after a crash, and left alone after an
+    end in order.
 
     Its log is in the state folder; launchd would write one that nobody rotates.
     """
@@ -49,7 +54,9 @@ def launchd_plist(spec: ServiceSpec) -> bytes:
 
 
 def systemd_unit(spec: ServiceSpec) -> str:
-    """A user's unit: started with the user's session, again after a crash, and left alone after an end in order."""
+    """A user's unit: started with the user's session, again after a crash, and left alone after an
+    end in order.
+    """
     lines = [
         "[Unit]",
         "Description=Holdfast, a server of language models",
@@ -77,10 +84,18 @@ def systemd_unit(spec: ServiceSpec) -> str:
 
 
 def _quoted(word: str, *, in_command: bool = False) -> str:
-    """A word as systemd reads it back: quotes, its specifiers (%), and in commands its variables ($)."""
+    """A word as systemd reads it back: quotes, its specifiers (%), and in commands its variables
+    ($).
+    """
     if _PLAIN.fullmatch(word):
         return word
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t").replace("%", "%%")
+    escaped = (
+        word.replace("\\", "\\\\")
+        .replace('"', '\\"')
+        .replace("\n", "\\n")
+        .replace("\t", "\\t")
+        .replace("%", "%%")
+    )
     if in_command:
         escaped = escaped.replace("$", "$$")
     return f'"{escaped}"'

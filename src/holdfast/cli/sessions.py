@@ -29,7 +29,11 @@ Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The session.")
 Pin: TypeAlias = Annotated[bool, typer.Option("--pin", help="Keep what it has read from eviction.")]
 Ttl: TypeAlias = Annotated[
     str | None,
-    typer.Option("--ttl", metavar="TIME", help="How long it lives after its last use, such as 12h or 30d, or `never`."),
+    typer.Option(
+        "--ttl",
+        metavar="TIME",
+        help="How long it lives after its last use, such as 12h or 30d, or `never`.",
+    ),
 ]
 
 
@@ -57,13 +61,17 @@ def show(server: ServerClient, session_id: Id, as_json: Json = False) -> None:
 @server_command
 def open_session(
     server: ServerClient,
-    session_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Its name; else one is made up.")] = None,
+    session_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Its name; else one is made up.")
+    ] = None,
     pin: Pin = False,
     ttl: Ttl = None,
     as_json: Json = False,
 ) -> None:
     """Begin a session. Requests that name one that is not there do so by themselves."""
-    _print(_ask(server, "open", json={"pinned": pin} | _named(session_id) | _ttl(ttl)), as_json=as_json)
+    _print(
+        _ask(server, "open", json={"pinned": pin} | _named(session_id) | _ttl(ttl)), as_json=as_json
+    )
 
 
 @sessions.command("fork")
@@ -71,13 +79,19 @@ def open_session(
 def fork(
     server: ServerClient,
     session_id: Id,
-    new_id: Annotated[str | None, typer.Argument(metavar="[NEW]", help="Name of the new one; else one is made up.")] = None,
+    new_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[NEW]", help="Name of the new one; else one is made up."),
+    ] = None,
     pin: Pin = False,
     ttl: Ttl = None,
     as_json: Json = False,
 ) -> None:
     """Begin a session where another one is; both go on from there."""
-    _print(_ask(server, "fork", session_id, json={"pinned": pin} | _named(new_id) | _ttl(ttl)), as_json=as_json)
+    _print(
+        _ask(server, "fork", session_id, json={"pinned": pin} | _named(new_id) | _ttl(ttl)),
+        as_json=as_json,
+    )
 
 
 @sessions.command("pin")
@@ -99,7 +113,10 @@ def unpin_session(server: ServerClient, session_id: Id) -> None:
 def close_session(
     server: ServerClient,
     session_id: Id,
-    forget: Annotated[bool, typer.Option("--forget", help="Delete what it has read, as far as nobody else needs it.")] = False,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="Delete what it has read, as far as nobody else needs it."),
+    ] = False,
 ) -> None:
     """End a session."""
     _ask(server, "close", session_id, params={"forget": "true"} if forget else {})
@@ -112,7 +129,9 @@ def export_session(
     server: ServerClient,
     session_id: Id,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file if it is there.")
+    ] = False,
 ) -> None:
     """Write a session with everything that is kept of it into a file."""
     if file.exists() and not force:
@@ -126,20 +145,31 @@ def export_session(
 def import_session(
     server: ServerClient,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `export` has written.")],
-    session_id: Annotated[str | None, typer.Option("--id", help="Its name here; else as in the file.")] = None,
+    session_id: Annotated[
+        str | None, typer.Option("--id", help="Its name here; else as in the file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Take in a session from a file. Only of the same model, with the same weights, tokenizer and codec."""
+    """Take in a session from a file.
+
+    Only of the same model, with the same weights, tokenizer and codec.
+    """
     with file.open("rb") as content:
         _print(_ask(server, "import", params=_named(session_id), content=content), as_json=as_json)
 
 
-def _ask(server: ServerClient, operation: OperationName, session_id: str = "", **request: Any) -> dict[str, Any]:
-    return server.call(SESSION_OPERATIONS[operation].method, _path(operation, session_id), **request)
+def _ask(
+    server: ServerClient, operation: OperationName, session_id: str = "", **request: Any
+) -> dict[str, Any]:
+    return server.call(
+        SESSION_OPERATIONS[operation].method, _path(operation, session_id), **request
+    )
 
 
 def _path(operation: OperationName, session_id: str) -> str:
-    return SESSIONS_PATH + SESSION_OPERATIONS[operation].path.format(session_id=quote(session_id, safe=""))
+    return SESSIONS_PATH + SESSION_OPERATIONS[operation].path.format(
+        session_id=quote(session_id, safe="")
+    )
 
 
 def _named(session_id: str | None) -> dict[str, Any]:
@@ -164,9 +194,22 @@ def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
     rows = [
         ("session", session["id"]),
         ("model", session["model"]),
-        ("tokens", f"{session['tokens']:,}, {session['kept_tokens']:,} of them kept ({session['ram_tokens']:,} in RAM)"),
-        ("hot", f"{session['live_tokens']:,} tokens: the next turn begins without a copy" if session["live_tokens"] else ""),
-        ("size", f"{size_text(session['kept_bytes'])} in {count_text(session['branches'], 'branch', 'branches')}"),
+        (
+            "tokens",
+            f"{session['tokens']:,}, {session['kept_tokens']:,} of them kept "
+            f"({session['ram_tokens']:,} in RAM)",
+        ),
+        (
+            "hot",
+            f"{session['live_tokens']:,} tokens: the next turn begins without a copy"
+            if session["live_tokens"]
+            else "",
+        ),
+        (
+            "size",
+            f"{size_text(session['kept_bytes'])} in "
+            f"{count_text(session['branches'], 'branch', 'branches')}",
+        ),
         ("requests", f"{session['requests']:,}"),
         ("last used", _time(session["last_used_at"])),
         ("ends", _NEVER if session["expires_at"] is None else _time(session["expires_at"])),
@@ -183,7 +226,9 @@ def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
     numbers = ("tokens", "kept", "in RAM", "hot", "size", "requests")
     table = new_table("session", *numbers, "last used", "pinned", right=numbers)
     for session in found:
-        counts = [f"{session[name]:,}" for name in ("tokens", "kept_tokens", "ram_tokens", "live_tokens")]
+        counts = [
+            f"{session[name]:,}" for name in ("tokens", "kept_tokens", "ram_tokens", "live_tokens")
+        ]
         table.add_row(
             session["id"],
             *counts,

@@ -1,4 +1,5 @@
-"""Commands that take settings: every setting with a flag of its own becomes an option, all others are reached by --set.
+"""Commands that take settings: every setting with a flag of its own becomes an option, all others
+are reached by --set.
 
 `--help` shows the options that most people need, `--help-all` all of them.
 """
@@ -22,19 +23,37 @@ from holdfast.errors import ConfigError
 
 _PREFIX = "setting_"  # of the names of parameters
 _PANEL = "Settings"
-_PANELS = {"model": "Model", "server": "Server", "store": "Store", "log": "Log"}  # by the section of the setting
+# by the section of the setting
+_PANELS = {"model": "Model", "server": "Server", "store": "Store", "log": "Log"}
 _SHOWN = (
-    *("model.path", "model.name", "model.context_tokens", "server.host", "server.port", "server.api_key"),
+    *(
+        "model.path",
+        "model.name",
+        "model.context_tokens",
+        "server.host",
+        "server.port",
+        "server.api_key",
+    ),
     *("store.folder", "log.level", "log.file"),
 )
 
 ConfigFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", rich_help_panel=_PANEL, help="Settings file; else ./holdfast.toml."),
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        rich_help_panel=_PANEL,
+        help="Settings file; else ./holdfast.toml.",
+    ),
 ]
 FurtherSettings: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=_PANEL, help="Any setting by its key; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        rich_help_panel=_PANEL,
+        help="Any setting by its key; may be repeated.",
+    ),
 ]
 
 
@@ -50,7 +69,10 @@ def _show_all(context: typer.Context, is_asked: bool) -> None:
 
 
 HelpAll: TypeAlias = Annotated[
-    bool, typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show all options and exit.")
+    bool,
+    typer.Option(
+        "--help-all", is_eager=True, callback=_show_all, help="Show all options and exit."
+    ),
 ]
 
 
@@ -59,13 +81,18 @@ def settings_command(
 ) -> Callable[..., None]:
     """Give a command `(effective, **own options)` an option for each setting, and plain errors.
 
-    shown: keys of the settings that `--help` shows. left_out: keys that mean nothing to this command.
-    Typer reads the signature that is put together here, so a new setting needs no line in the command line.
+    shown: keys of the settings that `--help` shows. left_out: keys that mean nothing to this
+    command. Typer reads the signature that is put together here, so a new setting needs no line in
+    the command line.
     """
     own = own_parameters(command)
     specs = [spec for spec in all_specs().values() if spec.flag and spec.key not in left_out]
     added = [_parameter(spec, is_shown=spec.key in shown) for spec in specs]
-    added += [option("config_file", ConfigFile), option("further", FurtherSettings), option("help_all", HelpAll)]
+    added += [
+        option("config_file", ConfigFile),
+        option("further", FurtherSettings),
+        option("help_all", HelpAll),
+    ]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -85,29 +112,49 @@ def _name(spec: SettingSpec) -> str:
 
 
 def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
-    """The option (or the argument MODEL) of one setting. All are texts: `config` converts and checks, for all sources."""
+    """The option (or the argument MODEL) of one setting.
+
+    All are texts: `config` converts and checks, for all sources.
+    """
     default = describe(spec, spec.default) or False  # as help shows it; False: nothing
     panel = _PANELS.get(spec.key.partition(".")[0], _PANEL)
     if spec.flag.startswith("--"):
         if spec.kind == "switch":
-            switch = typer.Option(spec.flag, help=spec.doc, rich_help_panel=panel, hidden=not is_shown)
+            switch = typer.Option(
+                spec.flag, help=spec.doc, rich_help_panel=panel, hidden=not is_shown
+            )
             return option(_name(spec), Annotated[bool | None, switch])
-        metavar = "|".join(spec.choices) if spec.choices else spec.key.rpartition(".")[2].rpartition("_")[2].upper()
+        metavar = (
+            "|".join(spec.choices)
+            if spec.choices
+            else spec.key.rpartition(".")[2].rpartition("_")[2].upper()
+        )
         names = (spec.flag, spec.short) if spec.short else (spec.flag,)
         text = typer.Option(
-            *names, metavar=metavar, help=spec.doc, show_default=default, rich_help_panel=panel, hidden=not is_shown
+            *names,
+            metavar=metavar,
+            help=spec.doc,
+            show_default=default,
+            rich_help_panel=panel,
+            hidden=not is_shown,
         )
         annotation: Any = Annotated[str | None, text]
     else:
-        annotation = Annotated[str | None, typer.Argument(metavar=spec.flag, help=spec.doc, show_default=default)]
+        annotation = Annotated[
+            str | None, typer.Argument(metavar=spec.flag, help=spec.doc, show_default=default)
+        ]
     return option(_name(spec), annotation)
 
 
-def _effective(file: Path | None, further: list[str], flags: Mapping[str, object]) -> EffectiveSettings:
+def _effective(
+    file: Path | None, further: list[str], flags: Mapping[str, object]
+) -> EffectiveSettings:
     named = dict(flags)
     for assignment in further:
         key, equals, value = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"--set {assignment}: write KEY=VALUE, such as --set scheduler.max_running=8")
+            raise ConfigError(
+                f"--set {assignment}: write KEY=VALUE, such as --set scheduler.max_running=8"
+            )
         named[key.strip()] = value.strip()
     return load_settings(file=file or default_file(os.environ), environ=os.environ, flags=named)

@@ -9,7 +9,9 @@ from typing import Any
 
 def option(name: str, annotation: Any) -> inspect.Parameter:
     """A parameter that is None where it is not given. annotation: as Typer takes it."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 def own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
@@ -18,7 +20,9 @@ def own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
 
 
-def with_parameters(run: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+def with_parameters(
+    run: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
     """The function, which takes keywords, with these as its signature."""
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

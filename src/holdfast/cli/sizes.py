@@ -14,5 +14,7 @@ def size_text(size: int) -> str:
 
 
 def count_text(number: int, one: str, many: str = "") -> str:
-    """How many there are: `1 block`, `2 blocks`, `1,000 branches`. many: where the plural is not just an s."""
+    """How many there are: `1 block`, `2 blocks`, `1,000 branches`. many: where the plural is not
+    just an s.
+    """
     return f"{number:,} {one if number == 1 else many or one + 's'}"

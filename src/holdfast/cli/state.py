@@ -33,7 +33,13 @@ def list_state(config: Config = None, as_json: Json = False) -> None:
     rows = [(kind, kind.size_bytes()) for kind in kinds]
     if as_json:
         listed = [
-            {"name": kind.name, "what": kind.what, "path": str(kind.place), "bytes": size, "bound": kind.bound}
+            {
+                "name": kind.name,
+                "what": kind.what,
+                "path": str(kind.place),
+                "bytes": size,
+                "bound": kind.bound,
+            }
             for kind, size in rows
         ]
         print_json(listed)
@@ -43,7 +49,10 @@ def list_state(config: Config = None, as_json: Json = False) -> None:
 
 @state.command("clear")
 def clear(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="What to delete, as `ls` names it.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="What to delete, as `ls` names it."),
+    ] = None,
     all_kinds: Annotated[bool, typer.Option("--all", help="Everything but API keys.")] = False,
     config: Config = None,
     yes: Yes = False,
@@ -82,14 +91,20 @@ def _kinds(config: object) -> tuple[StateKind, ...]:
             raise StateInUse(f"what is kept cannot be looked at: {error}") from None
 
 
-def _chosen(kinds: Sequence[StateKind], names: Sequence[str], *, all_kinds: bool) -> list[StateKind]:
+def _chosen(
+    kinds: Sequence[StateKind], names: Sequence[str], *, all_kinds: bool
+) -> list[StateKind]:
     """The kinds that are to be deleted. Raises StateInUse when one of them cannot be."""
     known = {kind.name: kind for kind in kinds}
     if unknown := [name for name in names if name not in known]:
-        raise StateInUse(f"nothing that is kept is called {unknown[0]}; there are: {', '.join(known)}")
+        raise StateInUse(
+            f"nothing that is kept is called {unknown[0]}; there are: {', '.join(known)}"
+        )
     if not names and not all_kinds:
         raise StateInUse(f"say what to delete, or --all: {', '.join(known)}")
-    chosen = [kind for kind in kinds if kind.name in names or (all_kinds and kind.clear is not None)]
+    chosen = [
+        kind for kind in kinds if kind.name in names or (all_kinds and kind.clear is not None)
+    ]
     for kind in chosen:
         if kind.clear is None:
             raise StateInUse(f"{kind.name} are not deleted here: {kind.hint}")
@@ -103,7 +118,10 @@ def _refuse_used(chosen: Sequence[StateKind]) -> None:
     for server in running_servers(os.environ):
         for kind in chosen:
             if kind.is_used_by(server):
-                raise StateInUse(f"{kind.name} is in use by the server at {server.url}; end it first: holdfast stop {server.pid}")
+                raise StateInUse(
+                    f"{kind.name} is in use by the server at {server.url}; end it first: holdfast "
+                    f"stop {server.pid}"
+                )
 
 
 def _show(rows: Sequence[tuple[StateKind, int]]) -> None:
@@ -112,6 +130,9 @@ def _show(rows: Sequence[tuple[StateKind, int]]) -> None:
     for kind, size in rows:
         place = str(kind.place)
         table.add_row(
-            kind.name, size_text(size), kind.bound, f"~/{place.removeprefix(home)}" if place.startswith(home) else place
+            kind.name,
+            size_text(size),
+            kind.bound,
+            f"~/{place.removeprefix(home)}" if place.startswith(home) else place,
         )
     print_table(table)

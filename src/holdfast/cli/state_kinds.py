@@ -1,4 +1,6 @@
-"""The table of all that Holdfast keeps on this machine for a user: where it is, how much of it there may be, who deletes it."""
+"""The table of all that Holdfast keeps on this machine for a user: where it is, how much of it
+there may be, who deletes it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ UsedBy = Callable[[RunningServer], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateKind:
-    """One kind of what is kept. `bound`: in words. `clear` deletes all of it; None: that is done elsewhere, as `hint` says."""
+    """One kind of what is kept.
+
+    `bound`: in words. `clear` deletes all of it; None: that is done elsewhere, as `hint` says.
+    """
 
     name: str
     what: str
@@ -47,9 +52,20 @@ def state_kinds(settings: Settings, environ: Mapping[str, str]) -> tuple[StateKi
     keys = key_file_of(settings.server.keys_file, environ)
     of_log = f"{size_text(log.file_bytes * (log.old_files + 1))} for each port"
     kinds = [
-        _folder(state / "logs", "logs of servers that write files", of_log, _logs_into(state / "logs")),
-        _folder(state / "crashes", "reports of workers that died", f"the latest {MOST_REPORTS}", lambda server: False),
-        _folder(caches / "compiled", "code that MLX has compiled", f"of {MOST_KINDS} kinds of machines and systems"),
+        _folder(
+            state / "logs", "logs of servers that write files", of_log, _logs_into(state / "logs")
+        ),
+        _folder(
+            state / "crashes",
+            "reports of workers that died",
+            f"the latest {MOST_REPORTS}",
+            lambda server: False,
+        ),
+        _folder(
+            caches / "compiled",
+            "code that MLX has compiled",
+            f"of {MOST_KINDS} kinds of machines and systems",
+        ),
         _folder(caches / "hashes", "hashes of model files", "one for each file"),
     ]
     if keys is not None:
@@ -68,9 +84,18 @@ def state_kinds(settings: Settings, environ: Mapping[str, str]) -> tuple[StateKi
     return tuple(kinds)
 
 
-def _folder(place: Path, what: str, bound: str, is_used_by: UsedBy = lambda server: True) -> StateKind:
+def _folder(
+    place: Path, what: str, bound: str, is_used_by: UsedBy = lambda server: True
+) -> StateKind:
     """What has a folder of its own, and its name."""
-    return StateKind(name=place.name, what=what, place=place, bound=bound, clear=lambda: _remove(place), is_used_by=is_used_by)
+    return StateKind(
+        name=place.name,
+        what=what,
+        place=place,
+        bound=bound,
+        clear=lambda: _remove(place),
+        is_used_by=is_used_by,
+    )
 
 
 def _logs_into(folder: Path) -> UsedBy:
@@ -83,7 +108,9 @@ def _of_the_store(folder: Path, settings: Settings) -> list[StateKind]:
 
     is_there = (folder / "blocks").is_dir()  # before the first server there is none
     allowed = (
-        summarize_store(folder, limits=store_limits(settings.store)).allowed_bytes if is_there else settings.store.disk_bytes
+        summarize_store(folder, limits=store_limits(settings.store)).allowed_bytes
+        if is_there
+        else settings.store.disk_bytes
     )
     return [
         StateKind(
@@ -120,7 +147,10 @@ def _remove(folder: Path) -> None:
 
 
 def _size_of(path: Path, *, without: tuple[str, ...] = ()) -> int:
-    """Bytes of a file, or of all files in a folder; 0 where there is nothing. Links are not followed."""
+    """Bytes of a file, or of all files in a folder; 0 where there is nothing.
+
+    Links are not followed.
+    """
     if path.is_file():
         return path.stat().st_size
     total = 0

@@ -23,12 +23,17 @@ _ASK_SECONDS = 2.0
 
 def stop(
     server: Server = None,
-    all_servers: Annotated[bool, typer.Option("--all", help="All of yours on this machine.")] = False,
-    now: Annotated[bool, typer.Option("--now", help="Cut running answers off instead of waiting for them.")] = False,
+    all_servers: Annotated[
+        bool, typer.Option("--all", help="All of yours on this machine.")
+    ] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Cut running answers off instead of waiting for them.")
+    ] = False,
 ) -> None:
     """Stop a server.
 
-    It accepts no new requests, finishes those that run (for `server.shutdown_seconds` at most), and keeps what was read.
+    It accepts no new requests, finishes those that run (for `server.shutdown_seconds` at most), and
+    keeps what was read.
     """
     from holdfast.front.run.running_servers import running_servers
 
@@ -55,7 +60,9 @@ def _wait(server: RunningServer, *, now: bool) -> None:
         requests = _requests(server)
         if requests and now:
             _signal(server)
-            now = False  # once: one that comes when they have been cut off would also end what writes down what was read
+            # once: one that comes when they have been cut off would also end what writes down what
+            # was read
+            now = False
         elif requests and requests != said:
             typer.echo(f"{server.url} ends; it waits for {count_text(requests, 'request')}")
             said = requests
@@ -73,4 +80,8 @@ def _lives(server: RunningServer) -> bool:
 def _requests(server: RunningServer) -> int:
     """How many it still answers before it ends; 0 also where that is not known."""
     health = health_of(server, seconds=_ASK_SECONDS) or {}
-    return sum(int(model["leases"]) for model in health["models"]) if health.get("status") == "stopping" else 0
+    return (
+        sum(int(model["leases"]) for model in health["models"])
+        if health.get("status") == "stopping"
+        else 0
+    )

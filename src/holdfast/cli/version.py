@@ -13,7 +13,10 @@ import holdfast
 
 def version() -> None:
     """Print the versions of Holdfast, Python and MLX."""
-    typer.echo(f"holdfast {holdfast.__version__} (distribution {holdfast.DISTRIBUTION}: {_installed(holdfast.DISTRIBUTION)})")
+    typer.echo(
+        f"holdfast {holdfast.__version__} (distribution {holdfast.DISTRIBUTION}: "
+        f"{_installed(holdfast.DISTRIBUTION)})"
+    )
     typer.echo(f"python {platform.python_version()}")
     for name in ("mlx", "mlx-lm"):
         typer.echo(f"{name} {_installed(name)}")
@@ -26,7 +29,10 @@ def _and_leave(wanted: bool) -> None:
 
 
 Version: TypeAlias = Annotated[
-    bool, typer.Option("--version", "-V", callback=_and_leave, is_eager=True, help="Print the versions and exit.")
+    bool,
+    typer.Option(
+        "--version", "-V", callback=_and_leave, is_eager=True, help="Print the versions and exit."
+    ),
 ]
 
 

@@ -54,7 +54,9 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
         *([Middleware(ForwardedAddresses, trusted=proxies)] if proxies else ()),
         Middleware(request_lines, metrics=services.metrics, traces=services.traces),
         _cors(services.server.cors_origins),
-        Middleware(Guard, server=services.server, dialects=table, keys=services.keys, drain=services.drain),
+        Middleware(
+            Guard, server=services.server, dialects=table, keys=services.keys, drain=services.drain
+        ),
         Middleware(ExceptionMiddleware, handlers=HANDLERS),
     ]
     app = Starlette(

@@ -55,12 +55,20 @@ class Completion:
 
 
 class TextStream:
-    """Iterator over the pieces of an answer's visible text; `events` has all of it, thoughts and calls of tools too.
+    """Iterator over the pieces of an answer's visible text; `events` has all of it, thoughts and
+    calls of tools too.
 
     Use as a context manager, or `close` it, to stop early. One consumer, of either kind.
     """
 
-    def __init__(self, events: BlockingEventStream, choice: ChoiceText, *, prompt_tokens: int, observe: Observe) -> None:
+    def __init__(
+        self,
+        events: BlockingEventStream,
+        choice: ChoiceText,
+        *,
+        prompt_tokens: int,
+        observe: Observe,
+    ) -> None:
         self._events, self._choice, self._observe = events, choice, observe
         self._prompt_tokens = prompt_tokens
         self._deltas: list[OutputDelta] = []
@@ -72,17 +80,26 @@ class TextStream:
 
     def __next__(self) -> str:
         return next(
-            event.appended for event in self._outputs if isinstance(event, TextDelta) and event.kind == "text" and event.text
+            event.appended
+            for event in self._outputs
+            if isinstance(event, TextDelta) and event.kind == "text" and event.text
         )
 
     def __enter__(self) -> TextStream:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def events(self) -> Iterator[OutputEvent]:
-        """All that the answer consists of, as it comes: text, thoughts, calls and their arguments, and its end."""
+        """All that the answer consists of, as it comes: text, thoughts, calls and their arguments,
+        and its end.
+        """
         return self._outputs
 
     @property
@@ -99,7 +116,9 @@ class TextStream:
         return Completion(
             text=text_of(self._deltas),
             token_ids=tuple(token for delta in self._deltas for token in delta.token_ids),
-            finish_reason=finished.finish_reason if finished.reason in _ENDS_BY_ITSELF else finished.reason.value,
+            finish_reason=finished.finish_reason
+            if finished.reason in _ENDS_BY_ITSELF
+            else finished.reason.value,
             prompt_tokens=finished.prompt_tokens,
             completion_tokens=finished.completion_tokens,
             cached_tokens=finished.cached_tokens,

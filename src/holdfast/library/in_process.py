@@ -11,8 +11,23 @@ from concurrent.futures import Future
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.front.link.event_stream import RequestEvent
-from holdfast.wire.commands import SHUT_DOWN, TELL_STATISTICS, Command, SequenceControl, SequenceRequest
-from holdfast.wire.events import Event, Finished, FinishReason, LoadProgress, ModelInfo, Rejected, WorkerFailed, WorkerReady
+from holdfast.wire.commands import (
+    SHUT_DOWN,
+    TELL_STATISTICS,
+    Command,
+    SequenceControl,
+    SequenceRequest,
+)
+from holdfast.wire.events import (
+    Event,
+    Finished,
+    FinishReason,
+    LoadProgress,
+    ModelInfo,
+    Rejected,
+    WorkerFailed,
+    WorkerReady,
+)
 from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
@@ -21,7 +36,10 @@ DEATH = "the engine's thread ended unexpectedly"
 
 
 class QueueInbox:
-    """Inbox over a queue of this process. `deliver` is called on the device thread with the events of each step."""
+    """Inbox over a queue of this process.
+
+    `deliver` is called on the device thread with the events of each step.
+    """
 
     def __init__(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -35,7 +53,9 @@ class QueueInbox:
         """All commands that are there; waits for the first one up to the timeout (0: polls)."""
         commands: list[Command] = []
         with contextlib.suppress(queue.Empty):
-            commands.append(self._commands.get(block=timeout_seconds > 0, timeout=timeout_seconds or None))
+            commands.append(
+                self._commands.get(block=timeout_seconds > 0, timeout=timeout_seconds or None)
+            )
             while True:
                 commands.append(self._commands.get_nowait())
         return commands
@@ -50,7 +70,10 @@ class QueueInbox:
 
 
 class BlockingEventStream:
-    """Iterator over the events of one request, for a plain thread. `close` (from any thread) cancels the request."""
+    """Iterator over the events of one request, for a plain thread.
+
+    `close` (from any thread) cancels the request.
+    """
 
     def __init__(self, request_id: RequestId, *, cancel: Callable[[RequestId], None]) -> None:
         self.request_id = request_id
@@ -81,12 +104,19 @@ class BlockingEventStream:
 
 
 class InProcessClient:
-    """Starts a worker on a non-daemon device thread and speaks to it from plain threads: any of them may call any method.
+    """Starts a worker on a non-daemon device thread and speaks to it from plain threads: any of
+    them may call any method.
 
-    `run_worker` is the worker's whole life on its thread: load, serve the inbox until `SHUT_DOWN`, let go of the device.
+    `run_worker` is the worker's whole life on its thread: load, serve the inbox until `SHUT_DOWN`,
+    let go of the device.
     """
 
-    def __init__(self, run_worker: Callable[[QueueInbox], object], *, on_progress: Callable[[LoadProgress], None]) -> None:
+    def __init__(
+        self,
+        run_worker: Callable[[QueueInbox], object],
+        *,
+        on_progress: Callable[[LoadProgress], None],
+    ) -> None:
         self._inbox = QueueInbox(self._deliver)
         self._on_progress = on_progress
         self._started: Future[WorkerReady | WorkerFailed] = Future()
@@ -95,7 +125,9 @@ class InProcessClient:
         self._lock = threading.Lock()
         self._streams: dict[RequestId, BlockingEventStream] = {}
         self._gone = ""
-        self._thread = threading.Thread(target=self._run, args=(run_worker,), name="holdfast-device", daemon=False)
+        self._thread = threading.Thread(
+            target=self._run, args=(run_worker,), name="holdfast-device", daemon=False
+        )
         self._thread.start()
 
     @property
@@ -130,7 +162,10 @@ class InProcessClient:
         return answer.result()
 
     def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Have a session command carried out. Raises WorkerUnavailable when the worker is gone, or dies meanwhile."""
+        """Have a session command carried out.
+
+        Raises WorkerUnavailable when the worker is gone, or dies meanwhile.
+        """
         answer: Future[SessionAnswer] = Future()
         with self._alive():
             self._session_calls[command.call_id] = answer
@@ -153,7 +188,9 @@ class InProcessClient:
         with self._lock:
             self._gone = gone
             streams, self._streams = self._streams, {}
-            calls: list[Future[SessionAnswer] | Future[WorkerStatistics]] = [*self._session_calls.values()]
+            calls: list[Future[SessionAnswer] | Future[WorkerStatistics]] = [
+                *self._session_calls.values()
+            ]
             while not self._statistics.empty():
                 calls.append(self._statistics.get())
         for call in calls:
@@ -162,12 +199,21 @@ class InProcessClient:
             self._started.set_result(WorkerFailed(message=DEATH, fatal_input=False))
         for request_id, stream in streams.items():
             stream.push(
-                Finished(request_id=request_id, reason=FinishReason.FAILED, prompt_tokens=0, completion_tokens=0, error=gone)
+                Finished(
+                    request_id=request_id,
+                    reason=FinishReason.FAILED,
+                    prompt_tokens=0,
+                    completion_tokens=0,
+                    error=gone,
+                )
             )
 
     @contextlib.contextmanager
     def _alive(self) -> Iterator[None]:
-        """While something is handed to the worker: it cannot end before it has it. Raises WorkerUnavailable if it has ended."""
+        """While something is handed to the worker: it cannot end before it has it.
+
+        Raises WorkerUnavailable if it has ended.
+        """
         with self._lock:
             if self._gone:
                 raise WorkerUnavailable(self._gone)
@@ -181,7 +227,11 @@ class InProcessClient:
         for event in events:
             if isinstance(event, RequestEvent):
                 is_last = isinstance(event, Finished | Rejected)
-                stream = self._streams.pop(event.request_id, None) if is_last else self._streams.get(event.request_id)
+                stream = (
+                    self._streams.pop(event.request_id, None)
+                    if is_last
+                    else self._streams.get(event.request_id)
+                )
                 if stream is not None:
                     stream.push(event)
             elif isinstance(event, WorkerReady | WorkerFailed):

@@ -48,14 +48,17 @@ Prompts: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 
 
 class LLM:
-    """A loaded model. Use as a context manager, or call `close`; any thread may call any method at any time.
+    """A loaded model. Use as a context manager, or call `close`; any thread may call any method at
+    any time.
 
-    model: a folder, a Hub id, or nothing for the bundled demo model. settings: any setting by its key, such as
-    `{"model.layout": "rows", "scheduler.max_running": 8}`; files and environment variables are not read.
-    Raises ModelLoadError or ConfigError.
+    model: a folder, a Hub id, or nothing for the bundled demo model. settings: any setting by its
+    key, such as `{"model.layout": "rows", "scheduler.max_running": 8}`; files and environment
+    variables are not read. Raises ModelLoadError or ConfigError.
     """
 
-    def __init__(self, model: str | Path | None = None, *, settings: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, model: str | Path | None = None, *, settings: Mapping[str, object] | None = None
+    ) -> None:
         flags = {**(settings or {}), **({} if model is None else {"model.path": str(model)})}
         self._settings = load_settings(file=None, environ={}, flags=flags).settings
         folder = resolve_model(self._settings.model, progress=lambda stage, fraction: None)
@@ -65,7 +68,9 @@ class LLM:
         try:
             store = library_folder(self._settings.store, os.environ)
             answers = AnswerFile(Path(store)) if store else None
-            self._bundle = load_tokenizer_bundle(folder, settings=self._settings.model, answers=answers)
+            self._bundle = load_tokenizer_bundle(
+                folder, settings=self._settings.model, answers=answers
+            )
             outcome = self._client.wait_started()
             if isinstance(outcome, WorkerFailed):
                 raise ModelLoadError(outcome.message)
@@ -76,7 +81,12 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     @property
@@ -89,33 +99,50 @@ class LLM:
         return self._client.info
 
     @overload
-    def generate(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> Completion: ...
+    def generate(
+        self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]
+    ) -> Completion: ...
 
     @overload
-    def generate(self, prompt: Prompts, **options: Unpack[GenerationOptions]) -> list[Completion]: ...
+    def generate(
+        self, prompt: Prompts, **options: Unpack[GenerationOptions]
+    ) -> list[Completion]: ...
 
-    def generate(self, prompt: TextOrTokens | Prompts, **options: Unpack[GenerationOptions]) -> Completion | list[Completion]:
-        """Continue a prompt (text, or token ids), or several at once, in one batch: a list of prompts gives a list of answers.
+    def generate(
+        self, prompt: TextOrTokens | Prompts, **options: Unpack[GenerationOptions]
+    ) -> Completion | list[Completion]:
+        """Continue a prompt (text, or token ids), or several at once, in one batch: a list of
+        prompts gives a list of answers.
 
-        Raises InvalidRequest for a bad option or prompt, GenerationFailed when the model fails on one.
+        Raises InvalidRequest for a bad option or prompt, GenerationFailed when the model fails on
+        one.
         """
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
             return self._answers([request_of(_raw_prompt(cast(TextOrTokens, prompt)), options)])[0]
-        return self._answers([request_of(_raw_prompt(each), options) for each in cast(Prompts, prompt)])
+        return self._answers(
+            [request_of(_raw_prompt(each), options) for each in cast(Prompts, prompt)]
+        )
 
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
         """Answer a conversation of OpenAI-shaped messages; a text is one message of the user.
 
-        With `tools`, what the model calls is in the answer's `tool_calls`. Its `message` and the results are for the next turn.
+        With `tools`, what the model calls is in the answer's `tool_calls`. Its `message` and the
+        results are for the next turn.
         """
         return self._answers([chat_request(messages, options)])[0]
 
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
-        """Continue a prompt piece by piece. Closing the stream early stops the work; its `completion` is there at the end."""
+        """Continue a prompt piece by piece.
+
+        Closing the stream early stops the work; its `completion` is there at the end.
+        """
         return self._start_answer(request_of(_raw_prompt(prompt), options))
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> TextStream:
-        """Answer a conversation piece by piece; see `chat` and `stream`. Thoughts and calls show in the stream's `events`."""
+        """Answer a conversation piece by piece; see `chat` and `stream`.
+
+        Thoughts and calls show in the stream's `events`.
+        """
         return self._start_answer(chat_request(messages, options))
 
     @overload
@@ -124,17 +151,26 @@ class LLM:
     @overload
     def embed(self, texts: Prompts, **options: Unpack[EmbeddingOptions]) -> list[list[float]]: ...
 
-    def embed(self, texts: TextOrTokens | Prompts, **options: Unpack[EmbeddingOptions]) -> list[float] | list[list[float]]:
-        """The vector of length 1 that stands for a text (or token ids), or those of several, read in one batch.
+    def embed(
+        self, texts: TextOrTokens | Prompts, **options: Unpack[EmbeddingOptions]
+    ) -> list[float] | list[list[float]]:
+        """The vector of length 1 that stands for a text (or token ids), or those of several, read
+        in one batch.
 
-        Raises InvalidRequest for a bad option or text and for a model that gives no embeddings, GenerationFailed when it fails.
+        Raises InvalidRequest for a bad option or text and for a model that gives no embeddings,
+        GenerationFailed when it fails.
         """
         is_one = isinstance(texts, str) or bool(texts and isinstance(texts[0], int))
         inputs = [texts] if is_one else texts
-        request = embedding_request(cast(Sequence[TextOrTokens], inputs), options, is_list=not is_one)
+        request = embedding_request(
+            cast(Sequence[TextOrTokens], inputs), options, is_list=not is_one
+        )
         sequences = embedding_sequences(request, self._bundle, info=self._client.info)
         read = self._read(sequences)
-        vectors = [array("f", embedding_of(each.finished, dimensions=request.dimensions).vector).tolist() for each in read]
+        vectors = [
+            array("f", embedding_of(each.finished, dimensions=request.dimensions).vector).tolist()
+            for each in read
+        ]
         return vectors[0] if is_one else vectors
 
     def sessions(self, *, tenant: str = "") -> Sessions:
@@ -152,7 +188,9 @@ class LLM:
             self._bundle.known_answers.close()
 
     def _read(self, sequences: Sequence[SequenceRequest]) -> list[ReadPrompt]:
-        """What came of prompts that are only read, as many under way at once as the engine and its queue take."""
+        """What came of prompts that are only read, as many under way at once as the engine and its
+        queue take.
+        """
         streams: list[BlockingEventStream] = []
         read: list[ReadPrompt] = []
         try:
@@ -160,7 +198,13 @@ class LLM:
                 while len(streams) < min(len(sequences), index + self._at_once):
                     streams.append(self._client.submit(sequences[len(streams)]))
                 reader = PromptReader()
-                read.append(next(found for event in streams[index] if (found := reader.take(event)) is not None))
+                read.append(
+                    next(
+                        found
+                        for event in streams[index]
+                        if (found := reader.take(event)) is not None
+                    )
+                )
         finally:
             for stream in streams:
                 stream.close()
@@ -182,7 +226,11 @@ class LLM:
 
     def _start_answer(self, request: GenerationRequest) -> TextStream:
         prepared = prepare(
-            request, self._bundle, info=self._client.info, limits=self._settings.limits, tools=self._settings.tools
+            request,
+            self._bundle,
+            info=self._client.info,
+            limits=self._settings.limits,
+            tools=self._settings.tools,
         )
         (sequence,) = prepared.sequences
         return TextStream(
@@ -197,7 +245,8 @@ def _start(settings: Settings, folder: Path) -> InProcessClient:
     store = replace(settings.store, folder=library_folder(settings.store, os.environ))
     worker = WorkerSettings(
         folder=str(folder),
-        hash_cache=hash_cache_file(os.environ) if store.folder else "",  # nothing is written that was not asked for
+        # nothing is written that was not asked for
+        hash_cache=hash_cache_file(os.environ) if store.folder else "",
         model=replace(settings.model, name=served_id(settings.model)),
         scheduler=settings.scheduler,
         store=store,

@@ -44,7 +44,8 @@ class GenerationOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     top_logprobs: int  # given (0 too): log-probabilities of the drawn tokens, and of so many rivals
     ignore_eos: bool
-    response_format: FormatOption  # {"type": "json_object"}, {"type": "json_schema", …} as OpenAI's, or a JSON schema itself
+    # {"type": "json_object"}, {"type": "json_schema", …} as OpenAI's, or a JSON schema itself
+    response_format: FormatOption
     session_id: str  # the session that it belongs to; one that is not there is opened
     tenant: str  # nothing that one tenant has read is there for another
 
@@ -52,7 +53,8 @@ class GenerationOptions(TypedDict, total=False):
 class ChatOptions(GenerationOptions, total=False):
     """How to answer a conversation."""
 
-    tools: Sequence[Mapping[str, Any]]  # OpenAI-shaped: {"type": "function", "function": {"name", "parameters", …}}
+    # OpenAI-shaped: {"type": "function", "function": {"name", "parameters", …}}
+    tools: Sequence[Mapping[str, Any]]
     tool_choice: ChoiceOption  # "auto", "none", "required", or the name of a tool
     thinking: ThinkingOption  # whether to think first, or how much: "low", "high", …
     template_options: Mapping[str, Any]  # variables for the chat template
@@ -61,32 +63,61 @@ class ChatOptions(GenerationOptions, total=False):
 class EmbeddingOptions(TypedDict, total=False):
     """How to make vectors of texts."""
 
-    pooling: Pooling  # which hidden states count: the "mean" of all, or the "last"; left out: as the model was trained
+    # which hidden states count: the "mean" of all, or the "last"; left out: as the model was
+    # trained
+    pooling: Pooling
     dimensions: int  # so many of the first ones
     truncates: bool  # a text that is longer than the context window is cut; else it is refused
 
 
-def embedding_request(texts: Sequence[TextOrTokens], options: Mapping[str, Any], *, is_list: bool) -> EmbeddingRequest:
-    """The request for the vectors of texts. Raises InvalidRequest, and TypeError for an option that there is none of."""
+def embedding_request(
+    texts: Sequence[TextOrTokens], options: Mapping[str, Any], *, is_list: bool
+) -> EmbeddingRequest:
+    """The request for the vectors of texts.
+
+    Raises InvalidRequest, and TypeError for an option that there is none of.
+    """
     if unknown := options.keys() - EmbeddingOptions.__annotations__.keys():
-        raise TypeError(f"unknown options: {', '.join(unknown)}; there are {', '.join(EmbeddingOptions.__annotations__)}")
+        raise TypeError(
+            f"unknown options: {', '.join(unknown)}; there are "
+            f"{', '.join(EmbeddingOptions.__annotations__)}"
+        )
     if options.get("pooling") not in (None, *get_args(Pooling)):
         raise InvalidRequest(f"pooling: one of {', '.join(get_args(Pooling))}", field="pooling")
     inputs = tuple(text if isinstance(text, str) else tuple(text) for text in texts)
-    return EmbeddingRequest(request_id=uuid.uuid4().hex, model="", inputs=inputs, input_field="texts", is_list=is_list, **options)
+    return EmbeddingRequest(
+        request_id=uuid.uuid4().hex,
+        model="",
+        inputs=inputs,
+        input_field="texts",
+        is_list=is_list,
+        **options,
+    )
 
 
 def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
-    """The request for an answer to a prompt. Raises InvalidRequest, and TypeError for an option that there is none of."""
+    """The request for an answer to a prompt.
+
+    Raises InvalidRequest, and TypeError for an option that there is none of.
+    """
     given = dict(options)
     stop = given.pop("stop", ())
     names = SamplingParams.__struct_fields__
     sampling = {name: given.pop(name) for name in names if name in given}
-    request = {name: given.pop(name) for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id") if name in given}
+    request = {
+        name: given.pop(name)
+        for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id")
+        if name in given
+    }
     tenant = tenant_of(api_key="", name=given.pop("tenant", ""), cache_salt="")
-    form, choice, thinking = (given.pop(name, None) for name in ("response_format", "tool_choice", "thinking"))
+    form, choice, thinking = (
+        given.pop(name, None) for name in ("response_format", "tool_choice", "thinking")
+    )
     if given:
-        raise TypeError(f"unknown options: {', '.join(given)}; there are {', '.join(ChatOptions.__annotations__)}")
+        raise TypeError(
+            f"unknown options: {', '.join(given)}; there are "
+            f"{', '.join(ChatOptions.__annotations__)}"
+        )
     return GenerationRequest(
         request_id=uuid.uuid4().hex,
         model="",
@@ -117,12 +148,18 @@ def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRe
     for place, tool in enumerate(prompt.tools):
         function = tool.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise InvalidRequest("a tool must have a function with a name", field=f"tools.{place}.function")
+            raise InvalidRequest(
+                "a tool must have a function with a name", field=f"tools.{place}.function"
+            )
     return request_of(prompt, given)
 
 
 def _tool_choice(choice: ChoiceOption | None, prompt: Prompt) -> ToolChoice:
-    names = [tool["function"]["name"] for tool in prompt.tools] if isinstance(prompt, ChatPrompt) else []
+    names = (
+        [tool["function"]["name"] for tool in prompt.tools]
+        if isinstance(prompt, ChatPrompt)
+        else []
+    )
     match choice:
         case None | "auto":
             return ToolChoice()
@@ -133,7 +170,10 @@ def _tool_choice(choice: ChoiceOption | None, prompt: Prompt) -> ToolChoice:
         case ToolChoice():
             made = choice
         case _:
-            raise InvalidRequest('tool_choice: "auto", "none", "required", or the name of a tool', field="tool_choice")
+            raise InvalidRequest(
+                'tool_choice: "auto", "none", "required", or the name of a tool',
+                field="tool_choice",
+            )
     if missing := [name for name in made.names if name not in names]:
         raise InvalidRequest(f"there is no tool {missing[0]!r}", field="tool_choice")
     if made.mode == "required" and not names:
@@ -147,7 +187,10 @@ def _thinking(thinking: ThinkingOption | None) -> Thinking:
     if isinstance(thinking, bool):
         return Thinking(effort="on" if thinking else "off")
     if thinking is not None and thinking not in get_args(ThinkingEffort):
-        raise InvalidRequest(f"thinking: true, false or one of {', '.join(get_args(ThinkingEffort))}", field="thinking")
+        raise InvalidRequest(
+            f"thinking: true, false or one of {', '.join(get_args(ThinkingEffort))}",
+            field="thinking",
+        )
     return Thinking(effort=thinking)
 
 
@@ -162,6 +205,9 @@ def _output_format(form: FormatOption | None) -> OutputFormat | None:
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return OutputFormat(kind="json_schema", schema=schema)
         case {"type": "json_schema"}:
-            raise InvalidRequest("response_format: there is no json_schema.schema", field="response_format.json_schema.schema")
+            raise InvalidRequest(
+                "response_format: there is no json_schema.schema",
+                field="response_format.json_schema.schema",
+            )
         case _:
             return OutputFormat(kind="json_schema", schema=dict(form))

@@ -1,7 +1,9 @@
-"""Puts a fast BLAS in front of the reference BLAS that the Linux CPU wheel of MLX is linked against; finds numpy's.
+"""Puts a fast BLAS in front of the reference BLAS that the Linux CPU wheel of MLX is linked
+against; finds numpy's.
 
-Symbols of a library that is loaded globally come before those of libraries loaded later. So OpenBLAS or MKL must be loaded before
-the first import of `mlx.core`; this module imports no MLX. Measured: float32 products become 13 times faster.
+Symbols of a library that is loaded globally come before those of libraries loaded later. So
+OpenBLAS or MKL must be loaded before the first import of `mlx.core`; this module imports no MLX.
+Measured: float32 products become 13 times faster.
 """
 
 from __future__ import annotations
@@ -43,9 +45,12 @@ _current = BlasReport(in_front=False, reason="nothing was put in front of it")
 
 
 def prepare_blas(threads: int | None = None) -> BlasReport:
-    """Load OpenBLAS or MKL ahead of MLX; `threads` None means one per usable core. Call before anything imports MLX.
+    """Load OpenBLAS or MKL ahead of MLX; `threads` None means one per usable core.
 
-    Does nothing on systems other than Linux, after MLX was imported, or when neither library can be used; the result says so.
+    Call before anything imports MLX.
+
+    Does nothing on systems other than Linux, after MLX was imported, or when neither library can be
+    used; the result says so.
     Idempotent: a later call only returns what the first one found.
     """
     global _current
@@ -55,7 +60,11 @@ def prepare_blas(threads: int | None = None) -> BlasReport:
     if sys.platform != "linux":
         _current = BlasReport(in_front=False, threads=threads, reason="only needed on Linux")
     elif "mlx.core" in sys.modules:
-        _current = BlasReport(in_front=False, threads=threads, reason="MLX was imported before a faster one could be loaded")
+        _current = BlasReport(
+            in_front=False,
+            threads=threads,
+            reason="MLX was imported before a faster one could be loaded",
+        )
     else:
         _current = _load_first(_candidates(), threads=threads)
     return _current
@@ -79,16 +88,23 @@ class BlasThreads:
 
 
 def blas_of_numpy() -> tuple[BlasThreads, ...]:
-    """What numpy, once imported, multiplies with: a library of its own, or the one in front of MLX. Linux; empty when unknown."""
+    """What numpy, once imported, multiplies with: a library of its own, or the one in front of MLX.
+
+    Linux; empty when unknown.
+    """
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return ()
     files = {
-        os.path.realpath(line[line.index("/") :]) for line in lines if "/" in line and ("openblas" in line or "mkl_rt" in line)
+        os.path.realpath(line[line.index("/") :])
+        for line in lines
+        if "/" in line and ("openblas" in line or "mkl_rt" in line)
     }
     own = files - {_current.file}
-    return tuple(threads for file in sorted(own or files) if (threads := _threads_of(file)) is not None)
+    return tuple(
+        threads for file in sorted(own or files) if (threads := _threads_of(file)) is not None
+    )
 
 
 def _threads_of(file: str) -> BlasThreads | None:
@@ -100,7 +116,9 @@ def _threads_of(file: str) -> BlasThreads | None:
         get, put = (f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set"))
         if hasattr(library, put):
             return BlasThreads(
-                getattr(library, get), getattr(library, put), _core(library, f"{prefix}openblas_get_corename{suffix}")
+                getattr(library, get),
+                getattr(library, put),
+                _core(library, f"{prefix}openblas_get_corename{suffix}"),
             )
     if hasattr(library, "MKL_Set_Num_Threads"):
         return BlasThreads(library.MKL_Get_Max_Threads, library.MKL_Set_Num_Threads)
@@ -109,16 +127,26 @@ def _threads_of(file: str) -> BlasThreads | None:
 
 def _wanted_threads() -> int:
     """One per usable core, fewer if the environment says so."""
-    said = [int(value) for name in _THREAD_VARIABLES if (value := os.environ.get(name, "")).isdigit() and int(value) > 0]
+    said = [
+        int(value)
+        for name in _THREAD_VARIABLES
+        if (value := os.environ.get(name, "")).isdigit() and int(value) > 0
+    ]
     return min([usable_cores(), *said[:1]])
 
 
 def _candidates() -> list[str]:
-    """Files and names to try. Wheels such as numpy's or scipy-openblas prefix their symbols and cannot stand in front."""
+    """Files and names to try.
+
+    Wheels such as numpy's or scipy-openblas prefix their symbols and cannot stand in front.
+    """
     prefixes = [os.environ.get("CONDA_PREFIX", ""), sys.prefix, sys.base_prefix]
     folders = [Path(prefix) / "lib" for prefix in dict.fromkeys(prefixes) if prefix]
     files = [
-        str(folder / name) for name in ("libopenblas.so.0", "libmkl_rt.so.2") for folder in folders if (folder / name).exists()
+        str(folder / name)
+        for name in ("libopenblas.so.0", "libmkl_rt.so.2")
+        for folder in folders
+        if (folder / name).exists()
     ]
     return [*files, "libopenblas.so.0", "libmkl_rt.so.2"]
 
@@ -127,7 +155,8 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
     refusals = []
     for candidate in candidates:
         try:
-            # Its threads start while it is loaded, one per core of the machine unless told otherwise.
+            # Its threads start while it is loaded, one per core of the machine unless told
+            # otherwise.
             with _thread_variables(threads):
                 library = ctypes.CDLL(candidate, mode=ctypes.RTLD_LOCAL)
         except OSError:
@@ -136,9 +165,14 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
         if refusal:
             refusals.append(f"{candidate}: {refusal}")
             continue
-        ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)  # the same library, now before all that come later
+        # the same library, now before all that come later
+        ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
         return _described(library, candidate, threads)
-    return BlasReport(in_front=False, threads=threads, reason="; ".join(refusals) or "neither OpenBLAS nor MKL was found")
+    return BlasReport(
+        in_front=False,
+        threads=threads,
+        reason="; ".join(refusals) or "neither OpenBLAS nor MKL was found",
+    )
 
 
 def _refusal(library: ctypes.CDLL) -> str:
@@ -151,12 +185,16 @@ def _refusal(library: ctypes.CDLL) -> str:
 def _described(library: ctypes.CDLL, candidate: str, threads: int) -> BlasReport:
     file = _file_of_symbol("cblas_sgemm")
     if file != _file_of_symbol("cblas_sgemm", library):
-        return BlasReport(in_front=False, threads=threads, reason=f"{file} comes before {candidate}")
+        return BlasReport(
+            in_front=False, threads=threads, reason=f"{file} comes before {candidate}"
+        )
     config = _openblas_config(library)
     if config:
         library.openblas_set_num_threads(threads)
         version = config.split()[1] if config.startswith("OpenBLAS ") else ""
-        return BlasReport(in_front=True, name="OpenBLAS", version=version, threads=threads, file=file)
+        return BlasReport(
+            in_front=True, name="OpenBLAS", version=version, threads=threads, file=file
+        )
     if hasattr(library, "MKL_Set_Num_Threads"):
         library.MKL_Set_Num_Threads(threads)
         return BlasReport(in_front=True, name="MKL", threads=threads, file=file)
@@ -181,7 +219,10 @@ def _openblas_config(library: ctypes.CDLL) -> str:
 
 
 def _file_of_symbol(symbol: str, library: ctypes.CDLL | None = None) -> str:
-    """The file that provides the symbol: to whatever is loaded next, or in `library`. Empty if nobody does."""
+    """The file that provides the symbol: to whatever is loaded next, or in `library`.
+
+    Empty if nobody does.
+    """
     process = ctypes.CDLL(None)
     try:
         function = getattr(library or process, symbol)

@@ -27,7 +27,9 @@ def usable_cores(*, cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
 def _core_of(cpu: int, cpus: Path) -> tuple[str, ...]:
     topology = cpus / f"cpu{cpu}" / "topology"
     try:
-        return (topology / "physical_package_id").read_text().strip(), (topology / "core_id").read_text().strip()
+        return (topology / "physical_package_id").read_text().strip(), (
+            topology / "core_id"
+        ).read_text().strip()
     except OSError:
         return (str(cpu),)  # unknown: each one counts
 

@@ -12,10 +12,13 @@ from holdfast.errors import ModelLoadError
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
-_KV_SHARE = 0.6  # of what is free after the weights; the rest is for activations, snapshots and everybody else
-_UNIFIED_SHARE = 0.8  # of what weights and steps leave of a GPU's working set where its memory is the machine's own
+# of what is free after the weights; the rest is for activations, snapshots and everybody else
+_KV_SHARE = 0.6
+# of what weights and steps leave of a GPU's working set where its memory is the machine's own
+_UNIFIED_SHARE = 0.8
 _RAM_TIER_PARTS = 4  # the blocks kept in RAM may take the KV budget divided by this
-_WIRED_FROM_SHARE = 0.4  # of the working set: lighter weights are not wired, the system has no reason to page them out
+# of the working set: lighter weights are not wired, the system has no reason to page them out
+_WIRED_FROM_SHARE = 0.4
 _WIRED_MARGIN = 1.01  # buffers are rounded up to pages
 _SMALLEST_BUDGET_BYTES = 64 << 20
 _LARGEST_AUTO_BUDGET_BYTES = 1 << 40
@@ -29,7 +32,8 @@ class MemoryShare:
     promised_bytes: int = 0  # that others may yet take
     taken_bytes: int = 0  # that others have; for devices that tell only what they have in all
     wired_bytes: int = 0  # that others have wired
-    state_bytes: int | None = None  # for KV and blocks in RAM, of a GPU that shares the machine's memory; None: not told
+    # for KV and blocks in RAM, of a GPU that shares the machine's memory; None: not told
+    state_bytes: int | None = None
 
 
 ALL_OF_IT = MemoryShare()
@@ -37,9 +41,11 @@ ALL_OF_IT = MemoryShare()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Memory in bytes; limits of control groups and of the process itself (`ulimit -v`, `ulimit -d`) are respected.
+    """Memory in bytes; limits of control groups and of the process itself (`ulimit -v`, `ulimit
+    -d`) are respected.
 
-    `working_set_bytes`: what a GPU recommends to use at most, or has; 0 without one. `unified`: it is the machine's own memory.
+    `working_set_bytes`: what a GPU recommends to use at most, or has; 0 without one. `unified`: it
+    is the machine's own memory.
     """
 
     total_bytes: int
@@ -48,19 +54,29 @@ class DeviceMemory:
     unified: bool = sys.platform == "darwin"
 
 
-def memory_report(*, working_set_bytes: int = 0, cgroup: Path = _CGROUP, own_cgroups: Path = _OWN_CGROUPS) -> DeviceMemory:
-    """What this process may use now. `working_set_bytes` comes from the device (`platform.working_set_bytes`)."""
+def memory_report(
+    *, working_set_bytes: int = 0, cgroup: Path = _CGROUP, own_cgroups: Path = _OWN_CGROUPS
+) -> DeviceMemory:
+    """What this process may use now.
+
+    `working_set_bytes` comes from the device (`platform.working_set_bytes`).
+    """
     import psutil  # takes 10 ms, which the start of a server need not wait for
 
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
     for most_bytes, used_bytes in (*_cgroup_limits(cgroup, own_cgroups), *_process_limits()):
         total, available = min(total, most_bytes), min(available, max(most_bytes - used_bytes, 0))
-    return DeviceMemory(total_bytes=total, available_bytes=available, working_set_bytes=working_set_bytes)
+    return DeviceMemory(
+        total_bytes=total, available_bytes=available, working_set_bytes=working_set_bytes
+    )
 
 
 def usable_bytes(working_set_bytes: int) -> int:
-    """How much the weights of a model may take now. With a GPU what its working set holds: the system makes room for that."""
+    """How much the weights of a model may take now.
+
+    With a GPU what its working set holds: the system makes room for that.
+    """
     return max(memory_report().available_bytes, working_set_bytes)
 
 
@@ -88,10 +104,11 @@ def plan_memory(
     reserve_bytes: what a step takes beside KV, for activations and buffers that are used again.
     full_context_bytes: KV of one sequence that fills the model's context.
 
-    Where a GPU shares the machine's memory, the budget does not depend on what other programs use at the moment: the system makes
-    room for a working set. Both parts together take a share of what weights and steps leave of it, and there is room for one full
-    context where that fits at all. Elsewhere the KV budget is a share of what is free. Raises ModelLoadError when more is
-    requested than there is.
+    Where a GPU shares the machine's memory, the budget does not depend on what other programs use
+    at the moment: the system makes room for a working set. Both parts together take a share of what
+    weights and steps leave of it, and there is room for one full context where that fits at all.
+    Elsewhere the KV budget is a share of what is free. Raises ModelLoadError when more is requested
+    than there is.
     """
     unified = memory.unified and memory.working_set_bytes > 0
     _check_requested(kv_bytes, memory)
@@ -99,7 +116,9 @@ def plan_memory(
         left_bytes = share.state_bytes
         if left_bytes is None:
             own_bytes = weight_bytes + reserve_bytes
-            left_bytes = state_bytes(memory.working_set_bytes, taken_bytes=(own_bytes,), parts=share.parts)
+            left_bytes = state_bytes(
+                memory.working_set_bytes, taken_bytes=(own_bytes,), parts=share.parts
+            )
         return _plan_of_working_set(
             left_bytes=left_bytes,
             kv_bytes=kv_bytes,
@@ -121,14 +140,18 @@ def _check_requested(kv_bytes: int | None, memory: DeviceMemory) -> None:
     is_discrete = memory.working_set_bytes > 0 and not memory.unified
     total_bytes = memory.working_set_bytes if is_discrete else memory.total_bytes
     if kv_bytes is not None and kv_bytes > total_bytes:
-        raise ModelLoadError(f"model.memory_bytes = {kv_bytes:,} is more than the {total_bytes:,} bytes of memory that there are")
+        raise ModelLoadError(
+            f"model.memory_bytes = {kv_bytes:,} is more than the {total_bytes:,} bytes of memory "
+            "that there are"
+        )
 
 
 def state_bytes(working_set_bytes: int, *, taken_bytes: Sequence[int], parts: int = 1) -> int:
-    """What each loaded model may take for KV and blocks in RAM: an equal part of what is left of a working set.
+    """What each loaded model may take for KV and blocks in RAM: an equal part of what is left of a
+    working set.
 
-    taken_bytes: of each loaded model, its weights and what its steps take. parts: how many models divide the working set whose
-    weights are not known yet.
+    taken_bytes: of each loaded model, its weights and what its steps take. parts: how many models
+    divide the working set whose weights are not known yet.
     """
     left = working_set_bytes // parts - sum(taken_bytes)
     return max(0, left // len(taken_bytes))
@@ -155,12 +178,19 @@ def _bounded(kv_bytes: int) -> int:
     return min(max(kv_bytes, _SMALLEST_BUDGET_BYTES), _LARGEST_AUTO_BUDGET_BYTES)
 
 
-def wired_bytes(requested: int | None, *, weight_bytes: int, working_set_bytes: int, share: MemoryShare = ALL_OF_IT) -> int:
+def wired_bytes(
+    requested: int | None,
+    *,
+    weight_bytes: int,
+    working_set_bytes: int,
+    share: MemoryShare = ALL_OF_IT,
+) -> int:
     """How much a worker may keep from being paged out while it serves; nothing while it rests.
 
-    requested: the setting model.wired_bytes; None: the weights, where they are a large part of the working set. All workers
-    together never wire more than the working set. Wiring a whole working set under load is a known way into a kernel panic
-    (ml-explore/mlx#3186); wiring nothing makes a model near the limit 40 times as slow (vmlx-swift#418).
+    requested: the setting model.wired_bytes; None: the weights, where they are a large part of the
+    working set. All workers together never wire more than the working set. Wiring a whole working
+    set under load is a known way into a kernel panic (ml-explore/mlx#3186); wiring nothing makes a
+    model near the limit 40 times as slow (vmlx-swift#418).
     """
     if requested is None:
         is_heavy = weight_bytes >= working_set_bytes * _WIRED_FROM_SHARE
@@ -168,11 +198,15 @@ def wired_bytes(requested: int | None, *, weight_bytes: int, working_set_bytes: 
     return max(0, min(requested, working_set_bytes - share.wired_bytes))
 
 
-# A limit is a pair of bytes: what may be used at most, and what of it is used and cannot be given back.
+# A limit is a pair of bytes: what may be used at most, and what of it is used and cannot be given
+# back.
 
 
 def _process_limits() -> Iterator[tuple[int, int]]:
-    """Limits that the process was started with. Linux only: macOS takes them and does not enforce them."""
+    """Limits that the process was started with.
+
+    Linux only: macOS takes them and does not enforce them.
+    """
     if sys.platform != "linux":
         return
     import psutil
@@ -185,7 +219,9 @@ def _process_limits() -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_limits(root: Path, own_cgroups: Path) -> Iterator[tuple[int, int]]:
-    """Limits of the control groups that this process is in: its own and those above, version 2 and version 1."""
+    """Limits of the control groups that this process is in: its own and those above, version 2 and
+    version 1.
+    """
     for folder in _own_and_above(root, own_cgroups, ""):
         yield from _limit_of(folder, "memory.max", "memory.current")
     for folder in _own_and_above(root / "memory", own_cgroups, "memory"):
@@ -198,7 +234,9 @@ def _own_and_above(root: Path, own_cgroups: Path, controller: str) -> list[Path]
         lines = [line.split(":", 2) for line in own_cgroups.read_text().splitlines()]
     except OSError:
         lines = []
-    own = next((line[2] for line in lines if len(line) == 3 and controller in line[1].split(",")), "/")
+    own = next(
+        (line[2] for line in lines if len(line) == 3 and controller in line[1].split(",")), "/"
+    )
     parts = [part for part in own.split("/") if part]
     if ".." in parts:  # outside of what this container may see
         parts = []
@@ -220,12 +258,19 @@ def _number(file: Path) -> int:
 
 
 def _inactive_file_bytes(stat: Path) -> int:
-    """File cache that the kernel gives back when memory is asked for; a model that was just read counts mostly as that."""
+    """File cache that the kernel gives back when memory is asked for; a model that was just read
+    counts mostly as that.
+    """
     try:
         lines = stat.read_text().splitlines()
     except OSError:
         return 0
     wanted = {"inactive_file", "total_inactive_file"}
     return max(
-        (int(value) for key, _, value in (line.partition(" ") for line in lines) if key in wanted and value.isdigit()), default=0
+        (
+            int(value)
+            for key, _, value in (line.partition(" ") for line in lines)
+            if key in wanted and value.isdigit()
+        ),
+        default=0,
     )

@@ -33,5 +33,7 @@ def pressure_reader() -> Callable[[], Pressure] | None:
 
 
 def pressure_of(level: int) -> Pressure:
-    """The pressure that a number of the system means; one that is not known counts as the highest known below it."""
+    """The pressure that a number of the system means; one that is not known counts as the highest
+    known below it.
+    """
     return max((each for each in Pressure if each <= level), default=Pressure.NORMAL)

@@ -1,4 +1,7 @@
-"""What this machine computes with, and what has to be set before it does. Importing this module imports no MLX."""
+"""What this machine computes with, and what has to be set before it does.
+
+Importing this module imports no MLX.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,15 @@ from holdfast.errors import ModelLoadError
 from holdfast.machine.blas import BlasReport, current_blas, prepare_blas
 from holdfast.machine.device_memory import DeviceMemory, memory_report
 
-__all__ = ["PlatformReport", "bound_memory", "prepare_blas", "report", "use_device", "wire", "working_set_bytes"]
+__all__ = [
+    "PlatformReport",
+    "bound_memory",
+    "prepare_blas",
+    "report",
+    "use_device",
+    "wire",
+    "working_set_bytes",
+]
 
 _NAMES_OF_WORKING_SET = ("max_recommended_working_set_size", "total_memory", "memory_size")
 
@@ -56,7 +67,10 @@ def report() -> PlatformReport:
 
 
 def use_device(device: DeviceChoice) -> None:
-    """Compute on this device from now on, in this thread. Raises ModelLoadError where there is no GPU."""
+    """Compute on this device from now on, in this thread.
+
+    Raises ModelLoadError where there is no GPU.
+    """
     mx = _mlx()
     if device == "gpu" and not (mx.metal.is_available() or mx.cuda.is_available()):
         raise ModelLoadError("model.device = gpu, but MLX finds no GPU on this machine")
@@ -65,22 +79,29 @@ def use_device(device: DeviceChoice) -> None:
 
 
 def wire(nbytes: int) -> None:
-    """Keep so many bytes of the buffers that are there from being paged out; 0: none. Metal only, device thread only.
+    """Keep so many bytes of the buffers that are there from being paged out; 0: none.
 
-    What is allocated later and does not fit is not wired. The limit must not change while a step runs, so it waits for that.
+    Metal only, device thread only.
+
+    What is allocated later and does not fit is not wired. The limit must not change while a step
+    runs, so it waits for that.
     """
     mx = _mlx()
     if _backend(mx) != "metal":
         return
     mx.synchronize()
-    with contextlib.suppress(RuntimeError, ValueError):  # before macOS 15, or more than the system grants
+    # before macOS 15, or more than the system grants
+    with contextlib.suppress(RuntimeError, ValueError):
         mx.set_wired_limit(nbytes)
 
 
 def bound_memory(*, cache_bytes: int, total_bytes: int) -> None:
-    """Bound MLX's cache of free buffers, and from where on it is emptied before more is allocated. Metal only.
+    """Bound MLX's cache of free buffers, and from where on it is emptied before more is allocated.
 
-    By default the cache grows to 1.5 times the working set under a steady load. CUDA frees buffers slowly and keeps the default.
+    Metal only.
+
+    By default the cache grows to 1.5 times the working set under a steady load. CUDA frees buffers
+    slowly and keeps the default.
     """
     mx = _mlx()
     if _backend(mx) != "metal":
@@ -99,7 +120,10 @@ def working_set_bytes() -> int:
 
 
 def taken_bytes() -> int:
-    """How much memory of a GPU this process has, what it keeps for the next arrays too; 0 on a CPU. Device thread only."""
+    """How much memory of a GPU this process has, what it keeps for the next arrays too; 0 on a CPU.
+
+    Device thread only.
+    """
     mx = _mlx()
     return 0 if _backend(mx) == "cpu" else int(mx.get_active_memory() + mx.get_cache_memory())
 
@@ -124,7 +148,10 @@ def _version(package: str) -> str:
 def _recommendations(backend: str, blas: BlasReport, compiler: bool) -> list[str]:
     found = []
     if backend == "cpu" and sys.platform == "linux" and not blas.in_front:
-        found.append("install OpenBLAS (Debian: apt install libopenblas0-pthread): matrix products become about ten times faster")
+        found.append(
+            "install OpenBLAS (Debian: apt install libopenblas0-pthread): matrix products become "
+            "about ten times faster"
+        )
     if not compiler:
         found.append("install g++: MLX compiles fused operations with it")
     if backend == "cuda" and shutil.which("nvcc") is None:

@@ -26,22 +26,29 @@ LONGEST_ANSWER_TOKENS = 32_000  # that an agent is told to plan for
 UNKNOWN_CONTEXT_TOKENS = 32768  # recurrent models have no limit of their own
 
 
-def context_tokens(config: Mapping[str, Any], *, tokenizer_limit: object = None, requested: int | None = None) -> int:
-    """Longest sequence in tokens. `tokenizer_limit` (model_max_length) counts only when the configuration says nothing.
+def context_tokens(
+    config: Mapping[str, Any], *, tokenizer_limit: object = None, requested: int | None = None
+) -> int:
+    """Longest sequence in tokens.
+
+    `tokenizer_limit` (model_max_length) counts only when the configuration says nothing.
 
     Raises ModelLoadError when more is requested than the model was made for.
     """
     known = known_context_tokens(config) or _sane(tokenizer_limit)
     if known and requested is not None and requested > known:
-        raise ModelLoadError(f"model.context_tokens = {requested:,} is more than the model's own {known:,}")
+        raise ModelLoadError(
+            f"model.context_tokens = {requested:,} is more than the model's own {known:,}"
+        )
     return requested or known or UNKNOWN_CONTEXT_TOKENS
 
 
 def planned_answer_tokens(context_tokens: int) -> int:
     """The longest answer that an agent should plan for.
 
-    An answer may fill all of the context that its prompt leaves. But agents keep this much free before each turn, so with the
-    whole context as their limit they would have no room for a conversation.
+    An answer may fill all of the context that its prompt leaves. But agents keep this much free
+    before each turn, so with the whole context as their limit they would have no room for a
+    conversation.
     """
     return min(LONGEST_ANSWER_TOKENS, context_tokens // 4)
 
@@ -65,18 +72,29 @@ def _own_context(config: Mapping[str, Any]) -> int:
 
 
 def _extended_context(config: Mapping[str, Any]) -> int:
-    """What RoPE scaling stretches the original window to; most configurations name the stretched window themselves."""
+    """What RoPE scaling stretches the original window to; most configurations name the stretched
+    window themselves.
+    """
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping):
         return 0
     kind = scaling.get("rope_type", scaling.get("type"))
     original, factor = _sane(scaling.get("original_max_position_embeddings")), scaling.get("factor")
-    if kind not in _EXTENDING_ROPE or not original or not isinstance(factor, int | float) or not math.isfinite(factor):
+    if (
+        kind not in _EXTENDING_ROPE
+        or not original
+        or not isinstance(factor, int | float)
+        or not math.isfinite(factor)
+    ):
         return 0
     return int(original * factor)
 
 
 def _sane(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _ABSURD_TOKENS:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value < _ABSURD_TOKENS
+    ):
         return 0
     return int(value)

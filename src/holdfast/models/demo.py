@@ -17,7 +17,10 @@ def is_demo(model: str) -> bool:
 
 
 def demo_folder(model: str = DEMO_ID) -> Path:
-    """Where the bundled model lies. Raises ModelLoadError for other ids, and when this installation does not have it."""
+    """Where the bundled model lies.
+
+    Raises ModelLoadError for other ids, and when this installation does not have it.
+    """
     if not is_demo(model):
         raise ModelLoadError(f"{model!r} is not a bundled model; there are {', '.join(DEMO_IDS)}")
     name = model or DEMO_ID

@@ -1,7 +1,8 @@
-"""From what the user calls a model to a local folder: a bundled model, a folder, or a model of the Hugging Face Hub.
+"""From what the user calls a model to a local folder: a bundled model, a folder, or a model of the
+Hugging Face Hub.
 
-Uses the Hub's own cache and variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Imports no MLX, and huggingface_hub only
-when something has to be fetched.
+Uses the Hub's own cache and variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Imports no
+MLX, and huggingface_hub only when something has to be fetched.
 """
 
 from __future__ import annotations
@@ -30,22 +31,39 @@ from holdfast.models.model_folder import check_is_folder
 
 Progress = Callable[[str, float], None]
 OnBytes: TypeAlias = Callable[[int, int], None]
-"""Told how many bytes have come, of how many that are missing; by several threads. What it raises ends the download."""
+"""Told how many bytes have come, of how many that are missing; by several threads.
+
+What it raises ends the download.
+"""
 _STAGE = "download"
-# What mlx-lm fetches of a model, without the Python files: they are needed only by models that bring their own code.
-_PATTERNS = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt", "*.jsonl", "*.jinja"]
+# What mlx-lm fetches of a model, without the Python files: they are needed only by models that
+# bring their own code.
+_PATTERNS = [
+    "*.json",
+    "model*.safetensors",
+    "tokenizer.model",
+    "*.tiktoken",
+    "tiktoken.model",
+    "*.txt",
+    "*.jsonl",
+    "*.jinja",
+]
 _CODE_PATTERN = "*.py"
 _HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _SPARE_BYTES = 256 << 20  # left free on the disk beside the model
 _LOOKUP_SECONDS = 2.5  # for the system to look up the Hub's name, which nothing else bounds
 _PATIENCE_SECONDS = 2.0  # until the user is told that the Hub is slow
-_REACH_SECONDS = 10.0  # to hear anything from the Hub; huggingface_hub itself tries for 23 s and prints each try
+# to hear anything from the Hub; huggingface_hub itself tries for 23 s and prints each try
+_REACH_SECONDS = 10.0
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Where a model comes from. `name` is a bundled id, a folder, or a Hub id; `revision` is empty for the Hub's default."""
+    """Where a model comes from.
+
+    `name` is a bundled id, a folder, or a Hub id; `revision` is empty for the Hub's default.
+    """
 
     kind: Literal["bundled", "folder", "hub"]
     name: str
@@ -53,7 +71,8 @@ class ModelSource:
 
 
 def model_source(model: str, *, revision: str = "") -> ModelSource:
-    """Tell bundled ids, folders and Hub ids (`owner/name`, `owner/name@revision`) apart; an existing folder comes first.
+    """Tell bundled ids, folders and Hub ids (`owner/name`, `owner/name@revision`) apart; an
+    existing folder comes first.
 
     Raises ModelLoadError for what can be none of them.
     """
@@ -66,21 +85,33 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
     if hub is None:
         near = difflib.get_close_matches(model, DEMO_IDS, n=1)
         if near:
-            raise ModelLoadError(f"there is no model folder {model}; did you mean the bundled {near[0]}?")
+            raise ModelLoadError(
+                f"there is no model folder {model}; did you mean the bundled {near[0]}?"
+            )
         if "/" in model or "\\" in model:
             check_is_folder(folder)
-        raise ModelLoadError(f"there is no model folder {model}; a model on the Hub is written owner/name")
+        raise ModelLoadError(
+            f"there is no model folder {model}; a model on the Hub is written owner/name"
+        )
     return hub
 
 
 def hub_source(model: str, *, revision: str = "") -> ModelSource | None:
-    """The model of the Hub that an id (`owner/name`, `owner/name@revision`) names; None for what is no id."""
+    """The model of the Hub that an id (`owner/name`, `owner/name@revision`) names; None for what is
+    no id.
+    """
     hub = _HUB_ID.fullmatch(model)
-    return None if hub is None else ModelSource(kind="hub", name=hub["id"], revision=hub["revision"] or revision)
+    return (
+        None
+        if hub is None
+        else ModelSource(kind="hub", name=hub["id"], revision=hub["revision"] or revision)
+    )
 
 
 def served_id(settings: ModelSettings) -> str:
-    """Under which id the model of these settings is served, if they do not name one: bundled id, folder's name or Hub id."""
+    """Under which id the model of these settings is served, if they do not name one: bundled id,
+    folder's name or Hub id.
+    """
     if settings.name:
         return settings.name
     source = model_source(settings.path, revision=settings.revision)
@@ -88,17 +119,22 @@ def served_id(settings: ModelSettings) -> str:
 
 
 def check_present(settings: ModelSettings) -> None:
-    """Raise ModelLoadError for a model that is said to be on this machine and is not. Fetches nothing, and asks nobody."""
+    """Raise ModelLoadError for a model that is said to be on this machine and is not.
+
+    Fetches nothing, and asks nobody.
+    """
     source = model_source(settings.path, revision=settings.revision)
     if source.kind == "folder":
         check_is_folder(Path(source.name))
 
 
 def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
-    """The local folder of the model; fetches it from the Hub if need be. Blocks, for as long as the download takes.
+    """The local folder of the model; fetches it from the Hub if need be.
 
-    `progress` is called with "download" and the fraction of bytes that is there, from several threads, if something is fetched.
-    Raises ModelLoadError with one line.
+    Blocks, for as long as the download takes.
+
+    `progress` is called with "download" and the fraction of bytes that is there, from several
+    threads, if something is fetched. Raises ModelLoadError with one line.
     """
     source = model_source(settings.path, revision=settings.revision)
     if source.kind == "bundled":
@@ -120,7 +156,9 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedModel:
-    """A snapshot of a model of the Hub in its cache, and which of its files have come just now, unchecked."""
+    """A snapshot of a model of the Hub in its cache, and which of its files have come just now,
+    unchecked.
+    """
 
     folder: Path
     new_files: tuple[Path, ...] = ()
@@ -129,13 +167,18 @@ class FetchedModel:
 def fetch(source: ModelSource, *, with_code: bool = False, on_bytes: OnBytes) -> FetchedModel:
     """Fetch a model of the Hub into its cache. Whole files that are there already are kept.
 
-    Without a network, what the cache holds of the revision is used if it is complete. Raises ModelLoadError.
+    Without a network, what the cache holds of the revision is used if it is complete. Raises
+    ModelLoadError.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError
 
     patterns = [*_PATTERNS, _CODE_PATTERN] if with_code else _PATTERNS
-    wanted: dict[str, Any] = {"repo_id": source.name, "revision": source.revision or None, "allow_patterns": patterns}
+    wanted: dict[str, Any] = {
+        "repo_id": source.name,
+        "revision": source.revision or None,
+        "allow_patterns": patterns,
+    }
     with hub_errors(source):
         try:
             check_reachable()
@@ -148,24 +191,33 @@ def fetch(source: ModelSource, *, with_code: bool = False, on_bytes: OnBytes) ->
         missing = [file for file in files if file.will_download]
         missing_bytes = sum(file.file_size or 0 for file in missing)
         if not files:
-            raise ModelLoadError(f"{source.name} on the Hub has no files of an MLX model (config.json, model*.safetensors)")
+            raise ModelLoadError(
+                f"{source.name} on the Hub has no files of an MLX model (config.json, "
+                "model*.safetensors)"
+            )
         if missing_bytes:
             _check_disk(source, missing_bytes)
             on_bytes(0, missing_bytes)
         count = _counter(total_bytes=missing_bytes, on_bytes=on_bytes) if missing_bytes else None
         folder = Path(snapshot_download(**wanted, tqdm_class=_bar_class(count)))
-        return FetchedModel(folder=folder, new_files=tuple(folder / file.filename for file in missing))
+        return FetchedModel(
+            folder=folder, new_files=tuple(folder / file.filename for file in missing)
+        )
 
 
 @contextlib.contextmanager
 def hub_errors(source: ModelSource) -> Iterator[None]:
-    """Whatever goes wrong with the Hub becomes a ModelLoadError of one line that says what can be done."""
+    """Whatever goes wrong with the Hub becomes a ModelLoadError of one line that says what can be
+    done.
+    """
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, XetDownloadError
 
     try:
         yield
     except HFValidationError as error:
-        raise ModelLoadError(f"{source.name} is neither a model folder nor an id on the Hub (owner/name)") from error
+        raise ModelLoadError(
+            f"{source.name} is neither a model folder nor an id on the Hub (owner/name)"
+        ) from error
     except LocalEntryNotFoundError as error:
         raise _explained(source, error.__cause__ or error) from error
     except (OSError, XetDownloadError, _network_error()) as error:
@@ -175,8 +227,9 @@ def hub_errors(source: ModelSource) -> Iterator[None]:
 def check_reachable() -> None:
     """Ask the Hub for any answer, unless HF_HUB_OFFLINE forbids it. A slow Hub is waited for.
 
-    Raises ConnectionError or TimeoutError where there is no answer, and ModelLoadError where the Hub could not even be asked.
-    A thread asks, since nothing bounds the time that the system takes to look a name up.
+    Raises ConnectionError or TimeoutError where there is no answer, and ModelLoadError where the
+    Hub could not even be asked. A thread asks, since nothing bounds the time that the system takes
+    to look a name up.
     """
     import httpx
     from huggingface_hub import constants
@@ -203,7 +256,9 @@ def check_reachable() -> None:
     asking = threading.Thread(target=ask, name="hub-reach", daemon=True)
     asking.start()
     if not is_found.wait(_LOOKUP_SECONDS):
-        raise TimeoutError(f"the name in {endpoint} could not be looked up within {_LOOKUP_SECONDS} s")
+        raise TimeoutError(
+            f"the name in {endpoint} could not be looked up within {_LOOKUP_SECONDS} s"
+        )
     asking.join(_PATIENCE_SECONDS)
     if asking.is_alive():
         _logger.warning("%s is slow to answer; waiting up to %.0f s", endpoint, _REACH_SECONDS)
@@ -233,12 +288,15 @@ def _counter(*, total_bytes: int, on_bytes: OnBytes) -> Callable[[float], None]:
 
 
 def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
-    """A progress bar for huggingface_hub that draws nothing and counts the bytes of its "bytes" bar."""
+    """A progress bar for huggingface_hub that draws nothing and counts the bytes of its "bytes"
+    bar.
+    """
 
     class Bar:
         def __init__(self, *args: Any, **options: Any) -> None:
             self.total, self.n = options.get("total"), 0.0
-            # Since version 2 there are two bars of bytes; those from the network may be fewer than those that reach the disk.
+            # Since version 2 there are two bars of bytes; those from the network may be fewer than
+            # those that reach the disk.
             self._counts = options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
             self.format_dict: dict[str, Any] = {}
 
@@ -281,7 +339,10 @@ def _check_disk(source: ModelSource, missing_bytes: int) -> None:
     free = shutil.disk_usage(place).free
     if missing_bytes + _SPARE_BYTES > free:
         needed = f"{missing_bytes / 1e9:.1f} GB of {source.name} are missing"
-        raise ModelLoadError(f"{needed}, but only {free / 1e9:.1f} GB are free in {HF_HUB_CACHE}; set HF_HOME to another disk")
+        raise ModelLoadError(
+            f"{needed}, but only {free / 1e9:.1f} GB are free in {HF_HUB_CACHE}; set HF_HOME to "
+            "another disk"
+        )
 
 
 def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
@@ -299,7 +360,9 @@ def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
     if isinstance(error, ModelLoadError):
         return error
     name = source.name
-    is_unknown = isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError)) and not isinstance(error, GatedRepoError)
+    is_unknown = isinstance(
+        error, (RepositoryNotFoundError, RevisionNotFoundError)
+    ) and not isinstance(error, GatedRepoError)
     kind = NoSuchModel if is_unknown else ModelLoadError
     match error:
         case GatedRepoError():
@@ -307,24 +370,42 @@ def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
         case RevisionNotFoundError():
             text = f"{name} has no revision {source.revision or 'main'} on the Hub"
         case RepositoryNotFoundError() if get_token():
-            text = f"there is no folder {name} here and no model {name} on the Hub, or your token may not see it"
+            text = (
+                f"there is no folder {name} here and no model {name} on the Hub, or your token may "
+                "not see it"
+            )
         case RepositoryNotFoundError():
-            text = f"there is no folder {name} here and no model {name} on the Hub, or it is private and HF_TOKEN is not set"
+            text = (
+                f"there is no folder {name} here and no model {name} on the Hub, or it is private "
+                "and HF_TOKEN is not set"
+            )
         case HfHubHTTPError() if error.response.status_code in (401, 403):
             text = f"the Hub refuses access to {name}: set HF_TOKEN to a token that may read it"
         case HfHubHTTPError():
-            text = f"the Hub answered {error.response.status_code} when asked for {name}; try again later"
+            text = (
+                f"the Hub answered {error.response.status_code} when asked for {name}; try again "
+                "later"
+            )
         case OfflineModeIsEnabled():
-            text = f"{name} is neither a folder here nor completely in the cache, and HF_HUB_OFFLINE forbids to fetch it"
+            text = (
+                f"{name} is neither a folder here nor completely in the cache, and HF_HUB_OFFLINE "
+                "forbids to fetch it"
+            )
         case IncompleteSnapshotError():
-            text = f"{name} is in the cache only in part, and the Hub cannot be reached to fetch the rest"
+            text = (
+                f"{name} is in the cache only in part, and the Hub cannot be reached to fetch the "
+                "rest"
+            )
         case OSError() if error.errno == errno.ENOSPC:
             text = f"the disk is full: {name} could not be fetched completely"
         case OSError() if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            text = f"the cache folder {error.filename} cannot be written: set HF_HOME to one that can"
+            text = (
+                f"the cache folder {error.filename} cannot be written: set HF_HOME to one that can"
+            )
         case _ if isinstance(error, (_network_error(), ConnectionError, TimeoutError)):
             text = (
-                f"the Hub cannot be reached, and {name} is neither a folder here nor completely in the cache ({_one_line(error)})"
+                f"the Hub cannot be reached, and {name} is neither a folder here nor completely in "
+                f"the cache ({_one_line(error)})"
             )
         case _:
             text = f"{name} could not be fetched: {_one_line(error)}"
@@ -332,7 +413,9 @@ def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
 
 
 def _network_error() -> type[Exception]:
-    """The root of the errors of huggingface_hub's HTTP library, which is another one since version 2."""
+    """The root of the errors of huggingface_hub's HTTP library, which is another one since version
+    2.
+    """
     from huggingface_hub import errors
 
     root: type[Exception] = vars(errors)["HTTPError"]

@@ -1,7 +1,9 @@
-"""Hashes the files of a model, whole, on a thread of its own while they are loaded, and tells whether they stayed as they were.
+"""Hashes the files of a model, whole, on a thread of its own while they are loaded, and tells
+whether they stayed as they were.
 
-What is promised: the hashes are those of what was in memory when the load ended. So each file is looked at before the load begins
-and after it has ended, and what could have changed without a trace is hashed a second time.
+What is promised: the hashes are those of what was in memory when the load ended. So each file is
+looked at before the load begins and after it has ended, and what could have changed without a trace
+is hashed a second time.
 """
 
 from __future__ import annotations
@@ -24,17 +26,23 @@ ListFiles = Callable[[], Mapping[str, Path]]
 
 
 class ModelChanged(ModelLoadError):
-    """A file of the model was changed while it was loaded: what is in memory may be of no version at all."""
+    """A file of the model was changed while it was loaded: what is in memory may be of no version
+    at all.
+    """
 
 
 class FileHashing:
-    """The hashes of all listed files. Make it before the first of them is read, ask for the result after the last.
+    """The hashes of all listed files.
+
+    Make it before the first of them is read, ask for the result after the last.
 
     The thread knows nothing of MLX. Use as a context manager: leaving it early ends the thread.
     """
 
     def __init__(self, list_files: ListFiles, *, cache: HashCache) -> None:
-        """list_files: name → path of everything that counts; asked twice, because files may come and go."""
+        """list_files: name → path of everything that counts; asked twice, because files may come
+        and go.
+        """
         self._list_files, self._cache = list_files, cache
         self._began_ns = time.time_ns()
         self._before = _stamps(list_files())
@@ -47,7 +55,12 @@ class FileHashing:
     def __enter__(self) -> FileHashing:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -56,13 +69,20 @@ class FileHashing:
         self._thread.join()
 
     def result(self) -> Mapping[str, str]:
-        """Wait for the hashes, by name. Call when everything has been read. Raises ModelChanged, ModelLoadError."""
+        """Wait for the hashes, by name.
+
+        Call when everything has been read. Raises ModelChanged, ModelLoadError.
+        """
         self._thread.join()
         if self._failure is not None:
             raise self._failure
         self._look_again()
         again_ns = time.time_ns()
-        unsettled = {name: known for name, known in self._before.items() if not known[1].is_settled(self._began_ns)}
+        unsettled = {
+            name: known
+            for name, known in self._before.items()
+            if not known[1].is_settled(self._began_ns)
+        }
         for name, (path, stamp) in unsettled.items():
             if self._hash(path, stamp) != self._hashes[name]:
                 raise _changed(path)
@@ -88,7 +108,10 @@ class FileHashing:
             self._failure = error
 
     def _hash(self, path: Path, stamp: FileStamp) -> str:
-        """The hash of the file that looked like `stamp`. Raises ModelChanged when it is another now or gone, ModelLoadError."""
+        """The hash of the file that looked like `stamp`.
+
+        Raises ModelChanged when it is another now or gone, ModelLoadError.
+        """
         digest = xxhash.xxh3_128()
         piece = memoryview(bytearray(min(PIECE_BYTES, max(stamp.size, 1))))
         try:

@@ -1,4 +1,6 @@
-"""How many agents a memory holds beside the weights of a model, and in how many bits to take a model for it. Pure."""
+"""How many agents a memory holds beside the weights of a model, and in how many bits to take a
+model for it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Need:
     fixed_bytes: int  # of each agent
 
     def agents(self, tokens: int, *, memory_bytes: int) -> int:
-        """How many agents of so many tokens each a memory has room for; 0 too where the weights do not fit."""
+        """How many agents of so many tokens each a memory has room for; 0 too where the weights do
+        not fit.
+        """
         room = int((memory_bytes - self.weight_bytes) * _KV_SHARE)
         return max(room, 0) // max(tokens * self.bytes_per_token + self.fixed_bytes, 1)
 
@@ -42,17 +46,30 @@ def usable_of(total_bytes: int) -> int:
 
 
 def choice_for(total_bytes: int, need: Need, *, parameters: int, context_tokens: int) -> Choice:
-    """The least packed form that reaches the first of the aims that any form reaches; "none" where none reaches any.
+    """The least packed form that reaches the first of the aims that any form reaches; "none" where
+    none reaches any.
 
     need: of the model as it is stored. A form that is larger than that is none.
     """
     packed = {f"{bits} bits": int(parameters * (bits + _GROUP_BITS) / 8) for bits in BITS}
     forms = [("as it is", need)]
-    forms += [(form, replace(need, weight_bytes=size)) for form, size in packed.items() if size < need.weight_bytes]
+    forms += [
+        (form, replace(need, weight_bytes=size))
+        for form, size in packed.items()
+        if size < need.weight_bytes
+    ]
     usable = usable_of(total_bytes)
     for wanted, length in _AIMS:
         tokens = min(length, context_tokens)
         for form, own in forms:
             if (agents := own.agents(tokens, memory_bytes=usable)) >= wanted:
-                return Choice(total_bytes=total_bytes, form=form, need=own, agents=agents, tokens=tokens)
-    return Choice(total_bytes=total_bytes, form="none", need=forms[-1][1], agents=0, tokens=min(_AIMS[-1][1], context_tokens))
+                return Choice(
+                    total_bytes=total_bytes, form=form, need=own, agents=agents, tokens=tokens
+                )
+    return Choice(
+        total_bytes=total_bytes,
+        form="none",
+        need=forms[-1][1],
+        agents=0,
+        tokens=min(_AIMS[-1][1], context_tokens),
+    )

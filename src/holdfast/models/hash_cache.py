@@ -1,6 +1,9 @@
-"""Hashes of whole files, kept from one start to the next. A file is known by what the system says of it, never by its name alone.
+"""Hashes of whole files, kept from one start to the next.
 
-A cache that is missing, damaged or not ours alone is an empty one: then everything is hashed again, which only takes time.
+A file is known by what the system says of it, never by its name alone.
+
+A cache that is missing, damaged or not ours alone is an empty one: then everything is hashed again,
+which only takes time.
 """
 
 from __future__ import annotations
@@ -19,15 +22,19 @@ CACHE_FORMAT = 1
 MOST_ENTRIES = 1024
 LEAST_BYTES = 1 << 20  # smaller files are read faster than they are worth remembering
 _MOST_CACHE_BYTES = 1 << 20
-# Timestamps have steps, of 10 ms at most on local disks and of 2 s on FAT: a file that was changed a moment before it is hashed
-# may change again and look the same. (Git calls such entries "racily clean".)
+# Timestamps have steps, of 10 ms at most on local disks and of 2 s on FAT: a file that was changed
+# a moment before it is hashed may change again and look the same. (Git calls such entries "racily
+# clean".)
 SETTLED_NS = 3_000_000_000
 
 logger = logging.getLogger("holdfast.models")
 
 
 class FileStamp(msgspec.Struct, frozen=True, array_like=True):
-    """What the system says of a file. The time of the last change cannot be set by anybody, the time of modification can."""
+    """What the system says of a file.
+
+    The time of the last change cannot be set by anybody, the time of modification can.
+    """
 
     device: int
     inode: int
@@ -42,7 +49,8 @@ class FileStamp(msgspec.Struct, frozen=True, array_like=True):
 
 class _Content(msgspec.Struct, frozen=True):
     format: int
-    entries: tuple[tuple[FileStamp, str], ...]  # (stamp, hash) of each file; the one that was used last comes last
+    # (stamp, hash) of each file; the one that was used last comes last
+    entries: tuple[tuple[FileStamp, str], ...]
     checksum: str
 
 
@@ -53,11 +61,16 @@ def stamp_of(path: Path) -> FileStamp:
 
 def stamp_from(status: os.stat_result) -> FileStamp:
     """The stamp out of what the system said."""
-    return FileStamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return FileStamp(
+        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    )
 
 
 class HashCache:
-    """The hashes in one file. Any process may read or write it at any time: it is replaced as a whole. One thread per object."""
+    """The hashes in one file.
+
+    Any process may read or write it at any time: it is replaced as a whole. One thread per object.
+    """
 
     def __init__(self, path: Path | None) -> None:
         """path: None keeps nothing."""
@@ -73,12 +86,17 @@ class HashCache:
         return known
 
     def add(self, stamp: FileStamp, found: str) -> None:
-        """Remember the hash (xxh3-128, hexadecimal) of a whole file whose stamp was settled before it was read."""
+        """Remember the hash (xxh3-128, hexadecimal) of a whole file whose stamp was settled before
+        it was read.
+        """
         if stamp.size >= LEAST_BYTES:
             self._used[stamp] = found
 
     def save(self) -> None:
-        """Write what is new. A folder that cannot be written costs the next start some time, and nothing else."""
+        """Write what is new.
+
+        A folder that cannot be written costs the next start some time, and nothing else.
+        """
         if self._path is None or all(stamp in self._known for stamp in self._used):
             return
         known = _load(self._path)  # another process may have written
@@ -112,7 +130,11 @@ def _read_private(path: Path) -> bytes:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(file, "rb") as opened:
         status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode) or not _is_ours_alone(status) or status.st_size > _MOST_CACHE_BYTES:
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or not _is_ours_alone(status)
+            or status.st_size > _MOST_CACHE_BYTES
+        ):
             raise PermissionError(f"{path} is not a plain file of ours")
         return opened.read(_MOST_CACHE_BYTES)
 

@@ -1,4 +1,7 @@
-"""The Hub's cache on this machine, as huggingface_hub lays it out. Reads names only, without importing that library (0.3 s)."""
+"""The Hub's cache on this machine, as huggingface_hub lays it out.
+
+Reads names only, without importing that library (0.3 s).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,13 @@ def hub_cache_folder(environ: Mapping[str, str]) -> Path:
             return _expanded(environ[variable])
     if environ.get("HF_HOME"):
         return _expanded(environ["HF_HOME"]) / "hub"
-    return _expanded(environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or "~", ".cache")) / "huggingface" / "hub"
+    return (
+        _expanded(
+            environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or "~", ".cache")
+        )
+        / "huggingface"
+        / "hub"
+    )
 
 
 def _expanded(path: str) -> Path:
@@ -38,7 +47,9 @@ def _expanded(path: str) -> Path:
 
 
 def cached_models(cache: Path) -> list[CachedModel]:
-    """The models in a cache, by their ids: of each the main branch, or else the revision that was fetched last."""
+    """The models in a cache, by their ids: of each the main branch, or else the revision that was
+    fetched last.
+    """
     try:
         names = sorted(name for name in os.listdir(cache) if name.startswith(_PREFIX))
     except OSError:
@@ -48,13 +59,19 @@ def cached_models(cache: Path) -> list[CachedModel]:
 
 
 def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None:
-    """Where a model's files are; None for a revision of the Hub of which nothing was fetched. Raises ModelLoadError."""
+    """Where a model's files are; None for a revision of the Hub of which nothing was fetched.
+
+    Raises ModelLoadError.
+    """
     match source.kind:
         case "bundled":
             return demo_folder(source.name)
         case "folder":
             return Path(source.name)
-    cached = _cached(hub_cache_folder(environ) / (_PREFIX + source.name.replace("/", "--")), wanted=source.revision)
+    cached = _cached(
+        hub_cache_folder(environ) / (_PREFIX + source.name.replace("/", "--")),
+        wanted=source.revision,
+    )
     return None if cached is None else cached.folder
 
 
@@ -73,7 +90,9 @@ def _cached(repository: Path, *, wanted: str = "") -> CachedModel | None:
         commits = {path.name: path.stat().st_mtime for path in (repository / "snapshots").iterdir()}
     except OSError:
         return None
-    refs = {name: commit for name, commit in _refs(repository / "refs").items() if commit in commits}
+    refs = {
+        name: commit for name, commit in _refs(repository / "refs").items() if commit in commits
+    }
     if wanted:
         if refs.get(wanted, wanted) not in commits:
             return None
@@ -86,7 +105,10 @@ def _cached(repository: Path, *, wanted: str = "") -> CachedModel | None:
         revision = max(commits, key=lambda commit: commits[commit])
     else:
         return None
-    return CachedModel(hub_id=_hub_id(repository.name), folder=repository / "snapshots" / refs.get(revision, revision))
+    return CachedModel(
+        hub_id=_hub_id(repository.name),
+        folder=repository / "snapshots" / refs.get(revision, revision),
+    )
 
 
 def _refs(folder: Path) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Whether files of the Hub's cache are what the Hub has: each lies under the name of its hash, which is computed again."""
+"""Whether files of the Hub's cache are what the Hub has: each lies under the name of its hash,
+which is computed again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _CHUNK_BYTES = 8 << 20
 
 
 def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda size: None) -> None:
-    """Hash files of a snapshot. One that is damaged is removed, so that it is fetched anew the next time.
+    """Hash files of a snapshot.
+
+    One that is damaged is removed, so that it is fetched anew the next time.
 
     read: told of each chunk's bytes. Raises ModelLoadError that names the damaged ones.
     """
@@ -26,7 +30,9 @@ def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda s
         file.unlink(missing_ok=True)
     if damaged:
         names = ", ".join(sorted(file.name for file in damaged))
-        raise ModelLoadError(f"damaged on the way from the Hub, and removed: {names}; try again to fetch it anew")
+        raise ModelLoadError(
+            f"damaged on the way from the Hub, and removed: {names}; try again to fetch it anew"
+        )
 
 
 def _is_whole(file: Path, read: Callable[[int], None]) -> bool:

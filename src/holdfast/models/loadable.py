@@ -1,4 +1,6 @@
-"""Whether a folder holds a model that can be loaded here, by the names of its files and its config.json: 0.1 ms, no MLX."""
+"""Whether a folder holds a model that can be loaded here, by the names of its files and its
+config.json: 0.1 ms, no MLX.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _REMAPPINGS = re.compile(r"^MODEL_\w*REMAPPING = (\{.*?^\})", re.MULTILINE | re.
 
 
 def check_loadable(folder: Path) -> Mapping[str, Any]:
-    """The configuration of a model that can be loaded; what only the loading shows, such as a file cut short, is not looked for.
+    """The configuration of a model that can be loaded; what only the loading shows, such as a file
+    cut short, is not looked for.
 
     Raises ModelLoadError, with the reason in words, for a folder whose model cannot be.
     """
@@ -39,7 +42,13 @@ def _checked(folder: Path) -> Mapping[str, Any]:
     names = os.listdir(folder)
     weights = [name for name in names if fnmatchcase(name, WEIGHT_FILES)]
     if not weights:
-        others = sorted({name.rpartition(".")[2] for name in names if name.endswith((".safetensors", ".bin", ".pt", ".gguf"))})
+        others = sorted(
+            {
+                name.rpartition(".")[2]
+                for name in names
+                if name.endswith((".safetensors", ".bin", ".pt", ".gguf"))
+            }
+        )
         found = f", only files of the kind {', '.join(others)}" if others else ""
         raise ModelLoadError(f"{folder} has no weights ({WEIGHT_FILES}){found}")
     shards = [match for name in weights if (match := _SHARD.fullmatch(name))]
@@ -61,7 +70,11 @@ def _as_loaded(model_type: str) -> str:
 
 def _package() -> Path | None:
     spec = importlib.util.find_spec("mlx_lm")  # imports nothing of it
-    return None if spec is None or not spec.submodule_search_locations else Path(spec.submodule_search_locations[0])
+    return (
+        None
+        if spec is None or not spec.submodule_search_locations
+        else Path(spec.submodule_search_locations[0])
+    )
 
 
 @cache
@@ -69,7 +82,9 @@ def _modules() -> frozenset[str]:
     package = _package()
     if package is None:
         return frozenset()
-    return frozenset(name.removesuffix(".py") for name in os.listdir(package / "models") if name.endswith(".py"))
+    return frozenset(
+        name.removesuffix(".py") for name in os.listdir(package / "models") if name.endswith(".py")
+    )
 
 
 @cache
@@ -78,5 +93,12 @@ def _remapping() -> dict[str, str]:
     package = _package()
     if package is None:
         return {}
-    tables = [ast.literal_eval(text) for text in _REMAPPINGS.findall((package / "utils.py").read_text(encoding="utf-8"))]
-    return {key[0] if isinstance(key, tuple) else key: module for table in tables for key, module in table.items()}
+    tables = [
+        ast.literal_eval(text)
+        for text in _REMAPPINGS.findall((package / "utils.py").read_text(encoding="utf-8"))
+    ]
+    return {
+        key[0] if isinstance(key, tuple) else key: module
+        for table in tables
+        for key, module in table.items()
+    }

@@ -1,4 +1,5 @@
-"""Measures this machine in processes of their own: the caller imports no MLX, and each way to set it up starts fresh.
+"""Measures this machine in processes of their own: the caller imports no MLX, and each way to set
+it up starts fresh.
 
 Run as `python -m holdfast.models.measure WHAT …`; use the functions.
 """
@@ -23,15 +24,20 @@ T = TypeVar("T")
 
 
 def measure_gflops(*, blas: bool, threads: int | None = None, size: int = 0) -> float:
-    """Billions of float32 operations per second in a product of two square matrices, in a process of its own.
+    """Billions of float32 operations per second in a product of two square matrices, in a process
+    of its own.
 
-    `blas`: put OpenBLAS or MKL in front first; `size` 0: 1,024, on a GPU 4,096. Takes about two seconds. Raises HoldfastError.
+    `blas`: put OpenBLAS or MKL in front first; `size` 0: 1,024, on a GPU 4,096. Takes about two
+    seconds. Raises HoldfastError.
     """
     return _child("gflops", str(int(blas)), str(threads or 0), str(size), kind=float)
 
 
 def platform_in_subprocess(*, threads: int | None = None) -> platform.PlatformReport:
-    """The platform report of a process that puts a BLAS in front, as a worker does. Raises HoldfastError."""
+    """The platform report of a process that puts a BLAS in front, as a worker does.
+
+    Raises HoldfastError.
+    """
     return _child("platform", str(threads or 0), kind=platform.PlatformReport)
 
 
@@ -40,7 +46,9 @@ def _child(*arguments: str, kind: type[T]) -> T:
     try:
         done = subprocess.run(command, capture_output=True, timeout=_LONGEST_SECONDS, check=True)
     except subprocess.TimeoutExpired:
-        raise HoldfastError(f"measuring this machine took more than {_LONGEST_SECONDS:.0f} s") from None
+        raise HoldfastError(
+            f"measuring this machine took more than {_LONGEST_SECONDS:.0f} s"
+        ) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit code {error.returncode}"
@@ -72,7 +80,10 @@ def _main(arguments: list[str]) -> None:
             platform.prepare_blas(int(threads))
             answer = platform.report()
         case _:
-            raise SystemExit("usage: python -m holdfast.models.measure gflops BLAS THREADS SIZE | platform THREADS")
+            raise SystemExit(
+                "usage: python -m holdfast.models.measure gflops BLAS THREADS SIZE | platform "
+                "THREADS"
+            )
     sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 

@@ -1,7 +1,8 @@
-"""Looks into a model folder before MLX does: everything that can be wrong with its files, told in one line.
+"""Looks into a model folder before MLX does: everything that can be wrong with its files, told in
+one line.
 
-MLX reads lazily, and a file that ends too early can abort the whole process when it is evaluated: so each file's header is
-compared with its size first. Reads only, and never more than the headers.
+MLX reads lazily, and a file that ends too early can abort the whole process when it is evaluated:
+so each file's header is compared with its size first. Reads only, and never more than the headers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ WEIGHT_FILES = "model*.safetensors"  # what mlx-lm reads
 _CONFIG = "config.json"
 _WANTED = f"a model is a folder with {_CONFIG} and {WEIGHT_FILES}, or an id on the Hub (owner/name)"
 _MLX_FORMAT = (
-    "Take the model in MLX's format from the Hub (mlx-community has most: holdfast serve mlx-community/Qwen3-4B-4bit), or "
+    "Take the model in MLX's format from the Hub (mlx-community has most: holdfast serve "
+    "mlx-community/Qwen3-4B-4bit), or "
     "convert the original one: mlx_lm.convert --hf-path owner/name"
 )
 _INDEX = "model.safetensors.index.json"
@@ -27,7 +29,10 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def checked_config(folder: Path) -> dict[str, Any]:
-    """The configuration of the model in the folder. Raises ModelLoadError with one line that says what is wrong."""
+    """The configuration of the model in the folder.
+
+    Raises ModelLoadError with one line that says what is wrong.
+    """
     check_is_folder(folder)
     config = read_json(folder / _CONFIG)
     if not isinstance(config.get("model_type"), str):
@@ -36,7 +41,10 @@ def checked_config(folder: Path) -> dict[str, Any]:
 
 
 def checked_tensor_bytes(folder: Path) -> int:
-    """Bytes of all weight files, without their headers. Raises ModelLoadError, in one line, where one is missing or not whole."""
+    """Bytes of all weight files, without their headers.
+
+    Raises ModelLoadError, in one line, where one is missing or not whole.
+    """
     files = sorted(folder.glob(WEIGHT_FILES))
     _check_shards(folder, files)
     return sum(map(_tensor_bytes, files))
@@ -48,9 +56,13 @@ def check_is_folder(folder: Path) -> None:
         raise ModelLoadError(f"there is no model folder {folder}{_likely_meant(folder)}")
     if folder.is_dir():
         if not (folder / _CONFIG).is_file():
-            raise ModelLoadError(f"{folder} has no {_CONFIG}: it is not a model folder{_found_instead(folder)}")
+            raise ModelLoadError(
+                f"{folder} has no {_CONFIG}: it is not a model folder{_found_instead(folder)}"
+            )
     elif folder.suffix.lower() == ".gguf":
-        raise ModelLoadError(f"{folder} is a GGUF file, the format of llama.cpp; {_WANTED}. {_MLX_FORMAT}")
+        raise ModelLoadError(
+            f"{folder} is a GGUF file, the format of llama.cpp; {_WANTED}. {_MLX_FORMAT}"
+        )
     elif (folder.parent / _CONFIG).is_file():
         raise ModelLoadError(f"{folder} is a file of a model; name its folder: {folder.parent}")
     else:
@@ -69,7 +81,11 @@ def _likely_meant(folder: Path) -> str:
 
 def _found_instead(folder: Path) -> str:
     """What a folder without configuration holds that explains it, as the end of a sentence."""
-    inner = sorted(path.parent for pattern in (f"*/{_CONFIG}", f"snapshots/*/{_CONFIG}") for path in folder.glob(pattern))
+    inner = sorted(
+        path.parent
+        for pattern in (f"*/{_CONFIG}", f"snapshots/*/{_CONFIG}")
+        for path in folder.glob(pattern)
+    )
     if inner:
         return f"; did you mean {inner[0]}?"
     if next(folder.glob("*.gguf"), None) is not None:
@@ -78,11 +94,16 @@ def _found_instead(folder: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises ModelLoadError if it is missing, unreadable, broken or something else than an object."""
+    """The JSON object in `file`.
+
+    Raises ModelLoadError if it is missing, unreadable, broken or something else than an object.
+    """
     try:
         content = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise ModelLoadError(f"{file.parent} has no {file.name}: it is not a model folder") from None
+        raise ModelLoadError(
+            f"{file.parent} has no {file.name}: it is not a model folder"
+        ) from None
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:  # broken JSON, or not UTF-8
@@ -101,43 +122,67 @@ def _check_shards(folder: Path, files: list[Path]) -> None:
         named = {str(name) for name in mapping.values()}
         missing = sorted(name for name in named if not (folder / name).exists())
         if missing:
-            raise ModelLoadError(f"{folder} lacks {len(missing)} of {len(named)} weight files: {_some(missing)}")
+            raise ModelLoadError(
+                f"{folder} lacks {len(missing)} of {len(named)} weight files: {_some(missing)}"
+            )
     if files:
         return
     others = sorted(
-        file.name for ending in ("safetensors", "bin", "pt", "pth", "gguf", "npz") for file in folder.glob(f"*.{ending}")
+        file.name
+        for ending in ("safetensors", "bin", "pt", "pth", "gguf", "npz")
+        for file in folder.glob(f"*.{ending}")
     )
     if others:
         convert = f"mlx_lm.convert --hf-path {folder} --mlx-path NEW_FOLDER"
-        raise ModelLoadError(f"{folder} has no {WEIGHT_FILES} (found {_some(others)}); convert the model first: {convert}")
+        raise ModelLoadError(
+            f"{folder} has no {WEIGHT_FILES} (found {_some(others)}); convert the model first: "
+            f"{convert}"
+        )
     raise ModelLoadError(f"{folder} has no weights ({WEIGHT_FILES})")
 
 
 def _tensor_bytes(file: Path) -> int:
-    """How many bytes of tensors the file holds. Source: https://github.com/huggingface/safetensors#format."""
+    """How many bytes of tensors the file holds.
+
+    Source: https://github.com/huggingface/safetensors#format.
+    """
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:
             start = opened.read(len(_LFS_POINTER))
             if start == _LFS_POINTER:
-                raise ModelLoadError(f"{file} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder")
+                raise ModelLoadError(
+                    f"{file} is a Git LFS pointer, not the weights: run `git lfs pull` in its "
+                    "folder"
+                )
             header_bytes = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
             if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size - 8):
-                raise ModelLoadError(f"{file} ({size:,} bytes) is damaged or cut short: its header does not fit into it")
+                raise ModelLoadError(
+                    f"{file} ({size:,} bytes) is damaged or cut short: its header does not fit "
+                    "into it"
+                )
             opened.seek(8)
             header = json.loads(opened.read(header_bytes))
         expected = _end_of_tensors(header)
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ModelLoadError(f"{file} is damaged: its header is not that of a safetensors file") from error
+        raise ModelLoadError(
+            f"{file} is damaged: its header is not that of a safetensors file"
+        ) from error
     if 8 + header_bytes + expected != size:
-        raise ModelLoadError(f"{file} is damaged or cut short: {8 + header_bytes + expected:,} bytes expected, {size:,} found")
+        raise ModelLoadError(
+            f"{file} is damaged or cut short: {8 + header_bytes + expected:,} bytes expected, "
+            f"{size:,} found"
+        )
     return expected
 
 
 def _end_of_tensors(header: dict[str, Any]) -> int:
-    """Where the last tensor ends, counted from the end of the header. Raises ValueError and others on nonsense."""
+    """Where the last tensor ends, counted from the end of the header.
+
+    Raises ValueError and others on nonsense.
+    """
     last = 0
     for name, entry in header.items():
         if name != "__metadata__":

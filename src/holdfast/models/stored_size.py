@@ -1,4 +1,6 @@
-"""How large a model is, by its config.json and the headers of its weight files alone: in a folder, or on the Hub."""
+"""How large a model is, by its config.json and the headers of its weight files alone: in a folder,
+or on the Hub.
+"""
 
 from __future__ import annotations
 
@@ -40,46 +42,73 @@ class StoredSize:
 
 
 def size_of_folder(folder: Path) -> StoredSize:
-    """The size of the model in a folder. Raises ModelLoadError in one line where something is missing or not whole."""
+    """The size of the model in a folder.
+
+    Raises ModelLoadError in one line where something is missing or not whole.
+    """
     config, weight_bytes = checked_config(folder), checked_tensor_bytes(folder)
     shapes: dict[str, tuple[int, ...]] = {}
     for file in folder.glob(WEIGHT_FILES):
         with file.open("rb") as opened:
             header = json.loads(opened.read(struct.unpack("<Q", opened.read(8))[0]))
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    return StoredSize(config=config, weight_bytes=weight_bytes, parameters=_parameters(shapes, config))
+        shapes |= {
+            name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+        }
+    return StoredSize(
+        config=config, weight_bytes=weight_bytes, parameters=_parameters(shapes, config)
+    )
 
 
 def size_on_hub(source: ModelSource) -> StoredSize:
-    """The size of a model on the Hub. Asks for lists and headers; no file is fetched or kept. Raises ModelLoadError."""
+    """The size of a model on the Hub.
+
+    Asks for lists and headers; no file is fetched or kept. Raises ModelLoadError.
+    """
     from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
 
     revision = source.revision or None
-    headers = importlib.import_module("huggingface_hub.utils").build_hf_headers()  # exported for users, but not typed as such
+    # exported for users, but not typed as such
+    headers = importlib.import_module("huggingface_hub.utils").build_hf_headers()
     with hub_errors(source):
         check_reachable()
         api = HfApi()
-        files = {entry.path: entry.size for entry in api.list_repo_tree(source.name, revision=revision) if hasattr(entry, "size")}
+        files = {
+            entry.path: entry.size
+            for entry in api.list_repo_tree(source.name, revision=revision)
+            if hasattr(entry, "size")
+        }
         weights = [name for name in files if fnmatchcase(name, WEIGHT_FILES)]
         if _CONFIG not in files or not weights:
             raise ModelLoadError(
-                f"{source.name} on the Hub has no files of an MLX model ({_CONFIG}, {WEIGHT_FILES}){_other(files)}"
+                f"{source.name} on the Hub has no files of an MLX model ({_CONFIG}, "
+                f"{WEIGHT_FILES}){_other(files)}"
             )
-        response = get_session().get(hf_hub_url(source.name, _CONFIG, revision=revision), headers=headers)
+        response = get_session().get(
+            hf_hub_url(source.name, _CONFIG, revision=revision), headers=headers
+        )
         hf_raise_for_status(response)
         try:
             config = response.json()
         except ValueError as error:
-            raise ModelLoadError(f"{_CONFIG} of {source.name} on the Hub is not JSON: {error}") from None
+            raise ModelLoadError(
+                f"{_CONFIG} of {source.name} on the Hub is not JSON: {error}"
+            ) from None
 
         def header(name: str) -> dict[str, tuple[tuple[int, ...], int]]:
-            tensors = api.parse_safetensors_file_metadata(source.name, name, revision=revision).tensors
-            return {key: (tuple(each.shape), each.data_offsets[1] - each.data_offsets[0]) for key, each in tensors.items()}
+            tensors = api.parse_safetensors_file_metadata(
+                source.name, name, revision=revision
+            ).tensors
+            return {
+                key: (tuple(each.shape), each.data_offsets[1] - each.data_offsets[0])
+                for key, each in tensors.items()
+            }
 
         found = _all(header, weights)
     shapes = {name: shape for name, (shape, _) in found.items()}
     weight_bytes = sum(size for _, size in found.values())
-    return StoredSize(config=config, weight_bytes=weight_bytes, parameters=_parameters(shapes, config))
+    return StoredSize(
+        config=config, weight_bytes=weight_bytes, parameters=_parameters(shapes, config)
+    )
 
 
 def _all(header: Callable[[str], dict[str, Any]], names: Iterable[str]) -> dict[str, Any]:
@@ -88,12 +117,18 @@ def _all(header: Callable[[str], dict[str, Any]], names: Iterable[str]) -> dict[
 
 
 def _other(files: Iterable[str]) -> str:
-    return ", only GGUF files, the format of llama.cpp" if any(name.endswith(".gguf") for name in files) else ""
+    return (
+        ", only GGUF files, the format of llama.cpp"
+        if any(name.endswith(".gguf") for name in files)
+        else ""
+    )
 
 
 def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> int:
     """A packed weight has as many numbers as its scales have groups, times a group's size."""
-    table: Mapping[str, Any] = next((config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {})
+    table: Mapping[str, Any] = next(
+        (config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {}
+    )
     usual = table.get("group_size", _GROUP_SIZE)
     total = 0
     for name, shape in shapes.items():

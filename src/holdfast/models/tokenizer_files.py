@@ -16,18 +16,26 @@ _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
 def read_backend(folder: Path) -> Backend:
-    """The tokenizer as it stands in the folder, converted where it is in another form. Raises ModelLoadError."""
+    """The tokenizer as it stands in the folder, converted where it is in another form.
+
+    Raises ModelLoadError.
+    """
     path = folder / "tokenizer.json"
     return _read_backend(path) if path.is_file() else _convert(folder)
 
 
 def tokenizer_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, and what only special_tokens_map.json says. Raises ModelLoadError."""
-    return {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
+    return {
+        **read_json(folder / "special_tokens_map.json"),
+        **read_json(folder / "tokenizer_config.json"),
+    }
 
 
 def named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token, … of tokenizer_config.json, as text whether they are given as text or as a description."""
+    """bos_token, eos_token, … of tokenizer_config.json, as text whether they are given as text or
+    as a description.
+    """
     named: dict[str, str] = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
@@ -36,32 +44,53 @@ def named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-def add_missing_tokens(backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
-    """Add what tokenizer_config.json knows and tokenizer.json does not. Raises ModelLoadError when an id would be another one."""
+def add_missing_tokens(
+    backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> None:
+    """Add what tokenizer_config.json knows and tokenizer.json does not.
+
+    Raises ModelLoadError when an id would be another one.
+    """
     described = config.get("added_tokens_decoder") or {}
     for token_id, token in sorted((int(key), value) for key, value in described.items()):
         if backend.token_to_id(token["content"]) is not None:
             continue
-        flags = {flag: bool(token.get(flag)) for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+        flags = {
+            flag: bool(token.get(flag))
+            for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")
+        }
         added = AddedToken(token["content"], **flags)
         (backend.add_special_tokens if flags["special"] else backend.add_tokens)([added])
         if backend.token_to_id(token["content"]) != token_id:
             raise ModelLoadError(
-                f"the tokenizer is broken: tokenizer_config.json gives {token['content']!r} the id {token_id}, "
+                f"the tokenizer is broken: tokenizer_config.json gives {token['content']!r} the id "
+                f"{token_id}, "
                 f"tokenizer.json leads to {backend.token_to_id(token['content'])}"
             )
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    special = {
+        token.content for token in backend.get_added_tokens_decoder().values() if token.special
+    }
     for name in ("bos_token", "eos_token"):
         content = special_tokens.get(name)
-        if content is not None and content not in special and backend.token_to_id(content) is not None:
+        if (
+            content is not None
+            and content not in special
+            and backend.token_to_id(content) is not None
+        ):
             backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that end a text according to generation_config.json and config.json (its text part included)."""
+    """The ids that end a text according to generation_config.json and config.json (its text part
+    included).
+    """
     config = read_json(folder / "config.json")
     text_config = config.get("text_config")
-    sources = [read_json(folder / "generation_config.json"), config, text_config if isinstance(text_config, dict) else {}]
+    sources = [
+        read_json(folder / "generation_config.json"),
+        config,
+        text_config if isinstance(text_config, dict) else {},
+    ]
     found: set[int] = set()
     for source in sources:
         value = source.get("eos_token_id")
@@ -71,7 +100,10 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, {} when there is no such file. Raises ModelLoadError when it is damaged."""
+    """A JSON object from a file, {} when there is no such file.
+
+    Raises ModelLoadError when it is damaged.
+    """
     if not path.is_file():
         return {}
     try:
@@ -95,26 +127,34 @@ def _read_backend(path: Path) -> Backend:
 def _convert(folder: Path) -> Backend:
     """Without tokenizer.json: let transformers convert what there is."""
     if not any((folder / name).is_file() for name in _CONVERTIBLE):
-        raise ModelLoadError(f"{folder} has no tokenizer: neither tokenizer.json nor {', '.join(_CONVERTIBLE)}")
+        raise ModelLoadError(
+            f"{folder} has no tokenizer: neither tokenizer.json nor {', '.join(_CONVERTIBLE)}"
+        )
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ModelLoadError(
-            f"{folder} has no tokenizer.json, and transformers is not installed to convert another form"
+            f"{folder} has no tokenizer.json, and transformers is not installed to convert another "
+            "form"
         ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelLoadError(f"{folder} has no tokenizer that can be read: {' '.join(str(error).split())}") from error
+        raise ModelLoadError(
+            f"{folder} has no tokenizer that can be read: {' '.join(str(error).split())}"
+        ) from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Backend):
         raise ModelLoadError(
-            f"{folder} has no tokenizer.json, and its own form of tokenizer ({type(tokenizer).__name__}) is not supported"
+            f"{folder} has no tokenizer.json, and its own form of tokenizer "
+            f"({type(tokenizer).__name__}) is not supported"
         )
     return backend
 
 
-def end_token_ids(backend: Backend, special_tokens: Mapping[str, str], *, named: Iterable[int]) -> tuple[int, ...]:
+def end_token_ids(
+    backend: Backend, special_tokens: Mapping[str, str], *, named: Iterable[int]
+) -> tuple[int, ...]:
     """The ids that end a text: those `named` and the tokenizer's own, as far as it has them."""
     eos = special_tokens.get("eos_token")
     own = None if eos is None else backend.token_to_id(eos)

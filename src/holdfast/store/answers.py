@@ -1,8 +1,10 @@
-"""Answers as they were generated, kept beside the blocks, so that conversations go on from them after a restart. SQLite.
+"""Answers as they were generated, kept beside the blocks, so that conversations go on from them
+after a restart. SQLite.
 
-A row can only be read by who has what the answer says: it lies under a hash of that, the tenant hashed in, and its bytes are
-masked with another part of the same hash. It is for finding again what was read, not for reading it: whatever
-goes wrong here costs a shortcut, never an answer. A file that is damaged is begun anew.
+A row can only be read by who has what the answer says: it lies under a hash of that, the tenant
+hashed in, and its bytes are masked with another part of the same hash. It is for finding again what
+was read, not for reading it: whatever goes wrong here costs a shortcut, never an answer. A file
+that is damaged is begun anew.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ CREATE TABLE answers (
 ) WITHOUT ROWID;
 CREATE INDEX answers_by_use ON answers (used);
 """
-_BROKEN = (sqlite3.Error, UnicodeDecodeError, OSError, TypeError)  # damaged rows may hold values of any type
+# damaged rows may hold values of any type
+_BROKEN = (sqlite3.Error, UnicodeDecodeError, OSError, TypeError)
 
 Secret: TypeAlias = bytes
 """`SECRET_BYTES` that only a hash of the answer itself gives."""
@@ -51,7 +54,9 @@ class StoredAnswer(NamedTuple):
 
 
 class AnswerFile:
-    """`answers/answers.sqlite` in a store's folder. Any thread may call any method; a thread of its own writes.
+    """`answers/answers.sqlite` in a store's folder.
+
+    Any thread may call any method; a thread of its own writes.
 
     Opened when it is first needed and the folder is there: the store makes it, nobody else does.
     """
@@ -73,12 +78,16 @@ class AnswerFile:
             return ()  # without waiting for the writer
         with self._opened() as database:
             if database is not None and secret[:_ID_BYTES] in self._ids:
-                rows = database.execute("SELECT tag, body FROM answers WHERE id = ?", (secret[:_ID_BYTES],)).fetchall()
+                rows = database.execute(
+                    "SELECT tag, body FROM answers WHERE id = ?", (secret[:_ID_BYTES],)
+                ).fetchall()
                 for tag, masked in rows:
                     body = _unsealed(masked, secret=secret, tag=tag)
                     if body is not None:
                         found.append(StoredAnswer(tag, body))
-                database.execute("UPDATE answers SET used = ? WHERE id = ?", (time.time(), secret[:_ID_BYTES]))
+                database.execute(
+                    "UPDATE answers SET used = ? WHERE id = ?", (time.time(), secret[:_ID_BYTES])
+                )
         return tuple(found)
 
     def put(self, secret: Secret, answer: StoredAnswer) -> None:
@@ -115,19 +124,28 @@ class AnswerFile:
                 if database is None:
                     continue
                 key = secret[:_ID_BYTES]
-                database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", (key, answer.tag, body, time.time()))
+                database.execute(
+                    "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
+                    (key, answer.tag, body, time.time()),
+                )
                 self._ids.add(key)
                 self._bytes += len(body)
                 if self._bytes > self._most_bytes:
                     self._forget_oldest(database)
 
     def _forget_oldest(self, database: sqlite3.Connection) -> None:
-        rows = database.execute("SELECT id, tag, length(body) FROM answers ORDER BY used DESC").fetchall()
+        rows = database.execute(
+            "SELECT id, tag, length(body) FROM answers ORDER BY used DESC"
+        ).fetchall()
         kept = 0
         for place, (_, _, size) in enumerate(rows):
             if kept + size > self._most_bytes * _SPARE:
-                database.execute("BEGIN IMMEDIATE")  # 2.9 s for 18,000 rows when each is a transaction, and readers wait
-                database.executemany("DELETE FROM answers WHERE id = ? AND tag = ?", [(row[0], row[1]) for row in rows[place:]])
+                # 2.9 s for 18,000 rows when each is a transaction, and readers wait
+                database.execute("BEGIN IMMEDIATE")
+                database.executemany(
+                    "DELETE FROM answers WHERE id = ? AND tag = ?",
+                    [(row[0], row[1]) for row in rows[place:]],
+                )
                 database.execute("COMMIT")
                 break
             kept += size
@@ -135,7 +153,10 @@ class AnswerFile:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection | None]:
-        """The open file, nobody else at it; None when there is none. What breaks it has it begun anew the next time."""
+        """The open file, nobody else at it; None when there is none.
+
+        What breaks it has it begun anew the next time.
+        """
         with self._lock:
             try:
                 if self._database is None and self._path.parent.is_dir():
@@ -149,10 +170,13 @@ class AnswerFile:
 
     def _open(self) -> sqlite3.Connection:
         self._path.touch(mode=0o600)
-        database = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(
+            self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
         try:
             use_write_ahead_log(database, busy_seconds=_BUSY_SECONDS)
-            database.execute("PRAGMA synchronous = OFF")  # a killed process loses nothing, and a power cut only a shortcut
+            # a killed process loses nothing, and a power cut only a shortcut
+            database.execute("PRAGMA synchronous = OFF")
             database.execute("PRAGMA journal_size_limit = 1048576")
             make_tables(database, _SCHEMA, version=_FORMAT)
             self._count(database)
@@ -171,7 +195,8 @@ class AnswerFile:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
         self._database, self._ids, self._bytes = None, set(), 0
-        if isinstance(error, sqlite3.OperationalError):  # full, locked or read-only: not its own fault
+        # full, locked or read-only: not its own fault
+        if isinstance(error, sqlite3.OperationalError):
             return
         for suffix in ("", "-wal", "-shm"):
             with contextlib.suppress(OSError):
@@ -184,7 +209,9 @@ def clear_answers(folder: Path) -> None:
     if not path.is_file():
         return
     try:
-        with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as database:
+        with contextlib.closing(
+            sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+        ) as database:
             database.execute("DELETE FROM answers")
             database.execute("VACUUM")
     except _BROKEN:
@@ -203,7 +230,12 @@ def _sealed(body: bytes, *, secret: Secret, tag: bytes) -> bytes:
 def _unsealed(masked: bytes, *, secret: Secret, tag: bytes) -> bytes | None:
     """The body; None when it is not as it was written."""
     body = _masked(masked[_SEAL_BYTES:], secret=secret, tag=tag)
-    return body if hashlib.blake2b(body, key=secret, digest_size=_SEAL_BYTES).digest() == masked[:_SEAL_BYTES] else None
+    return (
+        body
+        if hashlib.blake2b(body, key=secret, digest_size=_SEAL_BYTES).digest()
+        == masked[:_SEAL_BYTES]
+        else None
+    )
 
 
 def _masked(body: bytes, *, secret: Secret, tag: bytes) -> bytes:

@@ -40,9 +40,11 @@ class StoreRefused(HoldfastError):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Identity and place of a block of KV or a state checkpoint: its name, what it follows, which tokens it is of.
+    """Identity and place of a block of KV or a state checkpoint: its name, what it follows, which
+    tokens it is of.
 
-    start: position of its first token in the chain. A block at 0 follows a root, any other at least one token of its parent,
+    start: position of its first token in the chain. A block at 0 follows a root, any other at least
+        one token of its parent,
         which therefore starts before it.
     packed_tokens: the block's token ids as little-endian uint32; empty for a state.
     """
@@ -58,8 +60,12 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if len(self.key) != KEY_BYTES or len(self.parent_key) != KEY_BYTES:
             raise ValueError(f"keys have {KEY_BYTES} bytes")
         first = self.start == 0
-        if not 0 <= self.parent_tokens <= self.start < MOST_TOKENS or first != (self.parent_tokens == 0):
-            raise ValueError(f"a block at {self.start} cannot follow {self.parent_tokens} tokens of its parent")
+        if not 0 <= self.parent_tokens <= self.start < MOST_TOKENS or first != (
+            self.parent_tokens == 0
+        ):
+            raise ValueError(
+                f"a block at {self.start} cannot follow {self.parent_tokens} tokens of its parent"
+            )
         if self.kind not in KINDS:
             raise ValueError(f"unknown kind {self.kind!r}")
         if len(self.packed_tokens) % TOKEN_BYTES:
@@ -72,7 +78,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block with its bytes, as a store takes and gives them. `parts` must never change once a store has them.
+    """A block with its bytes, as a store takes and gives them.
+
+    `parts` must never change once a store has them.
 
     meta: says how the parts are laid out; opaque here.
     """
@@ -93,7 +101,10 @@ class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A stored block as the index and the budget see it, without its bytes. Blocks of all models and processes count."""
+    """A stored block as the index and the budget see it, without its bytes.
+
+    Blocks of all models and processes count.
+    """
 
     block: Block
     model: str  # short name of its fingerprint

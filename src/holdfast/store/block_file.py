@@ -7,10 +7,12 @@
     24  16s  xxh3-128 of the payload (the parts), padding included
     40  8x   zeros
     48  16s  xxh3-128 of bytes 0..47, the header and its padding
-    64  header: a msgpack array (see `BlockHeader`), zeros up to a multiple of 64; then the parts, each padded likewise
+    64  header: a msgpack array (see `BlockHeader`), zeros up to a multiple of 64; then the parts,
+    each padded likewise
 
-All integers are little-endian. Both checksums are seeded with the key, so that a payload is only ever good under its own name.
-xxh3 guards against damage, not against somebody who may write in the folder: the folder belongs to the user alone.
+All integers are little-endian. Both checksums are seeded with the key, so that a payload is only
+ever good under its own name. xxh3 guards against damage, not against somebody who may write in the
+folder: the folder belongs to the user alone.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _MAGIC = b"HOLDFST\n"
 _PREAMBLE = struct.Struct("<8sIIQ16s8x")
 _SUM_BYTES = 16
 _MOST_BUFFERS = 63  # per writev, well under IOV_MAX
-_MOST_PIECE_BYTES = 32 << 20  # macOS refuses a read or write of 2 GiB: so 63 of these are a little less
+# macOS refuses a read or write of 2 GiB: so 63 of these are a little less
+_MOST_PIECE_BYTES = 32 << 20
 
 
 class BlockHeader(Block, array_like=True, frozen=True, kw_only=True):
@@ -83,12 +86,19 @@ def check_block(stored: StoredBlock) -> None:
     """Raise ValueError if the block cannot be written as a file."""
     if not all(memoryview(part).c_contiguous for part in stored.parts):
         raise ValueError("the parts of a block must be contiguous")
-    if len(stored.meta) > MOST_META_BYTES or stored.block.tokens > MOST_BLOCK_TOKENS or len(stored.parts) > MOST_PARTS:
+    if (
+        len(stored.meta) > MOST_META_BYTES
+        or stored.block.tokens > MOST_BLOCK_TOKENS
+        or len(stored.parts) > MOST_PARTS
+    ):
         raise ValueError("the block has too much meta, too many tokens or too many parts")
 
 
 def encode_block(stored: StoredBlock, *, fingerprint: str, created: float) -> tuple[Part, ...]:
-    """The buffers of a block's file, in order; the payload is not copied. The parts must be C-contiguous."""
+    """The buffers of a block's file, in order; the payload is not copied.
+
+    The parts must be C-contiguous.
+    """
     payload = tuple(_padded(stored.parts))
     header = _ENCODER.encode(
         BlockHeader(
@@ -127,12 +137,13 @@ def _pieces(buffer: memoryview) -> Iterator[memoryview]:
 def read_block(path: Path, key: BlockKey, *, model: str) -> StoredBlock:
     """Read and verify a whole file; what is handed out are read-only views of one buffer.
 
-    model: short name of the fingerprint that it must have.
-    The file is read, not mapped: a file that is truncated later cannot fault. Raises BlockMissing, BadBlock.
+    model: short name of the fingerprint that it must have. The file is read, not mapped: a file
+    that is truncated later cannot fault. Raises BlockMissing, BadBlock.
     """
     with _opened(path, key) as file:
         preamble = _read_preamble(file, key)
-        # A buffer from the heap, not an anonymous mapping: recycled memory takes no page faults (11 against 0.7 GB/s, measured).
+        # A buffer from the heap, not an anonymous mapping: recycled memory takes no page faults (11
+        # against 0.7 GB/s, measured).
         buffer = memoryview(bytearray(os.fstat(file).st_size))
         _fill(file, buffer, key)
     header = _verified_header(buffer, key, preamble)
@@ -141,11 +152,14 @@ def read_block(path: Path, key: BlockKey, *, model: str) -> StoredBlock:
     payload = buffer[_payload_start(preamble) :].toreadonly()
     if _checksum(key, (payload,)) != _PREAMBLE.unpack(preamble)[4]:
         raise BadBlock(key, "payload checksum")
-    return StoredBlock(block=header.block, meta=header.meta, parts=tuple(_parts_of(payload, header.part_bytes)))
+    return StoredBlock(
+        block=header.block, meta=header.meta, parts=tuple(_parts_of(payload, header.part_bytes))
+    )
 
 
 def read_header(path: Path, key: BlockKey) -> BlockHeader:
-    """What the file says of itself: the header and the file's length are verified, the payload is not read.
+    """What the file says of itself: the header and the file's length are verified, the payload is
+    not read.
 
     Raises BlockMissing, BadBlock.
     """
@@ -205,7 +219,10 @@ def _fill(file: int, buffer: memoryview, key: BlockKey) -> None:
 
 
 def _verified_header(head: memoryview, key: BlockKey, preamble: bytes) -> BlockHeader:
-    """The header, once its checksum is right. `preamble` was read before the rest: the file may have changed between."""
+    """The header, once its checksum is right.
+
+    `preamble` was read before the rest: the file may have changed between.
+    """
     fixed = _PREAMBLE.size
     covered = (head[:fixed], head[fixed + _SUM_BYTES : _payload_start(preamble)])
     if _checksum(key, covered) != bytes(head[fixed : fixed + _SUM_BYTES]):
@@ -219,7 +236,9 @@ def _verified_header(head: memoryview, key: BlockKey, preamble: bytes) -> BlockH
         raise BadBlock(key, f"header: {error}") from error
     if header.key != key:
         raise BadBlock(key, f"the file holds block {header.key.hex()[:12]}")
-    if sum(map(_aligned, header.part_bytes)) != payload_bytes or any(size < 0 for size in header.part_bytes):
+    if sum(map(_aligned, header.part_bytes)) != payload_bytes or any(
+        size < 0 for size in header.part_bytes
+    ):
         raise BadBlock(key, "header: part lengths")
     return header
 

@@ -1,8 +1,8 @@
 """Who has to go, and how much may be there. Pure functions.
 
-Least recently *used* goes first; a block is as recent as the most recent of its descendants, so children go before parents and a
-shared prefix outlives its branches. Blocks that nobody can reach (their parent is gone) go before everything else. A pinned block
-keeps all of its ancestors.
+Least recently *used* goes first; a block is as recent as the most recent of its descendants, so
+children go before parents and a shared prefix outlives its branches. Blocks that nobody can reach
+(their parent is gone) go before everything else. A pinned block keeps all of its ancestors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from holdfast.store.block import BlockKey, Entry
 
-SLACK_PARTS = 50  # an eviction makes room for 1/50 of the budget at once, so that the next blocks need none
+# an eviction makes room for 1/50 of the budget at once, so that the next blocks need none
+SLACK_PARTS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +30,13 @@ class StoreLimits:
     quarantine_files: int = 16
 
 
-def allowed_bytes(limits: StoreLimits, *, volume_bytes: int, free_bytes: int, stored_bytes: int) -> int:
+def allowed_bytes(
+    limits: StoreLimits, *, volume_bytes: int, free_bytes: int, stored_bytes: int
+) -> int:
     """How many bytes the store may hold now, on a volume of this size of which so much is free.
 
-    A volume that others fill makes the store stop growing, not shrink: new blocks then take the place of old ones.
+    A volume that others fill makes the store stop growing, not shrink: new blocks then take the
+    place of old ones.
     """
     room_bytes = max(0, free_bytes - limits.spare_bytes)
     of_volume = int(volume_bytes * limits.volume_percent / 100)
@@ -40,8 +44,11 @@ def allowed_bytes(limits: StoreLimits, *, volume_bytes: int, free_bytes: int, st
     return allowed if limits.budget_bytes is None else min(allowed, limits.budget_bytes)
 
 
-def choose_victims(entries: Sequence[Entry], *, excess_bytes: int, in_use: Collection[BlockKey] = ()) -> list[Entry]:
-    """The least recently used blocks that free `excess_bytes` together, children before parents; fewer if there are no more.
+def choose_victims(
+    entries: Sequence[Entry], *, excess_bytes: int, in_use: Collection[BlockKey] = ()
+) -> list[Entry]:
+    """The least recently used blocks that free `excess_bytes` together, children before parents;
+    fewer if there are no more.
 
     `in_use` are parents of blocks that are being written: they and their ancestors stay.
     """
@@ -62,7 +69,9 @@ def eviction_order(entries: Iterable[Entry], *, in_use: Collection[BlockKey] = (
     kept, recency = _kept_and_recency(by_depth, in_use)
     reachable = reachable_keys(by_depth)
     victims = [entry for entry in reversed(by_depth) if entry.block.key not in kept]
-    return sorted(victims, key=lambda entry: (entry.block.key in reachable, recency[entry.block.key]))
+    return sorted(
+        victims, key=lambda entry: (entry.block.key in reachable, recency[entry.block.key])
+    )
 
 
 def by_place(entry: Entry) -> tuple[int, bool]:
@@ -79,12 +88,15 @@ def reachable_keys(by_depth: Iterable[Entry]) -> set[BlockKey]:
     return reachable
 
 
-def _kept_and_recency(by_depth: Sequence[Entry], in_use: Collection[BlockKey]) -> tuple[set[BlockKey], dict[BlockKey, float]]:
+def _kept_and_recency(
+    by_depth: Sequence[Entry], in_use: Collection[BlockKey]
+) -> tuple[set[BlockKey], dict[BlockKey, float]]:
     """What must stay because of a pin beneath it, and when each block's subtree was last used."""
     kept = set(in_use)
     kept.update(entry.block.key for entry in by_depth if entry.pinned)
     recency = {entry.block.key: entry.last_used for entry in by_depth}
-    for block in (entry.block for entry in reversed(by_depth)):  # children first: a child starts behind its parent's start
+    # children first: a child starts behind its parent's start
+    for block in (entry.block for entry in reversed(by_depth)):
         if block.key in kept:
             kept.add(block.parent_key)
         if block.parent_key in recency:

@@ -2,16 +2,20 @@
 
     HOLDFAST-STORE-1            marker: this folder is ours; the number is the format of the folder
     lock                        flock: only one process rebuilds, salvages or evicts
-    blocks/<model>/<key>.block  one file per block, never changed; <model> is the short name of the fingerprint
+    blocks/<model>/<key>.block  one file per block, never changed; <model> is the short name of the
+    fingerprint
     blocks/<model>/name         what the model was last served as, for people
-    incoming/<writer>/          files that are being written, and a lock that says whether the writer is alive
+    incoming/<writer>/          files that are being written, and a lock that says whether the
+    writer is alive
     index/<time>-<format>.sqlite  see index.py
     quarantine/                 damaged files
     sessions/<model>/           records of sessions, see records.py
     answers/                    answers as they were generated, see answers.py
-    responses/                  responses and conversations that clients come back to, see responses.py
+    responses/                  responses and conversations that clients come back to, see
+    responses.py
 
-Nothing outside is touched: names are built here only, links are not followed, and only names of these patterns are removed.
+Nothing outside is touched: names are built here only, links are not followed, and only names of
+these patterns are removed.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ _NAME_FILE = "name"  # beside a model's blocks: what it was last served as
 _LONGEST_NAME = 200
 
 _OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine", "sessions", "answers", "responses")
-_HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}  # put into empty folders by systems, not by people
+# put into empty folders by systems, not by people
+_HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}
 _MODEL_NAME = re.compile(r"[0-9a-f]{16}")
 _KEY_NAME = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
 _LOCK_POLL_SECONDS = 0.02
@@ -59,12 +64,17 @@ class BlockFile:
 
     @property
     def path(self) -> Path:
-        """Where it is; made when it is asked for, because most files of a large store are only counted."""
+        """Where it is; made when it is asked for, because most files of a large store are only
+        counted.
+        """
         return self.root / self.model / (self.key.hex() + BLOCK_SUFFIX)
 
 
 class StoreFolder:
-    """Paths and locks. One thread changes things through it, others may ask for paths. Every method may raise OSError."""
+    """Paths and locks.
+
+    One thread changes things through it, others may ask for paths. Every method may raise OSError.
+    """
 
     def __init__(self, path: Path, *, names: Mapping[str, str] | None = None) -> None:
         """`names`: what models are served as, by fingerprint."""
@@ -90,26 +100,47 @@ class StoreFolder:
         return self.path / "blocks" / model / (key.hex() + BLOCK_SUFFIX)
 
     def check(self) -> None:
-        """Raise StoreRefused if the folder is somebody else's, of another format, or leads elsewhere. Touches nothing."""
+        """Raise StoreRefused if the folder is somebody else's, of another format, or leads
+        elsewhere. Touches nothing.
+        """
         if not self.path.exists():
             return
         if not self.path.is_dir():
             raise StoreRefused(f"{self.path} is not a folder")
         names = {entry.name for entry in os.scandir(self.path)} - _HARMLESS
-        markers = {name for name in names if name.startswith(MARKER_STEM) and name.removeprefix(MARKER_STEM).isdigit()}
+        markers = {
+            name
+            for name in names
+            if name.startswith(MARKER_STEM) and name.removeprefix(MARKER_STEM).isdigit()
+        }
         if markers and MARKER not in markers:
-            raise StoreRefused(f"{self.path} is a store of another version of Holdfast ({min(markers)}): use another folder")
+            raise StoreRefused(
+                f"{self.path} is a store of another version of Holdfast ({min(markers)}): use "
+                "another folder"
+            )
         if not markers and not self._looks_like_ours(names):
-            raise StoreRefused(f"{self.path} holds other files ({min(names)}, …): give the store a folder of its own")
+            raise StoreRefused(
+                f"{self.path} holds other files ({min(names)}, …): give the store a folder of its "
+                "own"
+            )
         for name in _OUR_FOLDERS:
             if name in names and not stat.S_ISDIR(os.lstat(self.path / name).st_mode):
                 raise StoreRefused(f"{self.path / name} is not a plain folder")
 
     def _looks_like_ours(self, names: set[str]) -> bool:
-        """Whether a folder without marker is empty, or a store whose marker was lost or is about to be written."""
-        if any(name not in (*_OUR_FOLDERS, "lock") and not name.startswith(MARKER) for name in names):
+        """Whether a folder without marker is empty, or a store whose marker was lost or is about to
+        be written.
+        """
+        if any(
+            name not in (*_OUR_FOLDERS, "lock") and not name.startswith(MARKER) for name in names
+        ):
             return False
-        inner = [child.name for name in _OUR_FOLDERS[:1] if name in names for child in os.scandir(self.path / name)]
+        inner = [
+            child.name
+            for name in _OUR_FOLDERS[:1]
+            if name in names
+            for child in os.scandir(self.path / name)
+        ]
         return all(_MODEL_NAME.fullmatch(name) for name in inner)
 
     @property
@@ -118,7 +149,10 @@ class StoreFolder:
         return (self.path / MARKER).is_file()
 
     def prepare(self) -> None:
-        """Make the folder and mark it, if need be. Made anew only where it was: not beneath an empty mount point."""
+        """Make the folder and mark it, if need be.
+
+        Made anew only where it was: not beneath an empty mount point.
+        """
         self._make_root()
         self.check()
         for name in _OUR_FOLDERS:
@@ -126,7 +160,10 @@ class StoreFolder:
         if not self.exists:
             fresh = self.path / f"{MARKER}.{secrets.token_hex(4)}"
             fresh.touch(mode=0o600)
-            fresh.write_text("Holdfast keeps here what its models have read. Safe to delete as a whole.\n", encoding="utf-8")
+            fresh.write_text(
+                "Holdfast keeps here what its models have read. Safe to delete as a whole.\n",
+                encoding="utf-8",
+            )
             fresh.replace(self.path / MARKER)
             _exclude_from_backups(self.path)
 
@@ -142,16 +179,21 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def exclusive(self, *, wait_seconds: float = 10.0) -> Iterator[None]:
-        """Hold the folder's lock. Raises OSError when another process keeps it for longer; without a marker, too.
+        """Hold the folder's lock.
 
-        Who holds it may take it again: whatever is done under the lock may find that the index has to be made anew.
+        Raises OSError when another process keeps it for longer; without a marker, too.
+
+        Who holds it may take it again: whatever is done under the lock may find that the index has
+        to be made anew.
         """
         if self._holds_lock:
             yield
             return
         if not self.exists:
             raise FileNotFoundError(errno.ENOENT, "the folder of the store is gone", str(self.path))
-        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = os.open(
+            self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         try:
             deadline = time.monotonic() + wait_seconds
             while not try_lock(lock):
@@ -165,7 +207,9 @@ class StoreFolder:
             os.close(lock)  # gives the lock back
 
     def incoming(self) -> Path:
-        """The folder for the files that this writer is writing; made and claimed at the first call, and again if it is gone."""
+        """The folder for the files that this writer is writing; made and claimed at the first call,
+        and again if it is gone.
+        """
         if self._incoming is not None and not self._incoming.is_dir():
             self.release()
         if self._incoming is None:
@@ -185,8 +229,13 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def abandoned(self) -> Iterator[list[Path]]:
-        """The files that writers left half-way when they died. The empty folders are removed at the end."""
-        others = [folder for folder in _plain_folders(self.path / "incoming") if folder != self._incoming]
+        """The files that writers left half-way when they died.
+
+        The empty folders are removed at the end.
+        """
+        others = [
+            folder for folder in _plain_folders(self.path / "incoming") if folder != self._incoming
+        ]
         with abandoned(others) as folders:
             yield [path for folder in folders for path in sorted(folder.glob("*.part"))]
             for folder in folders:
@@ -208,10 +257,14 @@ class StoreFolder:
                         continue
                     found = _status(entry)
                     if found is not None and stat.S_ISREG(found.st_mode):
-                        yield BlockFile(bytes.fromhex(name), model_name, root, found.st_size, found.st_mtime)
+                        yield BlockFile(
+                            bytes.fromhex(name), model_name, root, found.st_size, found.st_mtime
+                        )
 
     def make_model_folder(self, fingerprint: str) -> Path:
-        """The folder of a model's blocks, made if need be; with a note of what the model is served as, if that is known."""
+        """The folder of a model's blocks, made if need be; with a note of what the model is served
+        as, if that is known.
+        """
         folder = self.path / "blocks" / fingerprint_id(fingerprint)
         if not folder.is_dir():
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -225,9 +278,13 @@ class StoreFolder:
         return folder
 
     def served_as(self, model: str) -> str:
-        """What a model (short name of its fingerprint) was last served as; empty when nobody has noted it."""
+        """What a model (short name of its fingerprint) was last served as; empty when nobody has
+        noted it.
+        """
         try:
-            with open(self.path / "blocks" / model / _NAME_FILE, encoding="utf-8", errors="replace") as file:
+            with open(
+                self.path / "blocks" / model / _NAME_FILE, encoding="utf-8", errors="replace"
+            ) as file:
                 noted = file.read(_LONGEST_NAME)
         except OSError:
             return ""
@@ -244,7 +301,10 @@ def fingerprint_id(fingerprint: str) -> str:
 
 
 def is_plain_file(path: Path) -> bool:
-    """Whether there is a file under this very name, not a link to one. Raises OSError where that cannot be told."""
+    """Whether there is a file under this very name, not a link to one.
+
+    Raises OSError where that cannot be told.
+    """
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -259,7 +319,8 @@ def sync_folder(path: Path) -> None:
 def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None] = os.fsync) -> None:
     """Sync a file by its name, so that thousands of files that wait for it need not be kept open.
 
-    flags: further flags for the open. sync: `sync_to_drive` also flushes the drive's own cache, once for all files synced before.
+    flags: further flags for the open. sync: `sync_to_drive` also flushes the drive's own cache,
+    once for all files synced before.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
@@ -269,10 +330,15 @@ def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None] = os.fsy
 
 
 def _exclude_from_backups(path: Path) -> None:
-    """Keep the store out of Time Machine, which would copy gigabytes every hour. Where that fails it is merely backed up."""
+    """Keep the store out of Time Machine, which would copy gigabytes every hour.
+
+    Where that fails it is merely backed up.
+    """
     tool = shutil.which("tmutil")
     if tool is not None:
-        subprocess.run([tool, "addexclusion", str(path)], capture_output=True, timeout=30, check=False)
+        subprocess.run(
+            [tool, "addexclusion", str(path)], capture_output=True, timeout=30, check=False
+        )
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:

@@ -1,8 +1,10 @@
-"""Writes blocks ahead and makes them durable in groups: files first, then one round of fsync, then names. I/O thread only.
+"""Writes blocks ahead and makes them durable in groups: files first, then one round of fsync, then
+names. I/O thread only.
 
-A file lies complete in the incoming folder as soon as it is written: if this process is killed, the next one that opens the store
-finishes it. fsync and the rename make it safe from a power cut, too. Writing never waits for a whole round of fsync: a slow disk
-delays durability, but not what survives a kill.
+A file lies complete in the incoming folder as soon as it is written: if this process is killed, the
+next one that opens the store finishes it. fsync and the rename make it safe from a power cut, too.
+Writing never waits for a whole round of fsync: a slow disk delays durability, but not what survives
+a kill.
 """
 
 from __future__ import annotations
@@ -42,11 +44,18 @@ class WriteAhead:
         """The parents of all these blocks."""
         return {entry.block.parent_key for entry in self._entries.values()}
 
-    def write(self, block: Block, buffers: tuple[Part, ...], *, now: float, steady_now: float) -> None:
-        """Write a block's file into the incoming folder. Raises OSError; nothing of the file is left then."""
+    def write(
+        self, block: Block, buffers: tuple[Part, ...], *, now: float, steady_now: float
+    ) -> None:
+        """Write a block's file into the incoming folder.
+
+        Raises OSError; nothing of the file is left then.
+        """
         self._incoming = self._folder.incoming()
         path = self._path(block.key)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        file = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         try:
             write_buffers(file, buffers)
         except BaseException:
@@ -54,7 +63,9 @@ class WriteAhead:
             raise
         finally:
             os.close(file)
-        entry = Entry(block=block, model=self._figures.model, file_bytes=sum(map(len, buffers)), last_used=now)
+        entry = Entry(
+            block=block, model=self._figures.model, file_bytes=sum(map(len, buffers)), last_used=now
+        )
         self._entries[block.key], self._written_at[block.key] = entry, steady_now
         self.file_bytes += entry.file_bytes
 
@@ -70,10 +81,12 @@ class WriteAhead:
         return chosen
 
     def publish(self, group: list[Entry], *, between: Callable[[], None]) -> None:
-        """Make files durable under their names. `between` is called between two fsyncs and may write more. Raises OSError.
+        """Make files durable under their names.
 
-        The drive's own cache is flushed once, with the last file. A new name that a power cut takes back leaves the file in the
-        incoming folder, from where the next store takes it.
+        `between` is called between two fsyncs and may write more. Raises OSError.
+
+        The drive's own cache is flushed once, with the last file. A new name that a power cut takes
+        back leaves the file in the incoming folder, from where the next store takes it.
         """
         for entry in group:
             sync = sync_to_drive if entry is group[-1] else os.fsync
@@ -81,7 +94,10 @@ class WriteAhead:
             between()
         model_folder = self._folder.make_model_folder(self._fingerprint)
         for entry in group:
-            os.replace(self._path(entry.block.key), self._folder.block_path(entry.block.key, model=entry.model))
+            os.replace(
+                self._path(entry.block.key),
+                self._folder.block_path(entry.block.key, model=entry.model),
+            )
         sync_folder(model_folder)
         self._figures.written_bytes += sum(entry.file_bytes for entry in group)
 

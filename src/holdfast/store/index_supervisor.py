@@ -1,8 +1,10 @@
-"""Keeps an index open, whatever happens to its files: deleted, damaged, replaced by another process.
+"""Keeps an index open, whatever happens to its files: deleted, damaged, replaced by another
+process.
 
-An index file's name is never used twice (`<time>-<format>.sqlite`, the newest counts): SQLite removes the log of a database by
-name when it closes it, so a new file of an old name would lose its log to a process that still has the old one open. Files of
-another format are another version's, which may be running: each keeps to its own.
+An index file's name is never used twice (`<time>-<format>.sqlite`, the newest counts): SQLite
+removes the log of a database by name when it closes it, so a new file of an old name would lose its
+log to a process that still has the old one open. Files of another format are another version's,
+which may be running: each keeps to its own.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from holdfast.store.tables import DAMAGE_SIGNS
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 4
-# Primary result codes that say nothing against the file: PERM, BUSY, LOCKED, NOMEM, READONLY, INTERRUPT, IOERR, FULL, CANTOPEN.
+# Primary result codes that say nothing against the file: PERM, BUSY, LOCKED, NOMEM, READONLY,
+# INTERRUPT, IOERR, FULL, CANTOPEN.
 _NOT_DAMAGE = {3, 5, 6, 7, 8, 9, 10, 13, 14}
 _FULL = 13
 _IN_MEMORY = Path(":memory:")
@@ -44,16 +47,21 @@ class IndexSupervisor:
         self.gone: Gone = {}  # found at openings, for the owner to act upon
 
     def use(self, work: Callable[[BlockIndex], Result]) -> Result:
-        """Call `work` with the open index; with a new one, made from the files, when it turns out to be damaged.
+        """Call `work` with the open index; with a new one, made from the files, when it turns out
+        to be damaged.
 
-        `work` may be called again. Raises OSError, also when the disk is full or read-only, or another process holds the index.
+        `work` may be called again. Raises OSError, also when the disk is full or read-only, or
+        another process holds the index.
         """
         for _ in range(_ATTEMPTS):
             try:
                 return work(self._current())
             except DAMAGE_SIGNS as error:
                 _raise_if_no_damage(error)
-                _LOG.warning("the index of the store cannot be used (%s); it is made anew from the files", error)
+                _LOG.warning(
+                    "the index of the store cannot be used (%s); it is made anew from the files",
+                    error,
+                )
                 self.close()
                 if self._path != _IN_MEMORY:
                     with self._folder.exclusive():
@@ -61,7 +69,9 @@ class IndexSupervisor:
         raise OSError(errno.EIO, "the index is damaged again and again")
 
     def open_in_memory(self) -> None:
-        """Use an index in memory, filled from the files as far as they can be read: for folders that cannot be written."""
+        """Use an index in memory, filled from the files as far as they can be read: for folders
+        that cannot be written.
+        """
         self.close()
         self._path = _IN_MEMORY
         self._index = BlockIndex(self._path)
@@ -76,16 +86,25 @@ class IndexSupervisor:
         self._index = self._file = None
 
     def _current(self) -> BlockIndex:
-        if self._index is not None and (self._path == _IN_MEMORY or _identity(self._path) == self._file):
+        if self._index is not None and (
+            self._path == _IN_MEMORY or _identity(self._path) == self._file
+        ):
             return self._index
         if self._index is not None:
             _LOG.info("the index of the store was removed or replaced; opening it anew")
             self.close()
         with self._folder.exclusive():
             self._folder.index_folder.mkdir(mode=0o700, exist_ok=True)
-            *older, self._path = index_files(self._folder) or [self._folder.index_folder / f"{time.time_ns():020d}{_SUFFIX}"]
+            *older, self._path = index_files(self._folder) or [
+                self._folder.index_folder / f"{time.time_ns():020d}{_SUFFIX}"
+            ]
             if not self._path.exists():  # the first of this format
-                older += [path for path in self._folder.index_folder.glob("*.sqlite") if path.stem.isdigit()]  # of format 1
+                # of format 1
+                older += [
+                    path
+                    for path in self._folder.index_folder.glob("*.sqlite")
+                    if path.stem.isdigit()
+                ]
                 self._path.touch(mode=0o600)  # what SQLite keeps beside it gets the same mode
             for path in older:
                 remove_index(path)
@@ -101,7 +120,11 @@ class IndexSupervisor:
 
 def index_files(folder: StoreFolder) -> list[Path]:
     """The index files of a store that are of this version's format, oldest first."""
-    return sorted(path for path in folder.index_folder.glob(f"*{_SUFFIX}") if path.name.removesuffix(_SUFFIX).isdigit())
+    return sorted(
+        path
+        for path in folder.index_folder.glob(f"*{_SUFFIX}")
+        if path.name.removesuffix(_SUFFIX).isdigit()
+    )
 
 
 def remove_index(path: Path) -> None:
@@ -123,4 +146,6 @@ def _raise_if_no_damage(error: sqlite3.Error | UnicodeDecodeError) -> None:
         raise error
     code = getattr(error, "sqlite_errorcode", 11) & 0xFF
     if code in _NOT_DAMAGE:
-        raise OSError(errno.ENOSPC if code == _FULL else errno.EIO, f"the index: {error}") from error
+        raise OSError(
+            errno.ENOSPC if code == _FULL else errno.EIO, f"the index: {error}"
+        ) from error

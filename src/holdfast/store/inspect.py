@@ -1,4 +1,7 @@
-"""What `holdfast store ls|stat|verify|prune|clear` does. A server may have the folder open at the same time."""
+"""What `holdfast store ls|stat|verify|prune|clear` does.
+
+A server may have the folder open at the same time.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,12 @@ def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
         for entry in opened.supervisor.use(lambda index: index.entries(time.time())):
             by_model.setdefault(entry.model, []).append(entry)
         listed = [
-            _holdings_of(model, fingerprints.get(model, ""), entries, served_as=opened.folder.served_as(model))
+            _holdings_of(
+                model,
+                fingerprints.get(model, ""),
+                entries,
+                served_as=opened.folder.served_as(model),
+            )
             for model, entries in by_model.items()
         ]
     return tuple(sorted(listed, key=lambda holdings: -holdings.file_bytes))
@@ -111,7 +119,10 @@ def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
 
 
 def verify_store(folder: Path) -> VerifyReport:
-    """Read every file of a folder. Damaged ones are put into quarantine. Raises StoreRefused, OSError."""
+    """Read every file of a folder.
+
+    Damaged ones are put into quarantine. Raises StoreRefused, OSError.
+    """
     began = time.monotonic()
     files, file_bytes = 0, 0
     bad: dict[Path, str] = {}
@@ -126,11 +137,15 @@ def verify_store(folder: Path) -> VerifyReport:
             except BadBlock as damage:
                 bad[found.path] = damage.reason
                 opened.condemn(found.path, damage)
-    return VerifyReport(files=files, file_bytes=file_bytes, bad=bad, seconds=time.monotonic() - began)
+    return VerifyReport(
+        files=files, file_bytes=file_bytes, bad=bad, seconds=time.monotonic() - began
+    )
 
 
 def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
-    """Bring a folder within limits. What goes: old pins, leftovers of dead writers, unreachable blocks, the least recently used.
+    """Bring a folder within limits.
+
+    What goes: old pins, leftovers of dead writers, unreachable blocks, the least recently used.
 
     Raises StoreRefused, OSError.
     """
@@ -150,9 +165,11 @@ def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
 
 
 def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
-    """Delete all blocks, sessions, answers and responses, or the blocks and sessions of one model (its short name).
+    """Delete all blocks, sessions, answers and responses, or the blocks and sessions of one model
+    (its short name).
 
-    Answers are masked: whose they are cannot be told; responses are no model's. Raises StoreRefused, OSError.
+    Answers are masked: whose they are cannot be told; responses are no model's. Raises
+    StoreRefused, OSError.
     """
     with _opened(folder, StoreLimits()) as opened:
         found = list(opened.folder.block_files(model=model))
@@ -176,7 +193,9 @@ def _records(folder: StoreFolder, model: str | None) -> list[Path]:
     root = folder.path / "sessions"
     if not root.is_dir():
         return []
-    return [path for each in root.iterdir() if model in (None, each.name) for path in record_files(each)]
+    return [
+        path for each in root.iterdir() if model in (None, each.name) for path in record_files(each)
+    ]
 
 
 @contextmanager
@@ -197,7 +216,9 @@ def _opened(path: Path, limits: StoreLimits) -> Iterator[StoreMaintenance]:
         supervisor.close()
 
 
-def _holdings_of(model: str, fingerprint: str, entries: list[Entry], *, served_as: str) -> ModelHoldings:
+def _holdings_of(
+    model: str, fingerprint: str, entries: list[Entry], *, served_as: str
+) -> ModelHoldings:
     return ModelHoldings(
         model=model,
         served_as=served_as,

@@ -59,7 +59,13 @@ class IoThread:
         clocks: Clocks,
         is_outdated: Callable[[str], bool],
     ) -> None:
-        self._folder, self._mailbox, self._fingerprint, self._limits, self._clocks = folder, mailbox, fingerprint, limits, clocks
+        self._folder, self._mailbox, self._fingerprint, self._limits, self._clocks = (
+            folder,
+            mailbox,
+            fingerprint,
+            limits,
+            clocks,
+        )
         self._figures, self._model, self._is_outdated = figures, figures.model, is_outdated
         self._supervisor = IndexSupervisor(folder)
         self._maintenance = StoreMaintenance(folder, self._supervisor, limits, clocks.wall)
@@ -125,7 +131,8 @@ class IoThread:
             self._supervisor.close()
             self._maintenance.remove_models(self._is_outdated)
             self._supervisor.use(lambda index: index.drop_old_pins(self._clocks.wall()))
-            self._count_evicted(self._maintenance.make_room(0, in_use=()))  # the limits may be tighter than last time
+            # the limits may be tighter than last time
+            self._count_evicted(self._maintenance.make_room(0, in_use=()))
             self._refresh_counts()
         except (OSError, StoreRefused) as error:
             self._pause(error)
@@ -141,7 +148,8 @@ class IoThread:
         if self._retry_at is None:
             self._figures.outages += 1
             _LOG.warning(
-                "the store cannot be written (%s): what is read is kept in memory only; trying again every %.0f s: %s",
+                "the store cannot be written (%s): what is read is kept in memory only; trying "
+                "again every %.0f s: %s",
                 getattr(error, "strerror", None) or error, RETRY_SECONDS, self._folder.path,
             )  # fmt: skip
         self._retry_at = self._clocks.steady() + RETRY_SECONDS
@@ -187,13 +195,17 @@ class IoThread:
         else:
             self._note_room(True)
             steady_now = self._clocks.steady()
-            self._with_room(lambda: self._ahead.write(block.block, buffers, now=now, steady_now=steady_now), block)
+            self._with_room(
+                lambda: self._ahead.write(block.block, buffers, now=now, steady_now=steady_now),
+                block,
+            )
 
     def _note_room(self, has_room: bool) -> None:
         """Say in the figures, and once in the log, whether the store may hold a block at all."""
         if not has_room and self._figures.mode == "writing":
             _LOG.warning(
-                "the volume of the store is full: what is read is kept in memory only until there is room again: %s",
+                "the volume of the store is full: what is read is kept in memory only until there "
+                "is room again: %s",
                 self._folder.path,
             )
         self._figures.mode = "writing" if has_room else "memory-only"
@@ -220,7 +232,9 @@ class IoThread:
         limit, day = self._limits.daily_write_bytes, self._day()
         if limit is None:
             return False
-        written = self._supervisor.use(lambda index: index.written_bytes(day)) + self._ahead.file_bytes
+        written = (
+            self._supervisor.use(lambda index: index.written_bytes(day)) + self._ahead.file_bytes
+        )
         over = written + file_bytes > limit
         if over and self._warned_of_day != day:
             self._warned_of_day = day
@@ -243,7 +257,10 @@ class IoThread:
         self._mailbox.lose([entry.block.key for entry in evicted])
 
     def _publish(self) -> list[Entry]:
-        """Make the oldest files durable and index them. Blocks that arrive meanwhile are written behind them."""
+        """Make the oldest files durable and index them.
+
+        Blocks that arrive meanwhile are written behind them.
+        """
         group = self._ahead.group(most_bytes=GROUP_BYTES, most_blocks=GROUP_BLOCKS)
         try:
             self._ahead.publish(group, between=self._write_arrived)
@@ -254,7 +271,8 @@ class IoThread:
         try:
             self._with_room(lambda: self._add_rows(group))
             self._ahead.drop(group)
-            # Other processes may have written, too. The group itself may be evicted like any other block.
+            # Other processes may have written, too. The group itself may be evicted like any other
+            # block.
             self._count_evicted(self._maintenance.make_room(0, in_use=self._parents_in_use()))
             self._refresh_counts()
         except OSError as error:  # the files are there: the next opening of the index finds them
@@ -264,11 +282,15 @@ class IoThread:
 
     def _add_rows(self, group: list[Entry]) -> None:
         written_bytes = sum(entry.file_bytes for entry in group)
-        self._supervisor.use(lambda index: index.add(group, fingerprints={self._model: self._fingerprint}))
+        self._supervisor.use(
+            lambda index: index.add(group, fingerprints={self._model: self._fingerprint})
+        )
         self._supervisor.use(lambda index: index.count_written(written_bytes, day=self._day()))
 
     def _write_arrived(self) -> None:
-        """Write what has come meanwhile; a bounded part of it, so that the round of fsync comes to its end."""
+        """Write what has come meanwhile; a bounded part of it, so that the round of fsync comes to
+        its end.
+        """
         for _ in range(GROUP_BLOCKS):
             block = self._mailbox.take_block() if self._retry_at is None else None
             if block is None:
@@ -278,7 +300,9 @@ class IoThread:
     def _note_use(self) -> None:
         used, self._used = self._used, {}
         if used and self._retry_at is None:
-            self._on_index("note what was used", lambda: self._supervisor.use(lambda index: index.touch(used)))
+            self._on_index(
+                "note what was used", lambda: self._supervisor.use(lambda index: index.touch(used))
+            )
 
     def _refresh_counts(self) -> None:
         damaged, gone = self._maintenance.set_aside_damaged()
@@ -287,7 +311,9 @@ class IoThread:
         day = self._day()
         self._figures.blocks = self._supervisor.use(BlockIndex.block_count)
         self._figures.stored_bytes = self._supervisor.use(BlockIndex.stored_bytes)
-        self._figures.written_today_bytes = self._supervisor.use(lambda index: index.written_bytes(day))
+        self._figures.written_today_bytes = self._supervisor.use(
+            lambda index: index.written_bytes(day)
+        )
         self._figures.allowed_bytes = self._maintenance.allowed_bytes()
 
     # -- tasks, in the order in which they were handed over
@@ -308,11 +334,16 @@ class IoThread:
 
     def pin(self, keys: tuple[BlockKey, ...], holder: str, until: float) -> None:
         """Keep blocks from eviction."""
-        self._on_index("pin", lambda: self._supervisor.use(lambda index: index.pin(keys, holder=holder, until=until)))
+        self._on_index(
+            "pin",
+            lambda: self._supervisor.use(lambda index: index.pin(keys, holder=holder, until=until)),
+        )
 
     def unpin(self, keys: tuple[BlockKey, ...], holder: str) -> None:
         """Take pins back."""
-        self._on_index("unpin", lambda: self._supervisor.use(lambda index: index.unpin(keys, holder=holder)))
+        self._on_index(
+            "unpin", lambda: self._supervisor.use(lambda index: index.unpin(keys, holder=holder))
+        )
 
     def put_record(self, name: str, data: bytes) -> None:
         """Write a record. One that cannot be written now is written when it changes again."""
@@ -334,7 +365,9 @@ class IoThread:
     def remove(self, keys: tuple[BlockKey, ...]) -> None:
         """Delete blocks, queued ones too."""
         self.flush()
-        self._on_index("remove blocks", lambda: self._maintenance.remove(keys, fingerprint=self._fingerprint))
+        self._on_index(
+            "remove blocks", lambda: self._maintenance.remove(keys, fingerprint=self._fingerprint)
+        )
         self._mailbox.lose(keys)
         self._recount()
 
@@ -351,7 +384,9 @@ class IoThread:
         if self._retry_at is not None:
             self._supervisor.open_in_memory()
         try:
-            entries = self._supervisor.use(lambda index: index.entries(self._clocks.wall(), model=self._model))
+            entries = self._supervisor.use(
+                lambda index: index.entries(self._clocks.wall(), model=self._model)
+            )
         except OSError as error:
             self._pause(error)
             return ()
@@ -375,10 +410,12 @@ class IoThread:
 
 
 def _give_way() -> None:
-    """Compute (checksums, copies) only when nobody else wants the core: decoding streams wait for the slowest core.
+    """Compute (checksums, copies) only when nobody else wants the core: decoding streams wait for
+    the slowest core.
 
     On Linux a thread has a niceness of its own; elsewhere the process has one, and nothing is done.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))  # 0: this thread
+            # 0: this thread
+            os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

@@ -14,11 +14,15 @@ Answer = TypeVar("Answer")
 Task: TypeAlias = Callable[[], None]
 Offer: TypeAlias = Literal["taken", "held already", "full", "closed"]
 
-_MOST_CHANGES = 1 << 17  # that nobody has asked for yet; older ones are forgotten: reading tells, too
+# that nobody has asked for yet; older ones are forgotten: reading tells, too
+_MOST_CHANGES = 1 << 17
 
 
 class Mailbox:
-    """Safe from any thread. Blocks are held, and can be read from here, until the I/O thread has finished with them."""
+    """Safe from any thread.
+
+    Blocks are held, and can be read from here, until the I/O thread has finished with them.
+    """
 
     def __init__(self, *, most_bytes: int, most_blocks: int) -> None:
         self._most_bytes, self._most_blocks = most_bytes, most_blocks
@@ -33,14 +37,19 @@ class Mailbox:
         self.refused_blocks = 0
 
     def offer(self, block: StoredBlock) -> Offer:
-        """Queue a block for writing, if there is room. One block alone is always taken, however large it is."""
+        """Queue a block for writing, if there is room.
+
+        One block alone is always taken, however large it is.
+        """
         size = block.nbytes
         with self._changed:
             if self._closed:
                 return "closed"
             if block.key in self._held:
                 return "held already"
-            full = self._held_bytes + size > self._most_bytes or len(self._held) >= self._most_blocks
+            full = (
+                self._held_bytes + size > self._most_bytes or len(self._held) >= self._most_blocks
+            )
             if full and self._held:
                 self.refused_blocks += 1
                 self._lost.append(block.key)
@@ -61,8 +70,9 @@ class Mailbox:
         return True
 
     def ask(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Queue a question likewise; its answer is cancelled when the box is closed. A failed assertion is the asker's business
-        alone, any other exception the thread's, too.
+        """Queue a question likewise; its answer is cancelled when the box is closed.
+
+        A failed assertion is the asker's business alone, any other exception the thread's, too.
         """
         answer: Future[Answer] = Future()
 
@@ -83,7 +93,9 @@ class Mailbox:
         return answer
 
     def take(self, timeout_seconds: float | None) -> StoredBlock | Task | None:
-        """The next block or task; None when nothing came in time, or when the box is closed and empty."""
+        """The next block or task; None when nothing came in time, or when the box is closed and
+        empty.
+        """
         with self._changed:
             if not self._waiting and not self._closed:
                 self._changed.wait(timeout_seconds)

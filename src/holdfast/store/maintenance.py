@@ -1,4 +1,7 @@
-"""Room and order in a store's folder: evict, remove, quarantine. I/O thread, or a command that has the folder for itself."""
+"""Room and order in a store's folder: evict, remove, quarantine.
+
+I/O thread, or a command that has the folder for itself.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,13 @@ from pathlib import Path
 
 from holdfast.store.block import BadBlock, BlockKey, BlockMissing, Entry
 from holdfast.store.block_file import read_block
-from holdfast.store.budget import SLACK_PARTS, StoreLimits, allowed_bytes, choose_victims, reachable_keys
+from holdfast.store.budget import (
+    SLACK_PARTS,
+    StoreLimits,
+    allowed_bytes,
+    choose_victims,
+    reachable_keys,
+)
 from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.index import BlockIndex
 from holdfast.store.index_supervisor import IndexSupervisor
@@ -22,21 +31,33 @@ _LOG = logging.getLogger(__name__)
 class StoreMaintenance:
     """Changes what is stored, apart from adding to it. Everything raises OSError."""
 
-    def __init__(self, folder: StoreFolder, supervisor: IndexSupervisor, limits: StoreLimits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        folder: StoreFolder,
+        supervisor: IndexSupervisor,
+        limits: StoreLimits,
+        clock: Callable[[], float],
+    ) -> None:
         self.folder, self.supervisor, self._limits, self._clock = folder, supervisor, limits, clock
 
     def allowed_bytes(self) -> int:
         """How many bytes the store may hold at the moment."""
         volume = shutil.disk_usage(self.folder.path)
         stored = self.supervisor.use(BlockIndex.stored_bytes)
-        return allowed_bytes(self._limits, volume_bytes=volume.total, free_bytes=volume.free, stored_bytes=stored)
+        return allowed_bytes(
+            self._limits, volume_bytes=volume.total, free_bytes=volume.free, stored_bytes=stored
+        )
 
     def shortage_bytes(self, wanted_bytes: int) -> int:
         """How many bytes would have to go before so many more may be written."""
-        return max(0, self.supervisor.use(BlockIndex.stored_bytes) + wanted_bytes - self.allowed_bytes())
+        return max(
+            0, self.supervisor.use(BlockIndex.stored_bytes) + wanted_bytes - self.allowed_bytes()
+        )
 
     def make_room(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> list[Entry]:
-        """Evict until `wanted_bytes` more fit; a little beyond, so that it is not done for every block. Returns what has gone."""
+        """Evict until `wanted_bytes` more fit; a little beyond, so that it is not done for every
+        block. Returns what has gone.
+        """
         if not self.shortage_bytes(wanted_bytes):
             return []
         with self.folder.exclusive():  # asked again: another process may just have made room
@@ -46,7 +67,10 @@ class StoreMaintenance:
             return self.evict(shortage + allowed // SLACK_PARTS, in_use=in_use)
 
     def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
-        """Remove the least recently used blocks that free so many bytes together. Returns what has gone."""
+        """Remove the least recently used blocks that free so many bytes together.
+
+        Returns what has gone.
+        """
         with self.folder.exclusive():
             victims = choose_victims(self._entries(), excess_bytes=excess_bytes, in_use=in_use)
             self._unlink(victims)
@@ -57,7 +81,9 @@ class StoreMaintenance:
         with self.folder.exclusive():
             entries = self._entries()
             reachable = reachable_keys(entries)
-            lost = [entry for entry in entries if entry.block.key not in reachable and not entry.pinned]
+            lost = [
+                entry for entry in entries if entry.block.key not in reachable and not entry.pinned
+            ]
             self._unlink(lost)
         return lost
 
@@ -67,7 +93,8 @@ class StoreMaintenance:
     def _unlink(self, entries: Iterable[Entry]) -> None:
         done = []
         try:
-            for entry in entries:  # files first: a row without a file is a miss, a file without a row would be found again
+            # files first: a row without a file is a miss, a file without a row would be found again
+            for entry in entries:
                 self.folder.block_path(entry.block.key, model=entry.model).unlink(missing_ok=True)
                 done.append(entry.block.key)
         finally:
@@ -83,7 +110,9 @@ class StoreMaintenance:
         self.supervisor.use(lambda index: index.remove(gone))
 
     def remove_models(self, is_outdated: Callable[[str], bool]) -> None:
-        """Delete what is kept of models whose fingerprints are outdated, sessions too; one line in the log if there was any."""
+        """Delete what is kept of models whose fingerprints are outdated, sessions too; one line in
+        the log if there was any.
+        """
         fingerprints = self.supervisor.use(lambda index: index.fingerprints())
         models = [model for model, fingerprint in fingerprints.items() if is_outdated(fingerprint)]
         if not models:
@@ -92,20 +121,28 @@ class StoreMaintenance:
             files = [found for model in models for found in self.folder.block_files(model=model)]
             for found in files:
                 found.path.unlink(missing_ok=True)
-            sessions = [path for model in models for path in record_files(self.folder.path / "sessions" / model)]
+            sessions = [
+                path
+                for model in models
+                for path in record_files(self.folder.path / "sessions" / model)
+            ]
             for path in sessions:
                 path.unlink(missing_ok=True)
             self.supervisor.use(lambda index: index.remove([found.key for found in files]))
             self.supervisor.use(lambda index: index.remove_models(models))
         if files or sessions:
             _LOG.warning(
-                "the store begins anew: %d block%s (%.1f MB) and %d session%s of earlier versions are deleted: %s",
+                "the store begins anew: %d block%s (%.1f MB) and %d session%s of earlier versions "
+                "are deleted: %s",
                 len(files), "" if len(files) == 1 else "s", sum(found.file_bytes for found in files) / 1e6,
                 len(sessions), "" if len(sessions) == 1 else "s", self.folder.path,
             )  # fmt: skip
 
     def condemn(self, path: Path, bad: BadBlock) -> bool:
-        """Put a damaged file into quarantine, unless it has been replaced by a good one since. True when it was bad."""
+        """Put a damaged file into quarantine, unless it has been replaced by a good one since.
+
+        True when it was bad.
+        """
         try:
             read_block(path, bad.key, model=path.parent.name)
         except BlockMissing:
@@ -126,7 +163,10 @@ class StoreMaintenance:
         )
 
     def set_aside_damaged(self) -> tuple[int, list[BlockKey]]:
-        """Quarantine what the last openings of the index found damaged. Returns how many files, and all keys that are gone."""
+        """Quarantine what the last openings of the index found damaged.
+
+        Returns how many files, and all keys that are gone.
+        """
         gone, self.supervisor.gone = self.supervisor.gone, {}
         damaged = [found for found in gone.values() if found is not None]
         for file, bad in damaged:

@@ -15,7 +15,9 @@ _OTHER = re.compile(r"[^a-z0-9]+")
 
 
 def quarantine(path: Path, bad: BadBlock, *, folder: Path) -> None:
-    """Move a damaged file, if it is still there, into the quarantine folder, under a name that says why. Raises OSError."""
+    """Move a damaged file, if it is still there, into the quarantine folder, under a name that says
+    why. Raises OSError.
+    """
     reason = _OTHER.sub("-", bad.reason.lower()).strip("-")[:40]
     folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
@@ -36,4 +38,6 @@ def bound_quarantine(folder: Path, *, most_bytes: int, most_files: int) -> int:
 
 def quarantined_files(folder: Path) -> list[Path]:
     """The files in quarantine, oldest first."""
-    return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.is_file() and not path.is_symlink())
+    return sorted(
+        path for path in folder.glob(f"*{SUFFIX}") if path.is_file() and not path.is_symlink()
+    )

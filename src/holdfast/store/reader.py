@@ -1,6 +1,8 @@
-"""Reads and verifies blocks on a thread of its own, so that a restore never waits for somebody's fsync.
+"""Reads and verifies blocks on a thread of its own, so that a restore never waits for somebody's
+fsync.
 
-It opens files by name and only reads: a block file is never changed, so no agreement with the I/O thread is needed.
+It opens files by name and only reads: a block file is never changed, so no agreement with the I/O
+thread is needed.
 """
 
 from __future__ import annotations
@@ -21,11 +23,21 @@ class BlockReader:
     """The reading thread's work. `ask` is for any thread, `run` for the one."""
 
     def __init__(
-        self, folder: StoreFolder, mailbox: Mailbox, *, figures: StoreFigures, on_bad: Callable[[Path, BadBlock], None]
+        self,
+        folder: StoreFolder,
+        mailbox: Mailbox,
+        *,
+        figures: StoreFigures,
+        on_bad: Callable[[Path, BadBlock], None],
     ) -> None:
-        """`figures` name the model. `on_bad` is called on the reading thread with each file that is damaged."""
+        """`figures` name the model.
+
+        `on_bad` is called on the reading thread with each file that is damaged.
+        """
         self._folder, self._mailbox, self._figures, self._on_bad = folder, mailbox, figures, on_bad
-        self._asked: queue.SimpleQueue[tuple[BlockKey, Future[StoredBlock]] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[BlockKey, Future[StoredBlock]] | None] = (
+            queue.SimpleQueue()
+        )
         self._ended = False
 
     def ask(self, key: BlockKey) -> Future[StoredBlock]:
@@ -73,7 +85,9 @@ class BlockReader:
         held = self._mailbox.held(key)
         if held is not None:
             return held
-        stored = read_block(self._folder.block_path(key, model=self._figures.model), key, model=self._figures.model)
+        stored = read_block(
+            self._folder.block_path(key, model=self._figures.model), key, model=self._figures.model
+        )
         self._figures.read_bytes += stored.nbytes
         return stored
 

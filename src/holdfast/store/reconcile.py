@@ -14,10 +14,12 @@ Gone: TypeAlias = dict[BlockKey, tuple[BlockFile, BadBlock] | None]
 
 
 def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
-    """Add what only the folder has, take out what only the index has. Reads the headers of unknown files only.
+    """Add what only the folder has, take out what only the index has.
 
-    Returns the blocks that are gone, each with its file if that is damaged and still there. A row that was made anew from its
-    file is not gone. Raises OSError, sqlite3.Error.
+    Reads the headers of unknown files only.
+
+    Returns the blocks that are gone, each with its file if that is damaged and still there. A row
+    that was made anew from its file is not gone. Raises OSError, sqlite3.Error.
     """
     unseen = index.places()
     wrong: list[BlockKey] = []
@@ -38,7 +40,12 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
             damaged[found.key] = found, bad
             continue
         # Recency is lost with the index; the time of writing is the next best.
-        fresh[found.key] = Entry(block=header.block, model=found.model, file_bytes=found.file_bytes, last_used=found.modified)
+        fresh[found.key] = Entry(
+            block=header.block,
+            model=found.model,
+            file_bytes=found.file_bytes,
+            last_used=found.modified,
+        )
         fingerprints[found.model] = header.fingerprint
     wrong += unseen
     if wrong:
@@ -57,7 +64,9 @@ def _header_of(found: BlockFile) -> BlockHeader:
 
 
 def salvage(folder: StoreFolder) -> int:
-    """Finish the files that dead writers had written but not named yet, delete the incomplete ones. Returns how many were saved.
+    """Finish the files that dead writers had written but not named yet, delete the incomplete ones.
+
+    Returns how many were saved.
 
     The caller holds the folder's lock. Raises OSError.
     """

@@ -1,4 +1,7 @@
-"""Small named records beside the blocks of a model: a file each, checked, and replaced as a whole. The I/O thread's business."""
+"""Small named records beside the blocks of a model: a file each, checked, and replaced as a whole.
+
+The I/O thread's business.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,12 @@ def record_files(folder: Path) -> list[Path]:
 
 
 def _is_record(path: Path) -> bool:
-    return path.suffix == SUFFIX and bool(_NAME.fullmatch(path.stem)) and path.is_file() and not path.is_symlink()
+    return (
+        path.suffix == SUFFIX
+        and bool(_NAME.fullmatch(path.stem))
+        and path.is_file()
+        and not path.is_symlink()
+    )
 
 
 def _private(path: str, flags: int) -> int:

@@ -1,4 +1,6 @@
-"""The SQLite file of responses: opened when it is needed, checked, set aside and begun anew when it is damaged."""
+"""The SQLite file of responses: opened when it is needed, checked, set aside and begun anew when it
+is damaged.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,12 @@ CREATE INDEX items_by_owner ON items (owner, part, number);
 CREATE INDEX items_by_id ON items (id);
 """
 # fullfsync: on macOS fsync alone leaves data in the cache of the drive; no effect elsewhere
-_PRAGMAS = ("synchronous = NORMAL", "fullfsync = ON", "foreign_keys = ON", "journal_size_limit = 4194304")
+_PRAGMAS = (
+    "synchronous = NORMAL",
+    "fullfsync = ON",
+    "foreign_keys = ON",
+    "journal_size_limit = 4194304",
+)
 
 logger = logging.getLogger("holdfast.store")
 
@@ -61,8 +68,9 @@ class FileDamaged(Exception):
 class ResponseDatabase:
     """`responses/responses-1.sqlite` in a store's folder, or memory. One thread at a time.
 
-    Its methods may raise FileDamaged; and sqlite3.Error and OSError for a disk that is full, locked or gone. `run` names this
-    process in what it has not finished: when it dies, what it leaves is marked as lost by the next that opens the file.
+    Its methods may raise FileDamaged; and sqlite3.Error and OSError for a disk that is full, locked
+    or gone. `run` names this process in what it has not finished: when it dies, what it leaves is
+    marked as lost by the next that opens the file.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -112,7 +120,9 @@ class ResponseDatabase:
         path = self._path()
         if path is not None:
             path.touch(mode=0o600)
-        database = sqlite3.connect(path or ":memory:", timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(
+            path or ":memory:", timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
         try:
             use_write_ahead_log(database, busy_seconds=_BUSY_SECONDS)
             for pragma in _PRAGMAS:
@@ -143,10 +153,14 @@ class ResponseDatabase:
         return _path_in(self._folder)
 
     def _mark_lost(self, database: sqlite3.Connection, place: Path) -> None:
-        """Mark what servers that have died did not finish. Others may live: the locked folder of each says so."""
+        """Mark what servers that have died did not finish.
+
+        Others may live: the locked folder of each says so.
+        """
         if self._claim is None:
             sweep(place, prefix=_RUN)
-            with contextlib.suppress(OSError):  # a file system without locks: then others cannot be told from dead ones
+            # a file system without locks: then others cannot be told from dead ones
+            with contextlib.suppress(OSError):
                 self._claim = claim(place, prefix=_RUN)
                 self.run = self._claim.folder.name
         living = {each.name for each in place.iterdir() if each.name.startswith(_RUN)} | {self.run}
@@ -162,7 +176,9 @@ class ResponseDatabase:
             return
         path = _path_in(self._folder)
         logger.warning(
-            "the file of responses is damaged (%s): it is set aside as %s, and begun anew", error, path.name + _DAMAGED
+            "the file of responses is damaged (%s): it is set aside as %s, and begun anew",
+            error,
+            path.name + _DAMAGED,
         )
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -170,13 +186,18 @@ class ResponseDatabase:
 
 
 def clear_responses(folder: Path) -> None:
-    """Delete all responses and conversations in a store's folder. A server may have the file open. Raises OSError."""
+    """Delete all responses and conversations in a store's folder.
+
+    A server may have the file open. Raises OSError.
+    """
     path = _path_in(folder)
     path.with_name(path.name + _DAMAGED).unlink(missing_ok=True)
     if not path.is_file():
         return
     try:
-        with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as database:
+        with contextlib.closing(
+            sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+        ) as database:
             for table in ("items", "records"):
                 database.execute(f"DELETE FROM {table}")
             database.execute("VACUUM")
@@ -195,6 +216,9 @@ def sealed(content: bytes) -> bytes:
 
 def unsealed(blob: object) -> bytes:
     """The content. Raises sqlite3.DatabaseError when it is not as it was written."""
-    if not isinstance(blob, bytes) or xxhash.xxh3_64_digest(blob[_CHECK_BYTES:]) != blob[:_CHECK_BYTES]:
+    if (
+        not isinstance(blob, bytes)
+        or xxhash.xxh3_64_digest(blob[_CHECK_BYTES:]) != blob[:_CHECK_BYTES]
+    ):
         raise sqlite3.DatabaseError("a row does not match its checksum")
     return blob[_CHECK_BYTES:]

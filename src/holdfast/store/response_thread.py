@@ -22,15 +22,23 @@ logger = logging.getLogger("holdfast.store")
 
 
 class ResponseStore:
-    """A file of responses for an asyncio loop: what is asked of it is done in order, in a thread of its own."""
+    """A file of responses for an asyncio loop: what is asked of it is done in order, in a thread of
+    its own.
+    """
 
-    def __init__(self, folder: Path | None = None, limits: ResponsesSettings = DEFAULT_RESPONSES) -> None:
+    def __init__(
+        self, folder: Path | None = None, limits: ResponsesSettings = DEFAULT_RESPONSES
+    ) -> None:
         self.limits = limits
         self._file = ResponseFile(folder, limits)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses")
 
-    def call(self, method: Callable[Concatenate[ResponseFile, P], T], *given: P.args, **named: P.kwargs) -> asyncio.Future[T]:
-        """Begin to do something with the file: `await store.call(ResponseFile.record, …)`. It is done even if nobody waits.
+    def call(
+        self, method: Callable[Concatenate[ResponseFile, P], T], *given: P.args, **named: P.kwargs
+    ) -> asyncio.Future[T]:
+        """Begin to do something with the file: `await store.call(ResponseFile.record, …)`.
+
+        It is done even if nobody waits.
 
         Raises what the method raises, and ResponsesUnavailable.
         """
@@ -41,7 +49,9 @@ class ResponseStore:
         await asyncio.wrap_future(self._thread.submit(self._file.close))
         self._thread.shutdown(wait=False)
 
-    def _do(self, method: Callable[Concatenate[ResponseFile, P], T], *given: P.args, **named: P.kwargs) -> T:
+    def _do(
+        self, method: Callable[Concatenate[ResponseFile, P], T], *given: P.args, **named: P.kwargs
+    ) -> T:
         try:
             try:
                 return method(self._file, *given, **named)

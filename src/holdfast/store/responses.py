@@ -1,7 +1,9 @@
-"""Responses and conversations that clients come back to, kept beside the blocks, with the items that went in and came out.
+"""Responses and conversations that clients come back to, kept beside the blocks, with the items
+that went in and came out.
 
-A record belongs to a tenant, and nobody else finds it. Bodies and items are JSON objects whose meaning is the caller's. Without a
-folder all of it is kept in memory. A file that is damaged is set aside and begun anew.
+A record belongs to a tenant, and nobody else finds it. Bodies and items are JSON objects whose
+meaning is the caller's. Without a folder all of it is kept in memory. A file that is damaged is set
+aside and begun anew.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ WITH RECURSIVE chain (number, previous, depth) AS (
     LIMIT :longest
 )
 """
-_SPARE = 0.95  # of the bounds stays when they are exceeded, so that not every response makes room for itself
+# of the bounds stays when they are exceeded, so that not every response makes room for itself
+_SPARE = 0.95
 _BEYOND_THE_BOUNDS = """
 DELETE FROM records WHERE number IN (
     SELECT number FROM (
@@ -79,23 +82,43 @@ class ResponseFile:
     Every method may raise FileDamaged, sqlite3.Error and OSError, as ResponseDatabase does.
     """
 
-    def __init__(self, folder: Path | None, limits: ResponsesSettings, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        limits: ResponsesSettings,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._database, self._limits, self._clock = ResponseDatabase(folder), limits, clock
 
     def put(
-        self, tenant: str, record: StoredRecord, *, kind: Kind, previous: str | None = None, items: Sequence[Item] = ()
+        self,
+        tenant: str,
+        record: StoredRecord,
+        *,
+        kind: Kind,
+        previous: str | None = None,
+        items: Sequence[Item] = (),
     ) -> None:
-        """Keep a new record with its items of input; that which is running until `finish` is told of its end."""
+        """Keep a new record with its items of input; that which is running until `finish` is told
+        of its end.
+        """
         body, run = _packed(record.body), self._database.run if record.is_running else None
         with self._growing() as database:
             values = (tenant, record.id, kind, run, previous, body, len(body), self._clock())
-            row = "INSERT INTO records (tenant, id, kind, run, previous, body, size, used) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            row = (
+                "INSERT INTO records (tenant, id, kind, run, previous, body, size, used) VALUES "
+                "(?, ?, ?, ?, ?, ?, ?, ?)"
+            )
             number = database.execute(row, values).lastrowid
             assert number is not None
             self._add(database, number, "input", items)
 
     def finish(self, tenant: str, record: StoredRecord, *, events: bytes = b"") -> bool:
-        """Keep the end of a response: what came out, and the events that said so. False when it was deleted meanwhile."""
+        """Keep the end of a response: what came out, and the events that said so.
+
+        False when it was deleted meanwhile.
+        """
         body, log = _packed(record.body), sealed(zlib.compress(events, 1)) if events else None
         with self._growing() as database:
             number = self._find(database, tenant, record.id, "response")
@@ -103,7 +126,10 @@ class ResponseFile:
                 return False
             self._add(database, number, "output", record.output)
             grown = len(body) + len(log or b"")
-            row = "UPDATE records SET run = NULL, events = ?, size = size - length(body) + ?, body = ?, used = ? WHERE number = ?"
+            row = (
+                "UPDATE records SET run = NULL, events = ?, size = size - length(body) + ?, body = "
+                "?, used = ? WHERE number = ?"
+            )
             database.execute(row, (log, grown, body, self._clock(), number))
         return True
 
@@ -112,7 +138,10 @@ class ResponseFile:
         body = _packed(record.body)
         with self._growing() as database:
             number = self._there(database, tenant, record.id, kind)
-            row = "UPDATE records SET size = size - length(body) + ?, body = ?, used = ? WHERE number = ?"
+            row = (
+                "UPDATE records SET size = size - length(body) + ?, body = ?, used = ? WHERE "
+                "number = ?"
+            )
             database.execute(row, (len(body), body, self._clock(), number))
 
     def append(self, tenant: str, record_id: str, items: Sequence[Item]) -> None:
@@ -120,7 +149,9 @@ class ResponseFile:
         with self._growing() as database:
             number = self._there(database, tenant, record_id, "conversation")
             self._add(database, number, "input", items)
-            database.execute("UPDATE records SET used = ? WHERE number = ?", (self._clock(), number))
+            database.execute(
+                "UPDATE records SET used = ? WHERE number = ?", (self._clock(), number)
+            )
 
     def delete(self, tenant: str, record_id: str, *, kind: Kind) -> None:
         """Forget a record and its items. Raises RecordMissing."""
@@ -147,14 +178,20 @@ class ResponseFile:
             body, is_running, is_lost = database.execute(row, (number,)).fetchone()
             output = self._items(database, number, "output")
             return StoredRecord(
-                id=record_id, body=_unpacked(body), output=output, is_running=bool(is_running), is_lost=bool(is_lost)
+                id=record_id,
+                body=_unpacked(body),
+                output=output,
+                is_running=bool(is_running),
+                is_lost=bool(is_lost),
             )
 
     def events(self, tenant: str, record_id: str) -> bytes:
         """The events of a response that has ended; empty when there are none. Raises RecordMissing."""
         with self._database.reading() as database:
             number = self._there(database, tenant, record_id, "response")
-            (log,) = database.execute("SELECT events FROM records WHERE number = ?", (number,)).fetchone()
+            (log,) = database.execute(
+                "SELECT events FROM records WHERE number = ?", (number,)
+            ).fetchone()
             return zlib.decompress(unsealed(log)) if log is not None else b""
 
     def items(self, tenant: str, record_id: str, *, kind: Kind) -> list[Item]:
@@ -174,22 +211,35 @@ class ResponseFile:
             return item
 
     def page(
-        self, tenant: str, record_id: str, *, kind: Kind, limit: int, newest_first: bool, after: str | None = None
+        self,
+        tenant: str,
+        record_id: str,
+        *,
+        kind: Kind,
+        limit: int,
+        newest_first: bool,
+        after: str | None = None,
     ) -> ItemPage:
         """Up to `limit` of its items of input, those behind the item `after`. Raises RecordMissing."""
-        end, order, place = ("min", "DESC", "<") if newest_first else ("max", "ASC", ">")  # none comes twice, none forever
+        # none comes twice, none forever
+        end, order, place = ("min", "DESC", "<") if newest_first else ("max", "ASC", ">")
         with self._database.reading() as database:
             number = self._there(database, tenant, record_id, kind)
             begin = 0 if not newest_first else (1 << 62)
             if after is not None:
-                row = f"SELECT {end}(number) FROM items WHERE owner = ? AND part = 'input' AND id = ?"
+                row = (
+                    f"SELECT {end}(number) FROM items WHERE owner = ? AND part = 'input' AND id = ?"
+                )
                 (begin,) = database.execute(row, (number, after)).fetchone()
                 if begin is None:
                     raise RecordMissing(record_id, item_id=after)
             row = (
-                f"SELECT body FROM items WHERE owner = ? AND part = 'input' AND number {place} ? ORDER BY number {order} LIMIT ?"
+                f"SELECT body FROM items WHERE owner = ? AND part = 'input' AND number {place} ? "
+                f"ORDER BY number {order} LIMIT ?"
             )
-            found = [_unpacked(body) for (body,) in database.execute(row, (number, begin, limit + 1))]
+            found = [
+                _unpacked(body) for (body,) in database.execute(row, (number, begin, limit + 1))
+            ]
         return ItemPage(items=found[:limit], has_more=len(found) > limit)
 
     def find_items(self, tenant: str, item_ids: Sequence[str]) -> dict[str, Item]:
@@ -201,23 +251,42 @@ class ResponseFile:
         found = {}
         with self._database.reading() as database:
             for item_id in item_ids:
-                if (match := database.execute(row, (item_id, tenant, self._since())).fetchone()) is not None:
+                if (
+                    match := database.execute(row, (item_id, tenant, self._since())).fetchone()
+                ) is not None:
                     found[item_id] = _unpacked(match[0])
         return found
 
     def chain(self, tenant: str, record_id: str) -> list[Item]:
-        """What went into and came out of a response and all that it continues, oldest first. It counts as a use of all of them.
+        """What went into and came out of a response and all that it continues, oldest first.
+
+        It counts as a use of all of them.
 
         Raises RecordMissing, which names the first that is not there any more.
         """
-        named = {"tenant": tenant, "id": record_id, "longest": _LONGEST_CHAIN, "since": self._since(), "now": self._clock()}
+        named = {
+            "tenant": tenant,
+            "id": record_id,
+            "longest": _LONGEST_CHAIN,
+            "since": self._since(),
+            "now": self._clock(),
+        }
         with self._database.changing() as database:
-            end = database.execute(f"{_CHAIN} SELECT previous FROM chain ORDER BY depth DESC LIMIT 1", named).fetchone()
+            end = database.execute(
+                f"{_CHAIN} SELECT previous FROM chain ORDER BY depth DESC LIMIT 1", named
+            ).fetchone()
             if end is None or end[0] is not None:
                 raise RecordMissing(record_id if end is None else end[0])
-            row = f"{_CHAIN} SELECT body FROM chain JOIN items ON owner = chain.number ORDER BY depth DESC, items.number"
+            row = (
+                f"{_CHAIN} SELECT body FROM chain JOIN items ON owner = chain.number ORDER BY "
+                "depth DESC, items.number"
+            )
             found = [_unpacked(body) for (body,) in database.execute(row, named)]
-            database.execute(f"{_CHAIN} UPDATE records SET used = :now WHERE number IN (SELECT number FROM chain)", named)
+            database.execute(
+                f"{_CHAIN} UPDATE records SET used = :now WHERE number IN (SELECT number FROM "
+                "chain)",
+                named,
+            )
         return found
 
     def totals(self) -> tuple[int, int]:
@@ -233,7 +302,9 @@ class ResponseFile:
     def _since(self) -> float:
         return self._clock() - self._limits.keep_seconds
 
-    def _find(self, database: sqlite3.Connection, tenant: str, record_id: str, kind: Kind) -> int | None:
+    def _find(
+        self, database: sqlite3.Connection, tenant: str, record_id: str, kind: Kind
+    ) -> int | None:
         row = "SELECT number FROM records WHERE tenant = ? AND id = ? AND kind = ? AND used > ?"
         found = database.execute(row, (tenant, record_id, kind, self._since())).fetchone()
         return None if found is None else int(found[0])
@@ -248,21 +319,33 @@ class ResponseFile:
         row = "SELECT body FROM items WHERE owner = ? AND part = ? ORDER BY number"
         return [_unpacked(body) for (body,) in database.execute(row, (owner, part))]
 
-    def _add(self, database: sqlite3.Connection, owner: int, part: Part, items: Sequence[Item]) -> None:
+    def _add(
+        self, database: sqlite3.Connection, owner: int, part: Part, items: Sequence[Item]
+    ) -> None:
         rows = [(owner, part, item["id"], _packed(item)) for item in items]
         database.executemany("INSERT INTO items (owner, part, id, body) VALUES (?, ?, ?, ?)", rows)
-        database.execute("UPDATE records SET size = size + ? WHERE number = ?", (sum(len(row[3]) for row in rows), owner))
+        database.execute(
+            "UPDATE records SET size = size + ? WHERE number = ?",
+            (sum(len(row[3]) for row in rows), owner),
+        )
 
     @contextlib.contextmanager
     def _growing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction after which the bounds hold: what was used longest ago goes. What runs counts from its end on."""
+        """A transaction after which the bounds hold: what was used longest ago goes.
+
+        What runs counts from its end on.
+        """
         most_count, most_bytes = self._limits.max_count, self._limits.max_bytes
         with self._database.changing() as database:
             yield database
-            database.execute("DELETE FROM records WHERE used <= ? AND run IS NULL", (self._since(),))
+            database.execute(
+                "DELETE FROM records WHERE used <= ? AND run IS NULL", (self._since(),)
+            )
             count, size = database.execute("SELECT count, bytes FROM totals").fetchone()
             if count > most_count or size > most_bytes:
-                database.execute("DELETE FROM records WHERE size > ? AND run IS NULL", (most_bytes,))
+                database.execute(
+                    "DELETE FROM records WHERE size > ? AND run IS NULL", (most_bytes,)
+                )
                 spared = {"count": int(most_count * _SPARE), "bytes": int(most_bytes * _SPARE)}
                 database.execute(_BEYOND_THE_BOUNDS, spared)
 

@@ -15,13 +15,16 @@ DAILY_WRITE_BYTES = 100 << 30
 
 
 def store_limits(settings: StoreSettings) -> StoreLimits:
-    """The limits that the settings ask for; what they leave open is the share of the volume that StoreLimits names."""
+    """The limits that the settings ask for; what they leave open is the share of the volume that
+    StoreLimits names.
+    """
     daily = DAILY_WRITE_BYTES if settings.daily_write_bytes is None else settings.daily_write_bytes
     return StoreLimits(budget_bytes=settings.disk_bytes, daily_write_bytes=daily)
 
 
 def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
-    """The folder that a server is to use, as an absolute path; empty when what was read is to be kept in RAM only.
+    """The folder that a server is to use, as an absolute path; empty when what was read is to be
+    kept in RAM only.
 
     Raises ConfigError for a home that there is not.
     """

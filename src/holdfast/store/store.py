@@ -1,9 +1,13 @@
-"""Blocks of bytes on disk: put, read, listed, forgotten. Nobody who uses it ever waits for the disk or fails with it.
+"""Blocks of bytes on disk: put, read, listed, forgotten.
 
-What is durable when. `put` returns at once. A block survives the death of this process as soon as its bytes are written, which is
-when the thread gets to it (milliseconds, if the disk keeps up): the next store that is opened on the folder finishes it. It
-survives a power cut when it is named in `changes().stored` or after `flush()`: its file, its name and the folder were synced by
-then; that takes 50 ms and the disk's own time. Blocks may be lost (queue full, no room, no disk), they are never wrong.
+Nobody who uses it ever waits for the disk or fails with it.
+
+What is durable when. `put` returns at once. A block survives the death of this process as soon as
+its bytes are written, which is when the thread gets to it (milliseconds, if the disk keeps up): the
+next store that is opened on the folder finishes it. It survives a power cut when it is named in
+`changes().stored` or after `flush()`: its file, its name and the folder were synced by then; that
+takes 50 ms and the disk's own time. Blocks may be lost (queue full, no room, no disk), they are
+never wrong.
 """
 
 from __future__ import annotations
@@ -40,9 +44,12 @@ def _never(fingerprint: str) -> bool:
 
 
 class BlockStore:
-    """The blocks of one model in a folder that other models and processes may share. Any thread may call it.
+    """The blocks of one model in a folder that other models and processes may share.
 
-    Two threads of its own: one owns files and index, one reads. `close` ends them; they are not daemons.
+    Any thread may call it.
+
+    Two threads of its own: one owns files and index, one reads. `close` ends them; they are not
+    daemons.
     """
 
     def __init__(
@@ -55,23 +62,29 @@ class BlockStore:
         clocks: Clocks | None = None,
         is_outdated: Callable[[str], bool] = _never,
     ) -> None:
-        """Raises StoreRefused when the folder holds what is not ours; a folder that cannot be written is no error.
+        """Raises StoreRefused when the folder holds what is not ours; a folder that cannot be
+        written is no error.
 
-        served_as: the model's name for people who look at the store. is_outdated: says of which fingerprints no model can be
-        any more; what is kept of these is deleted.
+        served_as: the model's name for people who look at the store. is_outdated: says of which
+        fingerprints no model can be any more; what is kept of these is deleted.
         """
         limits, clocks = limits or StoreLimits(), clocks or Clocks()
         self._folder = StoreFolder(folder, names={fingerprint: served_as})
-        with contextlib.suppress(OSError):  # a place that cannot even be looked at is found by the I/O thread again
+        # a place that cannot even be looked at is found by the I/O thread again
+        with contextlib.suppress(OSError):
             self._folder.check()
         self._clocks = clocks
-        self._figures = StoreFigures(model=fingerprint_id(fingerprint), dropped_blocks=dict.fromkeys(get_args(DropReason), 0))
+        self._figures = StoreFigures(
+            model=fingerprint_id(fingerprint), dropped_blocks=dict.fromkeys(get_args(DropReason), 0)
+        )
         self._mailbox = Mailbox(most_bytes=limits.queue_bytes, most_blocks=limits.queue_blocks)
         self._io = IoThread(
             self._folder, self._mailbox, fingerprint=fingerprint, figures=self._figures, limits=limits, clocks=clocks,
             is_outdated=is_outdated,
         )  # fmt: skip
-        self._reader = BlockReader(self._folder, self._mailbox, figures=self._figures, on_bad=self._on_bad)
+        self._reader = BlockReader(
+            self._folder, self._mailbox, figures=self._figures, on_bad=self._on_bad
+        )
         self._threads = (
             threading.Thread(target=self._io.run, name="holdfast-store"),
             threading.Thread(target=self._reader.run, name="holdfast-store-reader"),
@@ -82,42 +95,61 @@ class BlockStore:
     def __enter__(self) -> BlockStore:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     # -- blocks
 
     def put(self, block: StoredBlock) -> None:
-        """Queue a block for writing; it can be read at once. Dropped and counted when too much is queued already.
+        """Queue a block for writing; it can be read at once.
 
-        Its parts must not change any more; they are let go when the block is on disk. Raises ValueError for a block that
-        could never be written.
+        Dropped and counted when too much is queued already.
+
+        Its parts must not change any more; they are let go when the block is on disk. Raises
+        ValueError for a block that could never be written.
         """
         check_block(block)
         self._mailbox.offer(block)
 
     def read(self, key: BlockKey) -> Future[StoredBlock]:
-        """A future of the block: verified, its parts being views of one buffer. It fails with BlockMissing or BadBlock.
+        """A future of the block: verified, its parts being views of one buffer.
 
-        Its callbacks run on the reading thread. Let go of one block before you ask for many more: buffers that come back are used
-        again and cost no page faults.
+        It fails with BlockMissing or BadBlock.
+
+        Its callbacks run on the reading thread. Let go of one block before you ask for many more:
+        buffers that come back are used again and cost no page faults.
         """
         return self._reader.ask(key)
 
     def entries(self) -> tuple[Entry, ...]:
-        """All blocks of this model that can be reached from a root, parents before children, states behind blocks. Waits."""
+        """All blocks of this model that can be reached from a root, parents before children, states
+        behind blocks. Waits.
+        """
         return self._ask(self._io.entries, otherwise=())
 
     def changes(self) -> StoreChanges:
-        """What has become durable and what was lost since the last call. A key may be in both: it was stored, then lost."""
+        """What has become durable and what was lost since the last call.
+
+        A key may be in both: it was stored, then lost.
+        """
         return self._mailbox.changes()
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Note that blocks were of use just now. Name the whole path: a block is as recent as its most recent descendant."""
+        """Note that blocks were of use just now.
+
+        Name the whole path: a block is as recent as its most recent descendant.
+        """
         self._mailbox.send(functools.partial(self._io.touch, tuple(keys), self._clocks.wall()))
 
     def pin(self, keys: Iterable[BlockKey], *, holder: str = "", until: float = FOREVER) -> None:
-        """Keep blocks, and with them their ancestors, from eviction for `holder`; also over restarts. `until` as time.time()."""
+        """Keep blocks, and with them their ancestors, from eviction for `holder`; also over
+        restarts. `until` as time.time().
+        """
         self._mailbox.send(functools.partial(self._io.pin, tuple(keys), holder, until))
 
     def unpin(self, keys: Iterable[BlockKey], *, holder: str = "") -> None:
@@ -131,7 +163,9 @@ class BlockStore:
     # -- records, small and named
 
     def put_record(self, name: str, data: bytes) -> None:
-        """Keep a small record of this model under a name of 32 hexadecimal digits (else ValueError); returns at once."""
+        """Keep a small record of this model under a name of 32 hexadecimal digits (else
+        ValueError); returns at once.
+        """
         check_name(name)
         self._mailbox.send(functools.partial(self._io.put_record, name, data))
 
@@ -150,7 +184,10 @@ class BlockStore:
     # -- the whole
 
     def flush(self, timeout_seconds: float = 60.0) -> bool:
-        """Wait until everything handed over so far is durable. False when it is not, in time or at all."""
+        """Wait until everything handed over so far is durable.
+
+        False when it is not, in time or at all.
+        """
         try:
             return self._mailbox.ask(self._io.flush).result(timeout_seconds)
         except (FutureTimeout, CancelledError):
@@ -170,7 +207,8 @@ class BlockStore:
             self._figures,
             queued_blocks=queued_blocks,
             queued_bytes=queued_bytes,
-            dropped_blocks=self._figures.dropped_blocks | {"queue_full": self._mailbox.refused_blocks},
+            dropped_blocks=self._figures.dropped_blocks
+            | {"queue_full": self._mailbox.refused_blocks},
         )
 
     def check_invariants(self) -> None:

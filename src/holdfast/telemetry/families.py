@@ -11,12 +11,16 @@ from prometheus_client.metrics_core import Metric
 
 from holdfast.wire.figures import Histogram
 
-Table: TypeAlias = Iterable[tuple[str, str]]  # name of the field, which ends the metric's, and what it says
+# name of the field, which ends the metric's, and what it says
+Table: TypeAlias = Iterable[tuple[str, str]]
 Label = TypeVar("Label", bound=str)
 
 
 def plain(
-    kind: type[GaugeMetricFamily | CounterMetricFamily], prefix: str, table: Table, figures: Mapping[str, object]
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    prefix: str,
+    table: Table,
+    figures: Mapping[str, object],
 ) -> Iterator[Metric]:
     """A gauge or a counter for each field of the table. `figures`: by model id."""
     for name, documentation in table:
@@ -26,7 +30,9 @@ def plain(
         yield family
 
 
-def labelled(name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, float]]) -> Metric:
+def labelled(
+    name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, float]]
+) -> Metric:
     """A counter with a label beside the model. `counts`: model id → value of the label → count."""
     counter = CounterMetricFamily(name, documentation, labels=["model", label])
     for model, by_value in counts.items():
@@ -48,5 +54,7 @@ def histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Iter
 
 def cumulative(histogram: Histogram) -> Iterator[tuple[str, float]]:
     """The buckets: each bound as a text, with the number of observations up to it."""
-    for bound, count in zip((*histogram.bounds, float("inf")), accumulate(histogram.counts), strict=True):
+    for bound, count in zip(
+        (*histogram.bounds, float("inf")), accumulate(histogram.counts), strict=True
+    ):
         yield ("+Inf" if bound == float("inf") else str(bound)), float(count)

@@ -1,4 +1,6 @@
-"""The log in a file of its own, which is set aside when it is large enough; so many of these are kept, and the oldest goes."""
+"""The log in a file of its own, which is set aside when it is large enough; so many of these are
+kept, and the oldest goes.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,21 @@ _MOST_AT_ONCE = 100  # servers that would write the same file
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
-    """Writes a log file that only its owner may read and that no other process writes, and sets it aside when it is full."""
+    """Writes a log file that only its owner may read and that no other process writes, and sets it
+    aside when it is full.
+    """
 
     def __init__(self, path: Path, settings: LogSettings) -> None:
         """Raises OSError, and BlockingIOError when another process writes that file."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock_file = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock_file = os.open(
+            path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            super().__init__(path, maxBytes=settings.file_bytes, backupCount=settings.old_files, encoding="utf-8")
+            super().__init__(
+                path, maxBytes=settings.file_bytes, backupCount=settings.old_files, encoding="utf-8"
+            )
         except BaseException:
             os.close(self._lock_file)
             raise
@@ -51,11 +59,18 @@ class LogFile(logging.handlers.RotatingFileHandler):
 
     def _open(self) -> TextIOWrapper:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        return TextIOWrapper(os.fdopen(os.open(self.baseFilename, flags, 0o600), "ab"), encoding="utf-8")
+        return TextIOWrapper(
+            os.fdopen(os.open(self.baseFilename, flags, 0o600), "ab"), encoding="utf-8"
+        )
 
 
-def open_log_file(settings: LogSettings, *, folder: Callable[[], Path], name: str) -> LogFile | None:
-    """The file that the settings ask for; None: none. folder, name: of the one that `auto` means. Raises ConfigError."""
+def open_log_file(
+    settings: LogSettings, *, folder: Callable[[], Path], name: str
+) -> LogFile | None:
+    """The file that the settings ask for; None: none. folder, name: of the one that `auto` means.
+
+    Raises ConfigError.
+    """
     if settings.file in ("", OFF) or (settings.file == BACKGROUND and _is_read(sys.stderr)):
         return None
     if settings.file not in (AUTO, BACKGROUND):
@@ -63,17 +78,23 @@ def open_log_file(settings: LogSettings, *, folder: Callable[[], Path], name: st
     try:
         for number in range(1, _MOST_AT_ONCE):
             with contextlib.suppress(BlockingIOError):
-                return LogFile(folder() / f"{name}{'' if number == 1 else f'-{number}'}{LOG_SUFFIX}", settings)
+                return LogFile(
+                    folder() / f"{name}{'' if number == 1 else f'-{number}'}{LOG_SUFFIX}", settings
+                )
     except (OSError, RuntimeError) as error:  # or a user without a home
         if settings.file == BACKGROUND:  # nobody asked for it
             logging.getLogger(__name__).warning("there is no place for a log file: %s", error)
             return None
         raise ConfigError(f"log.file: there is no place for a log: {error}") from None
-    raise ConfigError("log.file: too many servers write a log at this port already; name another file")
+    raise ConfigError(
+        "log.file: too many servers write a log at this port already; name another file"
+    )
 
 
 def _is_read(stream: TextIO | None) -> bool:
-    """Whether somebody reads a stream: a person at a terminal, or the program at the other end of a pipe or socket."""
+    """Whether somebody reads a stream: a person at a terminal, or the program at the other end of a
+    pipe or socket.
+    """
     try:
         mode = os.fstat(stream.fileno()).st_mode if stream is not None else 0
     except (OSError, ValueError):  # it is closed
@@ -85,18 +106,24 @@ def _opened(path: Path, settings: LogSettings) -> LogFile:
     try:
         return LogFile(path, settings)
     except BlockingIOError:
-        raise ConfigError(f"log.file: another server writes {path} already; name another file") from None
+        raise ConfigError(
+            f"log.file: another server writes {path} already; name another file"
+        ) from None
     except OSError as error:
         raise ConfigError(f"log.file: {path}: {error.strerror or error}") from None
 
 
 def log_uncaught() -> None:
-    """Have what ends this process unforeseen written into the log as well, where nobody may see its standard error."""
+    """Have what ends this process unforeseen written into the log as well, where nobody may see its
+    standard error.
+    """
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, Exception):
-            logging.getLogger("holdfast").critical("the server ends: an error that nobody foresaw", exc_info=(kind, error, trace))
+            logging.getLogger("holdfast").critical(
+                "the server ends: an error that nobody foresaw", exc_info=(kind, error, trace)
+            )
         else:
             before(kind, error, trace)
 

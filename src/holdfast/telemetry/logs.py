@@ -16,12 +16,19 @@ from holdfast.telemetry.printable import escaped
 from holdfast.telemetry.request_log import RequestRecord
 
 _DIM, _RED, _GREEN, _YELLOW = "2", "31", "32", "33"
-_LEVEL_COLOURS = {logging.DEBUG: _DIM, logging.WARNING: _YELLOW, logging.ERROR: _RED, logging.CRITICAL: _RED}
+_LEVEL_COLOURS = {
+    logging.DEBUG: _DIM,
+    logging.WARNING: _YELLOW,
+    logging.ERROR: _RED,
+    logging.CRITICAL: _RED,
+}
 _CONTINUATION = "\n    "  # no line but the first of a message may look like one of ours
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: time (UTC), level, logger, message, the fields of a request, the traceback if there is one."""
+    """One JSON object per line: time (UTC), level, logger, message, the fields of a request, the
+    traceback if there is one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line."""
@@ -39,7 +46,9 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Lines for people: time, level, logger and message, a request without the logger; coloured where that is wished."""
+    """Lines for people: time, level, logger and message, a request without the logger; coloured
+    where that is wished.
+    """
 
     def __init__(self, *, coloured: bool, dated: bool = False) -> None:
         super().__init__(datefmt="%Y-%m-%d %H:%M:%S" if dated else "%H:%M:%S")
@@ -79,17 +88,23 @@ def configure_logging(
     environ: Mapping[str, str] | None = None,
     file: LogFile | None = None,
 ) -> None:
-    """Send all logs to `stream` (standard error) in the wished form, and to a file, instead of what was set up before.
+    """Send all logs to `stream` (standard error) in the wished form, and to a file, instead of what
+    was set up before.
 
-    Text is coloured on a terminal, unless `environ` (this process') has NO_COLOR or a TERM that knows no colours.
+    Text is coloured on a terminal, unless `environ` (this process') has NO_COLOR or a TERM that
+    knows no colours.
     """
     out = stream or sys.stderr
     handler = logging.StreamHandler(out)
-    text = TextLines(coloured=out.isatty() and _may_be_coloured(os.environ if environ is None else environ))
+    text = TextLines(
+        coloured=out.isatty() and _may_be_coloured(os.environ if environ is None else environ)
+    )
     handler.setFormatter(JsonLines() if settings.format == "json" else text)
     handlers: list[logging.Handler] = [handler]
     if file is not None:
-        file.setFormatter(JsonLines() if settings.format == "json" else TextLines(coloured=False, dated=True))
+        file.setFormatter(
+            JsonLines() if settings.format == "json" else TextLines(coloured=False, dated=True)
+        )
         handlers.append(file)
     logging.basicConfig(handlers=handlers, force=True)
     set_level(settings)

@@ -1,9 +1,11 @@
-"""How late the event loop comes round while requests are served: ticks that should come at equal times.
+"""How late the event loop comes round while requests are served: ticks that should come at equal
+times.
 
-What holds the loop (a long parse, a template, a library that keeps the interpreter's lock in another thread) delays every other
-answer, and shows in no figure of one request. A machine that is busy with other things makes ticks late too; then the loop's own
-work between two of them stays small. At rest nothing ticks. Each tick wakes the process, which costs 0.1 ms on a
-virtual machine: as often as every 2 ms they took more than all else that the front does for a request.
+What holds the loop (a long parse, a template, a library that keeps the interpreter's lock in
+another thread) delays every other answer, and shows in no figure of one request. A machine that is
+busy with other things makes ticks late too; then the loop's own work between two of them stays
+small. At rest nothing ticks. Each tick wakes the process, which costs 0.1 ms on a virtual machine:
+as often as every 2 ms they took more than all else that the front does for a request.
 """
 
 from __future__ import annotations

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -17,7 +23,25 @@ from holdfast.wire.figures import ResidencyFigures, WorkerStatistics
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-_LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_LONG = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+)
 
 _GAUGES = (
     ("running", "Sequences that are being computed."),
@@ -53,7 +77,9 @@ _SECONDS = (("step_seconds", "How long the engine's steps take."),)
 
 
 class Metrics(Collector):
-    """Everything that /metrics shows: what the front counts itself, and the workers' statistics at the time of asking."""
+    """Everything that /metrics shows: what the front counts itself, and the workers' statistics at
+    the time of asking.
+    """
 
     def __init__(self, *, loop_tick_seconds: float = 0.05) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per series says nothing more
@@ -66,27 +92,57 @@ class Metrics(Collector):
         self.loop_lag = LoopLag(loop_tick_seconds)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
-        self.http_requests = self._counter("http_requests", "HTTP requests answered.", "method", "path", "status")
-        self.requests = self._counter("requests", "Choices that ended, by the reason.", "model", "reason")
-        self.prompt_tokens = self._counter("request_prompt_tokens", "Prompt tokens of ended choices.", "model")
-        self.completion_tokens = self._counter("request_completion_tokens", "Tokens of ended choices.", "model")
-        self.cached_tokens = self._counter("request_cached_tokens", "Prompt tokens that needed no prefill.", "model")
+        self.http_requests = self._counter(
+            "http_requests", "HTTP requests answered.", "method", "path", "status"
+        )
+        self.requests = self._counter(
+            "requests", "Choices that ended, by the reason.", "model", "reason"
+        )
+        self.prompt_tokens = self._counter(
+            "request_prompt_tokens", "Prompt tokens of ended choices.", "model"
+        )
+        self.completion_tokens = self._counter(
+            "request_completion_tokens", "Tokens of ended choices.", "model"
+        )
+        self.cached_tokens = self._counter(
+            "request_cached_tokens", "Prompt tokens that needed no prefill.", "model"
+        )
         self.put_back_tokens = self._counter(
-            "request_put_back_tokens", "Tokens of earlier answers that stand in prompts as they were generated.", "model"
+            "request_put_back_tokens",
+            "Tokens of earlier answers that stand in prompts as they were generated.",
+            "model",
         )
         self.dropped_tokens = self._counter(
-            "request_dropped_tokens", "Tokens of answers that the chat template left out of a later turn.", "model"
+            "request_dropped_tokens",
+            "Tokens of answers that the chat template left out of a later turn.",
+            "model",
         )
-        self.reasoning_tokens = self._counter("request_reasoning_tokens", "Tokens of thoughts, of ended choices.", "model")
+        self.reasoning_tokens = self._counter(
+            "request_reasoning_tokens", "Tokens of thoughts, of ended choices.", "model"
+        )
         self.tool_calls = self._counter("tool_calls", "Complete calls of tools.", "model")
-        self.tool_call_repairs = self._counter("tool_call_repairs", "What was mended to read calls.", "model", "repair")
-        self.accept_seconds = self._histogram("accept_seconds", "Checking, tokenizing and submitting a request.", _SHORT)
-        self.queue_seconds = self._histogram("queue_seconds", "Waiting in the worker before the prompt was read.", _LONG)
-        self.prefill_seconds = self._histogram("prefill_seconds", "Admission to first token.", _LONG)
+        self.tool_call_repairs = self._counter(
+            "tool_call_repairs", "What was mended to read calls.", "model", "repair"
+        )
+        self.accept_seconds = self._histogram(
+            "accept_seconds", "Checking, tokenizing and submitting a request.", _SHORT
+        )
+        self.queue_seconds = self._histogram(
+            "queue_seconds", "Waiting in the worker before the prompt was read.", _LONG
+        )
+        self.prefill_seconds = self._histogram(
+            "prefill_seconds", "Admission to first token.", _LONG
+        )
         self.decode_seconds = self._histogram("decode_seconds", "First token to last.", _LONG)
-        self.first_token_seconds = self._histogram("first_token_seconds", "Request to first text, all waiting included.", _LONG)
-        self.inter_token_seconds = self._histogram("inter_token_seconds", "Between two pieces of text of one choice.", _SHORT)
-        self.request_seconds = self._histogram("request_seconds", "Request to the end of the answer.", _LONG)
+        self.first_token_seconds = self._histogram(
+            "first_token_seconds", "Request to first text, all waiting included.", _LONG
+        )
+        self.inter_token_seconds = self._histogram(
+            "inter_token_seconds", "Between two pieces of text of one choice.", _SHORT
+        )
+        self.request_seconds = self._histogram(
+            "request_seconds", "Request to the end of the answer.", _LONG
+        )
 
     def exposition(
         self,
@@ -97,7 +153,8 @@ class Metrics(Collector):
         residency: Mapping[str, ResidencyFigures] | None = None,
         resumed: Mapping[str, int] | None = None,
     ) -> bytes:
-        """All metrics in Prometheus' text format, with what is known of these workers now, by model id.
+        """All metrics in Prometheus' text format, with what is known of these workers now, by model
+        id.
 
         restarts: of the workers, by cause. resumed: streams that have gone on with another worker.
         """
@@ -110,26 +167,54 @@ class Metrics(Collector):
         """The loop's lag, and the families of the workers, as they were told last."""
         lag = self.loop_lag.take()
         for name, documentation, seconds in (
-            ("lag", "By how much the event loop came late at worst while requests were served, since last asked for.", lag.late),
-            ("busy", "Processor time that the event loop took at most before it came round, since last asked for.", lag.busy),
+            (
+                "lag",
+                "By how much the event loop came late at worst while requests were served, since "
+                "last asked for.",
+                lag.late,
+            ),
+            (
+                "busy",
+                "Processor time that the event loop took at most before it came round, since last "
+                "asked for.",
+                lag.busy,
+            ),
         ):
-            yield GaugeMetricFamily(f"holdfast_event_loop_{name}_seconds", documentation, value=seconds)
-        load = GaugeMetricFamily("holdfast_load_seconds", "What loading the model took.", labels=["model"])
+            yield GaugeMetricFamily(
+                f"holdfast_event_loop_{name}_seconds", documentation, value=seconds
+            )
+        load = GaugeMetricFamily(
+            "holdfast_load_seconds", "What loading the model took.", labels=["model"]
+        )
         for model, seconds in self._load_seconds.items():
             load.add_metric([model], seconds)
         yield load
         resumed = CounterMetricFamily(
-            "holdfast_resumed_streams", "Answers that went on with another worker when theirs had died.", labels=["model"]
+            "holdfast_resumed_streams",
+            "Answers that went on with another worker when theirs had died.",
+            labels=["model"],
         )
         for model, streams in self._resumed.items():
             resumed.add_metric([model], streams)
         yield resumed
-        yield labelled("holdfast_worker_restarts", "Workers that were replaced.", "cause", self._restarts)
+        yield labelled(
+            "holdfast_worker_restarts", "Workers that were replaced.", "cause", self._restarts
+        )
         yield from plain(GaugeMetricFamily, "holdfast_model_", _RESIDENT, self._residency)
         changes = {model: numbers.changes for model, numbers in self._residency.items()}
-        yield labelled("holdfast_model_changes", "Loads, loads that failed, and unloads by their reason.", "change", changes)
+        yield labelled(
+            "holdfast_model_changes",
+            "Loads, loads that failed, and unloads by their reason.",
+            "change",
+            changes,
+        )
         waits = {model: numbers.wait_seconds for model, numbers in self._residency.items()}
-        yield labelled("holdfast_model_wait_seconds", "Time that requests waited for a place, or for the load.", "for", waits)
+        yield labelled(
+            "holdfast_model_wait_seconds",
+            "Time that requests waited for a place, or for the load.",
+            "for",
+            waits,
+        )
         yield from plain(GaugeMetricFamily, "holdfast_worker_", _GAUGES, self._statistics)
         yield from plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, self._statistics)
         constraints = {model: numbers.constraints for model, numbers in self._statistics.items()}
@@ -140,11 +225,18 @@ class Metrics(Collector):
             for model, numbers in self._statistics.items()
             if numbers.link is not None
         }
-        yield labelled("holdfast_link_prompt_tokens", "Prompt tokens sent to the worker, and known to it before.", "sent", sent)
+        yield labelled(
+            "holdfast_link_prompt_tokens",
+            "Prompt tokens sent to the worker, and known to it before.",
+            "sent",
+            sent,
+        )
         yield from cache_families(self._statistics)
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(f"holdfast_{name}", documentation, labels, registry=self.registry)
 
     def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"holdfast_{name}", documentation, ("model",), buckets=buckets, registry=self.registry)
+        return Histogram(
+            f"holdfast_{name}", documentation, ("model",), buckets=buckets, registry=self.registry
+        )

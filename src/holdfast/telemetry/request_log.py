@@ -1,4 +1,6 @@
-"""One line in the log per request: what was asked, what came of it, how fast; nothing of what was said, unless that is wished."""
+"""One line in the log per request: what was asked, what came of it, how fast; nothing of what was
+said, unless that is wished.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ CLIENT_GONE = 499  # in place of a status when the client left before the answer
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
 UNKNOWN_ROUTE = "other"  # of paths that nothing is served at
-LONG_PREFILL_SECONDS = 5.0  # a prefill that takes this long, by what is known when it begins, is told of
+# a prefill that takes this long, by what is known when it begins, is told of
+LONG_PREFILL_SECONDS = 5.0
 PROGRESS_LINE_SECONDS = 5.0  # between two lines about the same prefill
 QUIET_PATHS = frozenset({"/", "/health", "/metrics", "/admin/requests"})  # polled by programs
 _log = logging.getLogger(__name__)
@@ -27,9 +30,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """What is known of one request; whoever learns something writes it down here. One per request, loop's thread only.
+    """What is known of one request; whoever learns something writes it down here.
 
-    When the request is over it is the message of its line in the log: text for people, fields for machines.
+    One per request, loop's thread only.
+
+    When the request is over it is the message of its line in the log: text for people, fields for
+    machines.
     """
 
     method: str
@@ -67,17 +73,24 @@ class RequestRecord:
         return (self.clock() if self.ended is None else self.ended) - self.began
 
     def __str__(self) -> str:
-        return "\n".join([" ".join((self.head, str(self.status), *self.details)), *self._contents()])
+        return "\n".join(
+            [" ".join((self.head, str(self.status), *self.details)), *self._contents()]
+        )
 
     @property
     def head(self) -> str:
         """Who asked for what."""
-        return f"{printable(self.client)} {printable(self.method)} {printable(self.path, longest=_LONGEST_PATH)}"
+        return (
+            f"{printable(self.client)} {printable(self.method)} "
+            f"{printable(self.path, longest=_LONGEST_PATH)}"
+        )
 
     @property
     def details(self) -> tuple[str, ...]:
         """What came of it, as far as it is known."""
-        return tuple(part for part in (printable(self.model), *self._figures(), self._end()) if part)
+        return tuple(
+            part for part in (printable(self.model), *self._figures(), self._end()) if part
+        )
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -145,12 +158,18 @@ class RequestRecord:
         answer = self.answer
         if answer is None or not answer.prompt:
             return []
-        texts = [("prompt", answer.prompt), *(("answer", answer.texts[index]) for index in sorted(answer.texts))]
+        texts = [
+            ("prompt", answer.prompt),
+            *(("answer", answer.texts[index]) for index in sorted(answer.texts)),
+        ]
         return [f"    {name}: {printable(text, longest=LONGEST_CONTENT)}" for name, text in texts]
 
 
 def write_line(record: RequestRecord) -> None:
-    """Log the line of a request that is over. What a client does is never an error; what programs poll is for debugging."""
+    """Log the line of a request that is over.
+
+    What a client does is never an error; what programs poll is for debugging.
+    """
     record.ended = record.clock()
     level = logging.DEBUG if record.path in QUIET_PATHS and record.has_status else logging.INFO
     if _log.isEnabledFor(level):
@@ -158,7 +177,9 @@ def write_line(record: RequestRecord) -> None:
 
 
 def write_progress(record: RequestRecord, progress: PromptProgress) -> None:
-    """Log how far a prompt is read: at the start of a long prefill, and every few seconds from then on."""
+    """Log how far a prompt is read: at the start of a long prefill, and every few seconds from then
+    on.
+    """
     answer = record.answer
     if answer is None or progress.read_tokens >= progress.total_tokens:
         return

@@ -1,4 +1,6 @@
-"""Follows one request on its way: acceptance, text, gaps, end; for the metrics and for its line in the log."""
+"""Follows one request on its way: acceptance, text, gaps, end; for the metrics and for its line in
+the log.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from holdfast.wire.output import (
     ToolCallFinished,
 )
 
-_LEAST_SECONDS = 0.01  # of an answer from its first text on: what came all at once says nothing of speed
+# of an answer from its first text on: what came all at once says nothing of speed
+_LEAST_SECONDS = 0.01
 
 
 class AnswerRecord:
@@ -38,7 +41,8 @@ class AnswerRecord:
         self.accept_seconds = 0.0
         self.prompt_tokens = self.put_back_tokens = self.dropped_tokens = 0
         self.texts: dict[int, str] = {}  # by choice
-        self.progress: dict[int, PromptProgress] = {}  # by choice whose prompt takes long, the latest
+        # by choice whose prompt takes long, the latest
+        self.progress: dict[int, PromptProgress] = {}
         self.progress_logged_at: float | None = None
         self.finish_reasons: list[str] = []
         self._choices_per_prompt = 1
@@ -58,12 +62,19 @@ class AnswerRecord:
         choices_per_prompt: int = 1,
         prompt: str = "",
     ) -> None:
-        """The request is in the worker's queue. Only from here on it is booked, under a model that is known to exist.
+        """The request is in the worker's queue.
 
-        prompt: what was asked, empty unless contents are logged; then the answers' texts are kept as well.
+        Only from here on it is booked, under a model that is known to exist.
+
+        prompt: what was asked, empty unless contents are logged; then the answers' texts are kept
+        as well.
         """
         self._model, self.prompt, self._choices_per_prompt = model, prompt, choices_per_prompt
-        self.prompt_tokens, self.put_back_tokens, self.dropped_tokens = prompt_tokens, put_back_tokens, dropped_tokens
+        self.prompt_tokens, self.put_back_tokens, self.dropped_tokens = (
+            prompt_tokens,
+            put_back_tokens,
+            dropped_tokens,
+        )
         self.accept_seconds = self._clock() - self.began
         self._metrics.accept_seconds.labels(model).observe(self.accept_seconds)
         self._metrics.put_back_tokens.labels(model).inc(put_back_tokens)
@@ -113,7 +124,9 @@ class AnswerRecord:
     @property
     def thought_ended_by(self) -> ThoughtEnder | None:
         """What ended a thought of any choice before the model did."""
-        return next((end.thought_ended_by for end, _ in self.ends if end.thought_ended_by is not None), None)
+        return next(
+            (end.thought_ended_by for end, _ in self.ends if end.thought_ended_by is not None), None
+        )
 
     @property
     def tokens(self) -> int:
@@ -122,7 +135,9 @@ class AnswerRecord:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """How fast the answer came from its first text on, all choices together; None when there is too little to tell."""
+        """How fast the answer came from its first text on, all choices together; None when there is
+        too little to tell.
+        """
         following, first_text_at = self.tokens - len(self._tokens), self.first_text_at
         if first_text_at is None or following < 1:
             return None
@@ -140,7 +155,9 @@ class AnswerRecord:
         return min(self._first_text.values(), default=None)
 
     def first_text_seconds(self, index: int) -> float | None:
-        """How long the first text of a choice took since the request came in; None as long as there is none."""
+        """How long the first text of a choice took since the request came in; None as long as there
+        is none.
+        """
         at = self._first_text.get(index)
         return None if at is None else at - self.began
 
@@ -158,13 +175,20 @@ class AnswerRecord:
             self._metrics.tool_calls.labels(self._model).inc()
             for repair in event.repairs:
                 self._metrics.tool_call_repairs.labels(self._model, repair).inc()
-        if isinstance(event, TextDelta) and self.prompt and len(self.texts.get(index, "")) < LONGEST_CONTENT:
+        if (
+            isinstance(event, TextDelta)
+            and self.prompt
+            and len(self.texts.get(index, "")) < LONGEST_CONTENT
+        ):
             self.texts[index] = self.texts.get(index, "") + event.appended
 
     def _observe_end(self, event: ChoiceFinished, now: float) -> None:
         metrics, model = self._metrics, self._model
-        # Without one of its own, the answer was cut by a stop string: its worker was not waited for.
-        decode_seconds = event.timings.decode_seconds or now - self._first_text.get(event.index, now)
+        # Without one of its own, the answer was cut by a stop string: its worker was not waited
+        # for.
+        decode_seconds = event.timings.decode_seconds or now - self._first_text.get(
+            event.index, now
+        )
         metrics.requests.labels(model, event.reason.value).inc()
         metrics.prompt_tokens.labels(model).inc(event.prompt_tokens)
         metrics.completion_tokens.labels(model).inc(event.completion_tokens)
@@ -176,5 +200,6 @@ class AnswerRecord:
         self.finish_reasons.append(event.reason.value)
         self.ends.append((event, now))
         self._tokens[event.index] = event.completion_tokens
-        if event.index % self._choices_per_prompt == 0:  # further choices of a prompt may share what the first has read
+        # further choices of a prompt may share what the first has read
+        if event.index % self._choices_per_prompt == 0:
             self._cached[event.index] = event.cached_tokens

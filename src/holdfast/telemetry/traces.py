@@ -1,9 +1,11 @@
-"""Traces of requests for OpenTelemetry: intake, queue with lookup, prefill and decode beneath the request itself.
+"""Traces of requests for OpenTelemetry: intake, queue with lookup, prefill and decode beneath the
+request itself.
 
-Off unless `log.traces` is set; then the extra `otel` has to be installed. Spans are made when a request is over, from the times
-that were taken anyway. A thread of the SDK's sends them: what a collector does not take in time is dropped, and nobody waits.
-Where to send, under which name and how many, the variables of OpenTelemetry say (OTEL_EXPORTER_OTLP_ENDPOINT,
-OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_BSP_…). Nothing of what was said is in them.
+Off unless `log.traces` is set; then the extra `otel` has to be installed. Spans are made when a
+request is over, from the times that were taken anyway. A thread of the SDK's sends them: what a
+collector does not take in time is dropped, and nobody waits. Where to send, under which name and
+how many, the variables of OpenTelemetry say (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME,
+OTEL_TRACES_SAMPLER, OTEL_BSP_…). Nothing of what was said is in them.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ _PARENT_HEADERS = frozenset({b"traceparent", b"tracestate", b"baggage"})
 
 
 class Traces:
-    """Books requests that are over. Loop's thread; the spans are sent by a thread of the provider's."""
+    """Books requests that are over.
+
+    Loop's thread; the spans are sent by a thread of the provider's.
+    """
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry import propagate, trace
@@ -42,12 +47,21 @@ class Traces:
         self._provider, self._trace, self._propagate = provider, trace, propagate
         self._tracer = provider.get_tracer("holdfast")
 
-    def book(self, record: RequestRecord, *, route: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Make the spans of a request that is over; the client's traceparent is their parent. What programs poll is left out."""
+    def book(
+        self, record: RequestRecord, *, route: str, headers: Iterable[tuple[bytes, bytes]]
+    ) -> None:
+        """Make the spans of a request that is over; the client's traceparent is their parent.
+
+        What programs poll is left out.
+        """
         if record.path in QUIET_PATHS:
             return
         wall = _WallClock(latest=record.began + record.seconds)
-        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers if name in _PARENT_HEADERS}
+        carrier = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in headers
+            if name in _PARENT_HEADERS
+        }
         root = self._tracer.start_span(
             f"{record.method} {route}",
             context=self._propagate.extract(carrier),
@@ -83,10 +97,17 @@ class Traces:
             done_at = read_at + timings.decode_seconds if timings.decode_seconds else ended_at
             queue = self._span("queue", beneath, wall, (accepted_at, admitted_at), choice)
             lookup = (accepted_at, accepted_at + memory.lookup_seconds)
-            self._span("lookup", self._trace.set_span_in_context(queue), wall, lookup, choice | _lookup_attributes(event))
+            self._span(
+                "lookup",
+                self._trace.set_span_in_context(queue),
+                wall,
+                lookup,
+                choice | _lookup_attributes(event),
+            )
             read_tokens = {"holdfast.read_tokens": event.prompt_tokens - event.cached_tokens}
             self._span("prefill", beneath, wall, (admitted_at, read_at), choice | read_tokens)
-            if event.completion_tokens:  # else it was a prompt that was only to be read, or that broke off
+            # else it was a prompt that was only to be read, or that broke off
+            if event.completion_tokens:
                 written_tokens = {"gen_ai.usage.output_tokens": event.completion_tokens}
                 self._span("decode", beneath, wall, (read_at, done_at), choice | written_tokens)
 
@@ -98,13 +119,17 @@ class Traces:
         times: tuple[float, float],
         attributes: Mapping[str, Any] | None = None,
     ) -> Span:
-        span = self._tracer.start_span(name, context=context, start_time=wall.ns(times[0]), attributes=attributes)
+        span = self._tracer.start_span(
+            name, context=context, start_time=wall.ns(times[0]), attributes=attributes
+        )
         span.end(wall.ns(max(times)))
         return span
 
 
 class _WallClock:
-    """Times of the performance counter, in seconds, as nanoseconds since the epoch; none after the end of the request."""
+    """Times of the performance counter, in seconds, as nanoseconds since the epoch; none after the
+    end of the request.
+    """
 
     def __init__(self, *, latest: float) -> None:
         self.latest = latest
@@ -129,16 +154,23 @@ class _Seldom(logging.Filter):
 
 
 def open_traces(version: str) -> Traces:
-    """Traces as the environment has them set up. Raises ConfigError when the extra is not installed."""
+    """Traces as the environment has them set up.
+
+    Raises ConfigError when the extra is not installed.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise ConfigError("log.traces needs OpenTelemetry, which is an extra: pip install 'holdfast-mlx[otel]'") from error
+        raise ConfigError(
+            "log.traces needs OpenTelemetry, which is an extra: pip install 'holdfast-mlx[otel]'"
+        ) from error
     attributes = {"service.version": version}
-    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in os.environ.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    ):
         attributes["service.name"] = "holdfast"
     provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -165,9 +197,15 @@ def _request_attributes(record: RequestRecord, route: str) -> dict[str, Any]:
 
 
 def _asked_attributes(asked: GenerationRequest) -> dict[str, Any]:
-    given = {name: getattr(asked.sampling, name) for name in ("temperature", "top_p") if name not in asked.unset_sampling}
+    given = {
+        name: getattr(asked.sampling, name)
+        for name in ("temperature", "top_p")
+        if name not in asked.unset_sampling
+    }
     return {
-        "gen_ai.operation.name": "chat" if isinstance(asked.prompt, ChatPrompt) else "text_completion",
+        "gen_ai.operation.name": "chat"
+        if isinstance(asked.prompt, ChatPrompt)
+        else "text_completion",
         "gen_ai.provider.name": "holdfast",
         "gen_ai.conversation.id": asked.session_id,
         "gen_ai.request.max_tokens": asked.max_tokens,
@@ -181,7 +219,9 @@ def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
         "gen_ai.usage.input_tokens": answer.prompt_tokens,
         "gen_ai.usage.output_tokens": answer.tokens,
         "gen_ai.usage.cache_read.input_tokens": answer.cached_tokens,
-        "gen_ai.usage.reasoning.output_tokens": sum(event.reasoning_tokens for event, _ in answer.ends),
+        "gen_ai.usage.reasoning.output_tokens": sum(
+            event.reasoning_tokens for event, _ in answer.ends
+        ),
         "gen_ai.response.finish_reasons": [_end_word(event) for event, _ in answer.ends] or None,
         "holdfast.cached_tokens": answer.cached_tokens,
         "holdfast.put_back_tokens": answer.put_back_tokens,
@@ -189,7 +229,8 @@ def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
     }
     if answer.first_text_at is not None:
         said["gen_ai.response.time_to_first_chunk"] = answer.first_text_at - answer.began
-    return {name: value for name, value in said.items() if value is not None}  # an answer that broke off has no such figures
+    # an answer that broke off has no such figures
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _end_word(event: ChoiceFinished) -> str:

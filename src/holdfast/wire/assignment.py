@@ -1,4 +1,6 @@
-"""What a worker serves, and what its process is told at its start: one struct, from the front's settings to the device thread."""
+"""What a worker serves, and what its process is told at its start: one struct, from the front's
+settings to the device thread.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,27 @@ import sys
 
 import msgspec
 
-from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
+from holdfast.config import (
+    LogSettings,
+    ModelSettings,
+    ResidencySettings,
+    SchedulerSettings,
+    StoreSettings,
+)
 from holdfast.machine.device_memory import ALL_OF_IT, MemoryShare
 
-WORKER_COMMAND = (sys.executable, "-P", "-m", "holdfast.worker")  # -P: nothing in the working folder can pose as a module
+# -P: nothing in the working folder can pose as a module
+WORKER_COMMAND = (sys.executable, "-P", "-m", "holdfast.worker")
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One model to serve, resolved to a local folder, and all settings that its worker goes by."""
 
     folder: str
-    hash_cache: str = ""  # file in which hashes of model files are kept for the next start; empty: nowhere
-    compiled_code: str = ""  # folder in which what MLX compiles is kept for the next start; empty: nowhere
+    # file in which hashes of model files are kept for the next start; empty: nowhere
+    hash_cache: str = ""
+    # folder in which what MLX compiles is kept for the next start; empty: nowhere
+    compiled_code: str = ""
     crash_reports: str = ""  # folder for what is told of workers that died; empty: nowhere
     model: ModelSettings
     scheduler: SchedulerSettings
@@ -29,7 +40,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process reads from its standard input: one JSON document, nothing in the process list."""
+    """What a worker process reads from its standard input: one JSON document, nothing in the
+    process list.
+    """
 
     settings: WorkerSettings
     endpoint: str

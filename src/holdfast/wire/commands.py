@@ -12,31 +12,42 @@ from holdfast.wire.token_ids import TokenIds
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """After so many tokens of thought, the tokens that end it are drawn, whatever the model would say.
+    """After so many tokens of thought, the tokens that end it are drawn, whatever the model would
+    say.
 
-    All thoughts of an answer count together. Where a grammar does not allow the end, the thought goes on until it does.
+    All thoughts of an answer count together. Where a grammar does not allow the end, the thought
+    goes on until it does.
     """
 
     tokens: int
-    start_token_ids: tuple[int, ...] = ()  # behind which the thought begins; empty: with the first token
+    # behind which the thought begins; empty: with the first token
+    start_token_ids: tuple[int, ...] = ()
     end_token_ids: tuple[int, ...] = ()  # that end it
 
 
 class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """The first `tokens` tokens of a prompt are to be kept for so many seconds since they were used last."""
+    """The first `tokens` tokens of a prompt are to be kept for so many seconds since they were used
+    last.
+    """
 
     tokens: int
     seconds: float
 
 
 class ReadAhead(msgspec.Struct, frozen=True, kw_only=True):
-    """That a prompt is read for a later one, while there is nothing else to do. Nothing is drawn behind it."""
+    """That a prompt is read for a later one, while there is nothing else to do.
 
-    known_tokens: int  # of its beginning, that were read before it was made: a request that has more of it needs no other
+    Nothing is drawn behind it.
+    """
+
+    # of its beginning, that were read before it was made: a request that has more of it needs no
+    # other
+    known_tokens: int
 
 
 class ReadAheadRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The tokens from `start` to the end of `token_ids` were read ahead, and no request has begun from them yet.
+    """The tokens from `start` to the end of `token_ids` were read ahead, and no request has begun
+    from them yet.
 
     As a command of the link: an earlier worker read them. For the figures only.
     """
@@ -58,16 +69,19 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     top_logprobs: int = 0
     want_prompt_logprobs: bool = False
     scored_from: int = 1  # the first of the prompt's tokens whose log-probability is wanted
-    pooling: Pooling | None = None  # the hidden states that the prompt's embedding is made of; None: none is wanted
+    # the hidden states that the prompt's embedding is made of; None: none is wanted
+    pooling: Pooling | None = None
     is_kept: bool = True  # what is read for it is there for later requests
     grammar: str = ""  # a text of llguidance: the tokens that may be drawn; empty: all
     thinking_budget: ThinkingBudget | None = None
     tenant: str = ""  # what one tenant has read is not there for another
     session_id: str = ""  # opened by the request if the tenant has none of that id
-    branch_points: tuple[int, ...] = ()  # positions in the prompt from which later ones are likely to go on in another way
+    # positions in the prompt from which later ones are likely to go on in another way
+    branch_points: tuple[int, ...] = ()
     pins: tuple[PinnedPrefix, ...] = ()  # ascending, each position once
     service: ServiceClass = ServiceClass()
-    generated_token_ids: TokenIds = TokenIds()  # drawn and told by a worker that is gone: they count, and are not told again
+    # drawn and told by a worker that is gone: they count, and are not told again
+    generated_token_ids: TokenIds = TokenIds()
     read_ahead: ReadAhead | None = None  # None: somebody waits for it
 
     @property
@@ -84,9 +98,11 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AbridgedRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request whose prompt begins with what the worker was sent before: `request` has only the ids behind that.
+    """A request whose prompt begins with what the worker was sent before: `request` has only the
+    ids behind that.
 
-    A worker that does not know the beginning says so with `PromptUnknown`, and gets a `WholePrompt`.
+    A worker that does not know the beginning says so with `PromptUnknown`, and gets a
+    `WholePrompt`.
     """
 
     number: int  # of the link's requests, each its own
@@ -106,9 +122,12 @@ ControlAction: TypeAlias = Literal["cancel", "pause", "resume"]
 
 
 class SequenceControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What becomes of one sequence. Command of the link; unknown ids are ignored (it may have just ended).
+    """What becomes of one sequence.
 
-    cancel: it is stopped within a step. pause: nothing is drawn for it until it is resumed, since nobody reads what it says.
+    Command of the link; unknown ids are ignored (it may have just ended).
+
+    cancel: it is stopped within a step. pause: nothing is drawn for it until it is resumed, since
+    nobody reads what it says.
     """
 
     request_id: RequestId
@@ -116,7 +135,9 @@ class SequenceControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A sequence gets another thinking budget, of all tokens that it has thought. Command of the link; unknown ids are ignored.
+    """A sequence gets another thinking budget, of all tokens that it has thought.
+
+    Command of the link; unknown ids are ignored.
 
     A budget of 0 ends a thought at once, and keeps further ones from beginning.
     """
@@ -128,14 +149,17 @@ class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What the worker as a whole is to do. Command of the link.
 
-    tell_statistics: it answers with its `WorkerStatistics`. shut_down: it ends in order, running requests as cancelled.
+    tell_statistics: it answers with its `WorkerStatistics`. shut_down: it ends in order, running
+    requests as cancelled.
     """
 
     action: Literal["tell_statistics", "shut_down"]
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How many sequences may run at once from now on, and how much one step reads. Command of the link; nobody is ended by it.
+    """How many sequences may run at once from now on, and how much one step reads.
+
+    Command of the link; nobody is ended by it.
 
     The next `WorkerStatistics` have what counts then; limits that may not be are left as they are.
     """
@@ -151,12 +175,17 @@ class LogChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class MemoryChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How much memory KV and blocks in RAM may take together from now on, as other models came or went. Command of the link."""
+    """How much memory KV and blocks in RAM may take together from now on, as other models came or
+    went. Command of the link.
+    """
 
     state_bytes: int
 
 
-SHUT_DOWN, TELL_STATISTICS = WorkerControl(action="shut_down"), WorkerControl(action="tell_statistics")
+SHUT_DOWN, TELL_STATISTICS = (
+    WorkerControl(action="shut_down"),
+    WorkerControl(action="tell_statistics"),
+)
 
 Command: TypeAlias = (
     SequenceRequest
@@ -169,4 +198,5 @@ Command: TypeAlias = (
     | SessionCommand
     | ReadAheadRun
 )
-LinkCommand: TypeAlias = Command | AbridgedRequest | WholePrompt  # as they travel to another process
+# as they travel to another process
+LinkCommand: TypeAlias = Command | AbridgedRequest | WholePrompt

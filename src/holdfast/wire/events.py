@@ -23,7 +23,9 @@ class FinishReason(enum.Enum):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of a token and its likeliest rivals: natural, after bias and penalties, before temperature."""
+    """Log-probability of a token and its likeliest rivals: natural, after bias and penalties,
+    before temperature.
+    """
 
     token_id: int
     logprob: float
@@ -45,11 +47,14 @@ class CacheOutcome(enum.Enum):
     NEW_TOKENS = "new_tokens"  # what is kept ends there, the prompt goes on
     DIVERGED = "diverged"  # something else is kept from there on
     NOTHING_STORED = "nothing_stored"  # nothing of this model and tenant is kept
-    NO_BOUNDARY = "no_boundary"  # more is kept, but the model can be resumed only where a state was taken
+    # more is kept, but the model can be resumed only where a state was taken
+    NO_BOUNDARY = "no_boundary"
     EVICTED = "evicted"  # more was kept, and had to make room
     UNREADABLE = "unreadable"  # more was kept, in files that turned out damaged, missing or unfit
     FORGOTTEN = "forgotten"  # more was kept, and somebody had it deleted
-    SCORED = "scored"  # something of all of the prompt's tokens was asked for (log-probabilities, a mean): all had to be read
+    # something of all of the prompt's tokens was asked for (log-probabilities, a mean): all had to
+    # be read
+    SCORED = "scored"
     FAILED = "failed"  # the memory failed; the worker's log says how
     OFF = "off"  # this worker keeps nothing
 
@@ -68,9 +73,11 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     outcome: CacheOutcome = CacheOutcome.OFF
     ram_tokens: int = 0
     moved_tokens: int = 0  # of these, in a parked state that is this request's own now
-    shared_tokens: int = 0  # of these, in buffers that other sequences hold too; the others were copied
+    # of these, in buffers that other sequences hold too; the others were copied
+    shared_tokens: int = 0
     disk_tokens: int = 0
-    read_ahead_tokens: int = 0  # of both, those that were read for this turn before it came, while there was nothing else to do
+    # of both, those that were read for this turn before it came, while there was nothing else to do
+    read_ahead_tokens: int = 0
     unused_tokens: int = 0  # further tokens that are, or were, kept but could not be used
     divergence: Divergence | None = None
     waited_for_another: bool = False  # another request was reading the same beginning at that time
@@ -108,13 +115,18 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PromptUnknown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker does not know what the prompt of an `AbridgedRequest` begins with, and waits for its `WholePrompt`."""
+    """The worker does not know what the prompt of an `AbridgedRequest` begins with, and waits for
+    its `WholePrompt`.
+    """
 
     number: int
 
 
 class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How far a prompt is read that takes long. Comes now and then, and never once all of it is read."""
+    """How far a prompt is read that takes long.
+
+    Comes now and then, and never once all of it is read.
+    """
 
     request_id: RequestId
     total_tokens: int  # of the prompt
@@ -124,16 +136,23 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The prompt has been read. Comes right before the first token; when there is none, only if the prompt was scored."""
+    """The prompt has been read.
+
+    Comes right before the first token; when there is none, only if the prompt was scored.
+    """
 
     request_id: RequestId
     memory: CacheReport
     timings: Timings  # without the time of decoding
-    logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt's tokens, from the first one that was asked for on
+    # of the prompt's tokens, from the first one that was asked for on
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class TokensGenerated(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """New tokens of one sequence, stop tokens included. `logprobs` is as long as `token_ids` when wanted, else empty."""
+    """New tokens of one sequence, stop tokens included.
+
+    `logprobs` is as long as `token_ids` when wanted, else empty.
+    """
 
     request_id: RequestId
     token_ids: tuple[int, ...]
@@ -141,17 +160,22 @@ class TokensGenerated(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Last message of a request. Each accepted request gets exactly one, cancelled and failed ones too."""
+    """Last message of a request.
+
+    Each accepted request gets exactly one, cancelled and failed ones too.
+    """
 
     request_id: RequestId
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
     error: str = ""  # what went wrong, for FAILED and REFUSED
-    is_deadly: bool = False  # its workers died of it: another try would cost more of them; the front says so
+    # its workers died of it: another try would cost more of them; the front says so
+    is_deadly: bool = False
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
-    embedding: bytes = b""  # of a prompt that was to be pooled: float32 in the order of the machine, of length 1
+    # of a prompt that was to be pooled: float32 in the order of the machine, of length 1
+    embedding: bytes = b""
     resumptions: int = 0  # workers that ended while they had it; the front counts them
 
     @property
@@ -177,9 +201,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str  # its name, where it tells one
     is_on_cpu: bool = False
     wired_bytes: int = 0  # that a Mac may not page out while the model serves
-    reserve_bytes: int = 0  # that a step may take of a GPU's memory beside weights and KV, buffers used again included
+    # that a step may take of a GPU's memory beside weights and KV, buffers used again included
+    reserve_bytes: int = 0
     device_memory_bytes: int = 0  # that a GPU recommends to use, or has; 0 without one
-    embedding_dimensions: int = 0  # of a pooled prompt; 0: the hidden states of this model cannot be reached
+    # of a pooled prompt; 0: the hidden states of this model cannot be reached
+    embedding_dimensions: int = 0
     blas: str = ""
     load_seconds: float = 0.0
     warnings: tuple[str, ...] = ()  # what a user should know: what it costs, why, what to do
@@ -193,21 +219,29 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker could not start (`fatal_input`: the model or a setting is at fault, so a restart will not help)."""
+    """The worker could not start (`fatal_input`: the model or a setting is at fault, so a restart
+    will not help).
+    """
 
     message: str
     fatal_input: bool
 
 
-Activity: TypeAlias = Literal["loading", "resting", "working"]  # resting: the device thread waits for commands
+# resting: the device thread waits for commands
+Activity: TypeAlias = Literal["loading", "resting", "working"]
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device thread is at. Sent now and then by a thread beside it, on a socket of its own."""
+    """What the device thread is at.
+
+    Sent now and then by a thread beside it, on a socket of its own.
+    """
 
     activity: Activity
-    lasting_seconds: float = 0.0  # since it began, without time in which the process did not run or waited for its own pages
-    expected_seconds: float | None = None  # what such work takes at most, as far as was measured; None: nothing like it was
+    # since it began, without time in which the process did not run or waited for its own pages
+    lasting_seconds: float = 0.0
+    # what such work takes at most, as far as was measured; None: nothing like it was
+    expected_seconds: float | None = None
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):

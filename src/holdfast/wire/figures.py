@@ -1,4 +1,7 @@
-"""Figures that a worker tells: counters since its start and gauges of now. Leaf module: no MLX, no web framework."""
+"""Figures that a worker tells: counters since its start and gauges of now.
+
+Leaf module: no MLX, no web framework.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ DropReason: TypeAlias = Literal["queue_full", "memory_only", "daily_budget", "no
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """Cumulative-ready histogram: `counts[i]` observations ≤ `bounds[i]`, the last count is above all bounds."""
+    """Cumulative-ready histogram: `counts[i]` observations ≤ `bounds[i]`, the last count is above
+    all bounds.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -24,7 +29,8 @@ class StoreFigures(msgspec.Struct, kw_only=True):
     """
 
     model: str  # short name of the model in the folder
-    mode: Literal["writing", "memory-only"] = "writing"  # memory-only while the folder cannot be written or has no room
+    # memory-only while the folder cannot be written or has no room
+    mode: Literal["writing", "memory-only"] = "writing"
     blocks: int = 0
     stored_bytes: int = 0
     allowed_bytes: int = 0
@@ -65,7 +71,10 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConstraintFigures(msgspec.Struct, kw_only=True):
-    """Counters of a worker since its start. The engine counts in one of these; what travels is a copy."""
+    """Counters of a worker since its start.
+
+    The engine counts in one of these; what travels is a copy.
+    """
 
     sequences: int = 0  # that were opened with a grammar or a thinking budget
     masks: int = 0  # of tokens that a grammar allowed, one for each that was drawn
@@ -74,7 +83,10 @@ class ConstraintFigures(msgspec.Struct, kw_only=True):
 
 
 class LinkFigures(msgspec.Struct, kw_only=True):
-    """What was sent to a worker in another process. The front counts in one of these, for the life of the worker."""
+    """What was sent to a worker in another process.
+
+    The front counts in one of these, for the life of the worker.
+    """
 
     new_tokens: int = 0  # of prompts, which were sent
     known_tokens: int = 0  # of prompts, which the worker had from earlier ones
@@ -87,7 +99,8 @@ class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
     leases: int = 0  # requests that use it
     waiting: int = 0  # requests that wait until there is room for it
     footprint_bytes: int = 0  # of memory, as measured
-    changes: dict[str, int] = {}  # loaded, failed; unloaded by what it made way for: room, idle, asked
+    # loaded, failed; unloaded by what it made way for: room, idle, asked
+    changes: dict[str, int] = {}
     wait_seconds: dict[str, float] = {}  # of requests, by what they waited for: place or load
 
 

@@ -1,4 +1,7 @@
-"""What a client sees of an answer: typed events, neutral of protocol. Leaf module: no MLX, no web framework."""
+"""What a client sees of an answer: typed events, neutral of protocol.
+
+Leaf module: no MLX, no web framework.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ from holdfast.wire.events import CacheReport, FinishReason, Timings
 from holdfast.wire.requests import RankMethod
 
 TextKind: TypeAlias = Literal["text", "reasoning"]
-EndWord: TypeAlias = Literal["stop", "length", "tool_calls"]  # why an answer ended, as protocols name it
+# why an answer ended, as protocols name it
+EndWord: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What all news of one choice have in common: which choice, and the tokens that became certain with it.
+    """What all news of one choice have in common: which choice, and the tokens that became certain
+    with it.
 
-    The token ids of all deltas of a choice, joined, are the tokens that were generated, up to its end; those of markers too.
+    The token ids of all deltas of a choice, joined, are the tokens that were generated, up to its
+    end; those of markers too.
     """
 
     index: int
@@ -26,11 +32,15 @@ class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextDelta(AnswerDelta, frozen=True, kw_only=True):
-    """New text, all of one kind. UTF-8 is never split and no part of a stop string is ever in visible text."""
+    """New text, all of one kind.
+
+    UTF-8 is never split and no part of a stop string is ever in visible text.
+    """
 
     text: str
     kind: TextKind = "text"
-    separator: str = ""  # goes before the text where a protocol has all text of a choice in one string
+    # goes before the text where a protocol has all text of a choice in one string
+    separator: str = ""
 
     @property
     def appended(self) -> str:
@@ -47,7 +57,10 @@ class ToolCallStarted(AnswerDelta, frozen=True, kw_only=True):
 
 
 class ToolArgumentsDelta(AnswerDelta, frozen=True, kw_only=True):
-    """More of a call's arguments, as JSON text. The fragments of a call that ends join to one JSON object."""
+    """More of a call's arguments, as JSON text.
+
+    The fragments of a call that ends join to one JSON object.
+    """
 
     call: int
     text: str
@@ -76,11 +89,14 @@ class TokenText(msgspec.Struct, frozen=True, kw_only=True):
     raw: bytes
     logprob: float
     top: tuple[TokenText, ...] = ()
-    text_offset: int = 0  # characters from the beginning of the answer (prompt included when echoed)
+    # characters from the beginning of the answer (prompt included when echoed)
+    text_offset: int = 0
 
 
 class DivergentTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt's first token that differs from what is kept, as text: what stands before it, the kept one, the prompt's own."""
+    """A prompt's first token that differs from what is kept, as text: what stands before it, the
+    kept one, the prompt's own.
+    """
 
     before: str
     stored: str
@@ -92,7 +108,10 @@ ThoughtEnder: TypeAlias = Literal["repetition", "request"]
 
 
 class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
-    """Last event of one choice. `timings` lacks the decoding of an answer that a stop string has ended."""
+    """Last event of one choice.
+
+    `timings` lacks the decoding of an answer that a stop string has ended.
+    """
 
     index: int
     reason: FinishReason
@@ -101,11 +120,13 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
     divergent: DivergentTexts | None = None  # for memory.divergence
-    reasoning_tokens: int = 0  # part of completion_tokens, up to and including the marker that ends the thought
+    # part of completion_tokens, up to and including the marker that ends the thought
+    reasoning_tokens: int = 0
     calls: int = 0  # complete calls of tools
     stop_string: str | None = None  # the one of the request that ended the answer
     resumptions: int = 0  # workers that ended while they had it
-    thought_ended_by: ThoughtEnder | None = None  # None: the model ended its thoughts itself, or its budget did
+    # None: the model ended its thoughts itself, or its budget did
+    thought_ended_by: ThoughtEnder | None = None
 
     @property
     def finish_reason(self) -> EndWord:
@@ -131,7 +152,8 @@ class TextRead(msgspec.Struct, frozen=True, kw_only=True):
 class Embedding(TextRead, frozen=True, kw_only=True):
     """The vector that stands for one text."""
 
-    vector: bytes  # float32 in the order of the machine (little-endian wherever MLX runs), of length 1
+    # float32 in the order of the machine (little-endian wherever MLX runs), of length 1
+    vector: bytes
 
 
 class Relevance(TextRead, frozen=True, kw_only=True):
@@ -143,7 +165,10 @@ class Relevance(TextRead, frozen=True, kw_only=True):
 
 
 class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the prompt of a choice is read. Only prompts that take long have this, and requests that ask for it."""
+    """How far the prompt of a choice is read.
+
+    Only prompts that take long have this, and requests that ask for it.
+    """
 
     index: int
     total_tokens: int
@@ -158,11 +183,15 @@ OutputEvent: TypeAlias = OutputDelta | ChoiceFinished | PromptProgress
 
 def text_of(deltas: Iterable[OutputDelta], kind: TextKind = "text") -> str:
     """All text of one kind of a choice."""
-    return "".join([delta.appended for delta in deltas if isinstance(delta, TextDelta) and delta.kind == kind])
+    return "".join(
+        [delta.appended for delta in deltas if isinstance(delta, TextDelta) and delta.kind == kind]
+    )
 
 
 def separator(before: str, after: str) -> str:
-    """What goes between two texts of an answer that a call or a thought has parted, where they become one string."""
+    """What goes between two texts of an answer that a call or a thought has parted, where they
+    become one string.
+    """
     if not before or not after or before.endswith("\n") or after.startswith("\n"):
         return ""
     return "\n"
@@ -181,6 +210,11 @@ def tool_calls_of(deltas: Iterable[OutputDelta]) -> tuple[ToolCall, ...]:
         elif isinstance(delta, ToolCallFinished):
             complete.add(delta.call)
     return tuple(
-        ToolCall(id=head.id, name=head.name, arguments="".join(arguments[call]), is_complete=call in complete)
+        ToolCall(
+            id=head.id,
+            name=head.name,
+            arguments="".join(arguments[call]),
+            is_complete=call in complete,
+        )
         for call, head in heads.items()
     )

@@ -17,8 +17,11 @@ def common_tokens(ours: bytes | bytearray, theirs: bytes | bytearray) -> int:
             low = middle
         else:
             high = middle
-    # The lowest bit in which two little-endian numbers differ lies in the first byte in which they differ.
-    differing = int.from_bytes(ours[low:high], "little") ^ int.from_bytes(theirs[low:high], "little")
+    # The lowest bit in which two little-endian numbers differ lies in the first byte in which they
+    # differ.
+    differing = int.from_bytes(ours[low:high], "little") ^ int.from_bytes(
+        theirs[low:high], "little"
+    )
     lowest_bit = (differing & -differing).bit_length() - 1
     return (low + lowest_bit // 8) // TOKEN_BYTES
 

@@ -1,7 +1,9 @@
-"""Keys of the beginnings of prompts, by which the front tells a worker what it has sent before. Leaf module.
+"""Keys of the beginnings of prompts, by which the front tells a worker what it has sent before.
 
-A prompt has one every `STEP_TOKENS` tokens, a hash of all tokens up to there and of the tenant. Both ends compute them and
-remember as many, the longest unused are forgotten first.
+Leaf module.
+
+A prompt has one every `STEP_TOKENS` tokens, a hash of all tokens up to there and of the tenant.
+Both ends compute them and remember as many, the longest unused are forgotten first.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ import hashlib
 
 from holdfast.wire.token_ids import TOKEN_ID_BYTES, TokenIds
 
-# So many may be sent again. From 2,048 bytes on hashlib lets go of the interpreter's lock, for which the event loop might have to
-# wait each time. The keys of 100,000 tokens take 0.6 ms.
+# So many may be sent again. From 2,048 bytes on hashlib lets go of the interpreter's lock, for
+# which the event loop might have to wait each time. The keys of 100,000 tokens take 0.6 ms.
 STEP_TOKENS = 500
 MOST_STEPS = 16_384  # of all prompts: 33 MB of token ids in the worker
 _STEP_BYTES = STEP_TOKENS * TOKEN_ID_BYTES
-_ROOT, _STEP = b"holdfast tenant", b"holdfast prompt"  # blake2b's `person`: the two kinds of keys can never meet
+# blake2b's `person`: the two kinds of keys can never meet
+_ROOT, _STEP = b"holdfast tenant", b"holdfast prompt"
 
 
 def tenant_key(tenant: str) -> bytes:

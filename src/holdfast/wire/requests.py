@@ -14,13 +14,16 @@ RequestId: TypeAlias = str
 
 
 Priority: TypeAlias = Literal["interactive", "batch"]
-"""Whose turn it is first: somebody waits for an interactive answer; one of a batch takes what is left."""
+"""Whose turn it is first: somebody waits for an interactive answer; one of a batch takes what is
+left.
+"""
 
 
 class ServiceClass(msgspec.Struct, frozen=True, kw_only=True):
     """How a request stands among others that want to run."""
 
-    flow: str = ""  # who asks, for fair queueing: what one flow has many of gives way to what another has few of
+    # who asks, for fair queueing: what one flow has many of gives way to what another has few of
+    flow: str = ""
     priority: Priority = "interactive"
 
 
@@ -35,7 +38,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
-    seed: int | None = None  # None: the gateway draws one before the request leaves the front process
+    # None: the gateway draws one before the request leaves the front process
+    seed: int | None = None
 
 
 SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
@@ -48,17 +52,20 @@ SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "repetition_penalty": (1e-3, 100),
     "logit_bias": (-100, 100),  # of each token; the lowest bans it
 }
-"""Lowest and highest value of each field of `SamplingParams` that has a range, wherever the value comes from.
+"""Lowest and highest value of each field of `SamplingParams` that has a range, wherever the value
+comes from.
 
 A protocol may promise less: OpenAI's temperature ends at 2.
 """
 
 
 class CacheBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A place in a conversation up to which its client wants it kept: it will be sent again, and go on from there.
+    """A place in a conversation up to which its client wants it kept: it will be sent again, and go
+    on from there.
 
-    It stands behind so many whole messages, and behind so many content parts of the next one. Behind no message at all means
-    behind the tools, and behind the system messages at the beginning, which templates write in one piece with them.
+    It stands behind so many whole messages, and behind so many content parts of the next one.
+    Behind no message at all means behind the tools, and behind the system messages at the
+    beginning, which templates write in one piece with them.
     """
 
     messages: int
@@ -66,21 +73,29 @@ class CacheBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 300.0  # since it was used last
 
 
-RESERVED_TEMPLATE_ARGUMENTS: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+RESERVED_TEMPLATE_ARGUMENTS: Final = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt"}
+)
 """What a chat template is given of the request itself, and no option of it may be named."""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation to be rendered by the model's chat template. Messages are OpenAI-shaped dictionaries."""
+    """A conversation to be rendered by the model's chat template.
+
+    Messages are OpenAI-shaped dictionaries.
+    """
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
-    # Names of tools that are defined within the conversation, where a part {"type": "tool_reference", "tool_name": NAME} of a
-    # message refers to them, and not at its head: what was read before stays as it was.
+    # Names of tools that are defined within the conversation, where a part {"type":
+    # "tool_reference", "tool_name": NAME} of a message refers to them, and not at its head: what
+    # was read before stays as it was.
     found_tools: tuple[str, ...] = ()
     tool_fields: tuple[
         str, ...
-    ] = ()  # the request's field of each tool's schema, to name in errors; none: as OpenAI's chat has it
+        # the request's field of each tool's schema, to name in errors; none: as OpenAI's chat has
+        # it
+    ] = ()
     template_options: dict[str, Any] = {}  # e.g. {"enable_thinking": False}
     continue_last: bool = False  # the last assistant message is to be continued, not answered
     cache_breakpoints: tuple[CacheBreakpoint, ...] = ()  # a protocol allows a handful
@@ -90,7 +105,9 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
         """The tools that the chat template lists."""
         if not self.found_tools:
             return self.tools
-        return tuple(tool for tool in self.tools if tool["function"]["name"] not in self.found_tools)
+        return tuple(
+            tool for tool in self.tools if tool["function"]["name"] not in self.found_tools
+        )
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +116,8 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["auto", "none", "required"] = "auto"
     names: tuple[str, ...] = ()
     parallel: bool = True  # several calls in one answer are allowed
-    held: tuple[str, ...] = ()  # tools whose calls are held to their schemas as far as a grammar can, strict or not
+    # tools whose calls are held to their schemas as far as a grammar can, strict or not
+    held: tuple[str, ...] = ()
 
 
 ThinkingEffort: TypeAlias = Literal["off", "on", "minimal", "low", "medium", "high", "max"]
@@ -116,7 +134,10 @@ FormatKind: TypeAlias = Literal["json_object", "json_schema", "regex", "lark", "
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """A form that the visible answer must have. `field` is the request's field to name in errors about it."""
+    """A form that the visible answer must have.
+
+    `field` is the request's field to name in errors about it.
+    """
 
     kind: FormatKind
     schema: dict[str, Any] | bool | None = None  # of json_schema
@@ -129,15 +150,21 @@ Pooling: TypeAlias = Literal["mean", "last"]
 """Which of a text's hidden states stand for it: the mean of all, or that of its last token."""
 
 RankMethod: TypeAlias = Literal["yes_no", "likelihood"]
-"""How a document is scored: by the model's yes or no to it, or by how likely the query is behind it."""
+"""How a document is scored: by the model's yes or no to it, or by how likely the query is behind
+it.
+"""
 
 
-# A text is tokenized as it is, with the tokenizer's own special tokens in front; token ids are used as they are.
+# A text is tokenized as it is, with the tokenizer's own special tokens in front; token ids are used
+# as they are.
 Prompt: TypeAlias = ChatPrompt | str | tuple[int, ...]
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a protocol in `http` (or the library) asks for, neutral of protocol and model. `intake` makes it servable."""
+    """What a protocol in `http` (or the library) asks for, neutral of protocol and model.
+
+    `intake` makes it servable.
+    """
 
     request_id: RequestId
     model: str
@@ -145,7 +172,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None  # None: as many as fit the context window
     choices: int = 1
     sampling: SamplingParams = SamplingParams()
-    unset_sampling: tuple[str, ...] = ()  # fields of `sampling` that the client left open, for generation_config.json to fill
+    # fields of `sampling` that the client left open, for generation_config.json to fill
+    unset_sampling: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     want_logprobs: bool = False
     top_logprobs: int = 0
@@ -155,7 +183,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()  # the tools themselves are a part of the chat prompt
     thinking: Thinking = Thinking()
     output_format: OutputFormat | None = None
-    tenant: str = ""  # what one tenant has read is not there for another; nothing secret, it is hashed already
+    # what one tenant has read is not there for another; nothing secret, it is hashed already
+    tenant: str = ""
     session_id: str = ""  # the session whose branch this goes on; empty: none
     service: ServiceClass = ServiceClass()
     prompt_field: str = "messages"  # the request's field to name in errors about the prompt
@@ -172,7 +201,8 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncates: bool = False  # what is longer than the window is cut at its end; else it is refused
     tenant: str = ""
     service: ServiceClass = ServiceClass()
-    input_field: str = "input"  # the request's field to name in errors: the third input is `input.2`
+    # the request's field to name in errors: the third input is `input.2`
+    input_field: str = "input"
     is_list: bool = True  # else there is one input, which errors name `input`
 
     def field_of(self, place: int) -> str:

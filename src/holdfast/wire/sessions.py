@@ -1,4 +1,6 @@
-"""What can be done with sessions, named branches of what is kept: the table of it, the command, the answer. Leaf module."""
+"""What can be done with sessions, named branches of what is kept: the table of it, the command, the
+answer. Leaf module.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,18 @@ LONGEST_METADATA_KEY, LONGEST_METADATA_VALUE = 64, 512
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400
 
 
-OperationName: TypeAlias = Literal["list", "open", "import", "export", "get", "update", "fork", "close"]
-Ttl: TypeAlias = float | msgspec.UnsetType | None  # seconds since its last use; None: it never ends by itself
+OperationName: TypeAlias = Literal[
+    "list", "open", "import", "export", "get", "update", "fork", "close"
+]
+# seconds since its last use; None: it never ends by itself
+Ttl: TypeAlias = float | msgspec.UnsetType | None
 
 
 class SessionOperation(msgspec.Struct, frozen=True):
-    """One thing that can be done with sessions. HTTP's routes are made from it; the command line and the library go by it."""
+    """One thing that can be done with sessions.
+
+    HTTP's routes are made from it; the command line and the library go by it.
+    """
 
     name: OperationName
     method: str
@@ -39,7 +47,8 @@ _OPERATIONS = (
     ),
     SessionOperation(
         "import", "POST", "/import", ("path", "session_id"), "import_session",
-        "Take in a session from a file that was exported; it keeps its name unless `id` gives another one.",
+        "Take in a session from a file that was exported; it keeps its name unless `id` gives "
+        "another one.",
     ),
     SessionOperation(
         "export", "GET", f"{_OF_ONE}/export", ("session_id", "path"), "export_session",
@@ -52,14 +61,18 @@ _OPERATIONS = (
     ),
     SessionOperation(
         "fork", "POST", f"{_OF_ONE}/fork", ("session_id", "new_session_id", "ttl_seconds", "pinned"), "fork_session",
-        "Begin a session where another one is; both go on from there, and share what they have in common.",
+        "Begin a session where another one is; both go on from there, and share what they have in "
+        "common.",
     ),
     SessionOperation(
         "close", "DELETE", _OF_ONE, ("session_id", "forget"), "close_session",
-        "End a session. What it has read stays while there is room; with `forget`, what nobody else needs of it is deleted.",
+        "End a session. What it has read stays while there is room; with `forget`, what nobody "
+        "else needs of it is deleted.",
     ),
 )  # fmt: skip
-SESSION_OPERATIONS: dict[OperationName, SessionOperation] = {operation.name: operation for operation in _OPERATIONS}
+SESSION_OPERATIONS: dict[OperationName, SessionOperation] = {
+    operation.name: operation for operation in _OPERATIONS
+}
 
 
 def _new_call_id() -> str:
@@ -67,7 +80,9 @@ def _new_call_id() -> str:
 
 
 class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Something to be done with a tenant's sessions. Command of the link, answered by one `SessionAnswer`.
+    """Something to be done with a tenant's sessions.
+
+    Command of the link, answered by one `SessionAnswer`.
 
     Of the fields from `session_id` on, those count that the operation `takes`.
     """
@@ -77,7 +92,8 @@ class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str = msgspec.field(default_factory=_new_call_id)
     session_id: str = ""  # of an import: what it is called here; empty: as in the file
     new_session_id: str = ""
-    ttl_seconds: Ttl = msgspec.UNSET  # left out: it stays, or is as the settings have it, or as the forked one's
+    # left out: it stays, or is as the settings have it, or as the forked one's
+    ttl_seconds: Ttl = msgspec.UNSET
     pinned: bool | msgspec.UnsetType = msgspec.UNSET
     metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     forget: bool = False  # delete what no other session and no other branch stands on
@@ -85,7 +101,8 @@ class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     limit: int = 1000  # list at most so many
 
 
-# Whether a session's branches are kept from eviction. over_quota: only its beginning is, it has grown beyond what may be pinned.
+# Whether a session's branches are kept from eviction. over_quota: only its beginning is, it has
+# grown beyond what may be pinned.
 PinState: TypeAlias = Literal["none", "kept", "over_quota"]
 
 
@@ -104,7 +121,8 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     kept_tokens: int  # of these, in RAM or on disk
     ram_tokens: int
     disk_tokens: int  # on disk only
-    live_tokens: int  # of those in RAM: in a live state, so that the next turn begins without a copy
+    # of those in RAM: in a live state, so that the next turn begins without a copy
+    live_tokens: int
     kept_bytes: int  # of all branches in RAM and on disk, what several share counted once
     metadata: dict[str, str]
     forked_from: str = ""
@@ -129,7 +147,10 @@ def is_fit_metadata(metadata: dict[str, str]) -> bool:
     if len(metadata) > MOST_METADATA_PAIRS:
         return False
     return all(
-        len(key) <= LONGEST_METADATA_KEY and len(value) <= LONGEST_METADATA_VALUE and _is_text(key) and _is_text(value)
+        len(key) <= LONGEST_METADATA_KEY
+        and len(value) <= LONGEST_METADATA_VALUE
+        and _is_text(key)
+        and _is_text(value)
         for key, value in metadata.items()
     )
 

@@ -1,4 +1,7 @@
-"""The ids of a prompt's tokens in one piece of memory, the same from the tokenizer to the device. Leaf module."""
+"""The ids of a prompt's tokens in one piece of memory, the same from the tokenizer to the device.
+
+Leaf module.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ TOKEN_ID_BYTES = 4
 
 
 class TokenIds(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Token ids, packed as little-endian uint32: 100,000 of them are sent, copied and compared in microseconds.
+    """Token ids, packed as little-endian uint32: 100,000 of them are sent, copied and compared in
+    microseconds.
 
     A slice is packed too. Equal to other packed ids only, never to a tuple.
     """

@@ -6,11 +6,25 @@ import json
 from typing import Any
 
 from anthropic import Anthropic
-from conversations import SUM_QUESTION, WEATHER_QUESTION, WEATHER_TOOL, Server, called, run, summed, thought, told
+from conversations import (
+    SUM_QUESTION,
+    WEATHER_QUESTION,
+    WEATHER_TOOL,
+    Server,
+    called,
+    run,
+    summed,
+    thought,
+    told,
+)
 from pydantic import BaseModel
 
 _DEFINED = WEATHER_TOOL["function"]
-TOOL = {"name": _DEFINED["name"], "description": _DEFINED["description"], "input_schema": _DEFINED["parameters"]}
+TOOL = {
+    "name": _DEFINED["name"],
+    "description": _DEFINED["description"],
+    "input_schema": _DEFINED["parameters"],
+}
 
 
 class Report(BaseModel):
@@ -42,12 +56,20 @@ def thought_of(message: Any) -> Any:
 def _then(first: Any) -> list[dict[str, Any]]:
     """The turns that follow on a message with a call: itself, and the result."""
     (call,) = [block for block in first.content if block.type == "tool_use"]
-    result = {"type": "tool_result", "tool_use_id": call.id, "content": called(call.name, call.input)}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": call.id,
+        "content": called(call.name, call.input),
+    }
     return [{"role": "assistant", "content": first.content}, user([result])]
 
 
 def tool_loop(server: Server) -> None:
-    client, messages, options = client_of(server), [user(WEATHER_QUESTION)], options_of(server, tools=[TOOL])
+    client, messages, options = (
+        client_of(server),
+        [user(WEATHER_QUESTION)],
+        options_of(server, tools=[TOOL]),
+    )
     first = client.messages.create(messages=messages, **options)
     assert first.stop_reason == "tool_use"
     last = client.messages.create(messages=messages + _then(first), **options)
@@ -57,7 +79,11 @@ def tool_loop(server: Server) -> None:
 
 
 def tool_loop_streamed(server: Server) -> None:
-    client, messages, options = client_of(server), [user(WEATHER_QUESTION)], options_of(server, tools=[TOOL])
+    client, messages, options = (
+        client_of(server),
+        [user(WEATHER_QUESTION)],
+        options_of(server, tools=[TOOL]),
+    )
     with client.messages.stream(messages=messages, **options) as stream:
         kinds = {event.type for event in stream}
         first = stream.get_final_message()
@@ -87,7 +113,11 @@ def thinking(server: Server) -> None:
     summed(text_of(answer))
     thought(thought_of(answer).thinking)
     assert thought_of(answer).signature
-    turns = [user(SUM_QUESTION), {"role": "assistant", "content": answer.content}, user("What is 12 + 30?")]
+    turns = [
+        user(SUM_QUESTION),
+        {"role": "assistant", "content": answer.content},
+        user("What is 12 + 30?"),
+    ]
     summed(text_of(client.messages.create(messages=turns, **options)))
 
 
@@ -106,18 +136,25 @@ def thinking_streamed(server: Server) -> None:
 
 
 def thinking_switched_off(server: Server) -> None:
-    answer = client_of(server).messages.create(messages=[user(SUM_QUESTION)], thinking={"type": "disabled"}, **options_of(server))
+    answer = client_of(server).messages.create(
+        messages=[user(SUM_QUESTION)], thinking={"type": "disabled"}, **options_of(server)
+    )
     assert [block.type for block in answer.content] == ["text"]
 
 
 def structure(server: Server) -> None:
-    answer = client_of(server).messages.parse(messages=[user("Write JSON.")], output_format=Report, **options_of(server))
+    answer = client_of(server).messages.parse(
+        messages=[user("Write JSON.")], output_format=Report, **options_of(server)
+    )
     assert isinstance(answer.parsed_output, Report)
 
 
 def forced_call(server: Server) -> None:
     answer = client_of(server).messages.create(
-        messages=[user("hi")], tools=[TOOL], tool_choice={"type": "tool", "name": "get_weather"}, **options_of(server)
+        messages=[user("hi")],
+        tools=[TOOL],
+        tool_choice={"type": "tool", "name": "get_weather"},
+        **options_of(server),
     )
     (call,) = [block for block in answer.content if block.type == "tool_use"]
     assert set(call.input) == {"city"}
@@ -127,12 +164,18 @@ def counted_tokens(server: Server) -> None:
     client, given = client_of(server), {"messages": [user(WEATHER_QUESTION)], "tools": [TOOL]}
     counted = client.messages.count_tokens(model=server.model, **given).input_tokens
     usage = client.messages.create(**given, **options_of(server, max_tokens=1)).usage
-    assert counted == usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+    assert (
+        counted
+        == usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+    )
 
 
 def stop_sequence(server: Server) -> None:
     answer = client_of(server).messages.create(
-        messages=[user(SUM_QUESTION)], stop_sequences=[" answer"], thinking={"type": "disabled"}, **options_of(server)
+        messages=[user(SUM_QUESTION)],
+        stop_sequences=[" answer"],
+        thinking={"type": "disabled"},
+        **options_of(server),
     )
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", " answer")
 

@@ -1,7 +1,8 @@
-"""A dialect that exists in this file only is served by the real application: fields, streams, ends and errors in its own form.
+"""A dialect that exists in this file only is served by the real application: fields, streams, ends
+and errors in its own form.
 
-Its streams are lines: `> "text"` for new text, `. reason` for the end of a choice, `= read+written` and `bye` at the end,
-`! code` for an error, `~` to keep the line open.
+Its streams are lines: `> "text"` for new text, `. reason` for the end of a choice, `= read+written`
+and `bye` at the end, `! code` for an error, `~` to keep the line open.
 """
 
 from __future__ import annotations
@@ -40,7 +41,14 @@ from holdfast.wire.output import ChoiceFinished, TextDelta
 from holdfast.wire.requests import GenerationRequest, SamplingParams
 from tests.fakes.fake_models import catalog_over
 from tests.fakes.http_clients import CHAT, Exchange, chat_body, client_of, served
-from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedDirectory, ScriptedGateway, answer, model_status
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    PROMPT_TOKENS,
+    ScriptedDirectory,
+    ScriptedGateway,
+    answer,
+    model_status,
+)
 from tests.fakes.served_model import served_model_folder
 
 SPEAK = "/toy/speak"
@@ -64,8 +72,16 @@ class Lines(AnswerFormat):
     def broken(self, problem: Problem) -> bytes:
         return b"! %b\n" % problem.code.encode()
 
-    def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        return json.dumps({"spoken": choices[0].text(), "why": choices[0].finish_reason, "read": counts.prompt_tokens}).encode()
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
+        return json.dumps(
+            {
+                "spoken": choices[0].text(),
+                "why": choices[0].finish_reason,
+                "read": counts.prompt_tokens,
+            }
+        ).encode()
 
 
 class Wish(BaseModel):
@@ -86,7 +102,9 @@ class Wish(BaseModel):
             sampling=SamplingParams(temperature=0.0),
             prompt_field="after",
         )
-        return AnswerPlan(requests=[request], form=Lines(), streams=not self.at_once, cache_salt=self.secret)
+        return AnswerPlan(
+            requests=[request], form=Lines(), streams=not self.at_once, cache_salt=self.secret
+        )
 
 
 @operation("POST", SPEAK, request_of(Wish), summary="a toy")
@@ -110,11 +128,19 @@ TABLE = (*DIALECTS, TOY)
 
 
 async def asked(
-    gateway: ScriptedGateway | None = None, path: str = SPEAK, *, method: str = "POST", body: Any = None, **settings: Any
+    gateway: ScriptedGateway | None = None,
+    path: str = SPEAK,
+    *,
+    method: str = "POST",
+    body: Any = None,
+    **settings: Any,
 ) -> httpx.Response:
     limits = LimitsSettings(max_body_bytes=1024)
     async with client_of(
-        gateway or ScriptedGateway(), server=ServerSettings(**settings), limits=limits, dialects=TABLE
+        gateway or ScriptedGateway(),
+        server=ServerSettings(**settings),
+        limits=limits,
+        dialects=TABLE,
     ) as client:
         return await client.request(method, path, json=body or {"after": "once"})
 
@@ -124,7 +150,11 @@ async def test_its_stream_has_its_own_type_framing_counts_and_end() -> None:
     response = await asked(gateway, body={"after": "once", "at_most": 3, "secret": "s"})
     assert (response.status_code, response.headers["content-type"]) == (200, "text/x-lines")
     assert response.text == f'> "Hel"\n> "lo \\"\\u2603\\""\n. stop\n= {PROMPT_TOKENS}+2\nbye\n'
-    assert (gateway.request.model, gateway.request.prompt, gateway.request.max_tokens) == (MODEL, "once", 3)
+    assert (gateway.request.model, gateway.request.prompt, gateway.request.max_tokens) == (
+        MODEL,
+        "once",
+        3,
+    )
     assert gateway.request.tenant != ""
 
 
@@ -151,7 +181,11 @@ async def test_a_wrong_field_is_named_in_its_own_form(body: Any, field: str, cod
 async def test_so_are_an_unknown_model_and_a_body_that_is_too_large() -> None:
     unknown = await asked(body={"after": "once", "by": "nobody"})
     large = await asked(body={"after": "x" * 2000})
-    assert (unknown.status_code, unknown.json()["oops"], unknown.json()["about"]) == (404, "model_not_found", "model")
+    assert (unknown.status_code, unknown.json()["oops"], unknown.json()["about"]) == (
+        404,
+        "model_not_found",
+        "model",
+    )
     assert (large.status_code, large.json()["oops"]) == (413, "body_too_large")
 
 
@@ -159,19 +193,32 @@ async def test_so_are_an_unknown_model_and_a_body_that_is_too_large() -> None:
 async def test_a_full_queue_has_its_status_and_its_own_form(at_once: bool) -> None:
     full = ScriptedGateway(refusal=QueueFull(queued=9, limit=9, retry_after_seconds=3))
     response = await asked(full, body={"after": "once", "at_once": at_once})
-    assert (response.status_code, response.headers["retry-after"], response.json()["oops"]) == (503, "3", "queue_full")
+    assert (response.status_code, response.headers["retry-after"], response.json()["oops"]) == (
+        503,
+        "3",
+        "queue_full",
+    )
 
 
 async def test_the_guard_speaks_it_as_well() -> None:
     locked = await asked(api_key="sesame")
     async with client_of(ScriptedGateway(), dialects=TABLE) as client:
         misdirected = await client.post(SPEAK, json={}, headers={"host": "evil.example"})
-    assert (locked.status_code, locked.json()["oops"], locked.headers["www-authenticate"]) == (401, "invalid_api_key", "Bearer")
+    assert (locked.status_code, locked.json()["oops"], locked.headers["www-authenticate"]) == (
+        401,
+        "invalid_api_key",
+        "Bearer",
+    )
     assert (misdirected.status_code, misdirected.json()["oops"]) == (421, "host_not_allowed")
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("POST", "/toy/sing", 404), ("GET", SPEAK, 405), ("POST", "/toy", 404)])
-async def test_what_is_not_beneath_its_path_is_told_in_its_own_form(method: str, path: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/toy/sing", 404), ("GET", SPEAK, 405), ("POST", "/toy", 404)],
+)
+async def test_what_is_not_beneath_its_path_is_told_in_its_own_form(
+    method: str, path: str, status: int
+) -> None:
     response = await asked(path=path, method=method)
     assert (response.status_code, set(response.json())) == (status, {"oops", "about", "said"})
     if status == 404:
@@ -196,7 +243,9 @@ async def test_an_error_in_the_middle_of_its_stream_ends_it_in_its_own_form() ->
 
 
 async def test_the_servers_stop_ends_its_stream_in_its_own_form() -> None:
-    exchange = Exchange(ScriptedGateway(script=[*answer("Hel")[:1], asyncio.Event()]), dialects=TABLE)
+    exchange = Exchange(
+        ScriptedGateway(script=[*answer("Hel")[:1], asyncio.Event()]), dialects=TABLE
+    )
     running = asyncio.create_task(exchange.run(SPEAK, {"after": "once"}))
     await exchange.first_body.wait()
     running.cancel()
@@ -204,11 +253,15 @@ async def test_the_servers_stop_ends_its_stream_in_its_own_form() -> None:
     assert exchange.text == '> "Hel"\n! model_unavailable\n'
 
 
-async def test_while_nothing_comes_it_keeps_the_line_open_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_nothing_comes_it_keeps_the_line_open_in_its_own_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.001)
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.001)
     loading = ScriptedDirectory(models=(model_status(state="loading"),))
-    gateway = ScriptedGateway(accept_when=asyncio.Event(), refusal_at_last=WorkerUnavailable("still loading"))
+    gateway = ScriptedGateway(
+        accept_when=asyncio.Event(), refusal_at_last=WorkerUnavailable("still loading")
+    )
     exchange = Exchange(gateway, directory=loading, dialects=TABLE)
     running = asyncio.create_task(exchange.run(SPEAK, {"after": "once"}))
     await exchange.first_body.wait()
@@ -223,7 +276,9 @@ async def test_a_connection_that_is_ended_for_a_late_body_is_told_in_its_own_for
     settings = ServerSettings(port=0, shutdown_seconds=0, body_seconds=0.02)
     async with served(ScriptedGateway(), settings=settings, dialects=TABLE) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        writer.write(b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{" % SPEAK.encode())
+        writer.write(
+            b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{" % SPEAK.encode()
+        )
         got = await reader.read()
         writer.close()
     assert json.loads(got.partition(b"\r\n\r\n")[2])["oops"] == "request_timeout"
@@ -270,13 +325,23 @@ async def test_it_is_served_over_a_real_worker(tmp_path: Path) -> None:
             await started.wait()
             async with httpx.AsyncClient(base_url=url_of(listener), timeout=60) as client:
                 streamed = await client.post(SPEAK, json={"after": "Hello", "at_most": 4})
-                whole = await client.post(SPEAK, json={"after": "Hello", "at_most": 4, "at_once": True})
+                whole = await client.post(
+                    SPEAK, json={"after": "Hello", "at_most": 4, "at_once": True}
+                )
                 wrong = await client.post(SPEAK, json={"after": "x " * 100_000})
             running.should_exit = True
             await serving
     finally:
         await residency.stop()
     *lines, reason, _, end = streamed.text.splitlines()
-    assert "".join(json.loads(line.removeprefix("> ")) for line in lines) == whole.json()["spoken"] != ""
+    assert (
+        "".join(json.loads(line.removeprefix("> ")) for line in lines)
+        == whole.json()["spoken"]
+        != ""
+    )
     assert (reason.removeprefix(". "), end) == (whole.json()["why"], "bye")
-    assert (wrong.status_code, wrong.json()["oops"], wrong.json()["about"]) == (400, "context_length_exceeded", "after")
+    assert (wrong.status_code, wrong.json()["oops"], wrong.json()["about"]) == (
+        400,
+        "context_length_exceeded",
+        "after",
+    )

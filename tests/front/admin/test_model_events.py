@@ -54,7 +54,9 @@ async def test_the_stream_begins_with_the_state_of_all_models_and_goes_on_with_c
     ]
 
 
-async def test_a_download_shows_its_bytes_and_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_download_shows_its_bytes_and_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     files = {file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()}
     made = HubLibrary(folder=tmp_path, cache=tmp_path / "cache")
     with hub_in_place(monkeypatch, tmp_path / "cache") as hub:

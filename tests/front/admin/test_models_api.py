@@ -22,11 +22,17 @@ PLACE = f"/admin/models/{MODEL}"  # its name has a slash
         ("pin", {"pinned": False}, ("pin", MODEL, False)),
     ],
 )
-async def test_a_model_is_loaded_unloaded_and_pinned(name: str, action: str, body: Any, done: tuple[object, ...]) -> None:
+async def test_a_model_is_loaded_unloaded_and_pinned(
+    name: str, action: str, body: Any, done: tuple[object, ...]
+) -> None:
     control = ScriptedControl()
     async with client_of(ScriptedGateway(), control=control) as client:
         answered = await client.post(f"/admin/models/{name}/{action}", json=body)
-    assert (answered.status_code, answered.json()["id"], answered.json()["state"]) == (200, MODEL, "ready")
+    assert (answered.status_code, answered.json()["id"], answered.json()["state"]) == (
+        200,
+        MODEL,
+        "ready",
+    )
     assert control.done == [done]
 
 
@@ -52,7 +58,9 @@ async def test_limits_of_a_model_are_changed() -> None:
         ("POST", f"{PLACE}/pin", {"pin": True}, 400, "pin"),
     ],
 )
-async def test_bad_input_names_the_field_and_does_nothing(method: str, path: str, body: Any, status: int, field: str) -> None:
+async def test_bad_input_names_the_field_and_does_nothing(
+    method: str, path: str, body: Any, status: int, field: str
+) -> None:
     control = ScriptedControl()
     async with client_of(ScriptedGateway(), control=control) as client:
         refused = await client.request(method, path, json=body)
@@ -76,10 +84,13 @@ async def test_what_cannot_be_done_is_said(refusal: Exception, status: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("PATCH", PLACE), *(("POST", f"{PLACE}/{what}") for what in ("load", "unload", "pin"))]
+    ("method", "path"),
+    [("PATCH", PLACE), *(("POST", f"{PLACE}/{what}") for what in ("load", "unload", "pin"))],
 )
 async def test_it_takes_an_administrator(method: str, path: str) -> None:
     control = ScriptedControl()
     async with client_of(ScriptedGateway(), control=control) as client:
-        refused = await client.request(method, path, headers={"x-forwarded-for": "192.0.2.1"}, json={})
+        refused = await client.request(
+            method, path, headers={"x-forwarded-for": "192.0.2.1"}, json={}
+        )
     assert (refused.status_code, control.done) == (403, [])

@@ -8,7 +8,16 @@ import pytest
 
 from holdfast.config import ServerSettings
 from holdfast.wire.output import PromptProgress
-from tests.fakes.http_clients import CHAT, MESSAGES, chat_body, client_of, events_of, message_body, named_events_of, served
+from tests.fakes.http_clients import (
+    CHAT,
+    MESSAGES,
+    chat_body,
+    client_of,
+    events_of,
+    message_body,
+    named_events_of,
+    served,
+)
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, answer
 
 REQUESTS = "/admin/requests"
@@ -27,7 +36,9 @@ async def test_a_request_is_listed_while_it_runs_and_cancelled_with_a_clear_end(
     gateway = endless("Hel", "lo")
     async with served(gateway) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
         headers = {"x-request-id": "mine", "x-session-id": "agent-1"}
-        async with client.stream("POST", CHAT, json=chat_body(stream=True), headers=headers) as stream:
+        async with client.stream(
+            "POST", CHAT, json=chat_body(stream=True), headers=headers
+        ) as stream:
             lines = stream.aiter_lines()
             while '"lo"' not in await anext(lines):
                 continue
@@ -45,7 +56,10 @@ async def test_a_request_is_listed_while_it_runs_and_cancelled_with_a_clear_end(
                 "prefilled_tokens": 0,
                 "answer_tokens": 2,
             }
-            assert (await client.delete(f"{REQUESTS}/mine")).json() == {"id": "mine", "cancelled": True}
+            assert (await client.delete(f"{REQUESTS}/mine")).json() == {
+                "id": "mine",
+                "cancelled": True,
+            }
             rest = "\n".join([line async for line in lines])
         *_, error = [event for event in events_of(rest.strip()) if event != "[DONE]"]
         assert (error["error"]["code"], error["error"]["message"]) == (
@@ -56,10 +70,18 @@ async def test_a_request_is_listed_while_it_runs_and_cancelled_with_a_clear_end(
         assert gateway.closed == [gateway.request.request_id]
 
 
-async def test_a_whole_answer_that_is_cancelled_is_refused_in_the_form_of_its_protocol_and_is_not_tried_again() -> None:
-    async with served(endless("Hel")) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+async def test_a_whole_answer_that_is_cancelled_is_refused_in_the_form_of_its_protocol_and_is_not_tried_again() -> (
+    None
+):
+    async with (
+        served(endless("Hel")) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as client,
+    ):
         asked = [
-            asyncio.create_task(client.post(MESSAGES, json=message_body(), headers={"x-request-id": "same"})) for _ in range(2)
+            asyncio.create_task(
+                client.post(MESSAGES, json=message_body(), headers={"x-request-id": "same"})
+            )
+            for _ in range(2)
         ]
         while len(found := await listed(client)) < 2:
             continue
@@ -73,7 +95,10 @@ async def test_a_whole_answer_that_is_cancelled_is_refused_in_the_form_of_its_pr
 
 
 async def test_a_stream_of_messages_that_is_cancelled_ends_with_an_error_event() -> None:
-    async with served(endless("Hel")) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with (
+        served(endless("Hel")) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as client,
+    ):
         asked = asyncio.create_task(client.post(MESSAGES, json=message_body(stream=True)))
         while not (found := [each for each in await listed(client) if each["state"] == "writing"]):
             continue
@@ -82,7 +107,9 @@ async def test_a_stream_of_messages_that_is_cancelled_ends_with_an_error_event()
         assert (name, "cancelled" in event["error"]["message"]) == ("error", True)
 
 
-async def test_a_request_that_waits_for_its_model_is_listed_as_waiting_and_embeddings_as_read() -> None:
+async def test_a_request_that_waits_for_its_model_is_listed_as_waiting_and_embeddings_as_read() -> (
+    None
+):
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     async with served(gateway) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
         asked = [
@@ -91,13 +118,18 @@ async def test_a_request_that_waits_for_its_model_is_listed_as_waiting_and_embed
         ]
         while len(found := await listed(client)) < 2:
             continue
-        assert {each["path"]: each["state"] for each in found} == {CHAT: "waiting", "/v1/embeddings": "reading"}
+        assert {each["path"]: each["state"] for each in found} == {
+            CHAT: "waiting",
+            "/v1/embeddings": "reading",
+        }
         for each in found:
             await client.delete(f"{REQUESTS}/{each['id']}")
         assert {answered.status_code for answered in await asyncio.gather(*asked)} == {403}
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", REQUESTS), ("DELETE", f"{REQUESTS}/x"), ("GET", "/admin/store")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", REQUESTS), ("DELETE", f"{REQUESTS}/x"), ("GET", "/admin/store")]
+)
 async def test_who_is_no_administrator_is_refused(method: str, path: str) -> None:
     keyed = ServerSettings(api_key="k")
     async with client_of(ScriptedGateway(), server=keyed) as client:
@@ -125,4 +157,8 @@ async def test_it_is_listed_how_far_a_long_prompt_is_read() -> None:
             while "prompt_progress" not in await anext(lines):
                 continue
             (shown,) = await listed(client)
-            assert (shown["state"], shown["prefilled_tokens"], shown["prompt_tokens"]) == ("reading", 3, 7)
+            assert (shown["state"], shown["prefilled_tokens"], shown["prompt_tokens"]) == (
+                "reading",
+                3,
+                7,
+            )

@@ -1,4 +1,6 @@
-"""The session endpoints: what they take, which command it becomes, how answers and refusals come out."""
+"""The session endpoints: what they take, which command it becomes, how answers and refusals come
+out.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,19 @@ OBJECT = {
 
 
 async def ask(
-    method: str, path: str, *, sessions: ScriptedSessions | None = None, server: ServerSettings | None = None, **more: Any
+    method: str,
+    path: str,
+    *,
+    sessions: ScriptedSessions | None = None,
+    server: ServerSettings | None = None,
+    **more: Any,
 ) -> tuple[httpx.Response, list[tuple[str, SessionCommand]]]:
     gateway = sessions or ScriptedSessions()
     async with client_of(
-        ScriptedGateway(), sessions=gateway, server=server, limits=LimitsSettings(max_import_bytes=2048)
+        ScriptedGateway(),
+        sessions=gateway,
+        server=server,
+        limits=LimitsSettings(max_import_bytes=2048),
     ) as client:
         return await client.request(method, path, **more), gateway.asked
 
@@ -77,7 +87,9 @@ async def test_a_request_becomes_a_command_and_its_answer_a_session(
     response, [(model, asked)] = await ask(method, SESSIONS + path, json=body)
     assert (response.status_code, response.json()) == (200, OBJECT)
     assert model == MODEL
-    assert without_call_id(asked) == {name: getattr(command, name) for name in without_call_id(asked)}
+    assert without_call_id(asked) == {
+        name: getattr(command, name) for name in without_call_id(asked)
+    }
 
 
 @pytest.mark.parametrize("path", ["", "/a/fork"])
@@ -92,15 +104,25 @@ async def test_a_name_is_made_up_where_none_is_given_even_without_a_body(path: s
 
 async def test_sessions_are_listed_as_many_as_are_asked_for() -> None:
     found = tuple(msgspec.structs.replace(SESSION, session_id=name) for name in "abc")
-    for limit, names, has_more in (("", "abc", False), ("?limit=3", "abc", False), ("?limit=2", "ab", True)):
-        response, [(_, command)] = await ask("GET", SESSIONS + limit, sessions=ScriptedSessions(found=found))
+    for limit, names, has_more in (
+        ("", "abc", False),
+        ("?limit=3", "abc", False),
+        ("?limit=2", "ab", True),
+    ):
+        response, [(_, command)] = await ask(
+            "GET", SESSIONS + limit, sessions=ScriptedSessions(found=found)
+        )
         answer = response.json()
         assert command.operation == "list"
-        assert ([session["id"] for session in answer["data"]], answer["has_more"]) == (list(names), has_more)
+        assert ([session["id"] for session in answer["data"]], answer["has_more"]) == (
+            list(names),
+            has_more,
+        )
 
 
 @pytest.mark.parametrize(
-    ("query", "forget"), [("", False), ("?forget=true", True), ("?forget=1", True), ("?forget=false", False)]
+    ("query", "forget"),
+    [("", False), ("?forget=true", True), ("?forget=1", True), ("?forget=false", False)],
 )
 async def test_closing_says_so_and_forgets_only_when_asked_to(query: str, forget: bool) -> None:
     response, [(_, command)] = await ask("DELETE", f"{SESSIONS}/a{query}")
@@ -112,9 +134,15 @@ async def test_closing_says_so_and_forgets_only_when_asked_to(query: str, forget
 async def test_the_model_and_the_tenant_are_those_of_requests() -> None:
     headers = {"X-Holdfast-Tenant": "t", "Authorization": "Bearer k"}
     server = ServerSettings(api_key="k")
-    (_, [(_, command)]) = await ask("GET", f"{SESSIONS}/a?cache_salt=s", headers=headers, server=server)
+    (_, [(_, command)]) = await ask(
+        "GET", f"{SESSIONS}/a?cache_salt=s", headers=headers, server=server
+    )
     assert command.tenant == tenant_of(api_key="k", name="t", cache_salt="s")
-    for method, path, body in (("GET", "?model=other", None), ("POST", "", {"model": "other"}), ("GET", "/a?model=other", None)):
+    for method, path, body in (
+        ("GET", "?model=other", None),
+        ("POST", "", {"model": "other"}),
+        ("GET", "/a?model=other", None),
+    ):
         _, [(model, _)] = await ask(method, SESSIONS + path, json=body)
         assert model == "other"
 
@@ -134,7 +162,9 @@ async def test_the_model_and_the_tenant_are_those_of_requests() -> None:
     ("DELETE", "/a?forget=maybe", None, "forget"),
     ("POST", "/import?id=a/b", None, "id"),
 ])  # fmt: skip
-async def test_what_cannot_be_is_refused_by_name(method: str, path: str, body: object, field: str) -> None:
+async def test_what_cannot_be_is_refused_by_name(
+    method: str, path: str, body: object, field: str
+) -> None:
     response, asked = await ask(method, SESSIONS + path, json=body)
     assert (response.status_code, response.json()["error"]["param"], asked) == (400, field, [])
 
@@ -153,7 +183,9 @@ async def test_what_cannot_be_is_refused_by_name(method: str, path: str, body: o
     (SessionFailure.OTHER_MODEL, 400, "session_of_another_model"),
     (SessionFailure.FAILED, 500, "session_failed"),
 ])  # fmt: skip
-async def test_every_refusal_has_a_status_and_a_code(failure: SessionFailure, status: int, code: str) -> None:
+async def test_every_refusal_has_a_status_and_a_code(
+    failure: SessionFailure, status: int, code: str
+) -> None:
     gateway = ScriptedSessions(refusal=SessionRefused(failure, "because"))
     response, _ = await ask("GET", f"{SESSIONS}/a", sessions=gateway)
     error = response.json()["error"]
@@ -165,7 +197,9 @@ def test_no_failure_is_without_a_status() -> None:
     assert {row[0] for row in marks[0].args[1]} == set(SessionFailure)
 
 
-async def test_a_session_goes_out_as_a_file_that_nobody_else_can_read_and_that_is_gone_afterwards() -> None:
+async def test_a_session_goes_out_as_a_file_that_nobody_else_can_read_and_that_is_gone_afterwards() -> (
+    None
+):
     gateway = ScriptedSessions(exported=b"x" * 3_000_000)
     response, [(_, command)] = await ask("GET", f"{SESSIONS}/a%22b/export", sessions=gateway)
     assert response.content == gateway.exported
@@ -178,7 +212,9 @@ async def test_a_session_goes_out_as_a_file_that_nobody_else_can_read_and_that_i
 
 async def test_a_file_comes_in_whole_and_is_gone_afterwards() -> None:
     gateway = ScriptedSessions()
-    response, [(_, command)] = await ask("POST", f"{SESSIONS}/import?id=new", sessions=gateway, content=b"abc" * 500)
+    response, [(_, command)] = await ask(
+        "POST", f"{SESSIONS}/import?id=new", sessions=gateway, content=b"abc" * 500
+    )
     assert response.json() == OBJECT
     assert gateway.imported == b"abc" * 500
     assert command.operation == "import"
@@ -198,11 +234,17 @@ async def test_a_file_that_is_too_large_is_refused_and_nothing_of_it_stays(
 
     content = b"x" * 3000 if declared else pieces()
     response, asked = await ask("POST", f"{SESSIONS}/import", content=content)
-    assert (response.status_code, response.json()["error"]["code"], asked) == (413, "body_too_large", [])
+    assert (response.status_code, response.json()["error"]["code"], asked) == (
+        413,
+        "body_too_large",
+        [],
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_file_that_is_refused_is_gone_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_is_refused_is_gone_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     gateway = ScriptedSessions(refusal=SessionRefused(SessionFailure.BAD_FILE, "no"))
     response, _ = await ask("POST", f"{SESSIONS}/import", sessions=gateway, content=b"abc")
@@ -211,7 +253,13 @@ async def test_a_file_that_is_refused_is_gone_too(tmp_path: Path, monkeypatch: p
 
 
 async def test_sessions_are_behind_the_api_key() -> None:
-    for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/a"), ("GET", "/a/export"), ("POST", "/import")):
+    for method, path in (
+        ("GET", ""),
+        ("POST", ""),
+        ("DELETE", "/a"),
+        ("GET", "/a/export"),
+        ("POST", "/import"),
+    ):
         response, asked = await ask(method, SESSIONS + path, server=ServerSettings(api_key="k"))
         assert (response.status_code, asked) == (401, [])
 
@@ -221,12 +269,21 @@ def test_every_operation_is_described_with_all_that_it_takes(name: OperationName
     found = next(each for each in OPERATIONS if (each.method, each.path) == route(name))
     body = found.shape.get("requestBody", {}).get("content", {})
     fields = {
-        field for content in body.values() if isinstance(content["schema"], type) for field in content["schema"].model_fields
+        field
+        for content in body.values()
+        if isinstance(content["schema"], type)
+        for field in content["schema"].model_fields
     }
-    taken = fields | {each["name"] for each in found.shape.get("parameters", ())} | set(re.findall(r"{(\w+)}", found.path))
+    taken = (
+        fields
+        | {each["name"] for each in found.shape.get("parameters", ())}
+        | set(re.findall(r"{(\w+)}", found.path))
+    )
     called = {"id": "new_session_id" if name == "fork" else "session_id"}
     of_all = {"model", "cache_salt"}
-    assert {called.get(each, each) for each in taken - of_all} == set(SESSION_OPERATIONS[name].takes) - {"path"}
+    assert {called.get(each, each) for each in taken - of_all} == set(
+        SESSION_OPERATIONS[name].takes
+    ) - {"path"}
 
 
 def route(name: OperationName) -> tuple[str, str]:

@@ -18,8 +18,12 @@ from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGatew
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
-async def page(headers: dict[str, str], *, directory: ScriptedDirectory | None = None, **settings: Any) -> httpx.Response:
-    async with client_of(ScriptedGateway(), directory=directory, server=ServerSettings(**settings)) as client:
+async def page(
+    headers: dict[str, str], *, directory: ScriptedDirectory | None = None, **settings: Any
+) -> httpx.Response:
+    async with client_of(
+        ScriptedGateway(), directory=directory, server=ServerSettings(**settings)
+    ) as client:
         return await client.get("/", headers=headers)
 
 
@@ -28,7 +32,16 @@ async def test_a_browser_gets_a_page_and_others_lines() -> None:
     assert shown.headers["content-type"] == "text/html; charset=utf-8"
     assert lines.headers["content-type"] == "text/plain; charset=utf-8"
     for text in (shown.text, lines.text):
-        for word in (MODEL, "ready", "2,048 tokens", "0.1.0", "http://127.0.0.1:8321", CHAT, "/openapi.json", "README.md"):
+        for word in (
+            MODEL,
+            "ready",
+            "2,048 tokens",
+            "0.1.0",
+            "http://127.0.0.1:8321",
+            CHAT,
+            "/openapi.json",
+            "README.md",
+        ):
             assert word in text, word
 
 
@@ -44,10 +57,14 @@ async def test_the_page_loads_nothing_and_runs_nothing() -> None:
 
 async def test_the_example_works_as_it_stands() -> None:
     text = (await page({})).text
-    words = shlex.split(text[text.index("curl") : text.index("\n\n", text.index("curl"))].replace("\\\n", " "))
+    words = shlex.split(
+        text[text.index("curl") : text.index("\n\n", text.index("curl"))].replace("\\\n", " ")
+    )
     headers = dict(word.split(": ", 1) for flag, word in itertools.pairwise(words) if flag == "-H")
     async with client_of(ScriptedGateway()) as client:
-        answered = await client.post(words[1], headers=headers, content=words[words.index("-d") + 1])
+        answered = await client.post(
+            words[1], headers=headers, content=words[words.index("-d") + 1]
+        )
     assert answered.json()["choices"][0]["message"]["content"] == "Hello"
     assert json.loads(words[-1])["messages"]
 
@@ -63,7 +80,9 @@ async def test_without_the_key_nothing_is_told_of_the_models() -> None:
         assert "sesame" not in opened.text
 
 
-@pytest.mark.parametrize("host", ["localhost:8321", "192.168.1.5:8321", "[fe80::1]:80", "mac.local"])
+@pytest.mark.parametrize(
+    "host", ["localhost:8321", "192.168.1.5:8321", "[fe80::1]:80", "mac.local"]
+)
 async def test_the_address_is_the_one_by_which_the_client_came(host: str) -> None:
     shown = await page({"host": host}, host="0.0.0.0", allowed_hosts=("mac.local",))
     assert f"curl http://{host}/v1" in shown.text.replace("'", "")
@@ -89,7 +108,8 @@ async def test_a_server_without_models_says_so() -> None:
     [
         {"user-agent": "ollama-python/0.6.3 (x86_64 linux) Python/3.11"},
         {"user-agent": "ollama/0.30.0 (arm64 darwin) Go/1.24"},
-        {"user-agent": "Mozilla/5.0 (X11; Linux x86_64) Chrome/140.0", "accept": "*/*"},  # an extension of a browser
+        # an extension of a browser
+        {"user-agent": "Mozilla/5.0 (X11; Linux x86_64) Chrome/140.0", "accept": "*/*"},
     ],
 )
 async def test_ollamas_clients_are_told_what_they_look_for(headers: dict[str, str]) -> None:

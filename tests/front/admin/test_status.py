@@ -8,9 +8,22 @@ import pytest
 from holdfast.front.admin.status import Health
 from holdfast.front.prompt.dialects import DialectReport, ThinkingReport
 from holdfast.wire.events import FinishReason
-from holdfast.wire.figures import CacheFigures, Histogram, ResidencyFigures, StoreFigures, WorkerStatistics
+from holdfast.wire.figures import (
+    CacheFigures,
+    Histogram,
+    ResidencyFigures,
+    StoreFigures,
+    WorkerStatistics,
+)
 from tests.fakes.http_clients import CHAT, chat_body, client_of
-from tests.fakes.scripted_gateway import INFO, MODEL, ScriptedDirectory, ScriptedGateway, answer, model_status
+from tests.fakes.scripted_gateway import (
+    INFO,
+    MODEL,
+    ScriptedDirectory,
+    ScriptedGateway,
+    answer,
+    model_status,
+)
 
 
 async def get(path: str, directory: ScriptedDirectory | None = None) -> Any:
@@ -22,14 +35,22 @@ async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
     models = (model_status(aliases=("tiny",)), model_status(id="b", state="loading", info=None))
     response = await get("/v1/models", ScriptedDirectory(models=models))
     usual = {"object": "model", "created": 1_700_000_000, "owned_by": "holdfast"}
-    lengths = {"max_model_len": 2048, "context_length": 2048, "context_window": 2048, "max_output_tokens": 512}
+    lengths = {
+        "max_model_len": 2048,
+        "context_length": 2048,
+        "context_window": 2048,
+        "max_output_tokens": 512,
+    }
     first = usual | lengths | {"id": MODEL, "state": "ready", "aliases": ["tiny"]}
     second = usual | dict.fromkeys(lengths) | {"id": "b", "state": "loading", "aliases": []}
     assert response.json() == {"object": "list", "data": [first, second]}
 
 
 async def test_a_model_is_found_by_its_alias() -> None:
-    response = await get("/v1/models/small", ScriptedDirectory(models=(model_status(), model_status(id="b", aliases=("small",)))))
+    response = await get(
+        "/v1/models/small",
+        ScriptedDirectory(models=(model_status(), model_status(id="b", aliases=("small",)))),
+    )
     assert response.json()["id"] == "b"
 
 
@@ -47,11 +68,13 @@ async def test_an_unknown_model_is_a_404(model_id: str) -> None:
 
 async def test_an_unknown_model_is_told_the_nearest_names() -> None:
     response = await get(
-        "/v1/models/tinny", ScriptedDirectory(models=(model_status(), model_status(id="kelp", aliases=("tony",))))
+        "/v1/models/tinny",
+        ScriptedDirectory(models=(model_status(), model_status(id="kelp", aliases=("tony",)))),
     )
     assert response.status_code == 404
     assert response.json()["error"]["message"] == (
-        f"model 'tinny' is not served here; available: {MODEL}, kelp, tony; did you mean {MODEL} or tony?"
+        f"model 'tinny' is not served here; available: {MODEL}, kelp, tony; did you mean {MODEL} "
+        "or tony?"
     )
 
 
@@ -91,18 +114,46 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
 
 async def test_health_tells_how_the_model_writes_calls_and_thoughts() -> None:
     thinking = ThinkingReport(
-        start="<think>", end="</think>", opened_by_prompt=True, switch=("thinking",), efforts={"off": {"thinking": False}}
+        start="<think>",
+        end="</think>",
+        opened_by_prompt=True,
+        switch=("thinking",),
+        efforts={"off": {"thinking": False}},
     )
-    report = DialectReport(family="hermes", tools="text", proven=True, why="shows no tools", thinking=thinking)
+    report = DialectReport(
+        family="hermes", tools="text", proven=True, why="shows no tools", thinking=thinking
+    )
     response = await get("/health", ScriptedDirectory(dialects={MODEL: report}))
     msgspec.json.decode(response.content, type=Health, strict=True)
-    assert response.json()["models"][0]["dialect"] == msgspec.json.decode(msgspec.json.encode(report))
+    assert response.json()["models"][0]["dialect"] == msgspec.json.decode(
+        msgspec.json.encode(report)
+    )
 
 
 async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() -> None:
-    store = StoreFigures(model="f00d", mode="memory-only", blocks=3, stored_bytes=70, allowed_bytes=100, written_today_bytes=9)
-    memory = CacheFigures(kept_tokens=9, ram_bytes=5, ram_budget_bytes=10, parked_sequences=3, parked_bytes=7, store=store)
-    kept = {"kept_tokens": 9, "ram_bytes": 5, "ram_budget_bytes": 10, "parked_sequences": 3, "parked_bytes": 7}
+    store = StoreFigures(
+        model="f00d",
+        mode="memory-only",
+        blocks=3,
+        stored_bytes=70,
+        allowed_bytes=100,
+        written_today_bytes=9,
+    )
+    memory = CacheFigures(
+        kept_tokens=9,
+        ram_bytes=5,
+        ram_budget_bytes=10,
+        parked_sequences=3,
+        parked_bytes=7,
+        store=store,
+    )
+    kept = {
+        "kept_tokens": 9,
+        "ram_bytes": 5,
+        "ram_budget_bytes": 10,
+        "parked_sequences": 3,
+        "parked_bytes": 7,
+    }
     for given, shown in (
         (
             memory,
@@ -124,7 +175,9 @@ async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() 
 
 @pytest.mark.parametrize("state", ["loading", "failed"])
 async def test_health_is_a_503_while_the_only_model_loads_or_cannot_be(state: str) -> None:
-    response = await get("/health", ScriptedDirectory(models=(model_status(state=state, pid=None, info=None),)))
+    response = await get(
+        "/health", ScriptedDirectory(models=(model_status(state=state, pid=None, info=None),))
+    )
     body = response.json()
     assert (response.status_code, body["status"], body["models"][0]["state"]) == (503, state, state)
     assert (body["models"][0]["pid"], body["models"][0]["layout"]) == (None, None)
@@ -145,11 +198,19 @@ async def test_health_is_ok_as_soon_as_requests_are_taken_with_nothing_loaded_to
 
 async def test_health_and_metrics_tell_who_uses_a_model_and_when_it_goes() -> None:
     figures = ResidencyFigures(
-        loaded=1, leases=3, footprint_bytes=77, changes={"loaded": 2, "room": 1}, wait_seconds={"place": 1.5, "load": 2.5}
+        loaded=1,
+        leases=3,
+        footprint_bytes=77,
+        changes={"loaded": 2, "room": 1},
+        wait_seconds={"place": 1.5, "load": 2.5},
     )
-    directory = ScriptedDirectory(models=(model_status(figures=figures, is_pinned=True, idle_seconds_left=4.5),))
+    directory = ScriptedDirectory(
+        models=(model_status(figures=figures, is_pinned=True, idle_seconds_left=4.5),)
+    )
     (model,) = (await get("/health", directory)).json()["models"]
-    assert {name: model[name] for name in ("pinned", "leases", "idle_seconds_left", "footprint_bytes")} == {
+    assert {
+        name: model[name] for name in ("pinned", "leases", "idle_seconds_left", "footprint_bytes")
+    } == {
         "pinned": True,
         "leases": 3,
         "idle_seconds_left": 4.5,
@@ -175,7 +236,12 @@ async def test_health_is_loading_while_there_are_no_models_yet() -> None:
 async def test_metrics_show_what_was_answered_and_what_the_workers_do() -> None:
     steps = Histogram(bounds=(0.1, 1.0), counts=(3, 1, 1), total=4.5)
     numbers = WorkerStatistics(
-        running=2, queued=5, kv_reserved_bytes=512, kv_budget_bytes=1024, generated_tokens=99, step_seconds=steps
+        running=2,
+        queued=5,
+        kv_reserved_bytes=512,
+        kv_budget_bytes=1024,
+        generated_tokens=99,
+        step_seconds=steps,
     )
     gateway = ScriptedGateway(script=answer("a", "b", reason=FinishReason.LENGTH, cached_tokens=3))
     async with client_of(gateway, directory=ScriptedDirectory(numbers={MODEL: numbers})) as client:

@@ -14,8 +14,12 @@ from tests.fakes.stored_blocks import FINGERPRINT, make_chain
 
 
 def client(folder: str) -> httpx.AsyncClient:
-    services = replace(scripted_services(ScriptedGateway()), store=StoreSettings(folder=folder, disk_bytes=1 << 20))
-    return httpx.AsyncClient(transport=httpx.ASGITransport(create_application(services)), base_url="http://localhost")
+    services = replace(
+        scripted_services(ScriptedGateway()), store=StoreSettings(folder=folder, disk_bytes=1 << 20)
+    )
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_application(services)), base_url="http://localhost"
+    )
 
 
 @pytest.mark.parametrize("folder", ["", "off"])

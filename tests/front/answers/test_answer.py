@@ -1,4 +1,6 @@
-"""An answer is read in one pass, and however it was cut: reasoning, text and calls, and no text is lost."""
+"""An answer is read in one pass, and however it was cut: reasoning, text and calls, and no text is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,35 @@ from holdfast.front.answers.whole_answer import whole_answer
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES
-from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment
+from holdfast.front.toolcalls.segments import (
+    AnswerPart,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Segment,
+)
 
 THINK = ReasoningFormat(start="<think>", end="</think>")
 TOKENS = {"<think>": 1, "</think>": 2, "<tool_call>": 3, "</tool_call>": 4}
 TOOLS = DeclaredTools(
     [
-        {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "required": ["city"]}}},
+        {
+            "type": "function",
+            "function": {
+                "name": "get_weather",
+                "parameters": {"type": "object", "required": ["city"]},
+            },
+        },
         {"type": "function", "function": {"name": "stop"}},
     ]
 )
-AS_TOKENS = ModelDialect(family="hermes", calls=FAMILIES["hermes"], reasoning=THINK, marker_ids=TOKENS)
+AS_TOKENS = ModelDialect(
+    family="hermes", calls=FAMILIES["hermes"], reasoning=THINK, marker_ids=TOKENS
+)
 AS_TEXT = ModelDialect(family="hermes", calls=FAMILIES["hermes"], reasoning=THINK)
-FRAMED = ModelDialect(family="hermes", calls=FAMILIES["hermes"], reasoning=THINK, frame=("<answer>", "</answer>"))
+FRAMED = ModelDialect(
+    family="hermes", calls=FAMILIES["hermes"], reasoning=THINK, frame=("<answer>", "</answer>")
+)
 BOTH = pytest.mark.parametrize("dialect", [AS_TOKENS, AS_TEXT], ids=["tokens", "text"])
 
 pieces = st.sampled_from(
@@ -48,10 +66,17 @@ def cut(text: str, at: list[int]) -> list[str]:
 
 
 def read(
-    text: str, dialect: ModelDialect = AS_TOKENS, *, at: list[int] | None = None, ends_cut: bool = False, **rules: bool
+    text: str,
+    dialect: ModelDialect = AS_TOKENS,
+    *,
+    at: list[int] | None = None,
+    ends_cut: bool = False,
+    **rules: bool,
 ) -> list[AnswerPart]:
     reader = AnswerReader(dialect, tools=TOOLS, **rules)  # type: ignore[arg-type]
-    parts = [part for piece in cut(dialect.markers.encode(text), at or []) for part in reader.push(piece)]
+    parts = [
+        part for piece in cut(dialect.markers.encode(text), at or []) for part in reader.push(piece)
+    ]
     return [*parts, *reader.flush(cut=ends_cut)]
 
 
@@ -67,30 +92,54 @@ def joined(parts: list[AnswerPart]) -> list[tuple[object, ...]]:
             case _:
                 entry = tuple(part)
                 assert isinstance(part, (CallBegun, CallEnded))
-        if found and len(entry) == 2 and entry[0] in ("text", "reasoning", "arguments") and found[-1][0] == entry[0]:
+        if (
+            found
+            and len(entry) == 2
+            and entry[0] in ("text", "reasoning", "arguments")
+            and found[-1][0] == entry[0]
+        ):
             found[-1] = (entry[0], str(found[-1][1]) + str(entry[1]))
         else:
             found.append(entry)
     return found
 
 
-def outcome(text: str, dialect: ModelDialect = AS_TOKENS, **rules: bool) -> tuple[str, str, list[tuple[str, dict[str, object]]]]:
+def outcome(
+    text: str, dialect: ModelDialect = AS_TOKENS, **rules: bool
+) -> tuple[str, str, list[tuple[str, dict[str, object]]]]:
     whole = whole_answer(read(text, dialect, **rules))
     return whole.reasoning, whole.text, [(call.name, dict(call.arguments)) for call in whole.calls]
 
 
 @BOTH
-@given(text=texts, at=places, in_reasoning=st.booleans(), reads_calls=st.booleans(), ends_cut=st.booleans())
+@given(
+    text=texts,
+    at=places,
+    in_reasoning=st.booleans(),
+    reads_calls=st.booleans(),
+    ends_cut=st.booleans(),
+)
 def test_cuts_change_nothing(
-    dialect: ModelDialect, text: str, at: list[int], in_reasoning: bool, reads_calls: bool, ends_cut: bool
+    dialect: ModelDialect,
+    text: str,
+    at: list[int],
+    in_reasoning: bool,
+    reads_calls: bool,
+    ends_cut: bool,
 ) -> None:
-    in_parts = read(text, dialect, at=at, ends_cut=ends_cut, in_reasoning=in_reasoning, reads_calls=reads_calls)
-    at_once = read(text, dialect, ends_cut=ends_cut, in_reasoning=in_reasoning, reads_calls=reads_calls)
+    in_parts = read(
+        text, dialect, at=at, ends_cut=ends_cut, in_reasoning=in_reasoning, reads_calls=reads_calls
+    )
+    at_once = read(
+        text, dialect, ends_cut=ends_cut, in_reasoning=in_reasoning, reads_calls=reads_calls
+    )
     assert joined(in_parts) == joined(at_once)
 
 
 @given(
-    text=st.lists(pieces | st.sampled_from(["<answer>", "</answer>", "<ans"]), max_size=10).map("".join),
+    text=st.lists(pieces | st.sampled_from(["<answer>", "</answer>", "<ans"]), max_size=10).map(
+        "".join
+    ),
     at=places,
     in_reasoning=st.booleans(),
     ends_cut=st.booleans(),
@@ -99,7 +148,9 @@ def test_cuts_change_nothing_in_an_answer_that_stands_between_marks(
     text: str, at: list[int], in_reasoning: bool, ends_cut: bool
 ) -> None:
     whole = read(text, FRAMED, in_reasoning=in_reasoning, ends_cut=ends_cut)
-    assert joined(read(text, FRAMED, at=at, in_reasoning=in_reasoning, ends_cut=ends_cut)) == joined(whole)
+    assert joined(
+        read(text, FRAMED, at=at, in_reasoning=in_reasoning, ends_cut=ends_cut)
+    ) == joined(whole)
 
 
 @given(text=texts, at=places)
@@ -131,7 +182,9 @@ def test_fragments_of_a_call_that_ends_join_to_an_object(
 
 @BOTH
 @given(text=texts, at=places)
-def test_places_are_those_of_the_whole_text(dialect: ModelDialect, text: str, at: list[int]) -> None:
+def test_places_are_those_of_the_whole_text(
+    dialect: ModelDialect, text: str, at: list[int]
+) -> None:
     for part in read(text, dialect, at=at):
         if isinstance(part, Segment):
             assert text[part.start : part.start + len(part.text)] == part.text
@@ -184,7 +237,11 @@ def test_talk_of_calls_in_a_thought_stays_a_thought() -> None:
         "",
         [],
     )
-    assert outcome(f"like `{CALL}` it</think>ok", AS_TEXT, in_reasoning=True) == (f"like `{CALL}` it", "ok", [])
+    assert outcome(f"like `{CALL}` it</think>ok", AS_TEXT, in_reasoning=True) == (
+        f"like `{CALL}` it",
+        "ok",
+        [],
+    )
 
 
 def test_a_call_in_a_thought_that_no_token_marks_has_to_be_complete() -> None:
@@ -208,12 +265,18 @@ def test_a_call_cut_by_length_stays_open_and_one_not_begun_is_text() -> None:
         ("stop", ""),
         ("arguments", '{"a": "b'),
     ]
-    assert joined(read('so <tool_call>\n{"name": "st', ends_cut=True)) == [("text", 'so <tool_call>\n{"name": "st')]
+    assert joined(read('so <tool_call>\n{"name": "st', ends_cut=True)) == [
+        ("text", 'so <tool_call>\n{"name": "st')
+    ]
     assert joined(read(f"{CALL}\n<tool_", AS_TEXT, ends_cut=True))[-1] == ((),)
 
 
 def test_what_is_no_call_is_text() -> None:
-    assert outcome("<tool_call>\nnonsense\n</tool_call>") == ("", "<tool_call>\nnonsense\n</tool_call>", [])
+    assert outcome("<tool_call>\nnonsense\n</tool_call>") == (
+        "",
+        "<tool_call>\nnonsense\n</tool_call>",
+        [],
+    )
     assert outcome('<tool_call>\n{"name": "stop"') == ("", '<tool_call>\n{"name": "stop"', [])
 
 
@@ -230,9 +293,17 @@ def test_a_thought_in_a_channel_is_one_however_many_parts_it_came_in() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("arguments", ["1" * 5000, '{"city": ' + "1" * 5000 + "}", '{"n": [-' + "1" * 5000 + "]}"], ids=len)
-@pytest.mark.parametrize("shape", ['{{"name": "stop", "arguments": {}}}', '{{"arguments": {}, "name": "stop"}}'])
-def test_a_number_that_python_cannot_read_fails_nothing(dialect: ModelDialect, shape: str, arguments: str) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    ["1" * 5000, '{"city": ' + "1" * 5000 + "}", '{"n": [-' + "1" * 5000 + "]}"],
+    ids=len,
+)
+@pytest.mark.parametrize(
+    "shape", ['{{"name": "stop", "arguments": {}}}', '{{"arguments": {}, "name": "stop"}}']
+)
+def test_a_number_that_python_cannot_read_fails_nothing(
+    dialect: ModelDialect, shape: str, arguments: str
+) -> None:
     text = "<tool_call>" + shape.format(arguments) + "</tool_call>"
     reasoning, shown, calls = outcome(text, dialect)
     assert "1" * 5000 in reasoning + shown + str(calls)
@@ -240,20 +311,28 @@ def test_a_number_that_python_cannot_read_fails_nothing(dialect: ModelDialect, s
 
 @BOTH
 @pytest.mark.parametrize("inner", ['{"a": "\\ud800"}', '{"a": 1e999}', '{"a": "\\ud83d\\ude00"}'])
-def test_arguments_that_were_encoded_twice_are_given_as_they_stand_in_the_string(dialect: ModelDialect, inner: str) -> None:
-    parts = read('<tool_call>{"name": "stop", "arguments": ' + json.dumps(inner) + "}</tool_call>", dialect)
+def test_arguments_that_were_encoded_twice_are_given_as_they_stand_in_the_string(
+    dialect: ModelDialect, inner: str
+) -> None:
+    parts = read(
+        '<tool_call>{"name": "stop", "arguments": ' + json.dumps(inner) + "}</tool_call>", dialect
+    )
     assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == inner
 
 
 @BOTH
-def test_white_space_that_json_does_not_know_is_given_as_white_space_that_it_knows(dialect: ModelDialect) -> None:
+def test_white_space_that_json_does_not_know_is_given_as_white_space_that_it_knows(
+    dialect: ModelDialect,
+) -> None:
     text = '<tool_call>{"name": "stop", "arguments": {\u2028"a"\xa0:\u3000[1,\x0b2]}}</tool_call>'
     assert outcome(text, dialect) == ("", "", [("stop", {"a": [1, 2]})])
 
 
 @BOTH
 @pytest.mark.parametrize(
-    "again", ["<tool_call>", '<tool_call>{"type": "', "{", '[{"', "```json", '{"name":"stop","type":["'], ids=lambda text: text
+    "again",
+    ["<tool_call>", '<tool_call>{"type": "', "{", '[{"', "```json", '{"name":"stop","type":["'],
+    ids=lambda text: text,
 )
 def test_a_model_that_repeats_the_beginning_of_a_call_is_read_in_time_that_grows_with_its_length(
     dialect: ModelDialect, again: str
@@ -261,11 +340,14 @@ def test_a_model_that_repeats_the_beginning_of_a_call_is_read_in_time_that_grows
     text = f"{again}\n" * 2000
     start = time.process_time()
     assert outcome(text, dialect)[1].count(again) == 2000
-    assert time.process_time() - start < 3  # some were 4 s, some minutes, when each was read again from the next one on
+    # some were 4 s, some minutes, when each was read again from the next one on
+    assert time.process_time() - start < 3
 
 
 @BOTH
-@pytest.mark.parametrize("text", [f"{CALL}\nor\n" * 300, f"{CALL}\n" * 300 + "no", "<tool_call>\n" * 300], ids=len)
+@pytest.mark.parametrize(
+    "text", [f"{CALL}\nor\n" * 300, f"{CALL}\n" * 300 + "no", "<tool_call>\n" * 300], ids=len
+)
 def test_a_thought_that_weighs_many_calls_makes_none(dialect: ModelDialect, text: str) -> None:
     assert outcome(text, dialect, in_reasoning=True) == (text, "", [])
 

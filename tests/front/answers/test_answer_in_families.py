@@ -1,4 +1,6 @@
-"""A call that a thought quotes or weighs is reasoning, in every family; one that ends the answer is made."""
+"""A call that a thought quotes or weighs is reasoning, in every family; one that ends the answer is
+made.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,13 @@ def filled(text: str, dialect: ModelDialect) -> str:
     assert dialect.calls is not None
     start, end = marks_of(dialect)
     both = dialect.calls.write([ROME, TIME])
-    return text.format(start=start, end=end, rome=dialect.calls.write([ROME]), time=dialect.calls.write([TIME]), both=both)
+    return text.format(
+        start=start,
+        end=end,
+        rome=dialect.calls.write([ROME]),
+        time=dialect.calls.write([TIME]),
+        both=both,
+    )
 
 
 def called(*calls: Call) -> list[Any]:
@@ -64,25 +72,40 @@ def answers(dialect: ModelDialect, *, parallel: bool) -> dict[str, tuple[str, li
         return thought_of(text, dialect)
 
     found: dict[str, tuple[str, list[Any]]] = {
-        "weighed, then asked": ("{start}" + WEIGHED + "{end}\n\nMay I?", [thought(WEIGHED), "May I?"]),
-        "the last words of a thought": ("{start}So:\n{rome}\n{end}\n\nMay I?", [thought("So:\n{rome}"), "May I?"]),
+        "weighed, then asked": (
+            "{start}" + WEIGHED + "{end}\n\nMay I?",
+            [thought(WEIGHED), "May I?"],
+        ),
+        "the last words of a thought": (
+            "{start}So:\n{rome}\n{end}\n\nMay I?",
+            [thought("So:\n{rome}"), "May I?"],
+        ),
         "nothing but a call": ("{start}{rome}{end}May I?", [thought("{rome}"), "May I?"]),
         "two calls, weighed apart": (
             "{start}Either\n{rome}\nor\n{time}\nbut no.{end}May I?",
             [thought("Either\n{rome}\nor\n{time}\nbut no."), "May I?"],
         ),
-        "weighed, then made": ("{start}" + WEIGHED + "{end}\n\n{time}", [thought(WEIGHED), *called(TIME)]),
+        "weighed, then made": (
+            "{start}" + WEIGHED + "{end}\n\n{time}",
+            [thought(WEIGHED), *called(TIME)],
+        ),
         "weighed in a second thought": (
             "{start}Hm.{end}Well.\n{start}" + WEIGHED + "{end}\n\nMay I?",
             [("thought", "Hm."), "Well.", thought(WEIGHED), "May I?"],
         ),
-        "the end of an open thought": ("{start}I had better look.\n{rome}", [("thought", "I had better look."), *called(ROME)]),
+        "the end of an open thought": (
+            "{start}I had better look.\n{rome}",
+            [("thought", "I had better look."), *called(ROME)],
+        ),
         "white space behind it": ("{start}Hm.\n{rome}\n\n", [("thought", "Hm."), *called(ROME)]),
         "one weighed and one made": (
             "{start}" + WEIGHED + "So\n{time}",
             [thought(WEIGHED + "So"), *called(TIME)],
         ),
-        "weighed in an open thought": ("{start}" + WEIGHED, [("thought", filled(WEIGHED, dialect))]),
+        "weighed in an open thought": (
+            "{start}" + WEIGHED,
+            [("thought", filled(WEIGHED, dialect))],
+        ),
     }
     if parallel:
         found["two at the end"] = ("{start}Hm.\n{both}", [("thought", "Hm."), *called(ROME, TIME)])
@@ -102,7 +125,9 @@ def test_only_a_call_that_ends_the_answer_is_made(name: str, as_tokens: bool) ->
 @pytest.mark.parametrize("name", THINKING)
 def test_a_client_sees_the_same_token_by_token(name: str) -> None:
     found = bundle_of(name)
-    for case, (text, says) in answers(found.dialect, parallel=found.dialect_report.parallel).items():
+    for case, (text, says) in answers(
+        found.dialect, parallel=found.dialect_report.parallel
+    ).items():
         assert heard(by_tokens(found.tokenizer, found.dialect, TOOLS, text)) == says, case
 
 
@@ -122,8 +147,12 @@ def test_a_call_in_a_thought_that_the_length_has_cut_is_reasoning() -> None:
         for text in ("Hm.\n{rome}", "Hm.\n{rome}\n", "Hm.\n{rome}\n{time}"):
             whole = filled("{start}" + text, dialect)
             for at in ([], range(len(whole))):
-                assert told(dialect, TOOLS, whole, at=at, ends_cut=True) == [("thought", filled(text, dialect))], name
-        events = by_tokens(bundle_of(name).tokenizer, dialect, TOOLS, whole, reason=FinishReason.LENGTH)
+                assert told(dialect, TOOLS, whole, at=at, ends_cut=True) == [
+                    ("thought", filled(text, dialect))
+                ], name
+        events = by_tokens(
+            bundle_of(name).tokenizer, dialect, TOOLS, whole, reason=FinishReason.LENGTH
+        )
         assert isinstance(events[-1], ChoiceFinished)
         assert (events[-1].calls, events[-1].finish_reason) == (0, "length")
         assert heard(events) == [("thought", filled(text, dialect))]
@@ -137,7 +166,9 @@ def test_what_is_kept_of_an_answer_is_what_its_client_saw(name: str, reason: Fin
         events = by_tokens(found.tokenizer, found.dialect, TOOLS, text, reason=reason)
         deltas = [event for event in events if not isinstance(event, ChoiceFinished)]
         encoded = found.dialect.markers.encode(text)
-        read = meaning_of_text(encoded, answer_reader(TOOLS, found), cut=reason is FinishReason.LENGTH)
+        read = meaning_of_text(
+            encoded, answer_reader(TOOLS, found), cut=reason is FinishReason.LENGTH
+        )
         assert meaning_of_deltas(deltas) in (read, None), case
 
 
@@ -169,16 +200,26 @@ def test_the_end_of_a_thought_counts_within_a_call_too() -> None:
         half, _, rest = filled("Hm.\n{rome}", dialect).partition("Rome")
         said = told(dialect, TOOLS, marks_of(dialect)[0] + half + end + "May I?")
         assert said == [("thought", half.strip()), "May I?"], name
-        assert said == told(dialect, TOOLS, marks_of(dialect)[0] + half + end + "May I?", at=range(len(half + rest)))
+        assert said == told(
+            dialect, TOOLS, marks_of(dialect)[0] + half + end + "May I?", at=range(len(half + rest))
+        )
 
 
 # The same for every family that there is, whatever its models do: with <think>, as of Qwen.
 
-GENERAL = sorted(name for name, family in FAMILIES.items() if any(family.write([ROME]).startswith(mark) for mark in family.marks))
+GENERAL = sorted(
+    name
+    for name, family in FAMILIES.items()
+    if any(family.write([ROME]).startswith(mark) for mark in family.marks)
+)
 
 
 def general(name: str) -> ModelDialect:
-    marks = [mark for mark in FAMILIES[name].marks if not any(other in mark for other in FAMILIES[name].marks if other != mark)]
+    marks = [
+        mark
+        for mark in FAMILIES[name].marks
+        if not any(other in mark for other in FAMILIES[name].marks if other != mark)
+    ]
     return ModelDialect(
         family=name,
         calls=FAMILIES[name],
@@ -187,12 +228,17 @@ def general(name: str) -> ModelDialect:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in GENERAL if not isinstance(FAMILIES[name], ChannelFormat)])
+@pytest.mark.parametrize(
+    "name", [name for name in GENERAL if not isinstance(FAMILIES[name], ChannelFormat)]
+)
 def test_a_call_that_ends_the_answer_is_made_in_an_open_thought_of_every_family(name: str) -> None:
     dialect = general(name)
     text = filled("Hm.\n{rome}", dialect)
     for at in ([], range(len(text))):
-        assert told(dialect, TOOLS, text, at=at, in_reasoning=True) == [("thought", "Hm."), *called(ROME)]
+        assert told(dialect, TOOLS, text, at=at, in_reasoning=True) == [
+            ("thought", "Hm."),
+            *called(ROME),
+        ]
     weighed = filled(WEIGHED, dialect)
     assert told(dialect, TOOLS, weighed, in_reasoning=True) == [("thought", weighed)]
 
@@ -213,7 +259,9 @@ def test_what_stands_in_a_thought_that_ends_is_a_thought(
     dialect = general(name)
     inner = filled(thought, dialect)
     outer = filled(f"So{behind}", dialect)
-    said = told(dialect, TOOLS, f"{inner}</think>{outer}", at=at, in_reasoning=True, ends_cut=ends_cut)
+    said = told(
+        dialect, TOOLS, f"{inner}</think>{outer}", at=at, in_reasoning=True, ends_cut=ends_cut
+    )
     if inner.strip():
         kind, text = said.pop(0)
         assert (kind, text.strip()) == ("thought", inner.strip())

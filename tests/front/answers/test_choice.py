@@ -26,7 +26,13 @@ from holdfast.wire.events import (
     TokenLogprob,
     TokensGenerated,
 )
-from holdfast.wire.output import ChoiceFinished, DivergentTexts, OutputEvent, PromptProgress, TextDelta
+from holdfast.wire.output import (
+    ChoiceFinished,
+    DivergentTexts,
+    OutputEvent,
+    PromptProgress,
+    TextDelta,
+)
 from holdfast.wire.token_ids import TokenIds
 from tests.fakes import toy_tokenizers
 
@@ -41,8 +47,14 @@ def encode(text: str, name: str = "byte_level") -> tuple[int, ...]:
     return tuple(family(name)[0].encode(text, add_special_tokens=False).ids)
 
 
-def choice(*, name: str = "byte_level", stop_tokens: tuple[int, ...] = (), **rules: object) -> ChoiceText:
-    defaults = {"prompt_token_ids": TokenIds.of((1, 2)), "stop_token_ids": frozenset(stop_tokens), "max_tokens": 100}
+def choice(
+    *, name: str = "byte_level", stop_tokens: tuple[int, ...] = (), **rules: object
+) -> ChoiceText:
+    defaults = {
+        "prompt_token_ids": TokenIds.of((1, 2)),
+        "stop_token_ids": frozenset(stop_tokens),
+        "max_tokens": 100,
+    }
     return ChoiceText(index=3, pieces=family(name)[1], rules=ChoiceRules(**{**defaults, **rules}))  # type: ignore[arg-type]
 
 
@@ -51,20 +63,34 @@ FOUND = CacheReport(outcome=CacheOutcome.NEW_TOKENS, ram_tokens=1)
 
 def generated(ids: tuple[int, ...], *, scored: bool = False) -> TokensGenerated:
     logprobs = (
-        tuple(TokenLogprob(token_id, -1.0 - place, ((token_id, -0.5),)) for place, token_id in enumerate(ids)) if scored else ()
+        tuple(
+            TokenLogprob(token_id, -1.0 - place, ((token_id, -0.5),))
+            for place, token_id in enumerate(ids)
+        )
+        if scored
+        else ()
     )
     return TokensGenerated(request_id="r", token_ids=ids, logprobs=logprobs)
 
 
 def finished(reason: FinishReason = FinishReason.STOP, error: str = "") -> Finished:
-    return Finished(request_id="r", reason=reason, prompt_tokens=2, completion_tokens=0, memory=FOUND, error=error)
+    return Finished(
+        request_id="r",
+        reason=reason,
+        prompt_tokens=2,
+        completion_tokens=0,
+        memory=FOUND,
+        error=error,
+    )
 
 
 def texts(events: list[OutputEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
-def run(reader: ChoiceText, parts: list[tuple[int, ...]], *, scored: bool = False) -> list[OutputEvent]:
+def run(
+    reader: ChoiceText, parts: list[tuple[int, ...]], *, scored: bool = False
+) -> list[OutputEvent]:
     events: list[OutputEvent] = []
     for part in parts:
         if reader.done:
@@ -81,7 +107,11 @@ def test_text_comes_as_deltas_and_the_end_once() -> None:
     events = run(reader, [(token_id,) for token_id in ids])
     assert texts(events) == "hello the 🙂"
     assert events[-1] == ChoiceFinished(
-        index=3, reason=FinishReason.LENGTH, prompt_tokens=2, completion_tokens=len(ids), memory=FOUND
+        index=3,
+        reason=FinishReason.LENGTH,
+        prompt_tokens=2,
+        completion_tokens=len(ids),
+        memory=FOUND,
     )
     assert sum(isinstance(event, ChoiceFinished) for event in events) == 1
     assert reader.done
@@ -97,7 +127,9 @@ def test_deltas_carry_every_token_once_and_none_is_empty() -> None:
 
 
 @pytest.mark.parametrize("wanted", [{}, {"want_logprobs": True}])
-def test_the_stop_token_is_counted_but_not_shown_even_if_it_is_no_special_token(wanted: dict[str, object]) -> None:
+def test_the_stop_token_is_counted_but_not_shown_even_if_it_is_no_special_token(
+    wanted: dict[str, object],
+) -> None:
     stop = family()[0].token_to_id("</think>")
     reader = choice(stop_tokens=(stop,), **wanted)
     events = list(reader.feed(generated((*encode("hello"), stop), scored=bool(wanted))))
@@ -127,12 +159,24 @@ def answers(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]], tuple[str, ...
     ids = encode(text, name)
     cuts = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=6)))
     stops = draw(st.lists(st.text(alphabet="lo t🙂é\n", min_size=1, max_size=4), max_size=3))
-    return name, [ids[start:end] for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True) if end > start], tuple(stops)
+    return (
+        name,
+        [
+            ids[start:end]
+            for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)
+            if end > start
+        ],
+        tuple(stops),
+    )
 
 
 @given(answers())
-def test_the_end_tells_which_stop_string_it_was(case: tuple[str, list[tuple[int, ...]], tuple[str, ...]]) -> None:
-    """The one that is complete first, of several the longest; none where the text goes on to its end."""
+def test_the_end_tells_which_stop_string_it_was(
+    case: tuple[str, list[tuple[int, ...]], tuple[str, ...]],
+) -> None:
+    """The one that is complete first, of several the longest; none where the text goes on to its
+    end.
+    """
     name, parts, stops = case
     whole = texts(run(choice(name=name), parts))
     ends = [(whole.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in whole]
@@ -152,7 +196,12 @@ def test_incomplete_bytes_become_a_replacement_character_at_the_end() -> None:
         ids = encode("🙂")[:-1]
         events = run(choice(**wanted), [ids], scored="want_logprobs" in wanted)
         assert texts(events) == "\ufffd"
-        assert [token_id for event in events if isinstance(event, TextDelta) for token_id in event.token_ids] == list(ids)
+        assert [
+            token_id
+            for event in events
+            if isinstance(event, TextDelta)
+            for token_id in event.token_ids
+        ] == list(ids)
 
 
 def test_a_failed_sequence_raises() -> None:
@@ -163,7 +212,9 @@ def test_a_failed_sequence_raises() -> None:
 
 
 @pytest.mark.parametrize("field", ["response_format", "tools", ""])
-def test_what_only_the_worker_could_refuse_is_the_requests_fault_and_names_its_field(field: str) -> None:
+def test_what_only_the_worker_could_refuse_is_the_requests_fault_and_names_its_field(
+    field: str,
+) -> None:
     reader = choice(form_field=field)
     with pytest.raises(InvalidRequest, match="allows no token") as refused:
         reader.feed(finished(FinishReason.REFUSED, error="the grammar allows no token"))
@@ -173,33 +224,44 @@ def test_what_only_the_worker_could_refuse_is_the_requests_fault_and_names_its_f
 def test_logprobs_carry_text_bytes_offset_and_rivals() -> None:
     events = run(choice(want_logprobs=True), [encode("hello world")], scored=True)
     tokens = [token for event in events if isinstance(event, TextDelta) for token in event.logprobs]
-    assert [(token.text, token.raw, token.text_offset) for token in tokens] == [("hello", b"hello", 0), (" world", b" world", 5)]
+    assert [(token.text, token.raw, token.text_offset) for token in tokens] == [
+        ("hello", b"hello", 0),
+        (" world", b" world", 5),
+    ]
     assert [token.logprob for token in tokens] == [-1.0, -2.0]
     assert tokens[0].top[0].text == "hello"
     assert tokens[0].top[0].logprob == -0.5
 
 
 def test_a_stop_string_cuts_the_logprobs_where_it_cuts_the_text() -> None:
-    events = run(choice(want_logprobs=True, stops=("lo t",)), [encode("hello the world")], scored=True)
+    events = run(
+        choice(want_logprobs=True, stops=("lo t",)), [encode("hello the world")], scored=True
+    )
     tokens = [token for event in events if isinstance(event, TextDelta) for token in event.logprobs]
     assert texts(events) == "hel"
     assert [(token.text, token.raw) for token in tokens] == [("hel", b"hel")]
 
 
 @given(answers())
-def test_tokens_and_logprobs_spell_exactly_the_visible_text(case: tuple[str, list[tuple[int, ...]], tuple[str, ...]]) -> None:
+def test_tokens_and_logprobs_spell_exactly_the_visible_text(
+    case: tuple[str, list[tuple[int, ...]], tuple[str, ...]],
+) -> None:
     name, parts, stops = case
     events = run(choice(name=name, stops=stops, want_logprobs=True), parts, scored=True)
     deltas = [event for event in events if isinstance(event, TextDelta)]
     tokens = [token for delta in deltas for token in delta.logprobs]
     assert b"".join(token.raw for token in tokens).decode() == texts(events)
-    assert [token_id for delta in deltas for token_id in delta.token_ids] == [i for part in parts for i in part][: len(tokens)]
+    assert [token_id for delta in deltas for token_id in delta.token_ids] == [
+        i for part in parts for i in part
+    ][: len(tokens)]
     assert all(0 <= token.text_offset <= len(texts(events)) for token in tokens)
     assert not any(stop in texts(events) for stop in stops)
 
 
 @given(answers())
-def test_the_text_is_the_same_with_and_without_logprobs(case: tuple[str, list[tuple[int, ...]], tuple[str, ...]]) -> None:
+def test_the_text_is_the_same_with_and_without_logprobs(
+    case: tuple[str, list[tuple[int, ...]], tuple[str, ...]],
+) -> None:
     name, parts, stops = case
     plain = run(choice(name=name, stops=stops), parts)
     scored = run(choice(name=name, stops=stops, want_logprobs=True), parts, scored=True)
@@ -209,7 +271,9 @@ def test_the_text_is_the_same_with_and_without_logprobs(case: tuple[str, list[tu
 
 def test_echo_opens_the_answer_with_the_prompt() -> None:
     prompt = encode("hello the")
-    reader = choice(prompt_token_ids=TokenIds.of(prompt), echo=True, echo_text="hello the", at_start=False)
+    reader = choice(
+        prompt_token_ids=TokenIds.of(prompt), echo=True, echo_text="hello the", at_start=False
+    )
     events = [*reader.feed(Accepted(request_id="r")), *run(reader, [encode(" world")])]
     assert texts(events) == "hello the world"
     assert isinstance(events[0], TextDelta)
@@ -218,10 +282,18 @@ def test_echo_opens_the_answer_with_the_prompt() -> None:
 
 def test_echo_with_logprobs_waits_for_the_scores_and_counts_offsets_on() -> None:
     prompt = encode("hello world")
-    reader = choice(prompt_token_ids=TokenIds.of(prompt), echo=True, echo_text="hello world", at_start=False, want_logprobs=True)
+    reader = choice(
+        prompt_token_ids=TokenIds.of(prompt),
+        echo=True,
+        echo_text="hello world",
+        at_start=False,
+        want_logprobs=True,
+    )
     assert reader.feed(Accepted(request_id="r")) == ()
     scores = (TokenLogprob(prompt[1], -3.0, ((1, -2.0),)),)
-    events = list(reader.feed(Started(request_id="r", memory=FOUND, timings=Timings(), logprobs=scores)))
+    events = list(
+        reader.feed(Started(request_id="r", memory=FOUND, timings=Timings(), logprobs=scores))
+    )
     events += run(reader, [encode(" world")], scored=True)
     tokens = [token for event in events if isinstance(event, TextDelta) for token in event.logprobs]
     assert [token.text_offset for token in tokens] == [0, 5, 11]
@@ -231,7 +303,9 @@ def test_echo_with_logprobs_waits_for_the_scores_and_counts_offsets_on() -> None
 
 def test_scoring_alone_shows_the_prompt_and_nothing_more() -> None:
     prompt = encode("hello the")
-    reader = choice(prompt_token_ids=TokenIds.of(prompt), echo=True, echo_text="hello the", max_tokens=0)
+    reader = choice(
+        prompt_token_ids=TokenIds.of(prompt), echo=True, echo_text="hello the", max_tokens=0
+    )
     events = [*reader.feed(Accepted(request_id="r")), *run(reader, [encode(" world")])]
     assert texts(events) == "hello the"
     assert isinstance(events[-1], ChoiceFinished)
@@ -256,7 +330,8 @@ def test_an_answer_that_a_stop_string_ends_knows_what_it_began_from() -> None:
 def test_a_first_differing_token_is_told_as_text() -> None:
     stored, own = encode("ab")
     diverged = CacheReport(
-        outcome=CacheOutcome.DIVERGED, divergence=Divergence(position=1, stored_token_id=stored, prompt_token_id=own)
+        outcome=CacheOutcome.DIVERGED,
+        divergence=Divergence(position=1, stored_token_id=stored, prompt_token_id=own),
     )
     reader = choice(prompt_token_ids=TokenIds.of(encode("xb")))
     reader.feed(Started(request_id="r", memory=diverged, timings=Timings()))
@@ -265,15 +340,23 @@ def test_a_first_differing_token_is_told_as_text() -> None:
     assert end.divergent is None  # the last word is that of Finished
 
     reader = choice(prompt_token_ids=TokenIds.of(encode("xb")))
-    end = reader.feed(Finished(request_id="r", reason=FinishReason.STOP, prompt_tokens=2, completion_tokens=0, memory=diverged))[
-        -1
-    ]
+    end = reader.feed(
+        Finished(
+            request_id="r",
+            reason=FinishReason.STOP,
+            prompt_tokens=2,
+            completion_tokens=0,
+            memory=diverged,
+        )
+    )[-1]
     assert isinstance(end, ChoiceFinished)
     assert end.divergent == DivergentTexts(before="x", stored="a", prompt="b")
 
 
 @pytest.mark.parametrize("tells_progress", [True, False])
-def test_that_all_of_the_prompt_is_read_is_told_only_when_that_is_asked_for(tells_progress: bool) -> None:
+def test_that_all_of_the_prompt_is_read_is_told_only_when_that_is_asked_for(
+    tells_progress: bool,
+) -> None:
     text = choice(tells_progress=tells_progress, prompt_token_ids=TokenIds.of((1, 2, 3, 4)))
     read = PromptRead(request_id="a", total_tokens=4, cached_tokens=1, read_tokens=2, seconds=0.5)
     memory, timings = CacheReport(ram_tokens=1), Timings(prefill_seconds=0.75)

@@ -1,4 +1,6 @@
-"""A choice whose model thinks and calls tools: typed events, ids, and every token with its log-probability exactly once."""
+"""A choice whose model thinks and calls tools: typed events, ids, and every token with its
+log-probability exactly once.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def answer(
         logprobs = tuple(TokenLogprob(token_id, -1.0, ()) for token_id in piece) if scored else ()
         events += reader.feed(TokensGenerated(request_id="r", token_ids=piece, logprobs=logprobs))
     if not reader.done:
-        events += reader.feed(Finished(request_id="r", reason=end, prompt_tokens=1, completion_tokens=len(ids)))
+        events += reader.feed(
+            Finished(request_id="r", reason=end, prompt_tokens=1, completion_tokens=len(ids))
+        )
     return events, ids
 
 
@@ -103,8 +107,15 @@ def told(events: list[OutputEvent]) -> list[tuple[object, ...]]:
                 rows.append((f"arguments {event.call}", event.text))
             case ToolCallFinished():
                 rows.append((f"end {event.call}", ",".join(event.repairs)))
-    runs = [(kind, "".join(text for _, text in run)) for kind, run in groupby(rows, key=lambda row: row[0])]
-    return [(kind, text) for kind, text in runs if text or not str(kind).startswith(("text", "reasoning"))]
+    runs = [
+        (kind, "".join(text for _, text in run))
+        for kind, run in groupby(rows, key=lambda row: row[0])
+    ]
+    return [
+        (kind, text)
+        for kind, text in runs
+        if text or not str(kind).startswith(("text", "reasoning"))
+    ]
 
 
 @pytest.mark.parametrize("style", sorted(toy_tokenizers.EXACT))
@@ -125,7 +136,18 @@ def test_reasoning_text_and_calls_come_as_events_of_their_own(style: str, specia
     assert (end.calls, end.finish_reason, end.completion_tokens) == (2, "tool_calls", len(ids))
 
 
-words = st.sampled_from([*MARKS, CALL, '{"name": "look_up", "arguments": {"a": "🙂', "🙂", "hello ", "\n", "stop", '"}}'])
+words = st.sampled_from(
+    [
+        *MARKS,
+        CALL,
+        '{"name": "look_up", "arguments": {"a": "🙂',
+        "🙂",
+        "hello ",
+        "\n",
+        "stop",
+        '"}}',
+    ]
+)
 
 
 @given(
@@ -139,10 +161,24 @@ words = st.sampled_from([*MARKS, CALL, '{"name": "look_up", "arguments": {"a": "
 def test_every_token_is_with_exactly_one_event_and_cuts_change_nothing(
     text: str, per_event: int, special: bool, scored: bool, end: FinishReason, in_reasoning: bool
 ) -> None:
-    events, ids = answer(text, special=special, per_event=per_event, scored=scored, end=end, in_reasoning=in_reasoning)
+    events, ids = answer(
+        text,
+        special=special,
+        per_event=per_event,
+        scored=scored,
+        end=end,
+        in_reasoning=in_reasoning,
+    )
     assert tuple(token_id for event in deltas(events) for token_id in event.token_ids) == ids
     assert sum(len(event.logprobs) for event in deltas(events)) == (len(ids) if scored else 0)
-    whole, _ = answer(text, special=special, per_event=len(ids) or 1, scored=scored, end=end, in_reasoning=in_reasoning)
+    whole, _ = answer(
+        text,
+        special=special,
+        per_event=len(ids) or 1,
+        scored=scored,
+        end=end,
+        in_reasoning=in_reasoning,
+    )
     assert told(events) == told(whole)
     assert finish(events) == finish(whole)
 
@@ -188,7 +224,9 @@ def test_a_stop_string_counts_neither_in_a_thought_nor_in_a_call(per_event: int)
         ("I look. </think> I answer.", "I look.  I answer."),
     ],
 )
-def test_texts_that_a_call_parts_are_lines_of_their_own_in_one_string(per_event: int, text: str, expected: str) -> None:
+def test_texts_that_a_call_parts_are_lines_of_their_own_in_one_string(
+    per_event: int, text: str, expected: str
+) -> None:
     events, _ = answer(text, per_event=per_event)
     assert text_of(deltas(events)) == expected
 
@@ -223,7 +261,9 @@ def test_a_call_that_a_thought_weighs_neither_ends_the_answer_nor_counts(per_eve
 
 
 @pytest.mark.parametrize("per_event", [1, 100])
-def test_a_call_at_the_end_of_an_open_thought_is_shown_once_the_answer_has_ended(per_event: int) -> None:
+def test_a_call_at_the_end_of_an_open_thought_is_shown_once_the_answer_has_ended(
+    per_event: int,
+) -> None:
     events, _ = answer(f"<think>Hm.\n{CALL}\n{CALL}", per_event=per_event)
     calls = [f"{part} {call}" for call in (0, 1) for part in ("start", "arguments", "end")]
     assert [kind for kind, _ in told(events)] == ["reasoning", *calls]
@@ -248,7 +288,10 @@ def test_a_call_that_the_length_cuts_has_no_end_and_counts_for_none() -> None:
 
 
 def test_without_tools_calls_are_text_and_thoughts_are_thoughts() -> None:
-    assert told(answer(f"<think>hm</think>{CALL}", reads_calls=False)[0]) == [("reasoning", "hm"), ("text", CALL)]
+    assert told(answer(f"<think>hm</think>{CALL}", reads_calls=False)[0]) == [
+        ("reasoning", "hm"),
+        ("text", CALL),
+    ]
 
 
 def test_a_model_without_a_dialect_writes_text() -> None:
@@ -267,11 +310,17 @@ def numbered() -> Callable[[int], str]:
         ("hermes", ("call_" + "0" * 24,), ["call_" + "0" * 23 + "1", "call_" + "0" * 23 + "2"]),
         ("mistral_v13", (), ["000000000", "000000001"]),
         ("kimi_k2", ("a", "b"), ["functions.look_up:0", "functions.look_up:1"]),
-        ("kimi_k2", ("functions.look_up:0", "functions.other:1"), ["functions.look_up:2", "functions.look_up:1"]),
+        (
+            "kimi_k2",
+            ("functions.look_up:0", "functions.other:1"),
+            ["functions.look_up:2", "functions.look_up:1"],
+        ),
         ("cohere", ("0",), ["1", "2"]),
     ],
 )
-def test_ids_have_the_familys_form_and_none_is_given_twice(family: str, earlier: tuple[str, ...], expected: list[str]) -> None:
+def test_ids_have_the_familys_form_and_none_is_given_twice(
+    family: str, earlier: tuple[str, ...], expected: list[str]
+) -> None:
     form = FAMILIES[family]
     text = form.write([Call("look_up", {}), Call("look_up", {"a": 1})])
     dialect = ModelDialect(family=family, calls=form)
@@ -282,5 +331,9 @@ def test_ids_have_the_familys_form_and_none_is_given_twice(family: str, earlier:
 def test_arguments_of_a_finished_call_join_to_an_object() -> None:
     events, _ = answer(ANSWER, per_event=3)
     for call in (0, 1):
-        parts = [event.text for event in events if isinstance(event, ToolArgumentsDelta) and event.call == call]
+        parts = [
+            event.text
+            for event in events
+            if isinstance(event, ToolArgumentsDelta) and event.call == call
+        ]
         assert json.loads("".join(parts)) == {"word": "stop"}

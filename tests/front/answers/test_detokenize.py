@@ -29,19 +29,31 @@ def tokens_in_parts(draw: st.DrawFn) -> tuple[str, list[list[int]]]:
     tokenizer, _ = family(name)
     size = tokenizer.get_vocab_size()
     random_ids = st.lists(st.integers(0, size + 3), max_size=12)
-    real_ids = st.text(max_size=8).map(lambda text: tokenizer.encode(text.replace("\0", ""), add_special_tokens=False).ids)
-    ids = [token_id for run in draw(st.lists(random_ids | real_ids, max_size=4)) for token_id in run]
+    real_ids = st.text(max_size=8).map(
+        lambda text: tokenizer.encode(text.replace("\0", ""), add_special_tokens=False).ids
+    )
+    ids = [
+        token_id for run in draw(st.lists(random_ids | real_ids, max_size=4)) for token_id in run
+    ]
     cuts = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=len(ids))))
     return name, [ids[start:end] for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
 
 
-def joined(pieces: TokenPieces, parts: list[list[int]], *, at_start: bool = True, show_special: bool = False) -> str:
+def joined(
+    pieces: TokenPieces,
+    parts: list[list[int]],
+    *,
+    at_start: bool = True,
+    show_special: bool = False,
+) -> str:
     text = detokenizer(pieces, at_start=at_start, show_special=show_special)
     return "".join([*(text.push(part) for part in parts), text.flush()])
 
 
 @given(tokens_in_parts())
-def test_any_division_of_any_tokens_gives_what_decoding_the_whole_gives(case: tuple[str, list[list[int]]]) -> None:
+def test_any_division_of_any_tokens_gives_what_decoding_the_whole_gives(
+    case: tuple[str, list[list[int]]],
+) -> None:
     name, parts = case
     tokenizer, pieces = family(name)
     whole = [token_id for part in parts for token_id in part]
@@ -53,17 +65,24 @@ def test_special_tokens_can_be_shown_as_well(case: tuple[str, list[list[int]]]) 
     name, parts = case
     tokenizer, pieces = family(name)
     whole = [token_id for part in parts for token_id in part]
-    assert joined(pieces, parts, show_special=True) == tokenizer.decode(whole, skip_special_tokens=False)
+    assert joined(pieces, parts, show_special=True) == tokenizer.decode(
+        whole, skip_special_tokens=False
+    )
 
 
 @given(tokens_in_parts(), st.sampled_from(["a", "hello"]))
-def test_a_continuation_is_what_it_adds_to_the_text_before_it(case: tuple[str, list[list[int]]], before: str) -> None:
+def test_a_continuation_is_what_it_adds_to_the_text_before_it(
+    case: tuple[str, list[list[int]]], before: str
+) -> None:
     name, parts = case
     tokenizer, pieces = family(name)
     ids = tokenizer.encode(before, add_special_tokens=False).ids
     whole = [*ids, *(token_id for part in parts for token_id in part)]
     expected = tokenizer.decode(whole, skip_special_tokens=True)
-    assert tokenizer.decode(ids, skip_special_tokens=True) + joined(pieces, parts, at_start=False) == expected
+    assert (
+        tokenizer.decode(ids, skip_special_tokens=True) + joined(pieces, parts, at_start=False)
+        == expected
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -84,7 +103,11 @@ def test_a_character_of_several_tokens_appears_with_its_last_one_or_the_next(nam
 @pytest.mark.parametrize("name", FAMILIES)
 def test_added_tokens_are_shown_and_special_ones_are_not(name: str) -> None:
     tokenizer, pieces = family(name)
-    special = next(token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+    special = next(
+        token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special
+    )
     think = tokenizer.token_to_id("<think>")
     assert joined(pieces, [[think, special], [think]]) == "<think><think>"
 
@@ -93,7 +116,10 @@ def test_the_bytes_of_a_token_are_those_of_the_text() -> None:
     for name in FAMILIES:
         tokenizer, pieces = family(name)
         ids = tokenizer.encode("hello the world, привет 🙂\n", add_special_tokens=False).ids
-        assert b"".join(pieces.raw(token_id) for token_id in ids).decode().removeprefix(" ") == "hello the world, привет 🙂\n"
+        assert (
+            b"".join(pieces.raw(token_id) for token_id in ids).decode().removeprefix(" ")
+            == "hello the world, привет 🙂\n"
+        )
 
 
 @given(st.lists(st.integers(0, 8), max_size=30))

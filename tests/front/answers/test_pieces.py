@@ -18,25 +18,50 @@ MARK = decoders.Replace("▁", " ")
     [
         (decoders.ByteLevel(), "bytes", False, ("", 0), ""),
         (decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()]), "bytes", False, ("", 0), ""),
-        (decoders.Sequence([MARK, decoders.ByteFallback(), decoders.Fuse()]), "pieces", True, ("", 0), ""),
         (
-            decoders.Sequence([MARK, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+            decoders.Sequence([MARK, decoders.ByteFallback(), decoders.Fuse()]),
+            "pieces",
+            True,
+            ("", 0),
+            "",
+        ),
+        (
+            decoders.Sequence(
+                [MARK, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+            ),
             "pieces",
             True,
             (" ", 1),
             "",
         ),
-        (decoders.Sequence([MARK, decoders.Fuse(), decoders.Strip(" ", 2, 0)]), "pieces", False, (" ", 2), ""),
+        (
+            decoders.Sequence([MARK, decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
+            "pieces",
+            False,
+            (" ", 2),
+            "",
+        ),
         (decoders.Metaspace(), "pieces", False, ("", 0), "▁"),
         (decoders.Metaspace(prepend_scheme="never"), "pieces", False, ("", 0), ""),
-        (decoders.Sequence([decoders.Sequence([MARK]), decoders.Fuse()]), "pieces", False, ("", 0), ""),
+        (
+            decoders.Sequence([decoders.Sequence([MARK]), decoders.Fuse()]),
+            "pieces",
+            False,
+            ("", 0),
+            "",
+        ),
     ],
 )
 def test_decoders_of_the_known_families_are_taken_apart(
     decoder: Any, style: str, byte_fallback: bool, strip: tuple[str, int], dropped: str
 ) -> None:
     rules = decoding_rules(decoder)
-    assert (rules.style, rules.byte_fallback, rules.leading_strip, rules.dropped_from_first_token) == (
+    assert (
+        rules.style,
+        rules.byte_fallback,
+        rules.leading_strip,
+        rules.dropped_from_first_token,
+    ) == (
         style,
         byte_fallback,
         strip,
@@ -51,7 +76,9 @@ def test_decoders_of_the_known_families_are_taken_apart(
         decoders.WordPiece(),
         decoders.BPEDecoder(),
         decoders.CTC(),
-        decoders.Sequence([MARK, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
+        decoders.Sequence(
+            [MARK, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 0, 1)]
+        ),
         decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), MARK]),
         decoders.Sequence([MARK, decoders.Strip(" ", 1, 0)]),
     ],

@@ -35,7 +35,9 @@ def repeats_somewhere(token_ids: list[int]) -> bool:
     piece=st.lists(st.integers(0, 3), min_size=1, max_size=TOKENS // LEAST_ROUNDS),
     pieces=st.integers(1, 5),
 )
-def test_rounds_of_one_piece_are_noticed_soon_after_there_are_enough(before: list[int], piece: list[int], pieces: int) -> None:
+def test_rounds_of_one_piece_are_noticed_soon_after_there_are_enough(
+    before: list[int], piece: list[int], pieces: int
+) -> None:
     rounds = piece * (2 * TOKENS // len(piece) + 2)
     at = fired_at([*before, *rounds], pieces=pieces)
     assert at is not None
@@ -46,13 +48,17 @@ def test_rounds_of_one_piece_are_noticed_soon_after_there_are_enough(before: lis
     parts=st.lists(
         st.one_of(
             st.lists(st.integers(0, 2), max_size=30),
-            st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(2, 12)).map(lambda it: it[0] * it[1]),
+            st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(2, 12)).map(
+                lambda it: it[0] * it[1]
+            ),
         ),
         max_size=8,
     ),
     pieces=st.integers(1, 5),
 )
-def test_whatever_does_not_repeat_for_long_enough_is_left_alone(parts: list[list[int]], pieces: int) -> None:
+def test_whatever_does_not_repeat_for_long_enough_is_left_alone(
+    parts: list[list[int]], pieces: int
+) -> None:
     token_ids = [token_id for part in parts for token_id in part]
     if fired_at(token_ids, pieces=pieces) is not None:
         assert repeats_somewhere(token_ids)
@@ -91,5 +97,7 @@ def test_a_guard_of_nothing_says_nothing() -> None:
         ([1, 2, 3, 1, 3], 3, False),
     ],
 )
-def test_a_period_may_be_cut_short_at_its_end(token_ids: list[int], longest: int, expected: bool) -> None:
+def test_a_period_may_be_cut_short_at_its_end(
+    token_ids: list[int], longest: int, expected: bool
+) -> None:
     assert is_periodic(token_ids, longest_period=longest) is expected

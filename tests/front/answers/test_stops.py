@@ -27,24 +27,32 @@ def test_any_division_shows_what_the_whole_shows(parts: list[str], stops: list[s
 
 
 @given(part_lists, stop_lists)
-def test_nothing_is_held_back_that_cannot_become_a_stop_string(parts: list[str], stops: list[str]) -> None:
+def test_nothing_is_held_back_that_cannot_become_a_stop_string(
+    parts: list[str], stops: list[str]
+) -> None:
     scanner = StopScanner(stops)
     for part in parts:
         scanner.push(part)
         if scanner.stopped:
             break
-        assert not scanner.held or any(stop.startswith(scanner.held) and stop != scanner.held for stop in stops)
+        assert not scanner.held or any(
+            stop.startswith(scanner.held) and stop != scanner.held for stop in stops
+        )
 
 
 @given(part_lists, stop_lists)
-def test_nothing_is_shown_that_could_still_become_a_stop_string(parts: list[str], stops: list[str]) -> None:
+def test_nothing_is_shown_that_could_still_become_a_stop_string(
+    parts: list[str], stops: list[str]
+) -> None:
     scanner, text, shown = StopScanner(stops), "", ""
     for part in parts:
         text, shown = text + part, shown + scanner.push(part)
         if scanner.stopped:
             break
         beginnings = [stop[:length] for stop in stops for length in range(1, len(stop))]
-        longest = max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
+        longest = max(
+            (len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0
+        )
         assert shown == text[: len(text) - longest]
 
 

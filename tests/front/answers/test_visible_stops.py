@@ -10,12 +10,17 @@ from holdfast.front.toolcalls.segments import CallEnded, Segment
 from holdfast.wire.output import TextKind
 
 pieces = st.lists(
-    st.tuples(st.sampled_from(["text", "text", "reasoning"]), st.sampled_from(["s", "st", "stop", "top", "a", "p"]))
+    st.tuples(
+        st.sampled_from(["text", "text", "reasoning"]),
+        st.sampled_from(["s", "st", "stop", "top", "a", "p"]),
+    )
 )
 
 
 @given(pieces)
-def test_the_cut_is_where_the_stop_string_begins_in_one_piece_of_visible_text(parts: list[tuple[TextKind, str]]) -> None:
+def test_the_cut_is_where_the_stop_string_begins_in_one_piece_of_visible_text(
+    parts: list[tuple[TextKind, str]],
+) -> None:
     answer, visible, shown, place = "", "", "", 0
     stops, cut = VisibleStops(["stop"]), None
     for kind, text in parts:
@@ -31,7 +36,9 @@ def test_the_cut_is_where_the_stop_string_begins_in_one_piece_of_visible_text(pa
             assert shown == answer[:cut]
             return
         held = 0 if stops.held_from is None else place - stops.held_from
-        assert shown == answer[: len(answer) - held] and "stop".startswith(answer[len(answer) - held :])
+        assert shown == answer[: len(answer) - held] and "stop".startswith(
+            answer[len(answer) - held :]
+        )
     shown += "".join(part.text for part in stops.flush())
     assert shown == answer
 

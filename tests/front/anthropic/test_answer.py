@@ -1,4 +1,6 @@
-"""Streams and whole answers come to the same, whatever the model does, by the rules of the official client."""
+"""Streams and whole answers come to the same, whatever the model does, by the rules of the official
+client.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from tests.fakes.scripted_gateway import answer, calling
 SEAL = Seal()
 COUNTS = TokenCounts(prompt_tokens=20, completion_tokens=9, cached_tokens=15, reasoning_tokens=4)
 EVENTS: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
-arguments = st.dictionaries(st.text(max_size=4), st.none() | st.integers(0, 9) | st.text(max_size=6), max_size=3)
+arguments = st.dictionaries(
+    st.text(max_size=4), st.none() | st.integers(0, 9) | st.text(max_size=6), max_size=3
+)
 
 
 def form(**options: Any) -> MessagesAnswer:
@@ -44,7 +48,10 @@ def form(**options: Any) -> MessagesAnswer:
 
 def streamed(script: Sequence[OutputEvent], answers: MessagesAnswer) -> str:
     parts = [answers.opening(prompt_tokens=20)]
-    parts += [answers.finish(event) if isinstance(event, ChoiceFinished) else answers.delta(event) for event in script]
+    parts += [
+        answers.finish(event) if isinstance(event, ChoiceFinished) else answers.delta(event)
+        for event in script
+    ]
     return b"".join([*parts, answers.closing(COUNTS, None)]).decode()
 
 
@@ -56,20 +63,28 @@ def whole(script: Sequence[OutputEvent], answers: MessagesAnswer) -> Any:
 
 
 def folded(text: str) -> Message:
-    """What the official client makes of a stream, each of whose events is checked against its type and ours."""
+    """What the official client makes of a stream, each of whose events is checked against its type
+    and ours.
+    """
     snapshot: Any = None
     buffers: dict[int, bytes] = {}
     for name, data in named_events_of(text):
         assert data["type"] == name
         msgspec.json.decode(json.dumps(data), type=MessageEvent)
         if name != "ping":
-            snapshot = accumulate_event(event=EVENTS.validate_python(data), current_snapshot=snapshot, json_bufs=buffers)
+            snapshot = accumulate_event(
+                event=EVENTS.validate_python(data), current_snapshot=snapshot, json_bufs=buffers
+            )
     return cast(Message, snapshot)
 
 
-def ended(deltas: Sequence[OutputDelta], *, reason: FinishReason = FinishReason.STOP, **facts: Any) -> list[OutputEvent]:
+def ended(
+    deltas: Sequence[OutputDelta], *, reason: FinishReason = FinishReason.STOP, **facts: Any
+) -> list[OutputEvent]:
     calls = sum(isinstance(delta, ToolCallFinished) for delta in deltas)
-    end = ChoiceFinished(index=0, reason=reason, prompt_tokens=20, completion_tokens=9, calls=calls, **facts)
+    end = ChoiceFinished(
+        index=0, reason=reason, prompt_tokens=20, completion_tokens=9, calls=calls, **facts
+    )
     return [*deltas, end]
 
 
@@ -81,12 +96,15 @@ def scripts(draw: st.DrawFn) -> list[OutputEvent]:
     for kind in draw(st.lists(st.sampled_from(["text", "reasoning", "call"]), max_size=6)):
         if kind != "call":
             deltas += [
-                TextDelta(index=0, text=piece, kind=cast(Any, kind)) for piece in draw(st.lists(st.text(max_size=3), max_size=4))
+                TextDelta(index=0, text=piece, kind=cast(Any, kind))
+                for piece in draw(st.lists(st.text(max_size=3), max_size=4))
             ]
             continue
         said = json.dumps(draw(arguments), ensure_ascii=draw(st.booleans()))
         cuts = sorted(draw(st.lists(st.integers(0, len(said)), max_size=4)))
-        pieces = [said[start:end] for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True)]
+        pieces = [
+            said[start:end] for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True)
+        ]
         deltas.append(ToolCallStarted(index=0, call=calls, id=f"call_{calls}", name="f"))
         deltas += [ToolArgumentsDelta(index=0, call=calls, text=piece) for piece in pieces]
         deltas.append(ToolCallFinished(index=0, call=calls))
@@ -106,8 +124,13 @@ def test_any_stream_folds_to_the_whole_answer(script: list[OutputEvent], hides: 
     got = folded(streamed(script, form(hides_thinking=hides)))
     expected = whole(script, form(hides_thinking=hides))
     assert content_of(got) == expected["content"]
-    assert (got.stop_reason, got.stop_sequence) == (expected["stop_reason"], expected["stop_sequence"])
-    assert got.usage.to_dict() | {"cache_creation": None} == expected["usage"] | {"cache_creation": None}
+    assert (got.stop_reason, got.stop_sequence) == (
+        expected["stop_reason"],
+        expected["stop_sequence"],
+    )
+    assert got.usage.to_dict() | {"cache_creation": None} == expected["usage"] | {
+        "cache_creation": None
+    }
 
 
 def test_what_is_of_no_use_here_is_there_for_clients_that_check_anthropics_types() -> None:
@@ -117,7 +140,11 @@ def test_what_is_of_no_use_here_is_there_for_clients_that_check_anthropics_types
     assert (text["citations"], call["caller"]) == (None, {"type": "direct"})
     assert (answer["stop_details"], answer["container"]) == (None, None)
     usage = answer["usage"]
-    assert (usage["service_tier"], usage["server_tool_use"], usage["inference_geo"]) == ("standard", None, None)
+    assert (usage["service_tier"], usage["server_tool_use"], usage["inference_geo"]) == (
+        "standard",
+        None,
+        None,
+    )
 
 
 @given(script=scripts())
@@ -135,8 +162,14 @@ def test_blocks_come_strictly_one_after_the_other(script: list[OutputEvent]) -> 
 
 @given(script=scripts(), hides=st.booleans())
 def test_every_thought_comes_back_by_its_signature(script: list[OutputEvent], hides: bool) -> None:
-    said = "".join(event.text for event in script if isinstance(event, TextDelta) and event.kind == "reasoning")
-    blocks = [block for block in whole(script, form(hides_thinking=hides))["content"] if block["type"] == "thinking"]
+    said = "".join(
+        event.text for event in script if isinstance(event, TextDelta) and event.kind == "reasoning"
+    )
+    blocks = [
+        block
+        for block in whole(script, form(hides_thinking=hides))["content"]
+        if block["type"] == "thinking"
+    ]
     if hides:
         assert all(block["thinking"] == "" for block in blocks)
         assert "".join(SEAL.open(block["signature"]) or "?" for block in blocks) == said
@@ -157,12 +190,30 @@ def test_a_stream_has_exactly_these_events() -> None:
         *("message_delta", "message_stop"),
     ]
     kinds = [data["delta"]["type"] for name, data in events if name == delta]
-    assert kinds == ["thinking_delta", "signature_delta", "text_delta", "input_json_delta", "input_json_delta"]
+    assert kinds == [
+        "thinking_delta",
+        "signature_delta",
+        "text_delta",
+        "input_json_delta",
+        "input_json_delta",
+    ]
     begun, end = events[0][1]["message"]["usage"], events[-2][1]
-    assert (begun["input_tokens"], begun["output_tokens"], begun["cache_read_input_tokens"]) == (20, 0, 0)
-    assert end["delta"] == {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None, "container": None}
+    assert (begun["input_tokens"], begun["output_tokens"], begun["cache_read_input_tokens"]) == (
+        20,
+        0,
+        0,
+    )
+    assert end["delta"] == {
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
+    }
     assert end["usage"]["input_tokens"] + end["usage"]["cache_read_input_tokens"] == 20
-    assert (end["usage"]["output_tokens"], end["usage"]["output_tokens_details"]) == (9, {"thinking_tokens": 4})
+    assert (end["usage"]["output_tokens"], end["usage"]["output_tokens_details"]) == (
+        9,
+        {"thinking_tokens": 4},
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +225,9 @@ def test_a_stream_has_exactly_these_events() -> None:
         ({"reason": FinishReason.LENGTH}, 10, "model_context_window_exceeded", None),
     ],
 )
-def test_why_an_answer_ended(facts: dict[str, Any], max_tokens: int, reason: str, sequence: str | None) -> None:
+def test_why_an_answer_ended(
+    facts: dict[str, Any], max_tokens: int, reason: str, sequence: str | None
+) -> None:
     script = ended([TextDelta(index=0, text="x")], **facts)
     got = folded(streamed(script, form(max_tokens=max_tokens)))
     assert (got.stop_reason, got.stop_sequence) == (reason, sequence)
@@ -190,7 +243,12 @@ def test_the_line_is_kept_open_by_a_ping_also_before_the_beginning() -> None:
     answers = form()
     assert named_events_of(answers.keep_alive().decode()) == [("ping", {"type": "ping"})]
     script = cast(list[OutputEvent], answer("Hi"))
-    assert folded(answers.keep_alive().decode() + streamed(script, answers)).content[0].to_dict()["text"] == "Hi"
+    assert (
+        folded(answers.keep_alive().decode() + streamed(script, answers))
+        .content[0]
+        .to_dict()["text"]
+        == "Hi"
+    )
 
 
 def test_an_error_in_the_middle_is_an_event_of_its_own() -> None:

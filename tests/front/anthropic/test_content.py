@@ -47,13 +47,18 @@ def test_texts_stay_what_they_are() -> None:
 
 
 def test_a_system_prompt_goes_first_in_its_parts() -> None:
-    assert talk(("user", "a"), system=[text("s"), text("t")])[0] == {"role": "system", "content": [text("s"), text("t")]}
+    assert talk(("user", "a"), system=[text("s"), text("t")])[0] == {
+        "role": "system",
+        "content": [text("s"), text("t")],
+    }
     assert talk(system="s") == [{"role": "system", "content": [text("s")]}]
     assert talk(system=[]) == []
 
 
 def test_texts_on_either_side_of_a_call_are_lines_of_their_own() -> None:
-    (message,) = talk(("assistant", [text("I "), text("look."), use(city="Rome"), text("I answer.")]))
+    (message,) = talk(
+        ("assistant", [text("I "), text("look."), use(city="Rome"), text("I answer.")])
+    )
     assert message["content"] == "I look.\nI answer."
 
 
@@ -68,7 +73,12 @@ def test_an_answer_has_its_thoughts_texts_and_calls_apart() -> None:
 
 @given(thought=st.text(min_size=1, max_size=50))
 def test_a_hidden_thought_comes_back_out_of_its_signature(thought: str) -> None:
-    (message,) = talk(("assistant", [{"type": "thinking", "thinking": "", "signature": SEAL.close(thought)}, text("x")]))
+    (message,) = talk(
+        (
+            "assistant",
+            [{"type": "thinking", "thinking": "", "signature": SEAL.close(thought)}, text("x")],
+        )
+    )
     assert message["reasoning_content"] == thought
 
 
@@ -84,9 +94,15 @@ def test_a_thought_that_is_not_ours_is_left_out(thinking: str, signature: str) -
 
 
 def test_results_of_calls_are_messages_of_their_own_in_the_order_of_the_blocks() -> None:
-    assert talk(("user", [result(), result([text("a"), text("b")], is_error=True), text("and now?")])) == [
+    assert talk(
+        ("user", [result(), result([text("a"), text("b")], is_error=True), text("and now?")])
+    ) == [
         {"role": "tool", "tool_call_id": "call_1", "content": "out"},
-        {"role": "tool", "tool_call_id": "call_1", "content": [text("The call failed."), text("a"), text("b")]},
+        {
+            "role": "tool",
+            "tool_call_id": "call_1",
+            "content": [text("The call failed."), text("a"), text("b")],
+        },
         {"role": "user", "content": [text("and now?")]},
     ]
 
@@ -104,7 +120,11 @@ def test_a_result_may_be_empty(more: dict[str, Any], content: str) -> None:
 @pytest.mark.parametrize(
     "block",
     [
-        {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "a"}},
+        {
+            "type": "document",
+            "title": "T",
+            "source": {"type": "text", "media_type": "text/plain", "data": "a"},
+        },
         {"type": "document", "title": "T", "source": {"type": "content", "content": "a"}},
         {"type": "document", "title": "T", "source": {"type": "content", "content": [text("a")]}},
         {"type": "search_result", "source": "https://x", "title": "T", "content": [text("a")]},
@@ -117,22 +137,45 @@ def test_documents_and_search_results_of_text_are_text(block: dict[str, Any]) ->
 
 def test_media_in_a_result_are_named_to_the_model_and_no_later_turn_fails_of_them() -> None:
     png = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}}
-    left_out = [text(f"[{kind} left out: this model takes text only]") for kind in ("image/png", "application/pdf")]
-    assert talk(("user", [result([text("read"), png, pdf])]))[0]["content"] == [text("read"), *left_out]
+    pdf = {
+        "type": "document",
+        "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"},
+    }
+    left_out = [
+        text(f"[{kind} left out: this model takes text only]")
+        for kind in ("image/png", "application/pdf")
+    ]
+    assert talk(("user", [result([text("read"), png, pdf])]))[0]["content"] == [
+        text("read"),
+        *left_out,
+    ]
 
 
 def test_a_tool_that_was_found_is_named_to_the_model_and_to_us() -> None:
-    turns: Any = [{"role": "user", "content": [result([{"type": "tool_reference", "tool_name": "g"}])]}]
+    turns: Any = [
+        {"role": "user", "content": [result([{"type": "tool_reference", "tool_name": "g"}])]}
+    ]
     assert [*referenced_tools(turns)] == ["g"]
-    assert talk(("user", turns[0]["content"]))[0]["content"] == [{"type": "tool_reference", "tool_name": "g"}]
+    assert talk(("user", turns[0]["content"]))[0]["content"] == [
+        {"type": "tool_reference", "tool_name": "g"}
+    ]
 
 
 @pytest.mark.parametrize(
-    "kind", ["redacted_thinking", "server_tool_use", "web_search_tool_result", "compaction", "mcp_tool_use", "mcp_tool_listing"]
+    "kind",
+    [
+        "redacted_thinking",
+        "server_tool_use",
+        "web_search_tool_result",
+        "compaction",
+        "mcp_tool_use",
+        "mcp_tool_listing",
+    ],
 )
 def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
-    assert talk(("assistant", [{"type": kind, "data": "x"}, text("x")])) == [{"role": "assistant", "content": "x"}]
+    assert talk(("assistant", [{"type": kind, "data": "x"}, text("x")])) == [
+        {"role": "assistant", "content": "x"}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,8 +183,16 @@ def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
     [
         ("user", [text("x"), {"type": "image", "source": {}}], "messages.0.content.1"),
         ("user", [{"type": "document", "source": {"type": "base64"}}], "messages.0.content.0"),
-        ("user", [{"type": "document", "source": {"type": "text", "data": 1}}], "messages.0.content.0"),
-        ("user", [{"type": "search_result", "content": [{"type": "image"}]}], "messages.0.content.0"),
+        (
+            "user",
+            [{"type": "document", "source": {"type": "text", "data": 1}}],
+            "messages.0.content.0",
+        ),
+        (
+            "user",
+            [{"type": "search_result", "content": [{"type": "image"}]}],
+            "messages.0.content.0",
+        ),
         ("user", [result([{"type": "mystery"}])], "messages.0.content.0.content.0.type"),
         ("user", [{"type": "mystery"}], "messages.0.content.0.type"),
         ("user", [use()], "messages.0.content.0.type"),

@@ -10,7 +10,15 @@ from holdfast.config import LimitsSettings
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull, WorkerUnavailable
 from holdfast.front.anthropic.errors import anthropic_error
 from holdfast.front.server.problem import Problem
-from tests.fakes.http_clients import HELLO, MESSAGES, Exchange, client_of, message_body, named_events_of, served
+from tests.fakes.http_clients import (
+    HELLO,
+    MESSAGES,
+    Exchange,
+    client_of,
+    message_body,
+    named_events_of,
+    served,
+)
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
 
 
@@ -41,15 +49,23 @@ def test_a_message_names_the_field_for_which_the_form_has_no_place() -> None:
     assert said.error.message == "`stop`: no"
 
 
-async def refused(refusal: Exception | None = None, *, path: str = MESSAGES, method: str = "POST", **fields: Any) -> Any:
-    async with client_of(ScriptedGateway(refusal=refusal), limits=LimitsSettings(max_body_bytes=2048)) as client:
+async def refused(
+    refusal: Exception | None = None, *, path: str = MESSAGES, method: str = "POST", **fields: Any
+) -> Any:
+    async with client_of(
+        ScriptedGateway(refusal=refusal), limits=LimitsSettings(max_body_bytes=2048)
+    ) as client:
         return await client.request(method, path, json=message_body(**fields))
 
 
 async def test_an_error_has_the_id_that_the_header_has() -> None:
     response = await refused(model="other")
     assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
-    assert response.json()["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
+    assert (
+        response.json()["request_id"]
+        == response.headers["request-id"]
+        == response.headers["x-request-id"]
+    )
 
 
 async def test_so_has_one_in_the_middle_of_a_stream() -> None:
@@ -59,12 +75,19 @@ async def test_so_has_one_in_the_middle_of_a_stream() -> None:
     await exchange.run(MESSAGES, message_body(stream=True))
     name, event = named_events_of(exchange.text)[-1]
     headers = dict(exchange.messages[0]["headers"])
-    assert (exchange.status, name, event["request_id"]) == (200, "error", headers[b"request-id"].decode())
+    assert (exchange.status, name, event["request_id"]) == (
+        200,
+        "error",
+        headers[b"request-id"].decode(),
+    )
 
 
 async def test_too_long_a_prompt_is_told_in_the_words_that_claude_code_acts_upon() -> None:
     response = await refused(PromptTooLong(prompt_tokens=300, context_tokens=200))
-    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert (response.status_code, response.json()["error"]["type"]) == (
+        400,
+        "invalid_request_error",
+    )
     assert response.json()["error"]["message"] == "prompt is too long: 300 tokens > 200 maximum"
 
 
@@ -98,9 +121,15 @@ async def test_an_internal_error_tells_nothing_of_the_inside() -> None:
         ("/v1/complete", "POST", 404, "not_found_error"),
     ],
 )
-async def test_unknown_paths_and_methods_have_its_form(path: str, method: str, status: int, kind: str) -> None:
+async def test_unknown_paths_and_methods_have_its_form(
+    path: str, method: str, status: int, kind: str
+) -> None:
     response = await refused(path=path, method=method)
-    assert (response.status_code, response.json()["type"], response.json()["error"]["type"]) == (status, "error", kind)
+    assert (response.status_code, response.json()["type"], response.json()["error"]["type"]) == (
+        status,
+        "error",
+        kind,
+    )
 
 
 async def test_too_large_a_body_has_its_form() -> None:
@@ -108,7 +137,9 @@ async def test_too_large_a_body_has_its_form() -> None:
     assert (response.status_code, response.json()["error"]["type"]) == (413, "request_too_large")
 
 
-@pytest.mark.parametrize("path", ["/messages", "/v1/messages/", "/v1/v1/messages", "/v1/messages?beta=true"])
+@pytest.mark.parametrize(
+    "path", ["/messages", "/v1/messages/", "/v1/v1/messages", "/v1/messages?beta=true"]
+)
 async def test_its_path_is_found_however_the_base_is_written(path: str) -> None:
     assert (await refused(path=path)).status_code == 200
 
@@ -128,7 +159,10 @@ async def test_the_official_client_raises_what_belongs_to_each() -> None:
 
 async def test_the_official_client_raises_on_an_error_within_a_stream() -> None:
     gateway = ScriptedGateway(script=[*answer("Hel")[:1], GenerationFailed("the worker died")])
-    async with served(gateway) as url, anthropic.AsyncAnthropic(base_url=url, api_key="k", max_retries=0) as client:
+    async with (
+        served(gateway) as url,
+        anthropic.AsyncAnthropic(base_url=url, api_key="k", max_retries=0) as client,
+    ):
         with pytest.raises(anthropic.APIError, match="the worker died"):
             await _read(client)
 

@@ -16,14 +16,24 @@ from holdfast.front.anthropic.messages import MessagesRequest
 from holdfast.front.server import sse
 from holdfast.wire.requests import CacheBreakpoint, ChatPrompt, OutputFormat, Thinking
 from tests.fakes.http_clients import MESSAGES, Exchange, client_of, message_body, named_events_of
-from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedDirectory, ScriptedGateway, answer, calling, model_status
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    PROMPT_TOKENS,
+    ScriptedDirectory,
+    ScriptedGateway,
+    answer,
+    calling,
+    model_status,
+)
 
 USER = {"role": "user", "content": "x"}
 COUNT = f"{MESSAGES}/count_tokens"
 EPHEMERAL = {"type": "ephemeral"}
 
 
-async def asked(path: str = MESSAGES, *, headers: dict[str, str] | None = None, **fields: Any) -> Any:
+async def asked(
+    path: str = MESSAGES, *, headers: dict[str, str] | None = None, **fields: Any
+) -> Any:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         response = await client.post(path, json=message_body(**fields), headers=headers)
@@ -45,13 +55,22 @@ async def test_the_plainest_request() -> None:
     request = await asked()
     assert request.request_id.startswith("msg_")
     assert request.prompt == ChatPrompt(messages=({"role": "user", "content": "hello"},))
-    assert (request.model, request.max_tokens, request.choices, request.session_id) == (MODEL, 100, 1, "")
+    assert (request.model, request.max_tokens, request.choices, request.session_id) == (
+        MODEL,
+        100,
+        1,
+        "",
+    )
     assert "temperature" in request.unset_sampling
 
 
 async def test_sampling_and_stop_sequences() -> None:
     request = await asked(temperature=0.5, top_p=0.9, top_k=7, stop_sequences=["a", "b", "a"])
-    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (0.5, 0.9, 7)
+    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (
+        0.5,
+        0.9,
+        7,
+    )
     assert request.stop == ("a", "b")
     assert not {"temperature", "top_p", "top_k"} & {*request.unset_sampling}
 
@@ -68,12 +87,20 @@ async def test_a_thought_is_given_back_to_the_tenant_that_had_it_only(
     nobody: tuple[dict[str, str], dict[str, str]] = ({}, {})
     thinking = {"type": "enabled", "display": "omitted"}
     async with client_of(gateway) as client:
-        first = await client.post(MESSAGES, json=message_body(thinking=thinking, **ann[1]), headers=ann[0])
+        first = await client.post(
+            MESSAGES, json=message_body(thinking=thinking, **ann[1]), headers=ann[0]
+        )
         turns = [USER, {"role": "assistant", "content": first.json()["content"]}, USER]
         for headers, fields in (ann, bob, nobody):
-            await client.post(MESSAGES, json=message_body(messages=turns, **fields), headers=headers)
+            await client.post(
+                MESSAGES, json=message_body(messages=turns, **fields), headers=headers
+            )
     prompts = [request.prompt for request in gateway.requests[1:]]
-    assert [prompt.messages[1].get("reasoning_content") for prompt in prompts if isinstance(prompt, ChatPrompt)] == [
+    assert [
+        prompt.messages[1].get("reasoning_content")
+        for prompt in prompts
+        if isinstance(prompt, ChatPrompt)
+    ] == [
         "hm",
         None,
         None,
@@ -104,15 +131,33 @@ async def test_what_must_be_there(field: str) -> None:
         ({"container": "c"}, "container"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"cache_control": {"type": "eternal"}}, "cache_control.type"),
-        ({"system": [{"type": "text", "text": "s", "cache_control": EPHEMERAL}] * 5}, "cache_control"),
+        (
+            {"system": [{"type": "text", "text": "s", "cache_control": EPHEMERAL}] * 5},
+            "cache_control",
+        ),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [USER, {"role": "assistant", "content": "so "}]}, "messages.1.content"),
         (
-            {"messages": [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
+            {
+                "messages": [
+                    USER,
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}],
+                    },
+                ]
+            },
             "messages.1.content",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "redacted_thinking", "data": "x"}]}]}, "messages.0.content"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "redacted_thinking", "data": "x"}]}
+                ]
+            },
+            "messages.0.content",
+        ),
     ],
 )
 async def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> None:
@@ -121,7 +166,13 @@ async def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "more", [{"service_tier": "auto"}, {"context_management": {"edits": []}}, {"container": None}, {"odd": 1}]
+    "more",
+    [
+        {"service_tier": "auto"},
+        {"context_management": {"edits": []}},
+        {"container": None},
+        {"odd": 1},
+    ],
 )
 async def test_what_means_nothing_here_does_no_harm(more: dict[str, Any]) -> None:
     assert (await asked(**more)).prompt == (await asked()).prompt
@@ -133,27 +184,46 @@ async def test_what_means_nothing_here_does_no_harm(more: dict[str, Any]) -> Non
         ({}, Thinking(effort="off")),
         ({"thinking": None}, Thinking(effort="off")),
         ({"thinking": {"type": "disabled"}}, Thinking(effort="off")),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, Thinking(effort="on", budget_tokens=1024)),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+            Thinking(effort="on", budget_tokens=1024),
+        ),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, Thinking(effort="on")),
-        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "xhigh"}}, Thinking(effort="max")),
+        (
+            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "xhigh"}},
+            Thinking(effort="max"),
+        ),
         ({"output_config": {"effort": "low"}}, Thinking(effort="off")),
     ],
 )
-async def test_a_thought_comes_to_who_asks_for_one(fields: dict[str, Any], thinking: Thinking) -> None:
+async def test_a_thought_comes_to_who_asks_for_one(
+    fields: dict[str, Any], thinking: Thinking
+) -> None:
     assert (await asked(**fields)).thinking == thinking
 
 
 @pytest.mark.parametrize("older", [True, False])
 async def test_the_form_of_the_answer(older: bool) -> None:
     wanted = {"type": "json_schema", "schema": {"type": "object"}}
-    request = await asked(**({"output_format": wanted} if older else {"output_config": {"format": wanted}}))
+    request = await asked(
+        **({"output_format": wanted} if older else {"output_config": {"format": wanted}})
+    )
     field = "output_format.schema" if older else "output_config.format.schema"
-    assert request.output_format == OutputFormat(kind="json_schema", schema={"type": "object"}, field=field)
+    assert request.output_format == OutputFormat(
+        kind="json_schema", schema={"type": "object"}, field=field
+    )
 
 
 async def test_a_last_answer_is_continued() -> None:
-    prompt = (await asked(messages=[USER, {"role": "assistant", "content": [{"type": "text", "text": "The"}]}])).prompt
-    assert (prompt.continue_last, prompt.messages[-1]) == (True, {"role": "assistant", "content": "The"})
+    prompt = (
+        await asked(
+            messages=[USER, {"role": "assistant", "content": [{"type": "text", "text": "The"}]}]
+        )
+    ).prompt
+    assert (prompt.continue_last, prompt.messages[-1]) == (
+        True,
+        {"role": "assistant", "content": "The"},
+    )
 
 
 async def test_an_empty_last_answer_is_none() -> None:
@@ -166,11 +236,17 @@ async def test_breakpoints_of_the_cache_are_passed_on() -> None:
     prompt = (
         await asked(
             tools=[{"name": "f", "input_schema": {"type": "object"}, "cache_control": hour}],
-            system=[{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": EPHEMERAL}],
+            system=[
+                {"type": "text", "text": "a"},
+                {"type": "text", "text": "b", "cache_control": EPHEMERAL},
+            ],
             messages=[
                 {
                     "role": "user",
-                    "content": [{"type": "text", "text": "c", "cache_control": EPHEMERAL}, {"type": "text", "text": "d"}],
+                    "content": [
+                        {"type": "text", "text": "c", "cache_control": EPHEMERAL},
+                        {"type": "text", "text": "d"},
+                    ],
                 }
             ],
             cache_control=hour,
@@ -199,18 +275,24 @@ async def test_claude_codes_session_is_ours(headers: dict[str, str], session: st
 async def test_the_body_names_a_session_before_claude_codes_header_does() -> None:
     headers = {"X-Claude-Code-Session-Id": "5c6a-1"}
     assert (await asked(headers=headers, prompt_cache_key="key")).session_id == "key"
-    assert (await asked(headers=headers, prompt_cache_key="key", session_id="mine")).session_id == "mine"
+    assert (
+        await asked(headers=headers, prompt_cache_key="key", session_id="mine")
+    ).session_id == "mine"
 
 
 async def test_a_name_of_anthropics_is_answered_by_the_first_model() -> None:
     async with client_of(gateway := ScriptedGateway()) as client:
-        response = await client.post(f"{MESSAGES}?beta=true", json=message_body(model="claude-haiku-4-5"))
+        response = await client.post(
+            f"{MESSAGES}?beta=true", json=message_body(model="claude-haiku-4-5")
+        )
     assert (gateway.request.model, response.json()["model"]) == (MODEL, MODEL)
 
 
 async def test_tokens_are_counted_without_any_being_made() -> None:
     async with client_of(gateway := ScriptedGateway()) as client:
-        body = {name: value for name, value in message_body(system="s").items() if name != "max_tokens"}
+        body = {
+            name: value for name, value in message_body(system="s").items() if name != "max_tokens"
+        }
         response = await client.post(COUNT, json=body)
     assert response.json() == {"input_tokens": PROMPT_TOKENS}
     assert [message["role"] for message in gateway.request.prompt.messages] == ["system", "user"]
@@ -219,16 +301,22 @@ async def test_tokens_are_counted_without_any_being_made() -> None:
 
 async def test_twenty_five_counts_may_come_at_once() -> None:
     async with client_of(ScriptedGateway()) as client:
-        responses = await asyncio.gather(*(client.post(COUNT, json=message_body()) for _ in range(25)))
+        responses = await asyncio.gather(
+            *(client.post(COUNT, json=message_body()) for _ in range(25))
+        )
     assert {response.status_code for response in responses} == {200}
 
 
-async def test_while_the_model_loads_pings_come_before_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_the_model_loads_pings_come_before_the_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.001)
     monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.001)
     loaded = asyncio.Event()
     gateway = ScriptedGateway(script=answer("Hi"), accept_when=loaded)
-    exchange = Exchange(gateway, directory=ScriptedDirectory(models=(model_status(state="loading"),)))
+    exchange = Exchange(
+        gateway, directory=ScriptedDirectory(models=(model_status(state="loading"),))
+    )
     running = asyncio.create_task(exchange.run(MESSAGES, message_body(stream=True)))
     await exchange.until(lambda: exchange.text.count("event: ping") > 1)
     loaded.set()
@@ -242,39 +330,75 @@ async def test_an_explanation_is_told_with_the_end() -> None:
     async with client_of(ScriptedGateway()) as client:
         for stream in (False, True):
             explained = {"X-Holdfast-Explain": "1"}
-            response = await client.post(MESSAGES, json=message_body(stream=stream), headers=explained)
+            response = await client.post(
+                MESSAGES, json=message_body(stream=stream), headers=explained
+            )
             told = named_events_of(response.text)[-2][1] if stream else response.json()
             assert told["holdfast"]["prompt_tokens"] == PROMPT_TOKENS
 
 
 blocks = st.fixed_dictionaries(
-    {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "tool_reference", "document", "image", "x", None])},
+    {
+        "type": st.sampled_from(
+            [
+                "text",
+                "thinking",
+                "tool_use",
+                "tool_result",
+                "tool_reference",
+                "document",
+                "image",
+                "x",
+                None,
+            ]
+        )
+    },
     optional={
-        **dict.fromkeys(["text", "thinking", "signature", "id", "name", "tool_use_id", "tool_name"], st.text(max_size=3)),
-        "content": st.none() | st.text(max_size=3) | st.lists(st.just({"type": "text", "text": "t"}) | st.just(1), max_size=2),
-        "input": st.dictionaries(st.text(max_size=2), st.none() | st.integers(), max_size=2) | st.integers(),
+        **dict.fromkeys(
+            ["text", "thinking", "signature", "id", "name", "tool_use_id", "tool_name"],
+            st.text(max_size=3),
+        ),
+        "content": st.none()
+        | st.text(max_size=3)
+        | st.lists(st.just({"type": "text", "text": "t"}) | st.just(1), max_size=2),
+        "input": st.dictionaries(st.text(max_size=2), st.none() | st.integers(), max_size=2)
+        | st.integers(),
         "cache_control": st.sampled_from([None, EPHEMERAL, {"type": "ephemeral", "ttl": "9h"}, 1]),
     },
 )
 turns = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "system", "x"]), "content": st.text(max_size=3) | st.lists(blocks, max_size=3)}
+    {
+        "role": st.sampled_from(["user", "assistant", "system", "x"]),
+        "content": st.text(max_size=3) | st.lists(blocks, max_size=3),
+    }
 )
 further = st.dictionaries(
     st.sampled_from([*MessagesRequest.model_fields, "container", "x"]),
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(blocks, max_size=2) | blocks,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=3)
+    | st.lists(blocks, max_size=2)
+    | blocks,
     max_size=3,
 )
 
 
 @settings(max_examples=60)
 @given(messages=st.lists(turns, max_size=4), more=further, path=st.sampled_from([MESSAGES, COUNT]))
-async def test_no_json_whatever_makes_an_internal_error(messages: list[Any], more: dict[str, Any], path: str) -> None:
+async def test_no_json_whatever_makes_an_internal_error(
+    messages: list[Any], more: dict[str, Any], path: str
+) -> None:
     body = json.dumps({**message_body(messages=messages), **more}).encode()
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(path, content=body)
     assert response.status_code in (200, 400, 404), response.text
     if response.status_code != 200:
-        assert (response.json()["type"], set(response.json()["error"])) == ("error", {"type", "message"})
+        assert (response.json()["type"], set(response.json()["error"])) == (
+            "error",
+            {"type", "message"},
+        )
 
 
 async def test_nothing_of_the_wire_is_longer_than_it_must_be() -> None:

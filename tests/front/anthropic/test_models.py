@@ -19,7 +19,11 @@ async def got(path: str, headers: dict[str, str], **options: Any) -> Any:
 
 async def test_who_says_anthropics_version_gets_its_form_and_all_others_openais() -> None:
     own, usual = await got("/v1/models", VERSION), await got("/v1/models", {})
-    assert (own.json()["data"][0]["type"], own.json()["has_more"], own.json()["first_id"]) == ("model", False, MODEL)
+    assert (own.json()["data"][0]["type"], own.json()["has_more"], own.json()["first_id"]) == (
+        "model",
+        False,
+        MODEL,
+    )
     assert (usual.json()["object"], usual.json()["data"][0]["object"]) == ("list", "model")
 
 
@@ -38,7 +42,9 @@ async def test_a_wrong_key_and_an_unknown_path_are_told_in_its_form_too() -> Non
 
 async def test_a_model_that_is_loading_has_no_length_yet() -> None:
     directory = ScriptedDirectory(models=(model_status(state="loading", info=None),))
-    assert (await got("/v1/models", VERSION, directory=directory)).json()["data"][0]["max_input_tokens"] is None
+    assert (await got("/v1/models", VERSION, directory=directory)).json()["data"][0][
+        "max_input_tokens"
+    ] is None
 
 
 async def test_no_models_are_a_list_without_ends() -> None:
@@ -52,6 +58,11 @@ async def test_a_name_of_anthropics_is_the_first_models(name: str) -> None:
 
 
 async def test_the_official_client_lists_models() -> None:
-    async with served(ScriptedGateway()) as url, anthropic.AsyncAnthropic(base_url=url, api_key="k") as client:
-        assert [(model.id, model.lifecycle) async for model in client.models.list()] == [(MODEL, "active")]
+    async with (
+        served(ScriptedGateway()) as url,
+        anthropic.AsyncAnthropic(base_url=url, api_key="k") as client,
+    ):
+        assert [(model.id, model.lifecycle) async for model in client.models.list()] == [
+            (MODEL, "active")
+        ]
         assert (await client.models.retrieve(MODEL)).created_at.year == 2023

@@ -22,11 +22,20 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def names(*tools: MessagesTool, referenced: tuple[str, ...] = ()) -> list[str]:
-    return [shown["function"]["name"] for shown in shown_tools(tools, referenced=referenced, limits=LIMITS).definitions]
+    return [
+        shown["function"]["name"]
+        for shown in shown_tools(tools, referenced=referenced, limits=LIMITS).definitions
+    ]
 
 
 def test_a_tool_is_a_function_without_what_only_anthropic_knows() -> None:
-    given = tool(description="d", strict=True, eager_input_streaming=True, cache_control={"type": "ephemeral"}, type="custom")
+    given = tool(
+        description="d",
+        strict=True,
+        eager_input_streaming=True,
+        cache_control={"type": "ephemeral"},
+        type="custom",
+    )
     (shown,) = shown_tools([given], referenced=(), limits=LIMITS).definitions
     function = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
     assert shown == {"type": "function", "function": function}
@@ -34,16 +43,28 @@ def test_a_tool_is_a_function_without_what_only_anthropic_knows() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("bash_20250124", "bash"), ("text_editor_20250728", "str_replace_based_edit_tool"), ("memory_20250818", "memory")],
+    [
+        ("bash_20250124", "bash"),
+        ("text_editor_20250728", "str_replace_based_edit_tool"),
+        ("memory_20250818", "memory"),
+    ],
 )
-def test_tools_that_clients_run_get_the_schema_that_anthropics_models_know_by_heart(kind: str, name: str) -> None:
+def test_tools_that_clients_run_get_the_schema_that_anthropics_models_know_by_heart(
+    kind: str, name: str
+) -> None:
     (shown,) = shown_tools([{"type": kind, "name": name}], referenced=(), limits=LIMITS).definitions
     assert "command" in shown["function"]["parameters"]["properties"]
     assert shown["function"]["description"]
 
 
 @pytest.mark.parametrize(
-    "kind", ["web_search_20260318", "code_execution_20250825", "tool_search_tool_regex_20251119", "bash_new"]
+    "kind",
+    [
+        "web_search_20260318",
+        "code_execution_20250825",
+        "tool_search_tool_regex_20251119",
+        "bash_new",
+    ],
 )
 def test_tools_that_anthropics_servers_run_are_left_out(kind: str) -> None:
     assert names({"type": kind, "name": "w"}, tool()) == ["f"]
@@ -92,7 +113,11 @@ def test_what_is_asked_of_the_tools(choice: Any, expected: ToolChoice) -> None:
         ({"type": "any"}, [], "tool_choice"),
         ({"type": "tool"}, [tool()], "tool_choice.name"),
         ({"type": "tool", "name": "g"}, [tool()], "tool_choice.name"),
-        ({"type": "tool", "name": "w"}, [tool(), {"type": "web_search_20260318", "name": "w"}], "tool_choice.name"),
+        (
+            {"type": "tool", "name": "w"},
+            [tool(), {"type": "web_search_20260318", "name": "w"}],
+            "tool_choice.name",
+        ),
     ],
 )
 def test_a_choice_that_cannot_be_made_is_named(choice: Any, tools: Any, field: str) -> None:

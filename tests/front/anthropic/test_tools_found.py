@@ -1,4 +1,6 @@
-"""Tools that a search has found: defined where they were found, so that nothing before is read again."""
+"""Tools that a search has found: defined where they were found, so that nothing before is read
+again.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ FOUND = [f"mcp__harbour__tool_{number}" for number in range(10)]
 def tool(name: str, *, deferred: bool) -> dict[str, Any]:
     schema = {
         "type": "object",
-        "properties": {"path": {"type": "string", "description": f"Of {name}."}, "count": {"type": "integer"}},
+        "properties": {
+            "path": {"type": "string", "description": f"Of {name}."},
+            "count": {"type": "integer"},
+        },
         "required": ["path"],
     }
     more = {"defer_loading": True} if deferred else {}
@@ -43,9 +48,22 @@ def turn(number: int) -> list[dict[str, Any]]:
     """A search that finds a tool, a call of that tool, and the result."""
     search, call, name = f"search_{number}", f"call_{number}", FOUND[number]
     return [
-        {"role": "assistant", "content": [{"type": "tool_use", "id": search, "name": "ToolSearch", "input": {"path": name}}]},
-        {"role": "user", "content": [result(search, [{"type": "tool_reference", "tool_name": name}])]},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": call, "name": name, "input": {"path": "a", "count": 1}}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "tool_use", "id": search, "name": "ToolSearch", "input": {"path": name}}
+            ],
+        },
+        {
+            "role": "user",
+            "content": [result(search, [{"type": "tool_reference", "tool_name": name}])],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "tool_use", "id": call, "name": name, "input": {"path": "a", "count": 1}}
+            ],
+        },
         {"role": "user", "content": [result(call, "done")]},
     ]
 
@@ -55,7 +73,9 @@ def result(call_id: str, content: Any) -> dict[str, Any]:
 
 
 def conversations() -> list[list[dict[str, Any]]]:
-    """All conversations of ten searches that wait for an answer, each of which goes on from the one before."""
+    """All conversations of ten searches that wait for an answer, each of which goes on from the one
+    before.
+    """
     messages: list[dict[str, Any]] = [{"role": "user", "content": "hello the world"}]
     found = [messages]
     for number in range(len(FOUND)):
@@ -69,10 +89,18 @@ def conversations() -> list[list[dict[str, Any]]]:
 
 async def requests(bodies: list[list[dict[str, Any]]], **fields: Any) -> list[GenerationRequest]:
     gateway = ScriptedGateway()
-    transport = httpx.ASGITransport(create_application(scripted_services(gateway)), client=("127.0.0.1", 1))
+    transport = httpx.ASGITransport(
+        create_application(scripted_services(gateway)), client=("127.0.0.1", 1)
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         for messages in bodies:
-            body = {"model": MODEL, "max_tokens": 100, "messages": messages, "tools": TOOLS, **fields}
+            body = {
+                "model": MODEL,
+                "max_tokens": 100,
+                "messages": messages,
+                "tools": TOOLS,
+                **fields,
+            }
             response = await client.post(MESSAGES, json=body)
             assert response.status_code == 200, response.text
     return gateway.requests
@@ -84,7 +112,9 @@ def bundle_of(name: str) -> TokenizerBundle:
 
 
 def prepared(request: GenerationRequest, name: str) -> Prepared:
-    return prepare(request, bundle_of(name), info=model_info(context_tokens=100_000), limits=LimitsSettings())
+    return prepare(
+        request, bundle_of(name), info=model_info(context_tokens=100_000), limits=LimitsSettings()
+    )
 
 
 async def test_ten_found_tools_leave_all_that_was_read_as_it_was_in_every_family() -> None:
@@ -115,7 +145,9 @@ async def test_calls_of_found_tools_are_read_by_their_schemas(name: str) -> None
     dialect = bundle_of(name).dialect
     assert dialect.calls is not None
     ready = prepared(request, name)
-    said = dialect.calls.write([Call(FOUND[0], {"path": "7", "count": 7})]).removeprefix("<|start|>assistant")
+    said = dialect.calls.write([Call(FOUND[0], {"path": "7", "count": 7})]).removeprefix(
+        "<|start|>assistant"
+    )
     if dialect.reasoning is not None and ready.rules.in_reasoning:
         said = dialect.reasoning.end + said
     ids = tuple(bundle_of(name).tokenizer.encode(said, add_special_tokens=False))
@@ -124,7 +156,9 @@ async def test_calls_of_found_tools_are_read_by_their_schemas(name: str) -> None
 
 
 async def test_a_found_tool_can_be_chosen_and_is_held_to_its_schema() -> None:
-    (request,) = await requests([conversations()[1]], tool_choice={"type": "tool", "name": FOUND[0]})
+    (request,) = await requests(
+        [conversations()[1]], tool_choice={"type": "tool", "name": FOUND[0]}
+    )
     grammar = prepared(request, "qwen3").sequences[0].grammar
     assert FOUND[0] in grammar
     assert FOUND[1] not in grammar

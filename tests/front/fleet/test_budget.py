@@ -21,7 +21,9 @@ def ready(name: str, **facts: object) -> Candidate:
 
 
 def wanted(name: str, number: int = 1, *, footprint_bytes: int = 10) -> Candidate:
-    return Candidate(name=name, phase="unloaded", footprint_bytes=footprint_bytes, waiting_since=number)
+    return Candidate(
+        name=name, phase="unloaded", footprint_bytes=footprint_bytes, waiting_since=number
+    )
 
 
 def test_a_model_that_is_wanted_is_loaded_where_there_is_room_and_nobody_else_is() -> None:
@@ -34,10 +36,14 @@ def test_the_longest_unused_makes_room_and_is_gone_before_the_next_is_loaded() -
     assert decide(models, TWO, now=3) == Verdict(unload=("b",), makes_room={"b": "c"})
     stopping = [models[0], replace(models[1], phase="stopping"), models[2]]
     assert decide(stopping, TWO, now=3) == Verdict()
-    assert decide([models[0], replace(models[1], phase="unloaded"), models[2]], TWO, now=3) == Verdict(load=("c",))
+    assert decide(
+        [models[0], replace(models[1], phase="unloaded"), models[2]], TWO, now=3
+    ) == Verdict(load=("c",))
 
 
-def test_nobody_goes_for_a_model_that_is_used_until_its_turn_is_over_and_then_it_is_drained() -> None:
+def test_nobody_goes_for_a_model_that_is_used_until_its_turn_is_over_and_then_it_is_drained() -> (
+    None
+):
     models = [ready("a", leases=1, ready_at=5), ready("b", leases=3, ready_at=4), wanted("c")]
     assert decide(models, TWO, now=6) == Verdict(look_again_at=14)
     assert decide(models, TWO, now=14) == Verdict(drain=frozenset("b"), makes_room={"b": "c"})
@@ -47,54 +53,80 @@ def test_nobody_goes_for_a_model_that_is_used_until_its_turn_is_over_and_then_it
 
 def test_no_more_go_than_have_to() -> None:
     limits = PlaceLimits(memory_bytes=100)
-    models = [ready("small", used_at=1), ready("large", used_at=2, footprint_bytes=80), wanted("c", footprint_bytes=60)]
+    models = [
+        ready("small", used_at=1),
+        ready("large", used_at=2, footprint_bytes=80),
+        wanted("c", footprint_bytes=60),
+    ]
     assert decide(models, limits, now=3) == Verdict(unload=("large",), makes_room={"large": "c"})
 
 
 def test_nobody_goes_while_that_would_not_be_enough() -> None:
     limits = PlaceLimits(memory_bytes=100, turn_seconds=10)
-    models = [ready("small"), ready("busy", leases=1, footprint_bytes=80), wanted("c", footprint_bytes=60)]
+    models = [
+        ready("small"),
+        ready("busy", leases=1, footprint_bytes=80),
+        wanted("c", footprint_bytes=60),
+    ]
     assert decide(models, limits, now=3) == Verdict(look_again_at=10)
 
 
 def test_pinned_models_stay_and_whom_they_leave_no_room_is_told() -> None:
     models = [ready("a", is_pinned=True), ready("b", is_pinned=True), wanted("c")]
     assert decide(models, TWO, now=99) == Verdict(blocked=("c",))
-    assert decide([models[0], ready("b"), wanted("c")], TWO, now=99) == Verdict(unload=("b",), makes_room={"b": "c"})
+    assert decide([models[0], ready("b"), wanted("c")], TWO, now=99) == Verdict(
+        unload=("b",), makes_room={"b": "c"}
+    )
 
 
 def test_a_model_larger_than_the_budget_is_tried_when_it_is_alone() -> None:
     limits = PlaceLimits(memory_bytes=5)
     assert decide([wanted("a")], limits, now=0) == Verdict(load=("a",))
-    assert decide([ready("b"), wanted("a")], limits, now=0) == Verdict(unload=("b",), makes_room={"b": "a"})
+    assert decide([ready("b"), wanted("a")], limits, now=0) == Verdict(
+        unload=("b",), makes_room={"b": "a"}
+    )
 
 
 def test_an_unused_model_goes_when_its_time_is_over_or_at_once_or_never() -> None:
     assert decide([ready("a", used_at=5, idle_seconds=3)], TWO, now=7) == Verdict(look_again_at=8)
     assert decide([ready("a", used_at=5, idle_seconds=3)], TWO, now=8) == Verdict(unload=("a",))
     assert decide([ready("a", used_at=5, idle_seconds=0)], TWO, now=5) == Verdict(unload=("a",))
-    for kept in (ready("a"), ready("a", idle_seconds=3, leases=1), ready("a", idle_seconds=3, is_pinned=True)):
+    for kept in (
+        ready("a"),
+        ready("a", idle_seconds=3, leases=1),
+        ready("a", idle_seconds=3, is_pinned=True),
+    ):
         assert decide([kept], TWO, now=999) == Verdict()
 
 
 def test_a_model_that_is_asked_to_go_goes_when_nobody_uses_it_any_more() -> None:
     assert decide([ready("a", is_to_go=True)], TWO, now=5) == Verdict(unload=("a",))
-    assert decide([ready("a", is_to_go=True, leases=1)], TWO, now=5) == Verdict(drain=frozenset("a"))
+    assert decide([ready("a", is_to_go=True, leases=1)], TWO, now=5) == Verdict(
+        drain=frozenset("a")
+    )
 
 
 def test_who_came_first_is_not_passed_by_one_that_needs_less() -> None:
     limits = PlaceLimits(memory_bytes=100, turn_seconds=10)
-    models = [ready("a", leases=1, footprint_bytes=80), wanted("large", 1, footprint_bytes=60), wanted("small", 2)]
+    models = [
+        ready("a", leases=1, footprint_bytes=80),
+        wanted("large", 1, footprint_bytes=60),
+        wanted("small", 2),
+    ]
     assert decide(models, limits, now=0) == Verdict(look_again_at=10)
-    assert decide(models, limits, now=10) == Verdict(drain=frozenset("a"), makes_room={"a": "large"})
+    assert decide(models, limits, now=10) == Verdict(
+        drain=frozenset("a"), makes_room={"a": "large"}
+    )
     gone = [replace(models[0], phase="unloaded"), *models[1:]]
     assert decide(gone, limits, now=11) == Verdict(load=("large", "small"))
 
 
 def test_a_place_that_comes_free_is_not_made_free_twice() -> None:
     stopping = Candidate(name="a", phase="stopping", footprint_bytes=10, waiting_since=3)
-    assert decide([stopping, ready("b"), wanted("c", 2)], TWO, now=0) == Verdict()  # c takes a's place
-    assert decide([stopping, ready("b"), wanted("c", 4)], TWO, now=0).unload == ("b",)  # a has it again
+    # c takes a's place
+    assert decide([stopping, ready("b"), wanted("c", 2)], TWO, now=0) == Verdict()
+    # a has it again
+    assert decide([stopping, ready("b"), wanted("c", 4)], TWO, now=0).unload == ("b",)
 
 
 @dataclass
@@ -113,11 +145,16 @@ class Model:
 
 
 class Places(RuleBasedStateMachine):
-    """Requests, loads, failures, pins and time in any order; what is decided is done as the residency does it."""
+    """Requests, loads, failures, pins and time in any order; what is decided is done as the
+    residency does it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.models = {name: Model(footprint_bytes=size) for name, size in zip(NAMES, (10, 10, 25, 40), strict=True)}
+        self.models = {
+            name: Model(footprint_bytes=size)
+            for name, size in zip(NAMES, (10, 10, 25, 40), strict=True)
+        }
         self.limits = PlaceLimits(max_loaded=2, memory_bytes=50, turn_seconds=10)
         self.now, self.number = 0.0, 0
         self.verdict = Verdict()
@@ -143,7 +180,9 @@ class Places(RuleBasedStateMachine):
     def settle(self) -> None:
         """Do what is decided, until nothing more is."""
         for _ in range(20):
-            self.verdict = decide([self.candidate(name) for name in NAMES], self.limits, now=self.now)
+            self.verdict = decide(
+                [self.candidate(name) for name in NAMES], self.limits, now=self.now
+            )
             for name in self.verdict.unload:
                 assert (self.models[name].leases, self.models[name].is_pinned) == (0, False)
                 assert self.models[name].phase == "ready"
@@ -173,7 +212,9 @@ class Places(RuleBasedStateMachine):
         else:
             self.number += 1
             model.waiting += 1
-            model.waiting_since = self.number if model.waiting_since is None else model.waiting_since
+            model.waiting_since = (
+                self.number if model.waiting_since is None else model.waiting_since
+            )
         self.settle()
 
     @rule(name=st.sampled_from(NAMES))
@@ -237,7 +278,9 @@ class Places(RuleBasedStateMachine):
     @precondition(lambda self: any(model.waiting for model in self.models.values()))
     @rule()
     def everybody_who_waits_is_served_in_the_end(self) -> None:
-        """Answers end, but for every one that ends on a model that takes requests another one comes at once."""
+        """Answers end, but for every one that ends on a model that takes requests another one comes
+        at once.
+        """
         waited = {name for name, model in self.models.items() if model.waiting}
         for _ in range(12 * len(NAMES)):
             for name in NAMES:

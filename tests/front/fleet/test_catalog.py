@@ -4,11 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.config import ModelSettings, StoreSettings
-from holdfast.front.fleet.catalog import Catalog, CatalogChange, CatalogEntry, LeftOut, change_between
+from holdfast.front.fleet.catalog import (
+    Catalog,
+    CatalogChange,
+    CatalogEntry,
+    LeftOut,
+    change_between,
+)
 
 
 def entry(name: str, *aliases: str) -> CatalogEntry:
-    return CatalogEntry(name=name, model=ModelSettings(), store=StoreSettings(), origin="", aliases=aliases)
+    return CatalogEntry(
+        name=name, model=ModelSettings(), store=StoreSettings(), origin="", aliases=aliases
+    )
 
 
 CATALOG = Catalog(entries=(entry("mlx-community/Qwen3-Coder-30B-4bit", "coder"), entry("kelp")))
@@ -32,16 +40,27 @@ def test_what_has_changed_is_told_by_name_in_one_line() -> None:
     found = LeftOut(name="found", origin="cache", reason="no weights", is_asked_for=False)
     after = Catalog(entries=(entry("new"), entry("kelp", "k")), left_out=(bad, found))
     change = change_between(CATALOG, after)
-    assert change == CatalogChange(added=("new",), gone=(CATALOG.entries[0].name,), changed=("kelp",), left_out=(bad,))
+    assert change == CatalogChange(
+        added=("new",), gone=(CATALOG.entries[0].name,), changed=("kelp",), left_out=(bad,)
+    )
     assert str(change) == (
-        "added: new; gone: mlx-community/Qwen3-Coder-30B-4bit; changed, from the next load on: kelp; "
+        "added: new; gone: mlx-community/Qwen3-Coder-30B-4bit; changed, from the next load on: "
+        "kelp; "
         "left out: bad (unknown key contxt)"
     )
     assert str(change_between(after, after)) == "nothing has changed"
 
 
-@given(before=st.lists(st.sampled_from("abcd"), unique=True), after=st.lists(st.sampled_from("abcd"), unique=True))
+@given(
+    before=st.lists(st.sampled_from("abcd"), unique=True),
+    after=st.lists(st.sampled_from("abcd"), unique=True),
+)
 def test_each_name_is_told_once(before: list[str], after: list[str]) -> None:
-    change = change_between(*(Catalog(entries=tuple(map(entry, names))) for names in (before, after)))
-    assert (set(change.added), set(change.gone)) == (set(after) - set(before), set(before) - set(after))
+    change = change_between(
+        *(Catalog(entries=tuple(map(entry, names))) for names in (before, after))
+    )
+    assert (set(change.added), set(change.gone)) == (
+        set(after) - set(before),
+        set(before) - set(after),
+    )
     assert change.changed == ()

@@ -50,8 +50,17 @@ def test_an_entry_says_all_that_can_be_said(tmp_path: Path) -> None:
     (entry,) = read(tmp_path, text).entries
     assert entry.name == entry.model.name == "coder"
     assert entry.model.path == str(tmp_path / "kelp")
-    assert (entry.model.context_tokens, entry.model.dtype, entry.store.codec) == (4096, "float32", "q8")
-    assert (entry.aliases, entry.idle_seconds, entry.is_pinned, entry.draft) == (("gpt-4o", "sonnet"), 900.0, True, "small")
+    assert (entry.model.context_tokens, entry.model.dtype, entry.store.codec) == (
+        4096,
+        "float32",
+        "q8",
+    )
+    assert (entry.aliases, entry.idle_seconds, entry.is_pinned, entry.draft) == (
+        ("gpt-4o", "sonnet"),
+        900.0,
+        True,
+        "small",
+    )
     assert entry.sampling == {"temperature": 0.2, "top_k": 20}
     assert entry.template_arguments == {"enable_thinking": False}
     assert entry.origin == str(tmp_path / "models.toml")
@@ -63,9 +72,17 @@ def test_what_an_entry_does_not_say_is_the_servers_own(tmp_path: Path) -> None:
         store=StoreSettings(codec="q4", folder="/kept"),
         residency=ResidencySettings(idle_seconds=60.0),
     )
-    found = read(tmp_path, '[models.a]\nid = "owner/name"\n[models.b]\nid = "owner/other@v2"\nidle = "never"', settings)
+    found = read(
+        tmp_path,
+        '[models.a]\nid = "owner/name"\n[models.b]\nid = "owner/other@v2"\nidle = "never"',
+        settings,
+    )
     first, second = found.entries
-    assert (first.model.context_tokens, first.model.threads, first.store) == (512, 3, settings.store)
+    assert (first.model.context_tokens, first.model.threads, first.store) == (
+        512,
+        3,
+        settings.store,
+    )
     assert (first.model.path, first.model.revision) == ("owner/name", "")
     assert (second.model.path, second.model.revision) == ("owner/other", "v2")
     assert (first.idle_seconds, second.idle_seconds) == (60.0, None)
@@ -97,20 +114,31 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ('id = "o/n"\nidle = -1', "at least 0"),
         ('id = "o/n"\npin = "yes"', "allowed: true or false"),
         ('id = "o/n"\naliases = [1]', "a list of texts"),
-        ('id = "o/n"\nsampling = { temprature = 1 }', "unknown key sampling.temprature; did you mean temperature?"),
+        (
+            'id = "o/n"\nsampling = { temprature = 1 }',
+            "unknown key sampling.temprature; did you mean temperature?",
+        ),
         ('id = "o/n"\nsampling = { temperature = -1 }', "a number from 0 to 100"),
         ('id = "o/n"\nsampling = { top_k = 1.5 }', "sampling.top_k = 1.5"),
         ('id = "o/n"\nsampling = { top_p = nan }', "a number from 0 to 1"),
         ('id = "o/n"\nsampling = 1', "sampling = 1 is not allowed"),
         ('id = "o/n"\ntemplate = "x"', "template = x is not allowed"),
-        ('id = "o/n"\ntemplate = { tools = 1 }', "template.tools is what each request brings itself"),
-        ('id = "o/n"\ntemplate = { date = 2026-01-01 }', "template.date = 2026-01-01 is not allowed"),
+        (
+            'id = "o/n"\ntemplate = { tools = 1 }',
+            "template.tools is what each request brings itself",
+        ),
+        (
+            'id = "o/n"\ntemplate = { date = 2026-01-01 }',
+            "template.date = 2026-01-01 is not allowed",
+        ),
         ('id = "o/n"\ndraft = 1', "draft = 1 is not allowed"),
         ('path = "~nobody-has-this-name/kelp"', "there is no model folder"),
         (f'path = "{"x" * 300}"', "cannot be looked into: File name too long"),
     ],
 )
-def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(tmp_path: Path, table: str, words: str) -> None:
+def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(
+    tmp_path: Path, table: str, words: str
+) -> None:
     model_folder(tmp_path)
     (tmp_path / "empty").mkdir()
     (model_folder(tmp_path, "unweighted") / "model.safetensors").unlink()
@@ -128,10 +156,15 @@ def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(tmp_path:
         ("models = 3\n", "write each model as [models.NAME]"),
         ("[models]\na = 3\n", "write [models.a]"),
         ("[models.'']\nid = 'o/n'\n", "a name is a text"),
-        ("[models.kelp2.5-7b]\nid = 'o/n'\n", '5-7b is no key; a name with a dot in it stands in quotes: [models."kelp2.5-7b"]'),
+        (
+            "[models.kelp2.5-7b]\nid = 'o/n'\n",
+            '5-7b is no key; a name with a dot in it stands in quotes: [models."kelp2.5-7b"]',
+        ),
     ],
 )
-def test_a_file_that_is_wrong_as_a_whole_stops_nothing_either(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_that_is_wrong_as_a_whole_stops_nothing_either(
+    tmp_path: Path, text: str, words: str
+) -> None:
     assert words in reason(tmp_path, text)
     assert read(tmp_path, text).entries == ()
 
@@ -144,10 +177,14 @@ def test_a_file_that_is_no_text_stops_nothing(tmp_path: Path) -> None:
 
 def test_of_two_equal_aliases_the_second_entry_is_left_out(tmp_path: Path) -> None:
     aliases = {"a": ["x", "x"], "b": ["y", "x"], "c": ["y"]}
-    text = "".join(f'[models.{name}]\nid = "o/{name}"\naliases = {given}\n' for name, given in aliases.items())
+    text = "".join(
+        f'[models.{name}]\nid = "o/{name}"\naliases = {given}\n' for name, given in aliases.items()
+    )
     found = read(tmp_path, text)
     assert [entry.name for entry in found.entries] == ["a", "c"]
-    assert [(left_out.name, left_out.reason) for left_out in found.left_out] == [("b", "its alias x is one of a already")]
+    assert [(left_out.name, left_out.reason) for left_out in found.left_out] == [
+        ("b", "its alias x is one of a already")
+    ]
 
 
 def test_an_alias_that_is_a_models_name_leaves_out_whose_alias_it_is(tmp_path: Path) -> None:

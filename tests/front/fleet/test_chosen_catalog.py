@@ -20,7 +20,9 @@ def written(folder: Path, text: str = TWO) -> Path:
     return file
 
 
-def chosen(model: str = "", *, file: Path | None = None, environ: dict[str, str] | None = None) -> Catalog:
+def chosen(
+    model: str = "", *, file: Path | None = None, environ: dict[str, str] | None = None
+) -> Catalog:
     catalog = CatalogSettings(file="" if file is None else str(file), folders=(), hub_cache=False)
     return catalog_of(Settings(model=ModelSettings(path=model), catalog=catalog), environ or {})
 
@@ -35,7 +37,9 @@ def test_without_anything_the_bundled_model_is_served_and_loaded_at_the_start() 
     assert catalog.at_start == (DEMO_ID,)
 
 
-def test_a_named_file_is_the_catalog_and_nothing_of_it_is_loaded_at_the_start(tmp_path: Path) -> None:
+def test_a_named_file_is_the_catalog_and_nothing_of_it_is_loaded_at_the_start(
+    tmp_path: Path,
+) -> None:
     catalog = chosen(file=written(tmp_path))
     assert names(catalog) == ["a", "b"]
     assert catalog.at_start == ()
@@ -51,9 +55,14 @@ def test_the_users_own_file_is_found_beside_the_settings(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("model", ["b", "x"])
-def test_a_model_of_the_file_that_is_named_comes_first_and_is_loaded_at_the_start(tmp_path: Path, model: str) -> None:
+def test_a_model_of_the_file_that_is_named_comes_first_and_is_loaded_at_the_start(
+    tmp_path: Path, model: str
+) -> None:
     catalog = chosen(
-        model, file=written(tmp_path, TWO.replace("'x'", "'y'").replace("[models.b]", "[models.b]\naliases = ['x']"))
+        model,
+        file=written(
+            tmp_path, TWO.replace("'x'", "'y'").replace("[models.b]", "[models.b]\naliases = ['x']")
+        ),
     )
     assert names(catalog) == ["b", "a"]
     assert catalog.at_start == ("b",)
@@ -86,13 +95,21 @@ def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("broken", r"model broken of .*models\.toml cannot be served: unknown key contxt; did you mean context\?"),
+        (
+            "broken",
+            r"model broken of .*models\.toml cannot be served: unknown key contxt; did you mean "
+            r"context\?",
+        ),
         ("codr", r"there is no model folder codr; .*; did you mean coder\?"),
         ("quite-another", r"models\.toml: unknown key contxt"),
     ],
 )
-def test_a_name_that_cannot_be_served_is_told_with_what_the_file_says(tmp_path: Path, model: str, words: str) -> None:
-    file = written(tmp_path, "[models.coder]\nid = 'o/a'\n[models.broken]\nid = 'o/b'\ncontxt = 1\n")
+def test_a_name_that_cannot_be_served_is_told_with_what_the_file_says(
+    tmp_path: Path, model: str, words: str
+) -> None:
+    file = written(
+        tmp_path, "[models.coder]\nid = 'o/a'\n[models.broken]\nid = 'o/b'\ncontxt = 1\n"
+    )
     with pytest.raises(ModelLoadError, match=words):
         chosen(model, file=file)
 
@@ -103,7 +120,8 @@ def test_a_model_of_a_watched_folder_is_named_as_it_is_listed(tmp_path: Path) ->
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "model.safetensors").write_bytes(b"")
     settings = Settings(
-        model=ModelSettings(path="o/kelp"), catalog=CatalogSettings(folders=(str(tmp_path / "watched"),), hub_cache=False)
+        model=ModelSettings(path="o/kelp"),
+        catalog=CatalogSettings(folders=(str(tmp_path / "watched"),), hub_cache=False),
     )
     (entry,) = catalog_of(settings, {}).entries
     assert (entry.name, entry.model.path) == ("o/kelp", str(folder))

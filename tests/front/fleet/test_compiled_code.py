@@ -82,7 +82,9 @@ def test_a_worker_that_did_not_end_in_order_leaves_nothing(kept: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_what_others_may_write_is_not_used_and_not_added_to(kept: Path, compiled: Path, mode: int) -> None:
+def test_what_others_may_write_is_not_used_and_not_added_to(
+    kept: Path, compiled: Path, mode: int
+) -> None:
     kept.chmod(mode)
     worker = Worker(kept)
     assert worker.found() == ""
@@ -98,12 +100,16 @@ def test_a_link_in_place_of_the_folder_is_not_followed(kept: Path, compiled: Pat
     assert Worker(kept).found() == ""
 
 
-def test_another_machine_with_the_same_home_has_its_own(kept: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_machine_with_the_same_home_has_its_own(
+    kept: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled_code.platform, "machine", lambda: "riscv128")
     assert Worker(kept).found() == ""
 
 
-def test_the_kinds_of_machines_are_bounded_and_the_longest_unused_go(kept: Path, compiled: Path) -> None:
+def test_the_kinds_of_machines_are_bounded_and_the_longest_unused_go(
+    kept: Path, compiled: Path
+) -> None:
     others = [kept / name for name in "abcdef"]
     for age, other in enumerate(others):
         other.mkdir()

@@ -57,7 +57,9 @@ def test_a_damaged_report_hides_none_before_it(tmp_path: Path) -> None:
     assert found.pid == 7
 
 
-def test_a_folder_that_cannot_be_written_costs_a_line_in_the_log_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_costs_a_line_in_the_log_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):
         write_report(str(tmp_path / "file" / "crashes"), a_report())

@@ -25,10 +25,14 @@ def in_hub_cache(home: Path, hub_id: str) -> Path:
 
 
 def found(place: Path, *, text: str = "", hub_cache: bool = True) -> Catalog:
-    """The catalog of the folder `watched` and the Hub's cache in `hf` below `place`, and a file with this text."""
+    """The catalog of the folder `watched` and the Hub's cache in `hf` below `place`, and a file
+    with this text.
+    """
     file = place / "models.toml"
     file.write_text(text)
-    catalog = CatalogSettings(file=str(file), folders=(str(place / "watched"),), hub_cache=hub_cache)
+    catalog = CatalogSettings(
+        file=str(file), folders=(str(place / "watched"),), hub_cache=hub_cache
+    )
     return catalog_of(Settings(catalog=catalog), {"HF_HOME": str(place / "hf")})
 
 
@@ -36,14 +40,19 @@ def names(catalog: Catalog) -> list[str]:
     return [entry.name for entry in catalog.entries]
 
 
-def test_models_of_the_hubs_cache_and_of_watched_folders_are_served_behind_those_of_the_file(tmp_path: Path) -> None:
+def test_models_of_the_hubs_cache_and_of_watched_folders_are_served_behind_those_of_the_file(
+    tmp_path: Path,
+) -> None:
     snapshot = in_hub_cache(tmp_path / "hf", "o/kelp")
     watched = model(tmp_path / "watched" / "lmstudio-community" / "Wrack-4bit")
     model(tmp_path / "watched" / "plain")
     catalog = found(tmp_path, text="[models.first]\nid = 'o/first'\n")
     assert names(catalog) == ["first", "o/kelp", "lmstudio-community/Wrack-4bit", "plain"]
     assert [entry.model.path for entry in catalog.entries[1:3]] == [str(snapshot), str(watched)]
-    assert [entry.origin for entry in catalog.entries[1:3]] == [str(tmp_path / "hf" / "hub"), str(tmp_path / "watched")]
+    assert [entry.origin for entry in catalog.entries[1:3]] == [
+        str(tmp_path / "hf" / "hub"),
+        str(tmp_path / "watched"),
+    ]
     assert catalog.at_start == ()
     assert {entry.own_context_tokens for entry in catalog.entries} == {0}
     (watched / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 4096}')
@@ -76,7 +85,9 @@ def test_what_cannot_be_loaded_is_told_with_the_reason(tmp_path: Path) -> None:
     assert "only 1 of its 3 weight files" in half.reason
 
 
-@pytest.mark.parametrize("text", ["[models.mine]\nid = 'o/kelp'\n", "[models.mine]\npath = 'watched/o/kelp'\n"])
+@pytest.mark.parametrize(
+    "text", ["[models.mine]\nid = 'o/kelp'\n", "[models.mine]\npath = 'watched/o/kelp'\n"]
+)
 def test_what_the_file_names_is_not_listed_a_second_time(tmp_path: Path, text: str) -> None:
     if "id" in text:
         in_hub_cache(tmp_path / "hf", "o/kelp")
@@ -92,12 +103,15 @@ def test_a_name_that_is_taken_leaves_out_what_is_found_later(tmp_path: Path) -> 
     model(tmp_path / "watched" / "o" / "kelp")
     catalog = found(tmp_path)
     assert names(catalog) == ["o/kelp"]
-    assert catalog.left_out[0].reason == f"o/kelp of {tmp_path / 'hf' / 'hub'} has that name already"
+    assert (
+        catalog.left_out[0].reason == f"o/kelp of {tmp_path / 'hf' / 'hub'} has that name already"
+    )
 
 
 def test_a_model_of_the_file_is_known_by_its_hub_id_too(tmp_path: Path) -> None:
     text = (
-        "[models.a]\nid = 'o/kelp@v1'\n[models.b]\nid = 'o/kelp'\n[models.c]\nid = 'o/x'\n[models.d]\nid='o/y'\naliases=['o/x']\n"
+        "[models.a]\nid = 'o/kelp@v1'\n[models.b]\nid = 'o/kelp'\n[models.c]\nid = "
+        "'o/x'\n[models.d]\nid='o/y'\naliases=['o/x']\n"
     )
     catalog = found(tmp_path, text=text)
     assert [entry.aliases for entry in catalog.entries] == [("o/kelp",), (), (), ("o/x", "o/y")]

@@ -22,7 +22,9 @@ class Counted(Leases):
         self.changes += 1
 
 
-async def waiting(leases: Leases, *, sequences: int = 1, seconds: float = LONG) -> asyncio.Task[None]:
+async def waiting(
+    leases: Leases, *, sequences: int = 1, seconds: float = LONG
+) -> asyncio.Task[None]:
     task = asyncio.create_task(leases.take(sequences=sequences, seconds=seconds))
     await asyncio.sleep(0)
     return task

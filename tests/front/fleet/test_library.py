@@ -23,7 +23,9 @@ SOURCE = ModelSource(kind="hub", name=MODEL)
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
     with hub_in_place(monkeypatch, tmp_path / "cache") as state:
-        state.repositories[MODEL] = {file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()}
+        state.repositories[MODEL] = {
+            file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()
+        }
         state.lfs_files = {"model.safetensors"}
         yield state
 
@@ -37,7 +39,9 @@ async def pull(made: HubLibrary, source: ModelSource = SOURCE) -> list[PullStep]
         return [step async for step in pulling.steps()]
 
 
-async def test_what_was_pulled_is_served_and_what_was_removed_is_not(hub: HubState, tmp_path: Path) -> None:
+async def test_what_was_pulled_is_served_and_what_was_removed_is_not(
+    hub: HubState, tmp_path: Path
+) -> None:
     made = library_in(tmp_path)
     steps = await pull(made)
     assert {step.stage for step in steps} == {"download", "checking"}
@@ -50,7 +54,9 @@ async def test_what_was_pulled_is_served_and_what_was_removed_is_not(hub: HubSta
         await made.library.remove(SOURCE)
 
 
-async def test_a_removed_model_that_the_file_names_is_fetched_anew(hub: HubState, tmp_path: Path) -> None:
+async def test_a_removed_model_that_the_file_names_is_fetched_anew(
+    hub: HubState, tmp_path: Path
+) -> None:
     made = library_in(tmp_path, models=f"{TWO}[models.mine]\nid = '{MODEL}'\n", hub_cache=False)
     forgotten: list[str] = []
     made.residency.on_changed_entry = forgotten.append
@@ -68,7 +74,9 @@ async def test_what_would_not_be_served_is_not_fetched(hub: HubState, tmp_path: 
     assert hub.requests == []
 
 
-async def test_what_the_hub_does_not_have_fails_for_all_who_wait_and_can_be_tried_again(hub: HubState, tmp_path: Path) -> None:
+async def test_what_the_hub_does_not_have_fails_for_all_who_wait_and_can_be_tried_again(
+    hub: HubState, tmp_path: Path
+) -> None:
     made, none = library_in(tmp_path), ModelSource(kind="hub", name="coast/none")
     failures = await asyncio.gather(pull(made, none), pull(made, none), return_exceptions=True)
     assert [type(failure) for failure in failures] == [NoSuchModel, NoSuchModel]
@@ -107,7 +115,9 @@ async def test_one_pull_serves_all_and_is_stopped_when_the_last_of_them_has_left
     with made.library.pulled(SOURCE) as first:
         with made.library.pulled(SOURCE) as second:
             assert second is first
-            assert await anext(first.steps()) == PullStep(stage="download", done_bytes=1, total_bytes=2)
+            assert await anext(first.steps()) == PullStep(
+                stage="download", done_bytes=1, total_bytes=2
+            )
             with pytest.raises(NoSuchModel):  # there is nothing yet that could be removed
                 await made.library.remove(SOURCE)
         assert (held.begun, held.stopped, first.is_stopped) == (1, 0, False)

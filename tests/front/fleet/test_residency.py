@@ -13,7 +13,13 @@ import pytest
 import zmq
 
 from holdfast.config import ResidencySettings
-from holdfast.errors import ModelLoadError, QueueFull, SessionFailure, UnknownModel, WorkerUnavailable
+from holdfast.errors import (
+    ModelLoadError,
+    QueueFull,
+    SessionFailure,
+    UnknownModel,
+    WorkerUnavailable,
+)
 from holdfast.front.fleet.crash_reports import CrashReport
 from holdfast.front.fleet.supervisor import WorkerSupervisor
 from holdfast.front.link.event_stream import EventStream, RequestEvent
@@ -30,7 +36,9 @@ async def collected(stream: EventStream) -> list[RequestEvent]:
 
 
 def tokens_of(events: Sequence[RequestEvent]) -> list[int]:
-    return [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+    return [
+        token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids
+    ]
 
 
 async def kill(made: OneModel) -> None:
@@ -48,7 +56,9 @@ async def begun(streams: Sequence[EventStream]) -> None:
 
 
 @asynccontextmanager
-async def residency(behaviour: str = "good", *, settings: ResidencySettings | None = None) -> AsyncIterator[OneModel]:
+async def residency(
+    behaviour: str = "good", *, settings: ResidencySettings | None = None
+) -> AsyncIterator[OneModel]:
     made = OneModel(fake_settings(behaviour, residency=settings))
     await made.start()
     try:
@@ -88,9 +98,15 @@ async def test_a_dead_worker_is_replaced_at_once_and_its_streams_go_on() -> None
             await begun(streams)
             await kill(made)
         answers = [await collected(stream) for stream in streams]
-        assert [tokens_of(events) for events in answers] == [expected_tokens(each) for each in asked]
+        assert [tokens_of(events) for events in answers] == [
+            expected_tokens(each) for each in asked
+        ]
         for each, events in zip(asked, answers, strict=True):
-            assert [type(event) for event in events if not isinstance(event, TokensGenerated)] == [Accepted, Started, Finished]
+            assert [type(event) for event in events if not isinstance(event, TokensGenerated)] == [
+                Accepted,
+                Started,
+                Finished,
+            ]
             (end,) = [event for event in events if isinstance(event, Finished)]
             assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, each.max_tokens)
             assert end.resumptions == 3
@@ -126,10 +142,16 @@ async def test_when_no_worker_comes_up_again_all_streams_end_with_one_clear_erro
             *_, end = await collected(stream)
             assert isinstance(end, Finished)
             assert end.reason is FinishReason.FAILED
-            assert "has died and cannot be started again: it died while loading (signal SIGKILL)" in end.error
+            assert (
+                "has died and cannot be started again: it died while loading (signal SIGKILL)"
+                in end.error
+            )
     finally:
         await made.stop()
-    first, *later = [msgspec.json.decode(path.read_bytes(), type=CrashReport) for path in sorted(crashes.iterdir())]
+    first, *later = [
+        msgspec.json.decode(path.read_bytes(), type=CrashReport)
+        for path in sorted(crashes.iterdir())
+    ]
     assert [request.prompt_tokens for request in first.requests] == [3, 3]
     assert first.served_seconds is not None
     assert [report.served_seconds for report in later[:2]] == [None, None]
@@ -160,7 +182,12 @@ async def test_a_new_worker_is_sent_whole_what_the_dead_one_knew() -> None:
         await kill(made)
         again = a_request("again", prompt=prompt)
         events = await collected((await made.client("m")).submit(again))
-        tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+        tokens = [
+            token
+            for event in events
+            if isinstance(event, TokensGenerated)
+            for token in event.token_ids
+        ]
         assert tokens == expected_tokens(again)
         after = (await made.statistics())["m"].link
         assert after is not None
@@ -209,7 +236,9 @@ async def test_nobody_waits_longer_than_the_settings_say(seconds: float) -> None
 
 async def test_all_who_wait_for_a_model_that_cannot_be_loaded_are_told_why() -> None:
     async with residency("bad") as made:
-        outcomes = await asyncio.gather(*(made.client("m") for _ in range(5)), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(made.client("m") for _ in range(5)), return_exceptions=True
+        )
         assert [type(outcome) for outcome in outcomes] == [WorkerUnavailable] * 5
         assert all("the folder is bad" in str(outcome) for outcome in outcomes)
         with pytest.raises(WorkerUnavailable, match="the folder is bad"):
@@ -237,11 +266,15 @@ async def test_no_more_wait_than_the_worker_can_take() -> None:
             await waiting
 
 
-async def test_sockets_that_cannot_be_had_for_a_moment_do_not_end_the_supervision(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sockets_that_cannot_be_had_for_a_moment_do_not_end_the_supervision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.front.fleet.supervisor.backoff_seconds", lambda failures: 0.0)
     make, failures = zmq.Context.socket, [zmq.ZMQError(errno.EMFILE)]
 
-    def socket(context: zmq.Context[zmq.Socket[bytes]], *arguments: Any, **options: Any) -> zmq.Socket[bytes]:
+    def socket(
+        context: zmq.Context[zmq.Socket[bytes]], *arguments: Any, **options: Any
+    ) -> zmq.Socket[bytes]:
         if failures:
             raise failures.pop()
         return make(context, *arguments, **options)
@@ -255,7 +288,9 @@ async def test_sockets_that_cannot_be_had_for_a_moment_do_not_end_the_supervisio
         assert isinstance([event async for event in second.submit(a_request())][-1], Finished)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), ValueError("a fault of ours")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), ValueError("a fault of ours")]
+)
 async def test_what_goes_wrong_beside_a_restart_leaves_nobody_waiting(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -269,8 +304,12 @@ async def test_what_goes_wrong_beside_a_restart_leaves_nobody_waiting(
         await kill(made)
         *_, end = await collected(stream)
         assert isinstance(end, Finished)
-        assert end.reason is (FinishReason.LENGTH if isinstance(error, RuntimeError) else FinishReason.FAILED)
-        assert ("not looked after any more (ValueError" in end.error) is isinstance(error, ValueError)
+        assert end.reason is (
+            FinishReason.LENGTH if isinstance(error, RuntimeError) else FinishReason.FAILED
+        )
+        assert ("not looked after any more (ValueError" in end.error) is isinstance(
+            error, ValueError
+        )
         assert str(error) in caplog.text
 
 
@@ -284,7 +323,9 @@ async def test_who_waits_for_a_first_load_is_told_when_the_server_stops() -> Non
         await waiting
 
 
-async def test_who_waits_for_a_process_to_be_launched_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_waits_for_a_process_to_be_launched_is_told_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begins = asyncio.Event()
 
     async def never(supervisor: WorkerSupervisor) -> None:

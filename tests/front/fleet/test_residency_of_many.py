@@ -1,4 +1,6 @@
-"""Several models on few places: real worker processes with a fake engine, loaded, used, drained and swapped."""
+"""Several models on few places: real worker processes with a fake engine, loaded, used, drained and
+swapped.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ import psutil
 import pytest
 
 from holdfast.config import ModelSettings, ResidencySettings
-from holdfast.errors import HoldfastError, InvalidRequest, ModelPinned, UnknownModel, WorkerUnavailable
+from holdfast.errors import (
+    HoldfastError,
+    InvalidRequest,
+    ModelPinned,
+    UnknownModel,
+    WorkerUnavailable,
+)
 from holdfast.front.fleet import residency as residency_module
 from holdfast.front.fleet.catalog import Catalog
 from holdfast.front.fleet.residency import ModelState, Residency
@@ -28,14 +36,19 @@ LONG = 900_000
 
 
 @asynccontextmanager
-async def models(catalog: Catalog, settings: ResidencySettings = TWO, **bytes_of: int) -> AsyncIterator[FakeModels]:
+async def models(
+    catalog: Catalog, settings: ResidencySettings = TWO, **bytes_of: int
+) -> AsyncIterator[FakeModels]:
     made = FakeModels(catalog, settings, **bytes_of)
     await made.start()
     try:
         yield made
     finally:
         await made.stop()
-        assert {(status.state, status.pid) for status in made.statuses()} <= {("unloaded", None), ("failed", None)}
+        assert {(status.state, status.pid) for status in made.statuses()} <= {
+            ("unloaded", None),
+            ("failed", None),
+        }
 
 
 def states(made: Residency) -> dict[str, ModelState]:
@@ -62,7 +75,9 @@ async def test_nothing_is_loaded_before_it_is_asked_for_and_then_once_for_all_wh
     async with models(catalog_over("a", "b", "c")) as made:
         await made.wait_ready()
         assert states(made) == {"a": "unloaded", "b": "unloaded", "c": "unloaded"}
-        processes = await asyncio.gather(*(answered(made, "b", name=f"r{number}") for number in range(30)))
+        processes = await asyncio.gather(
+            *(answered(made, "b", name=f"r{number}") for number in range(30))
+        )
         assert len(set(processes)) == 1
         assert states(made) == {"a": "unloaded", "b": "ready", "c": "unloaded"}
         assert made.statuses()[1].figures.changes == {"loaded": 1}
@@ -70,7 +85,9 @@ async def test_nothing_is_loaded_before_it_is_asked_for_and_then_once_for_all_wh
             await answered(made, "other")
 
 
-async def test_the_context_window_is_known_before_a_model_is_loaded_where_somebody_has_said_it() -> None:
+async def test_the_context_window_is_known_before_a_model_is_loaded_where_somebody_has_said_it() -> (
+    None
+):
     said = {"model": ModelSettings(path="b", context_tokens=2048), "own_context_tokens": 4096}
     made = FakeModels(catalog_over("a", "b", "c", b=said, c={"own_context_tokens": 4096}))
     assert [status.context_tokens for status in made.statuses()] == [None, 2048, 4096]
@@ -82,7 +99,9 @@ async def test_many_requests_over_three_models_on_two_places_are_all_answered() 
 
         async def watched(number: int) -> int:
             nonlocal most
-            pid = await answered(made, "abc"[number % 3], name=f"r{number}", max_tokens=1 + number % 7)
+            pid = await answered(
+                made, "abc"[number % 3], name=f"r{number}", max_tokens=1 + number % 7
+            )
             most = max(most, sum(status.pid is not None for status in made.statuses()))
             return pid
 
@@ -98,7 +117,8 @@ async def test_who_uses_a_model_keeps_it_and_then_it_makes_room() -> None:
             await anext(stream)
             waiting = asyncio.create_task(answered(made, "b"))
             await until(made, a="stopping")
-            late = asyncio.create_task(answered(made, "a"))  # it has had its turn: who comes now comes after b
+            # it has had its turn: who comes now comes after b
+            late = asyncio.create_task(answered(made, "a"))
             for _ in range(200):
                 await anext(stream)
             assert not waiting.done()
@@ -129,10 +149,14 @@ async def test_who_waits_no_more_has_nobody_unloaded() -> None:
         assert states(made) == {"a": "ready", "b": "unloaded"}
 
 
-async def test_a_model_that_cannot_be_loaded_tells_all_who_wait_and_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_cannot_be_loaded_tells_all_who_wait_and_is_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with models(catalog_over("a", "b")) as made:
         made.behaviours["a"] = "bad"
-        outcomes = await asyncio.gather(*(answered(made, "a", name=f"r{n}") for n in range(9)), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(answered(made, "a", name=f"r{n}") for n in range(9)), return_exceptions=True
+        )
         assert {(type(outcome), str(outcome)) for outcome in outcomes} == {
             (WorkerUnavailable, "model 'a' cannot be served: the folder is bad")
         }
@@ -141,7 +165,11 @@ async def test_a_model_that_cannot_be_loaded_tells_all_who_wait_and_is_tried_aga
             await answered(made, "a")
         assert 0 < refused.value.retry_after_seconds <= 1
         (status, other) = made.statuses()
-        assert (status.failure, status.figures.changes, other.state) == ("the folder is bad", {"failed": 1}, "unloaded")
+        assert (status.failure, status.figures.changes, other.state) == (
+            "the folder is bad",
+            {"failed": 1},
+            "unloaded",
+        )
         made.behaviours["a"] = "good"
         monkeypatch.setattr(made._slots["a"], "retry_at", 0.0)  # as after the back-off
         await answered(made, "a")
@@ -184,7 +212,10 @@ async def test_pinned_models_are_there_from_the_start_and_whom_they_leave_no_roo
             await made.pin("b", pinned=True)
         await made.pin("a", pinned=False)
         await made.pin("b", pinned=True)
-        assert [(status.state, status.is_pinned) for status in made.statuses()] == [("unloaded", False), ("ready", True)]
+        assert [(status.state, status.is_pinned) for status in made.statuses()] == [
+            ("unloaded", False),
+            ("ready", True),
+        ]
 
 
 async def test_a_model_is_loaded_and_unloaded_when_somebody_asks_for_that() -> None:
@@ -204,14 +235,17 @@ async def test_a_model_is_loaded_and_unloaded_when_somebody_asks_for_that() -> N
         assert made.statuses()[0].figures.changes == {"loaded": 2, "asked": 2}
 
 
-async def test_limits_that_were_changed_count_through_a_restart_and_a_load_until_the_server_ends() -> None:
+async def test_limits_that_were_changed_count_through_a_restart_and_a_load_until_the_server_ends() -> (
+    None
+):
     async with models(catalog_over("a", "b")) as made:
         with pytest.raises(InvalidRequest, match="a is not loaded"):
             await made.set_limits("a", max_running=3)
         loading = asyncio.create_task(made.load("a"))
         while made.statuses()[0].pid is None:
             await asyncio.sleep(0.001)
-        changed = await made.set_limits("a", max_running=3, step_tokens=48)  # its process has been told others already
+        # its process has been told others already
+        changed = await made.set_limits("a", max_running=3, step_tokens=48)
         assert changed == SchedulerLimits(max_running=3, step_tokens=48)
         await loading
         assert (await made.statistics())["a"].step_tokens == 48
@@ -255,7 +289,9 @@ async def test_another_catalog_is_taken_while_models_are_used() -> None:
 async def test_a_changed_entry_counts_from_the_next_load_on_and_a_new_pin_at_once() -> None:
     async with models(catalog_over("a", "b")) as made:
         pid = await answered(made, "a")
-        await made.take_catalog(catalog_over("a", "b", a={"idle_seconds": LONG, "draft": "d"}, b={"is_pinned": True}))
+        await made.take_catalog(
+            catalog_over("a", "b", a={"idle_seconds": LONG, "draft": "d"}, b={"is_pinned": True})
+        )
         await until(made, b="ready")
         assert (made.entry("a").draft, await answered(made, "a")) == (None, pid)
         assert made.statuses()[0].idle_seconds_left is not None
@@ -279,7 +315,9 @@ async def test_a_model_that_went_and_came_back_while_it_was_used_stays() -> None
 
 
 async def test_memory_is_a_limit_too_and_kv_memory_is_shared_out() -> None:
-    async with models(catalog_over("a", "b", "c"), replace(TWO, max_loaded=None, memory_bytes=10), a=6, b=6, c=11) as made:
+    async with models(
+        catalog_over("a", "b", "c"), replace(TWO, max_loaded=None, memory_bytes=10), a=6, b=6, c=11
+    ) as made:
         await answered(made, "a")
         await answered(made, "b")
         assert states(made) == {"a": "unloaded", "b": "ready", "c": "unloaded"}
@@ -295,8 +333,12 @@ async def test_memory_is_a_limit_too_and_kv_memory_is_shared_out() -> None:
         assert made.shares["b"].promised_bytes > 0
 
 
-@pytest.mark.parametrize(("max_loaded", "parts"), [(None, [2, 2, 2, 1]), (4, [4, 3, 2, 1]), (2, [2, 1])])
-async def test_each_has_its_part_of_the_kv_memory_that_is_left(max_loaded: int | None, parts: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("max_loaded", "parts"), [(None, [2, 2, 2, 1]), (4, [4, 3, 2, 1]), (2, [2, 1])]
+)
+async def test_each_has_its_part_of_the_kv_memory_that_is_left(
+    max_loaded: int | None, parts: list[int]
+) -> None:
     async with models(catalog_over(*"abcd"), replace(TWO, max_loaded=max_loaded)) as made:
         for name in "abcd"[: len(parts)]:
             await made.load(name)
@@ -307,7 +349,9 @@ async def test_each_has_its_part_of_the_kv_memory_that_is_left(max_loaded: int |
         assert {made.shares[name].parts for name in "ab"} <= {parts[0], parts[1], parts[1] + 1}
 
 
-async def test_it_is_told_that_a_model_keeps_the_memory_that_it_was_given_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_is_told_that_a_model_keeps_the_memory_that_it_was_given_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with models(catalog_over("a")) as made:
         await made.load("a")
         with caplog.at_level(logging.INFO, logger="holdfast.front.fleet"):
@@ -355,7 +399,9 @@ async def test_a_server_that_ends_turns_everybody_away() -> None:
 async def kv_budgets(made: Residency, **wanted: int) -> None:
     """Wait until the workers report these budgets."""
     async with asyncio.timeout(60):
-        while {name: figures.kv_budget_bytes for name, figures in (await made.statistics()).items()} != wanted:
+        while {
+            name: figures.kv_budget_bytes for name, figures in (await made.statistics()).items()
+        } != wanted:
             await asyncio.sleep(0.01)
 
 
@@ -367,7 +413,9 @@ async def test_on_a_mac_loaded_models_divide_what_their_weights_and_steps_leave_
     async with models(catalog_over("a", "b"), settings, a=1_000_000, b=1_000_000) as made:
         made.behaviours.update(a="on-a-mac", b="on-a-mac")
         await answered(made, "a")
-        assert made.shares["a"] == MemoryShare(parts=1), "nobody knows the working set before a worker has told it"
+        assert made.shares["a"] == MemoryShare(parts=1), (
+            "nobody knows the working set before a worker has told it"
+        )
         await kv_budgets(made, a=18_500_000)
         await answered(made, "b")
         assert made.shares["b"].wired_bytes == 1_000_000

@@ -7,7 +7,12 @@ import pytest
 
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import InvalidRequest
-from holdfast.front.fleet.supervisor import LONGEST_BACKOFF_SECONDS, RestartDelay, WorkerSupervisor, backoff_seconds
+from holdfast.front.fleet.supervisor import (
+    LONGEST_BACKOFF_SECONDS,
+    RestartDelay,
+    WorkerSupervisor,
+    backoff_seconds,
+)
 from holdfast.front.fleet.worker_process import WorkerProcess
 from holdfast.wire.assignment import WorkerSettings
 from holdfast.wire.commands import SchedulerLimits
@@ -19,9 +24,16 @@ def test_the_first_restart_is_at_once_and_the_wait_doubles_up_to_a_limit() -> No
     assert backoff_seconds(10_000) == LONGEST_BACKOFF_SECONDS
 
 
-def delays(ended_at: list[float], *, had_progress: bool, served_seconds: float = 1.0) -> list[float]:
+def delays(
+    ended_at: list[float], *, had_progress: bool, served_seconds: float = 1.0
+) -> list[float]:
     restart_delay = RestartDelay()
-    return [restart_delay.worker_ended(now=now, served_seconds=served_seconds, had_progress=had_progress) for now in ended_at]
+    return [
+        restart_delay.worker_ended(
+            now=now, served_seconds=served_seconds, had_progress=had_progress
+        )
+        for now in ended_at
+    ]
 
 
 def test_workers_without_a_new_token_are_waited_for_longer_and_longer() -> None:
@@ -29,7 +41,11 @@ def test_workers_without_a_new_token_are_waited_for_longer_and_longer() -> None:
 
 
 def test_workers_that_die_often_are_waited_for_although_each_made_progress() -> None:
-    assert delays([float(second) for second in range(8)], had_progress=True) == [0.0] * 5 + [1.0, 2.0, 4.0]
+    assert delays([float(second) for second in range(8)], had_progress=True) == [0.0] * 5 + [
+        1.0,
+        2.0,
+        4.0,
+    ]
     assert delays([20.0 * number for number in range(20)], had_progress=True) == [0.0] * 20
 
 
@@ -38,12 +54,29 @@ def test_a_worker_that_served_for_long_counts_as_healthy() -> None:
 
 
 async def test_limits_are_kept_for_the_workers_to_come_and_bad_ones_change_nothing() -> None:
-    settings = WorkerSettings(folder="/nowhere", model=ModelSettings(), scheduler=SchedulerSettings(), store=StoreSettings())
+    settings = WorkerSettings(
+        folder="/nowhere",
+        model=ModelSettings(),
+        scheduler=SchedulerSettings(),
+        store=StoreSettings(),
+    )
     supervisor = WorkerSupervisor("m", settings, on_progress=lambda model, progress: None)
-    assert await supervisor.set_limits(max_running=4, step_tokens=64) == SchedulerLimits(max_running=4, step_tokens=64)
-    assert await supervisor.set_limits(max_running=8) == SchedulerLimits(max_running=8, step_tokens=64)
-    for wrong in ({"max_running": 0}, {"max_running": 65}, {"step_tokens": 7}, {"step_tokens": 1 << 30}):
-        with pytest.raises(InvalidRequest, match=next(iter(wrong)) if wrong != {"max_running": 65} else "step_tokens"):
+    assert await supervisor.set_limits(max_running=4, step_tokens=64) == SchedulerLimits(
+        max_running=4, step_tokens=64
+    )
+    assert await supervisor.set_limits(max_running=8) == SchedulerLimits(
+        max_running=8, step_tokens=64
+    )
+    for wrong in (
+        {"max_running": 0},
+        {"max_running": 65},
+        {"step_tokens": 7},
+        {"step_tokens": 1 << 30},
+    ):
+        with pytest.raises(
+            InvalidRequest,
+            match=next(iter(wrong)) if wrong != {"max_running": 65} else "step_tokens",
+        ):
             await supervisor.set_limits(**wrong)
     assert await supervisor.set_limits() == SchedulerLimits(max_running=8, step_tokens=64)
 

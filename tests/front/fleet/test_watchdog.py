@@ -18,13 +18,17 @@ def watchdog(*, heartbeat: float = 1.0, hang: float = 7.0, unmeasured: float = 6
 
 
 def working(lasting_seconds: float, *, expected_seconds: float | None = 0.02) -> Heartbeat:
-    return Heartbeat(activity="working", lasting_seconds=lasting_seconds, expected_seconds=expected_seconds)
+    return Heartbeat(
+        activity="working", lasting_seconds=lasting_seconds, expected_seconds=expected_seconds
+    )
 
 
 RESTING = Heartbeat(activity="resting", lasting_seconds=0.0)
 
 
-def looks_until_verdict(dog: Watchdog, beats: list[Heartbeat | None], *, elapsed_seconds: float = 1.0) -> int | None:
+def looks_until_verdict(
+    dog: Watchdog, beats: list[Heartbeat | None], *, elapsed_seconds: float = 1.0
+) -> int | None:
     """Which look says that the worker hangs, from 1 on."""
     for number, beat in enumerate(beats, start=1):
         if dog.look(beat, elapsed_seconds=elapsed_seconds) is not None:
@@ -34,12 +38,16 @@ def looks_until_verdict(dog: Watchdog, beats: list[Heartbeat | None], *, elapsed
 
 def test_a_worker_that_falls_silent_is_seen_within_ten_seconds_by_default() -> None:
     dog = watchdog(heartbeat=DEFAULTS.heartbeat_seconds, hang=DEFAULTS.hang_seconds)
-    looks = looks_until_verdict(dog, [RESTING, *[None] * 60], elapsed_seconds=DEFAULTS.heartbeat_seconds)
+    looks = looks_until_verdict(
+        dog, [RESTING, *[None] * 60], elapsed_seconds=DEFAULTS.heartbeat_seconds
+    )
     assert looks is not None
     assert looks * DEFAULTS.heartbeat_seconds < PROMISED_SECONDS - 1.0
 
 
-def test_a_call_that_never_returns_is_seen_within_ten_seconds_by_default_on_a_fast_machine() -> None:
+def test_a_call_that_never_returns_is_seen_within_ten_seconds_by_default_on_a_fast_machine() -> (
+    None
+):
     pulse = Pulse(interval_seconds=DEFAULTS.heartbeat_seconds)
     dog = watchdog(heartbeat=DEFAULTS.heartbeat_seconds, hang=DEFAULTS.hang_seconds)
     pulse.work(0.05)
@@ -47,9 +55,13 @@ def test_a_call_that_never_returns_is_seen_within_ten_seconds_by_default_on_a_fa
     hang: str | None = None
     while hang is None:
         beats += 1
-        hang = dog.look(pulse.beat(elapsed_seconds=DEFAULTS.heartbeat_seconds, page_faults=0), elapsed_seconds=1.0)
+        hang = dog.look(
+            pulse.beat(elapsed_seconds=DEFAULTS.heartbeat_seconds, page_faults=0),
+            elapsed_seconds=1.0,
+        )
     assert "in one and the same step" in hang
-    assert (beats + 1) * DEFAULTS.heartbeat_seconds < PROMISED_SECONDS  # the front may look up to one interval later
+    # the front may look up to one interval later
+    assert (beats + 1) * DEFAULTS.heartbeat_seconds < PROMISED_SECONDS
 
 
 def test_silence_before_the_first_heartbeat_is_the_starters_to_judge() -> None:
@@ -75,7 +87,10 @@ def test_any_heartbeat_ends_the_silence() -> None:
 
 def test_neither_loading_nor_resting_can_take_too_long() -> None:
     for activity in ("loading", "resting"):
-        assert watchdog().look(Heartbeat(activity=activity, lasting_seconds=1e6), elapsed_seconds=1.0) is None
+        assert (
+            watchdog().look(Heartbeat(activity=activity, lasting_seconds=1e6), elapsed_seconds=1.0)
+            is None
+        )
 
 
 def test_work_of_which_nothing_is_known_may_take_as_long_as_loading() -> None:
@@ -94,19 +109,30 @@ def test_a_verdict_says_what_is_wrong_in_words() -> None:
     dog = watchdog(heartbeat=8.2)
     dog.look(RESTING, elapsed_seconds=1.0)
     assert dog.look(None, elapsed_seconds=100.0) == "has given no sign of life for 8 s"
-    assert dog.look(working(7.0), elapsed_seconds=1.0) == "has been in one and the same step for 7 s"
+    assert (
+        dog.look(working(7.0), elapsed_seconds=1.0) == "has been in one and the same step for 7 s"
+    )
 
 
 @given(expected=st.floats(0.0, 1e4), slowness=st.floats(0.0, PATIENCE * 0.99))
-def test_a_slow_machine_that_is_as_slow_as_it_was_measured_is_never_killed(expected: float, slowness: float) -> None:
-    assert watchdog().look(working(expected * slowness, expected_seconds=expected), elapsed_seconds=1.0) is None
+def test_a_slow_machine_that_is_as_slow_as_it_was_measured_is_never_killed(
+    expected: float, slowness: float
+) -> None:
+    assert (
+        watchdog().look(
+            working(expected * slowness, expected_seconds=expected), elapsed_seconds=1.0
+        )
+        is None
+    )
 
 
 @given(
     late=st.lists(st.floats(0.0, 30.0), min_size=1, max_size=60),
     beat_every=st.integers(1, 6),
 )
-def test_a_worker_that_beats_is_never_silent_however_late_the_front_looks(late: list[float], beat_every: int) -> None:
+def test_a_worker_that_beats_is_never_silent_however_late_the_front_looks(
+    late: list[float], beat_every: int
+) -> None:
     dog = watchdog()
     for number, elapsed in enumerate(late):
         beat = RESTING if number % beat_every == 0 else None
@@ -124,8 +150,12 @@ def test_silence_counts_no_more_than_the_time_in_which_the_front_ran(gaps: list[
 
 
 @pytest.mark.parametrize(("load_seconds", "patience"), [(0.5, 56), (10.0, 200), (100.0, 600)])
-def test_work_of_which_nothing_is_known_is_judged_by_what_loading_took(load_seconds: float, patience: int) -> None:
+def test_work_of_which_nothing_is_known_is_judged_by_what_loading_took(
+    load_seconds: float, patience: int
+) -> None:
     dog = watchdog()
     dog.begin_serving(load_seconds=load_seconds)
-    beats: list[Heartbeat | None] = [working(float(seconds), expected_seconds=None) for seconds in range(1000)]
+    beats: list[Heartbeat | None] = [
+        working(float(seconds), expected_seconds=None) for seconds in range(1000)
+    ]
     assert looks_until_verdict(dog, beats) == patience + 1

@@ -1,4 +1,6 @@
-"""Real worker processes that stop or hang: seen, killed, replaced; who waited and who comes next gets the answer."""
+"""Real worker processes that stop or hang: seen, killed, replaced; who waited and who comes next
+gets the answer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ import pytest
 from holdfast.config import ResidencySettings
 from holdfast.front.fleet.worker_process import WorkerProcess
 from holdfast.front.link.event_stream import EventStream
-from holdfast.wire.events import Finished, FinishReason, Heartbeat, TokensGenerated, WorkerFailed, WorkerReady
+from holdfast.wire.events import (
+    Finished,
+    FinishReason,
+    Heartbeat,
+    TokensGenerated,
+    WorkerFailed,
+    WorkerReady,
+)
 from tests.fakes.fake_engine import HANGS, expected_tokens
 from tests.fakes.fake_models import OneModel
 from tests.fakes.fake_worker import IMPATIENT, ROOT, a_request, fake_settings
@@ -28,7 +37,9 @@ ENDLESS = 900_000
 
 
 @asynccontextmanager
-async def residency(behaviour: str = "good", *, settings: ResidencySettings = IMPATIENT) -> AsyncIterator[OneModel]:
+async def residency(
+    behaviour: str = "good", *, settings: ResidencySettings = IMPATIENT
+) -> AsyncIterator[OneModel]:
     made = OneModel(fake_settings(behaviour, residency=settings))
     await made.start()
     try:
@@ -44,7 +55,9 @@ def pid_of(made: OneModel) -> int:
 
 
 async def replaced(made: OneModel, *, old: int) -> None:
-    """Once the old worker is lost, wait for another one that serves, and see that the old one is gone and reaped."""
+    """Once the old worker is lost, wait for another one that serves, and see that the old one is
+    gone and reaped.
+    """
     async with asyncio.timeout(LIMIT_SECONDS):
         await made.client("m")
     assert pid_of(made) != old
@@ -60,11 +73,15 @@ async def last_of(stream: EventStream) -> Finished:
 
 async def assert_answers(made: OneModel) -> None:
     events = [event async for event in (await made.client("m")).submit(a_request("next"))]
-    tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+    tokens = [
+        token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids
+    ]
     assert tokens == expected_tokens(a_request("next"))
 
 
-async def test_a_worker_that_is_stopped_at_rest_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_that_is_stopped_at_rest_is_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with residency() as made:
         await made.wait_ready()
         old = pid_of(made)
@@ -99,9 +116,13 @@ async def test_all_who_wait_for_a_stopped_worker_get_the_answers_that_they_would
         assert made.statuses()[0].restarts == {"died": 0, "hung": 1}
 
 
-async def test_a_worker_that_is_stopped_while_it_loads_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_is_stopped_while_it_loads_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     worker = await WorkerProcess.start(
-        fake_settings("hangs", residency=IMPATIENT), on_progress=lambda event: None, deliver=lambda events: None
+        fake_settings("hangs", residency=IMPATIENT),
+        on_progress=lambda event: None,
+        deliver=lambda events: None,
     )
     look, was_heard = worker.watchdog.look, asyncio.Event()
 
@@ -122,9 +143,13 @@ async def test_a_worker_that_is_stopped_while_it_loads_is_killed(monkeypatch: py
 
 
 async def test_a_worker_that_serves_but_never_was_heard_to_beat_is_killed() -> None:
-    """As one that is stopped in the moment in which it gets ready, its first heartbeat still on the way."""
+    """As one that is stopped in the moment in which it gets ready, its first heartbeat still on the
+    way.
+    """
     worker = await WorkerProcess.start(
-        fake_settings(residency=IMPATIENT), on_progress=lambda event: None, deliver=lambda events: None
+        fake_settings(residency=IMPATIENT),
+        on_progress=lambda event: None,
+        deliver=lambda events: None,
     )
     worker.link.heartbeats.close()
     assert isinstance(await worker.wait_started(timeout_seconds=LIMIT_SECONDS), WorkerReady)
@@ -158,7 +183,9 @@ async def test_a_call_of_the_device_that_never_returns_is_seen_and_the_worker_re
 
 @pytest.mark.slow
 async def test_who_hangs_every_worker_is_refused_and_the_others_go_on() -> None:
-    async with residency(settings=ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.5)) as made:
+    async with residency(
+        settings=ResidencySettings(heartbeat_seconds=0.05, hang_seconds=0.5)
+    ) as made:
         await made.wait_ready()
         client = await made.client("m")
         asked = [a_request(str(index), max_tokens=20_000) for index in range(3)]
@@ -178,7 +205,8 @@ async def test_a_worker_that_only_works_is_left_alone() -> None:
     async with residency() as made:
         await made.wait_ready()
         old = pid_of(made)
-        stream = (await made.client("m")).submit(a_request(max_tokens=20_000))  # many beats long, made of short steps
+        # many beats long, made of short steps
+        stream = (await made.client("m")).submit(a_request(max_tokens=20_000))
         assert (await last_of(stream)).reason is FinishReason.LENGTH
         assert pid_of(made) == old
 
@@ -199,7 +227,8 @@ def test_a_front_and_a_worker_that_are_stopped_together_go_on_together() -> None
         worker = int(front.stdout.readline())
         for pid in (worker, front.pid):
             os.kill(pid, signal.SIGSTOP)
-        threading.Event().wait(2 * IMPATIENT.hang_seconds)  # what is tested is that this time passes for neither
+        # what is tested is that this time passes for neither
+        threading.Event().wait(2 * IMPATIENT.hang_seconds)
         for pid in (front.pid, worker):
             os.kill(pid, signal.SIGCONT)
         front.stdin.write("\n")

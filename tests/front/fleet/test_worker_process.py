@@ -15,7 +15,14 @@ from holdfast.errors import WorkerUnavailable
 from holdfast.front.fleet.worker_process import WorkerProcess, describe_exit
 from holdfast.front.link import worker_link
 from holdfast.front.link.model_client import ModelClient
-from holdfast.wire.events import Finished, FinishReason, LoadProgress, TokensGenerated, WorkerFailed, WorkerReady
+from holdfast.wire.events import (
+    Finished,
+    FinishReason,
+    LoadProgress,
+    TokensGenerated,
+    WorkerFailed,
+    WorkerReady,
+)
 from tests.fakes.fake_engine import expected_tokens
 from tests.fakes.fake_worker import a_request, fake_settings
 
@@ -30,7 +37,9 @@ async def worker(
     client: ModelClient | None = None,
 ) -> AsyncIterator[WorkerProcess]:
     deliver = (client or ModelClient(unread_bytes=1 << 20)).deliver
-    process = await WorkerProcess.start(fake_settings(behaviour), on_progress=on_progress, deliver=deliver)
+    process = await WorkerProcess.start(
+        fake_settings(behaviour), on_progress=on_progress, deliver=deliver
+    )
     try:
         yield process
     finally:
@@ -60,7 +69,9 @@ async def test_a_start_that_fails_before_there_is_a_process_leaves_no_files(
     monkeypatch.setattr(tempfile, "tempdir", str(too_long))
     monkeypatch.setattr(worker_link, "SHORT_FOLDER", tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
-        await WorkerProcess.start(fake_settings("good"), on_progress=lambda event: None, deliver=lambda events: None)
+        await WorkerProcess.start(
+            fake_settings("good"), on_progress=lambda event: None, deliver=lambda events: None
+        )
     assert list(too_long.iterdir()) == []
 
 
@@ -68,7 +79,9 @@ async def test_a_worker_says_when_it_is_ready_and_serves() -> None:
     stages: list[str] = []
     async with serving(on_progress=lambda event: stages.append(event.stage)) as (process, client):
         events = [event async for event in client.submit(a_request())]
-    tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+    tokens = [
+        token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids
+    ]
     assert tokens == expected_tokens(a_request())
     assert stages == ["reading"]
     assert await process.wait_exit() == 0
@@ -112,7 +125,9 @@ async def test_a_killed_worker_cuts_no_stream() -> None:
             process.link.submit(a_request("late"))
 
 
-async def test_a_broken_device_ends_the_process_and_leaves_its_requests(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_device_ends_the_process_and_leaves_its_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING, logger="holdfast.worker.loop"):
         async with serving("broken-device") as (process, client):
             for index in range(4):
@@ -123,7 +138,9 @@ async def test_a_broken_device_ends_the_process_and_leaves_its_requests(caplog: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_to_the_whole_group_leaves_the_worker_to_its_front(number: signal.Signals) -> None:
+async def test_a_signal_to_the_whole_group_leaves_the_worker_to_its_front(
+    number: signal.Signals,
+) -> None:
     async with serving() as (process, client):
         psutil.Process(process.pid).send_signal(number)
         events = [event async for event in client.submit(a_request())]
@@ -138,12 +155,16 @@ async def test_a_worker_ends_when_the_link_is_cut() -> None:
             assert await process.wait_exit() == 0
 
 
-@pytest.mark.parametrize(("code", "words"), [(0, "exit code 0"), (-9, "signal SIGKILL"), (-99, "signal 99")])
+@pytest.mark.parametrize(
+    ("code", "words"), [(0, "exit code 0"), (-9, "signal SIGKILL"), (-99, "signal 99")]
+)
 def test_an_exit_is_described_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
 
 
-async def test_a_process_that_the_worker_has_left_behind_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_the_worker_has_left_behind_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.front.fleet.worker_process.LOG_SECONDS", 0.05)
     async with serving("has-a-child") as (process, _):
         worker = psutil.Process(process.pid)

@@ -23,7 +23,9 @@ from holdfast.wire.events import (
 
 
 def finished(request_id: str = "a") -> Finished:
-    return Finished(request_id=request_id, reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=2)
+    return Finished(
+        request_id=request_id, reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=2
+    )
 
 
 def tokens(request_id: str = "a") -> TokensGenerated:
@@ -38,7 +40,9 @@ class Front:
         self.asked: list[str] = []
 
     def open(self, request_id: str = "a") -> EventStream:
-        stream = EventStream(request_id, control=self._steer, unread_bytes=10 * 256, prompt_tokens=1)
+        stream = EventStream(
+            request_id, control=self._steer, unread_bytes=10 * 256, prompt_tokens=1
+        )
         self.streams[request_id] = stream
         return stream
 
@@ -113,13 +117,21 @@ async def test_a_failure_is_told_behind_what_came_to_who_was_accepted_and_who_wa
 async def test_a_reader_is_told_once_what_two_workers_say() -> None:
     front = Front()
     stream = front.open()
-    began = Started(request_id="a", memory=CacheReport(ram_tokens=3), timings=Timings(prefill_seconds=2.0))
+    began = Started(
+        request_id="a", memory=CacheReport(ram_tokens=3), timings=Timings(prefill_seconds=2.0)
+    )
     front.route([Accepted(request_id="a"), began, tokens()])
     stream.resume()
     again = Started(request_id="a", memory=CacheReport(disk_tokens=1), timings=Timings())
     front.route([Accepted(request_id="a"), again, tokens(), finished()])
     events = [event async for event in stream]
-    assert [type(event) for event in events] == [Accepted, Started, TokensGenerated, TokensGenerated, Finished]
+    assert [type(event) for event in events] == [
+        Accepted,
+        Started,
+        TokensGenerated,
+        TokensGenerated,
+        Finished,
+    ]
     end = events[-1]
     assert isinstance(end, Finished)
     assert (end.memory, end.timings.prefill_seconds, end.resumptions) == (began.memory, 2.0, 1)
@@ -130,7 +142,12 @@ async def test_what_was_begun_by_the_second_worker_is_told_by_it() -> None:
     stream = front.open()
     front.route([Accepted(request_id="a")])
     stream.resume()
-    front.route([Accepted(request_id="a"), msgspec.structs.replace(finished(), memory=CacheReport(disk_tokens=1))])
+    front.route(
+        [
+            Accepted(request_id="a"),
+            msgspec.structs.replace(finished(), memory=CacheReport(disk_tokens=1)),
+        ]
+    )
     *_, end = [event async for event in stream]
     assert isinstance(end, Finished)
     assert (end.memory.disk_tokens, end.resumptions) == (1, 1)
@@ -147,7 +164,9 @@ async def test_a_second_worker_that_refuses_fails_what_the_first_has_accepted() 
     assert (end.reason, end.error, end.completion_tokens) == (FinishReason.FAILED, "no room", 2)
 
 
-async def test_a_stream_that_nobody_reads_is_paused_once_and_resumed_when_half_of_it_is_read() -> None:
+async def test_a_stream_that_nobody_reads_is_paused_once_and_resumed_when_half_of_it_is_read() -> (
+    None
+):
     front = Front()
     stream, other = front.open("a"), front.open("b")
     front.route([tokens("b"), *[tokens("a")] * 5])

@@ -14,8 +14,12 @@ MANY = 10 * FEW_TOKENS
 WORST = 64  # deaths that one request may cause, however it behaves
 
 
-def died(isolation: Isolation, drawn: Mapping[str, int], *, also_open: tuple[str, ...] = ()) -> str | None:
-    return isolation.worker_died(drawn, had_progress=any(drawn.values()), open_requests={*drawn, *also_open})
+def died(
+    isolation: Isolation, drawn: Mapping[str, int], *, also_open: tuple[str, ...] = ()
+) -> str | None:
+    return isolation.worker_died(
+        drawn, had_progress=any(drawn.values()), open_requests={*drawn, *also_open}
+    )
 
 
 def test_one_death_has_nobody_run_alone() -> None:
@@ -24,7 +28,9 @@ def test_one_death_has_nobody_run_alone() -> None:
     assert isolation.is_over
 
 
-def test_after_a_second_death_without_a_new_token_they_are_tried_one_at_a_time_and_the_guilty_one_is_refused() -> None:
+def test_after_a_second_death_without_a_new_token_they_are_tried_one_at_a_time_and_the_guilty_one_is_refused() -> (
+    None
+):
     isolation = Isolation()
     died(isolation, {"a": 1, "b": 1, "c": 1})
     assert died(isolation, {"a": 0, "b": 0, "c": 0}) is None
@@ -116,9 +122,13 @@ def test_when_the_guilty_one_is_found_those_that_died_beside_it_are_believed_aga
 
 
 @given(data=st.data(), count=st.integers(1, 8))
-def test_whoever_kills_is_refused_in_the_end_and_nobody_else(data: st.DataObject, count: int) -> None:
+def test_whoever_kills_is_refused_in_the_end_and_nobody_else(
+    data: st.DataObject, count: int
+) -> None:
     """Workers die of some requests whenever these run, each after as many tokens as it likes."""
-    killers = data.draw(st.dictionaries(st.integers(0, count - 1).map(str), st.integers(0, 3 * FEW_TOKENS)))
+    killers = data.draw(
+        st.dictionaries(st.integers(0, count - 1).map(str), st.integers(0, 3 * FEW_TOKENS))
+    )
     isolation = Isolation()
     alive = [str(index) for index in range(count)]
     refused = set()
@@ -144,7 +154,9 @@ def test_whoever_kills_is_refused_in_the_end_and_nobody_else(data: st.DataObject
 
 
 @given(lives=st.lists(st.tuples(st.integers(0, 200), st.booleans()), min_size=1, max_size=8))
-def test_the_deaths_that_one_request_can_cause_are_bounded_however_it_behaves(lives: list[tuple[int, bool]]) -> None:
+def test_the_deaths_that_one_request_can_cause_are_bounded_however_it_behaves(
+    lives: list[tuple[int, bool]],
+) -> None:
     """In each life it draws so many tokens; or nobody reads it for a while, once it runs alone."""
     isolation = Isolation()
     deaths = 0

@@ -1,4 +1,6 @@
-"""Requests of one model through several workers, with a worker's link that only writes down what it is sent."""
+"""Requests of one model through several workers, with a worker's link that only writes down what it
+is sent.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,23 @@ import pytest
 from holdfast.errors import SessionFailure, WorkerUnavailable
 from holdfast.front.link.event_stream import EventStream, RequestEvent
 from holdfast.front.link.model_client import ModelClient
-from holdfast.wire.commands import ControlAction, ReadAhead, ReadAheadRun, SequenceRequest, ThinkingBudget, ThoughtLimit
-from holdfast.wire.events import Accepted, CacheReport, Finished, FinishReason, LinkEvent, Rejected, TokensGenerated
+from holdfast.wire.commands import (
+    ControlAction,
+    ReadAhead,
+    ReadAheadRun,
+    SequenceRequest,
+    ThinkingBudget,
+    ThoughtLimit,
+)
+from holdfast.wire.events import (
+    Accepted,
+    CacheReport,
+    Finished,
+    FinishReason,
+    LinkEvent,
+    Rejected,
+    TokensGenerated,
+)
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 from tests.fakes.fake_worker import a_request
 from tests.fakes.scripted_client import model_info
@@ -75,7 +92,10 @@ class Front:
     def tokens(self, *names: str, count: int = 1) -> None:
         events: list[LinkEvent] = []
         for name in names:
-            events += [Accepted(request_id=name), TokensGenerated(request_id=name, token_ids=tuple(range(count)))]
+            events += [
+                Accepted(request_id=name),
+                TokensGenerated(request_id=name, token_ids=tuple(range(count))),
+            ]
         self.client.deliver(events)
 
 
@@ -90,9 +110,13 @@ async def events_of(stream: EventStream) -> list[RequestEvent]:
     return [event async for event in stream]
 
 
-def finished(name: str, reason: FinishReason = FinishReason.LENGTH, *, ram_tokens: int = 0) -> Finished:
+def finished(
+    name: str, reason: FinishReason = FinishReason.LENGTH, *, ram_tokens: int = 0
+) -> Finished:
     memory = CacheReport(ram_tokens=ram_tokens)
-    return Finished(request_id=name, reason=reason, prompt_tokens=3, completion_tokens=9, memory=memory)
+    return Finished(
+        request_id=name, reason=reason, prompt_tokens=3, completion_tokens=9, memory=memory
+    )
 
 
 def read_ahead(tokens: int) -> SequenceRequest:
@@ -114,12 +138,19 @@ async def test_a_request_goes_on_behind_the_tokens_that_came(front: Front) -> No
     assert tuple(third.sent[0].generated_token_ids) == (0, 1, 2, 0, 1)
     front.client.deliver([finished("a")])
     events = await events_of(stream)
-    assert [type(event) for event in events] == [Accepted, TokensGenerated, TokensGenerated, Finished]
+    assert [type(event) for event in events] == [
+        Accepted,
+        TokensGenerated,
+        TokensGenerated,
+        Finished,
+    ]
     assert front.client.resumed == 2
     assert front.client.open_streams == 0
 
 
-async def test_what_waits_while_there_is_no_worker_is_sent_to_the_next_one_in_order(front: Front) -> None:
+async def test_what_waits_while_there_is_no_worker_is_sent_to_the_next_one_in_order(
+    front: Front,
+) -> None:
     front.submit("a")
     front.die()
     front.submit("b", "c")
@@ -135,7 +166,9 @@ async def test_a_request_that_its_reader_has_left_is_not_sent_again(front: Front
     assert front.client.open_streams == 1
 
 
-async def test_an_unread_stream_is_paused_at_the_next_worker_too_and_goes_on_when_it_is_read(front: Front) -> None:
+async def test_an_unread_stream_is_paused_at_the_next_worker_too_and_goes_on_when_it_is_read(
+    front: Front,
+) -> None:
     (stream,) = front.submit("a")
     front.tokens("a", count=8)
     assert front.worker.steered == ["pause a"]
@@ -157,7 +190,9 @@ async def test_a_thought_that_was_ended_stays_ended_at_the_next_worker(front: Fr
     assert (again.thinking_budget, front.worker.limited) == (budget, [])
 
 
-async def test_when_no_worker_comes_all_end_with_one_error_and_later_ones_are_taken(front: Front) -> None:
+async def test_when_no_worker_comes_all_end_with_one_error_and_later_ones_are_taken(
+    front: Front,
+) -> None:
     streams = front.submit("a", "b")
     front.tokens("a")
     front.die()
@@ -208,7 +243,9 @@ async def test_the_one_that_kills_alone_is_refused_and_the_others_go_on(front: F
     assert front.client.open_streams == 3
 
 
-async def test_a_request_that_is_set_aside_during_its_trial_is_tried_again_when_it_goes_on(front: Front) -> None:
+async def test_a_request_that_is_set_aside_during_its_trial_is_tried_again_when_it_goes_on(
+    front: Front,
+) -> None:
     """Else a client whose connection comes and goes would kill one worker after the other."""
     (guilty,) = front.submit("guilty")
     for _ in range(3):
@@ -221,12 +258,19 @@ async def test_a_request_that_is_set_aside_during_its_trial_is_tried_again_when_
         assert front.worker.ids == ["guilty", "innocent"]
         guilty.go_on()
     later_rounds = ["pause guilty", "resume innocent", "pause innocent", "resume guilty"] * 2
-    assert front.worker.steered == ["pause guilty", "pause innocent", "resume guilty", *later_rounds]
+    assert front.worker.steered == [
+        "pause guilty",
+        "pause innocent",
+        "resume guilty",
+        *later_rounds,
+    ]
     assert front.die() == ("guilty",)
     assert front.next_worker().ids == ["innocent"]
 
 
-async def test_one_that_draws_a_token_in_every_life_is_refused_and_those_beside_it_go_on(front: Front) -> None:
+async def test_one_that_draws_a_token_in_every_life_is_refused_and_those_beside_it_go_on(
+    front: Front,
+) -> None:
     guilty, _ = front.submit("guilty", "innocent")
     for _ in range(3):
         front.tokens("guilty")
@@ -268,7 +312,9 @@ async def test_those_that_have_passed_go_on_when_all_were_tried(front: Front) ->
 
 
 @pytest.mark.parametrize("leave", ["ends", "is left"])
-async def test_one_that_ends_while_it_is_tried_makes_room_for_the_next(front: Front, leave: str) -> None:
+async def test_one_that_ends_while_it_is_tried_makes_room_for_the_next(
+    front: Front, leave: str
+) -> None:
     first, _ = front.submit("a", "b")
     front.die()
     front.next_worker()
@@ -293,17 +339,23 @@ async def test_a_reader_is_woken_by_what_another_worker_says(front: Front) -> No
 
 async def asked(front: Front, operation: OperationName = "get") -> asyncio.Task[SessionAnswer]:
     """A command that has been handed over."""
-    command = SessionCommand(operation=operation, tenant="", call_id="c", session_id="s", new_session_id="t")
+    command = SessionCommand(
+        operation=operation, tenant="", call_id="c", session_id="s", new_session_id="t"
+    )
     task = asyncio.create_task(front.client.ask_session(command))
     await asyncio.sleep(0)
     return task
 
 
 def answers(front: Front, failure: SessionFailure | None = None) -> None:
-    front.client.deliver([SessionAnswer(call_id="c", failure=failure, message="so it is" if failure else "")])
+    front.client.deliver(
+        [SessionAnswer(call_id="c", failure=failure, message="so it is" if failure else "")]
+    )
 
 
-async def test_a_command_that_comes_while_there_is_no_worker_waits_for_the_next_one(front: Front) -> None:
+async def test_a_command_that_comes_while_there_is_no_worker_waits_for_the_next_one(
+    front: Front,
+) -> None:
     front.die()
     command = await asked(front)
     assert [each.call_id for each in front.next_worker().commands] == ["c"]
@@ -312,7 +364,9 @@ async def test_a_command_that_comes_while_there_is_no_worker_waits_for_the_next_
     assert front.next_worker().commands == []
 
 
-async def test_a_command_without_an_answer_is_sent_once_more_behind_the_requests(front: Front) -> None:
+async def test_a_command_without_an_answer_is_sent_once_more_behind_the_requests(
+    front: Front,
+) -> None:
     command = await asked(front, "close")
     front.die()
     front.submit("a")
@@ -395,14 +449,20 @@ async def test_who_asks_no_longer_has_nothing_sent(front: Front) -> None:
     assert front.next_worker().commands == []
 
 
-@pytest.mark.parametrize("event", [Rejected(request_id="b", kind="invalid", message="no"), finished("ahead")])
-async def test_neither_a_refusal_nor_reading_ahead_counts_as_progress(front: Front, event: Rejected | Finished) -> None:
+@pytest.mark.parametrize(
+    "event", [Rejected(request_id="b", kind="invalid", message="no"), finished("ahead")]
+)
+async def test_neither_a_refusal_nor_reading_ahead_counts_as_progress(
+    front: Front, event: Rejected | Finished
+) -> None:
     """Else who kills workers would never be tried alone while others ask for what cannot be."""
     front.submit("a")
     front.die()
     worker = front.next_worker()
     front.submit("b")
-    front.client.submit(msgspec.structs.replace(a_request("ahead"), read_ahead=ReadAhead(known_tokens=1)))
+    front.client.submit(
+        msgspec.structs.replace(a_request("ahead"), read_ahead=ReadAhead(known_tokens=1))
+    )
     front.client.deliver([event])
     front.die()
     assert front.next_worker().ids == ["a"]
@@ -410,7 +470,9 @@ async def test_neither_a_refusal_nor_reading_ahead_counts_as_progress(front: Fro
     assert front.die() == ("a",)
 
 
-async def test_the_next_worker_is_told_what_was_read_ahead_until_a_request_has_begun_from_it(front: Front) -> None:
+async def test_the_next_worker_is_told_what_was_read_ahead_until_a_request_has_begun_from_it(
+    front: Front,
+) -> None:
     request = read_ahead(9)
     front.client.submit(request)
     front.client.deliver([finished("ahead", ram_tokens=5)])

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.link.sent_prompts import SentPrompts
-from holdfast.wire.commands import AbridgedRequest, Command, LinkCommand, SequenceRequest, WorkerControl
+from holdfast.wire.commands import (
+    AbridgedRequest,
+    Command,
+    LinkCommand,
+    SequenceRequest,
+    WorkerControl,
+)
 from holdfast.wire.prompt_keys import STEP_TOKENS
 from holdfast.wire.token_ids import TokenIds
 from holdfast.worker.loop.arrivals import Arrivals, PromptMemory
@@ -68,7 +74,9 @@ class Link:
 
 
 def link(*, front_steps: int = 100, worker_steps: int = 100) -> Link:
-    return Link(SentPrompts(most_steps=front_steps), Arrivals(PromptMemory(most_steps=worker_steps)))
+    return Link(
+        SentPrompts(most_steps=front_steps), Arrivals(PromptMemory(most_steps=worker_steps))
+    )
 
 
 def test_what_goes_on_from_an_earlier_prompt_is_sent_from_there_on() -> None:
@@ -80,7 +88,10 @@ def test_what_goes_on_from_an_earlier_prompt_is_sent_from_there_on() -> None:
     assert again.request == of_steps("b", "z")
     both.settle()
     assert both.obeyed == [of_steps("a", "xy"), of_steps("b", "xyz")]
-    assert (both.front.figures.new_tokens, both.front.figures.known_tokens) == (3 * STEP_TOKENS + 14, 2 * STEP_TOKENS)
+    assert (both.front.figures.new_tokens, both.front.figures.known_tokens) == (
+        3 * STEP_TOKENS + 14,
+        2 * STEP_TOKENS,
+    )
 
 
 def test_another_tenants_prompt_is_sent_whole() -> None:
@@ -133,7 +144,10 @@ def test_a_request_id_that_is_used_again_gets_its_own_prompt() -> None:
 
 
 @given(
-    prompts=st.lists(st.tuples(st.text("xy", max_size=4), st.sampled_from(["", "t"]), st.integers(0, 2)), max_size=12),
+    prompts=st.lists(
+        st.tuples(st.text("xy", max_size=4), st.sampled_from(["", "t"]), st.integers(0, 2)),
+        max_size=12,
+    ),
     moves=st.lists(st.sampled_from(["receive", "hear"]), max_size=30),
     front_steps=st.integers(0, 6),
     worker_steps=st.integers(0, 6),

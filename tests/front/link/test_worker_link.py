@@ -19,8 +19,21 @@ import zmq
 from holdfast.errors import WorkerUnavailable
 from holdfast.front.link.model_client import ModelClient
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.wire.commands import SHUT_DOWN, TELL_STATISTICS, Command, SequenceControl, SequenceRequest
-from holdfast.wire.events import Accepted, Event, Finished, FinishReason, TokensGenerated, WorkerReady
+from holdfast.wire.commands import (
+    SHUT_DOWN,
+    TELL_STATISTICS,
+    Command,
+    SequenceControl,
+    SequenceRequest,
+)
+from holdfast.wire.events import (
+    Accepted,
+    Event,
+    Finished,
+    FinishReason,
+    TokensGenerated,
+    WorkerReady,
+)
 from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.prompt_keys import MOST_STEPS, STEP_TOKENS
 from holdfast.worker.loop.arrivals import Arrivals, PromptMemory
@@ -33,7 +46,9 @@ UNREAD_BYTES = 2048
 
 
 def finished(request_id: str) -> Finished:
-    return Finished(request_id=request_id, reason=FinishReason.LENGTH, prompt_tokens=3, completion_tokens=0)
+    return Finished(
+        request_id=request_id, reason=FinishReason.LENGTH, prompt_tokens=3, completion_tokens=0
+    )
 
 
 def answer_at_once(command: Command) -> list[Event]:
@@ -45,7 +60,9 @@ def answer_at_once(command: Command) -> list[Event]:
 class Peer:
     """The worker's end on a thread of this process; keeps what it got."""
 
-    def __init__(self, endpoint: str, answer: Callable[[Command], list[Event]], *, known_steps: int) -> None:
+    def __init__(
+        self, endpoint: str, answer: Callable[[Command], list[Event]], *, known_steps: int
+    ) -> None:
         self.commands: list[Command] = []
         self._answer, self._known_steps = answer, known_steps
         self._wake_reader, self.wake_writer = os.pipe()
@@ -83,7 +100,10 @@ async def linked(
 
 async def test_a_request_goes_over_and_its_events_come_back() -> None:
     async with linked() as (client, peer):
-        assert [event async for event in client.submit(a_request("x"))] == [Accepted(request_id="x"), finished("x")]
+        assert [event async for event in client.submit(a_request("x"))] == [
+            Accepted(request_id="x"),
+            finished("x"),
+        ]
         assert (await client.statistics()).steps == 7
     assert a_request("x") in peer.commands
     assert peer.commands[-1] == SHUT_DOWN
@@ -92,8 +112,15 @@ async def test_a_request_goes_over_and_its_events_come_back() -> None:
 async def test_closing_a_stream_early_sends_a_cancel() -> None:
     def accept(command: Command) -> list[Event]:
         if isinstance(command, SequenceRequest):
-            return [Accepted(request_id=command.request_id), TokensGenerated(request_id=command.request_id, token_ids=(1,))]
-        return [finished(command.request_id)] if isinstance(command, SequenceControl) else answer_at_once(command)
+            return [
+                Accepted(request_id=command.request_id),
+                TokensGenerated(request_id=command.request_id, token_ids=(1,)),
+            ]
+        return (
+            [finished(command.request_id)]
+            if isinstance(command, SequenceControl)
+            else answer_at_once(command)
+        )
 
     async with linked(accept) as (client, peer):
         stream = client.submit(a_request("x"))
@@ -113,11 +140,16 @@ async def test_a_hundred_streams_at_once_get_their_own_events() -> None:
 
 def turns(count: int) -> list[SequenceRequest]:
     """Each prompt goes on from the one before."""
-    return [a_request(str(turn), prompt=tuple(range(7, 7 + STEP_TOKENS * turn + 5))) for turn in range(1, count + 1)]
+    return [
+        a_request(str(turn), prompt=tuple(range(7, 7 + STEP_TOKENS * turn + 5)))
+        for turn in range(1, count + 1)
+    ]
 
 
 @pytest.mark.parametrize("known_steps", [MOST_STEPS, 3, 0], ids=["all", "some", "nothing"])
-async def test_prompts_that_go_on_from_others_arrive_whole_whatever_the_worker_has_forgotten(known_steps: int) -> None:
+async def test_prompts_that_go_on_from_others_arrive_whole_whatever_the_worker_has_forgotten(
+    known_steps: int,
+) -> None:
     asked = turns(8)
     async with linked(known_steps=known_steps) as (client, peer):
         for request in asked:  # none waits for the one before it
@@ -130,7 +162,9 @@ async def test_prompts_that_go_on_from_others_arrive_whole_whatever_the_worker_h
         assert client.open_streams == 0
     obeyed = [command for command in peer.commands if isinstance(command, SequenceRequest)]
     assert obeyed[: len(asked)] == asked
-    assert [each.prompt_token_ids for each in obeyed[len(asked) :]] == [each.prompt_token_ids for each in reversed(asked)]
+    assert [each.prompt_token_ids for each in obeyed[len(asked) :]] == [
+        each.prompt_token_ids for each in reversed(asked)
+    ]
     assert figures is not None
     assert figures.known_tokens == STEP_TOKENS * (sum(range(8)) + sum(range(9)))
 
@@ -143,7 +177,9 @@ async def test_a_request_is_cancelled_while_the_worker_asks_for_its_prompt() -> 
         await stream.aclose()  # before the worker can have said that it does not know the beginning
         assert [event async for event in client.submit(third)][-1] == finished("3")
         assert client.open_streams == 0
-    sequence = [each for each in peer.commands if isinstance(each, SequenceRequest | SequenceControl)]
+    sequence = [
+        each for each in peer.commands if isinstance(each, SequenceRequest | SequenceControl)
+    ]
     assert sequence == [first, second, cancel("2"), third]
 
 
@@ -163,7 +199,10 @@ async def test_many_at_once_of_whom_some_leave_get_their_own_answers_and_arrive_
                 await client.statistics()
             await stream.aclose()
         else:
-            assert [event async for event in stream] == [Accepted(request_id=str(number)), finished(str(number))]
+            assert [event async for event in stream] == [
+                Accepted(request_id=str(number)),
+                finished(str(number)),
+            ]
 
     async with linked(known_steps=8) as (client, peer):
         await asyncio.gather(*map(ask, range(200)))
@@ -174,7 +213,9 @@ async def test_many_at_once_of_whom_some_leave_get_their_own_answers_and_arrive_
 
 
 async def test_the_end_of_the_peer_is_noticed_through_the_socket() -> None:
-    async with linked(lambda command: answer_at_once(command) if command == TELL_STATISTICS else []) as (
+    async with linked(
+        lambda command: answer_at_once(command) if command == TELL_STATISTICS else []
+    ) as (
         client,
         peer,
     ):
@@ -203,7 +244,8 @@ async def test_a_round_trip_costs_less_than_a_token() -> None:
             async for _event in client.submit(a_request(str(index))):
                 pass
             seconds.append(time.perf_counter() - started_at)
-    # The fastest tenth: others wait for whoever else runs here. 0.2 ms when idle; both ends share this interpreter's lock.
+    # The fastest tenth: others wait for whoever else runs here. 0.2 ms when idle; both ends share
+    # this interpreter's lock.
     assert statistics.quantiles(seconds, n=10)[0] < 0.005, seconds
 
 

@@ -19,8 +19,14 @@ from tests.fakes.scripted_gateway import calling, token
 
 COUNTS = TokenCounts(prompt_tokens=9, completion_tokens=4, cached_tokens=3)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 arguments = st.builds(
@@ -32,12 +38,18 @@ texts = st.text(max_size=12) | st.sampled_from(["a\u2028b", "\x85", "\u2029\r\n"
 ends = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH])
 
 
-def events(calls: list[str], thought: str, said: str, reason: FinishReason, *, logprobs: bool) -> list[Any]:
-    script: list[Any] = [*calling(*(("f", text) for text in calls), thought=thought, said=said, reason=reason)]
+def events(
+    calls: list[str], thought: str, said: str, reason: FinishReason, *, logprobs: bool
+) -> list[Any]:
+    script: list[Any] = [
+        *calling(*(("f", text) for text in calls), thought=thought, said=said, reason=reason)
+    ]
     if not logprobs:
         return script
     return [
-        each if isinstance(each, ChoiceFinished) else msgspec.structs.replace(each, logprobs=(token("x", float("-inf")),))
+        each
+        if isinstance(each, ChoiceFinished)
+        else msgspec.structs.replace(each, logprobs=(token("x", float("-inf")),))
         for each in script
     ]
 
@@ -46,38 +58,70 @@ def whole_of(deltas: list[OutputDelta], end: ChoiceFinished) -> WholeChoice:
     return WholeChoice(deltas=deltas, finish_reason=end.finish_reason, end=end)
 
 
-@given(calls=st.lists(arguments, max_size=3), thought=texts, said=texts, reason=ends, logprobs=st.booleans())
+@given(
+    calls=st.lists(arguments, max_size=3),
+    thought=texts,
+    said=texts,
+    reason=ends,
+    logprobs=st.booleans(),
+)
 def test_a_streamed_chat_says_what_the_whole_says(
     calls: list[str], thought: str, said: str, reason: FinishReason, logprobs: bool
 ) -> None:
     *deltas, end = events(calls, thought, said, reason, logprobs=logprobs)
     form = ChatLines(model="m", shows_logprobs=logprobs)
-    raw = b"".join([form.opening(prompt_tokens=9), *map(form.delta, deltas), form.finish(end), form.closing(COUNTS, None)])
-    lines = [msgspec.json.decode(line, type=ChatLine) for line in raw.removesuffix(b"\n").split(b"\n")]
+    raw = b"".join(
+        [
+            form.opening(prompt_tokens=9),
+            *map(form.delta, deltas),
+            form.finish(end),
+            form.closing(COUNTS, None),
+        ]
+    )
+    lines = [
+        msgspec.json.decode(line, type=ChatLine) for line in raw.removesuffix(b"\n").split(b"\n")
+    ]
     for line in raw.decode().splitlines():  # as httpx does it, at more than line feeds
         ollama.ChatResponse(**json.loads(line))
     whole = msgspec.json.decode(form.whole([whole_of(deltas, end)], COUNTS, None), type=ChatLine)
     assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
     assert "".join(line.message.content for line in lines) == whole.message.content == said
-    assert "".join(line.message.thinking or "" for line in lines) == (whole.message.thinking or "") == thought
+    assert (
+        "".join(line.message.thinking or "" for line in lines)
+        == (whole.message.thinking or "")
+        == thought
+    )
     streamed = [call for line in lines for call in line.message.tool_calls or ()]
     assert [call.id for call in streamed] == [call.id for call in whole.message.tool_calls or ()]
-    assert [json.loads(bytes(call.function.arguments)) for call in streamed] == [json.loads(text) for text in calls[: end.calls]]
+    assert [json.loads(bytes(call.function.arguments)) for call in streamed] == [
+        json.loads(text) for text in calls[: end.calls]
+    ]
     assert [call.function.index for call in streamed] == [*range(end.calls)]
     tokens = [each.logprob for line in lines for each in line.logprobs or ()]
-    assert tokens == [each.logprob for each in whole.logprobs or ()] == [-9999.0] * (len(deltas) if logprobs else 0)
+    assert (
+        tokens
+        == [each.logprob for each in whole.logprobs or ()]
+        == [-9999.0] * (len(deltas) if logprobs else 0)
+    )
 
 
 @given(thought=texts, said=texts, reason=ends)
-def test_a_streamed_prompt_says_what_the_whole_says(thought: str, said: str, reason: FinishReason) -> None:
+def test_a_streamed_prompt_says_what_the_whole_says(
+    thought: str, said: str, reason: FinishReason
+) -> None:
     *deltas, end = events([], thought, said, reason, logprobs=False)
     form = GenerateLines(model="m")
     form.turns = ({"role": "user", "content": "hi"},)
     raw = b"".join([*map(form.delta, deltas), form.finish(end), form.closing(COUNTS, None)])
-    lines = [msgspec.json.decode(line, type=GenerateLine) for line in raw.removesuffix(b"\n").split(b"\n")]
+    lines = [
+        msgspec.json.decode(line, type=GenerateLine)
+        for line in raw.removesuffix(b"\n").split(b"\n")
+    ]
     other = GenerateLines(model="m")
     other.turns = form.turns
-    whole = msgspec.json.decode(other.whole([whole_of(deltas, end)], COUNTS, None), type=GenerateLine)
+    whole = msgspec.json.decode(
+        other.whole([whole_of(deltas, end)], COUNTS, None), type=GenerateLine
+    )
     assert "".join(line.response for line in lines) == whole.response == said
     assert (lines[-1].context, lines[-1].done_reason) == (whole.context, whole.done_reason)
 
@@ -91,7 +135,9 @@ def test_an_answer_whose_writing_was_not_timed_still_took_some_time() -> None:
         timings=Timings(prefill_seconds=1e-9),
         stop_string="END",
     )
-    whole = json.loads(ChatLines(model="m").whole([whole_of([TextDelta(index=0, text="x")], end)], COUNTS, None))
+    whole = json.loads(
+        ChatLines(model="m").whole([whole_of([TextDelta(index=0, text="x")], end)], COUNTS, None)
+    )
     assert whole["eval_duration"] > 0
     assert whole["prompt_eval_duration"] == 1
     assert whole["total_duration"] >= whole["eval_duration"]

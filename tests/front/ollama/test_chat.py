@@ -11,8 +11,24 @@ from holdfast.wire.events import FinishReason
 from holdfast.wire.output import TextDelta
 from holdfast.wire.requests import ChatPrompt, OutputFormat
 from tests.fakes.http_clients import Exchange, client_of
-from tests.fakes.ollama_bodies import CHAT, HELLO, UNABLE, WEATHER, asked, directory_of, lines_of, said
-from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, calling, token
+from tests.fakes.ollama_bodies import (
+    CHAT,
+    HELLO,
+    UNABLE,
+    WEATHER,
+    asked,
+    directory_of,
+    lines_of,
+    said,
+)
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    PROMPT_TOKENS,
+    ScriptedGateway,
+    answer,
+    calling,
+    token,
+)
 
 
 async def test_a_conversation_is_streamed_unless_it_is_asked_for_whole() -> None:
@@ -27,7 +43,11 @@ async def test_a_conversation_is_streamed_unless_it_is_asked_for_whole() -> None
 async def test_the_last_line_tells_counts_and_durations_of_the_whole() -> None:
     gateway = ScriptedGateway(script=answer("a", "b", "c", cached_tokens=5))
     last = lines_of(await asked(gateway))[-1]
-    assert (last["prompt_eval_count"], last["cached_tokens"], last["eval_count"]) == (PROMPT_TOKENS, 5, 3)
+    assert (last["prompt_eval_count"], last["cached_tokens"], last["eval_count"]) == (
+        PROMPT_TOKENS,
+        5,
+        3,
+    )
     assert last["done_reason"] == "stop"
     durations = [last[name] for name in ("load_duration", "prompt_eval_duration", "eval_duration")]
     assert all(isinstance(duration, int) and duration > 0 for duration in durations)
@@ -36,12 +56,17 @@ async def test_the_last_line_tells_counts_and_durations_of_the_whole() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_calls_come_whole_with_object_arguments_on_one_line(stream: bool) -> None:
-    script = calling(("weather", '{"city":\n "Oslo"}'), ("weather", "{}"), thought="hm", said="Let me see.")
+    script = calling(
+        ("weather", '{"city":\n "Oslo"}'), ("weather", "{}"), thought="hm", said="Let me see."
+    )
     response = await asked(ScriptedGateway(script=script), tools=[WEATHER], stream=stream)
     lines = lines_of(response) if stream else [response.json()]
     calls = [call for line in lines for call in line["message"].get("tool_calls", [])]
     assert calls == [
-        {"id": "call_0", "function": {"index": 0, "name": "weather", "arguments": {"city": "Oslo"}}},
+        {
+            "id": "call_0",
+            "function": {"index": 0, "name": "weather", "arguments": {"city": "Oslo"}},
+        },
         {"id": "call_1", "function": {"index": 1, "name": "weather", "arguments": {}}},
     ]
     assert (said(lines, "content"), said(lines, "thinking")) == ("Let me see.", "hm")
@@ -58,7 +83,9 @@ async def test_a_call_that_was_cut_is_left_out_and_the_length_told(stream: bool)
 
 
 @pytest.mark.parametrize("name", [MODEL, f"{MODEL}:latest", None])
-async def test_names_are_taken_with_and_without_their_tag_and_given_back_as_they_came(name: str | None) -> None:
+async def test_names_are_taken_with_and_without_their_tag_and_given_back_as_they_came(
+    name: str | None,
+) -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, model=name, stream=False)
     assert (gateway.request.model, response.json()["model"]) == (MODEL, name or f"{MODEL}:latest")
@@ -67,7 +94,10 @@ async def test_names_are_taken_with_and_without_their_tag_and_given_back_as_they
 async def test_an_unknown_model_is_told_in_the_words_that_clients_look_for() -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, model='no"ne')
-    assert (response.status_code, response.json()) == (404, {"error": 'model "no\\"ne" not found, try pulling it first'})
+    assert (response.status_code, response.json()) == (
+        404,
+        {"error": 'model "no\\"ne" not found, try pulling it first'},
+    )
     assert gateway.requests == []
 
 
@@ -76,10 +106,16 @@ async def test_an_image_in_the_result_of_a_tool_is_named_to_the_model() -> None:
     result = {"role": "tool", "tool_name": "look", "content": "seen", "images": ["aGk="]}
     assert (await asked(gateway, messages=[*HELLO, result])).status_code == 200
     assert isinstance(gateway.request.prompt, ChatPrompt)
-    assert gateway.request.prompt.messages[-1]["content"] == "seen\n[image left out: this model takes text only]"
+    assert (
+        gateway.request.prompt.messages[-1]["content"]
+        == "seen\n[image left out: this model takes text only]"
+    )
 
 
-@pytest.mark.parametrize(("think", "effort"), [(True, "on"), (False, "off"), ("low", "low"), ("max", "max"), (None, None)])
+@pytest.mark.parametrize(
+    ("think", "effort"),
+    [(True, "on"), (False, "off"), ("low", "low"), ("max", "max"), (None, None)],
+)
 async def test_thinking_is_asked_for_in_all_its_ways(think: Any, effort: str | None) -> None:
     gateway = ScriptedGateway()
     await asked(gateway, think=think)
@@ -87,22 +123,36 @@ async def test_thinking_is_asked_for_in_all_its_ways(think: Any, effort: str | N
 
 
 @pytest.mark.parametrize(
-    ("fields", "what"), [({"think": True}, "thinking"), ({"think": "high"}, "thinking"), ({"tools": [WEATHER]}, "tools")]
+    ("fields", "what"),
+    [
+        ({"think": True}, "thinking"),
+        ({"think": "high"}, "thinking"),
+        ({"tools": [WEATHER]}, "tools"),
+    ],
 )
-async def test_what_a_model_cannot_is_refused_in_ollamas_words(fields: dict[str, Any], what: str) -> None:
+async def test_what_a_model_cannot_is_refused_in_ollamas_words(
+    fields: dict[str, Any], what: str
+) -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, report=UNABLE, **fields)
-    assert (response.status_code, response.json()) == (400, {"error": f'"{MODEL}" does not support {what}'})
+    assert (response.status_code, response.json()) == (
+        400,
+        {"error": f'"{MODEL}" does not support {what}'},
+    )
     assert gateway.requests == []
 
 
-@pytest.mark.parametrize("fields", [{"think": False}, {"think": None}, {"tools": []}, {"tools": None}])
+@pytest.mark.parametrize(
+    "fields", [{"think": False}, {"think": None}, {"tools": []}, {"tools": None}]
+)
 async def test_nothing_asked_of_a_model_that_cannot_is_fine(fields: dict[str, Any]) -> None:
     assert (await asked(ScriptedGateway(), report=UNABLE, **fields)).status_code == 200
 
 
 async def test_results_belong_to_their_calls_by_id_name_or_order() -> None:
-    calls = [{"function": {"name": name, "arguments": {"n": place}}} for place, name in enumerate("abc")]
+    calls = [
+        {"function": {"name": name, "arguments": {"n": place}}} for place, name in enumerate("abc")
+    ]
     with_id = [{"id": "mine", **calls[0]}]
     messages = [
         *HELLO,
@@ -116,8 +166,16 @@ async def test_results_belong_to_their_calls_by_id_name_or_order() -> None:
     gateway = ScriptedGateway()
     await asked(gateway, messages=messages, tools=[WEATHER])
     prompt: Any = gateway.request.prompt
-    ids = {call["id"]: call["function"]["name"] for turn in prompt.messages for call in turn.get("tool_calls", ())}
-    results = [(ids[turn["tool_call_id"]], turn["content"]) for turn in prompt.messages if turn["role"] == "tool"]
+    ids = {
+        call["id"]: call["function"]["name"]
+        for turn in prompt.messages
+        for call in turn.get("tool_calls", ())
+    }
+    results = [
+        (ids[turn["tool_call_id"]], turn["content"])
+        for turn in prompt.messages
+        if turn["role"] == "tool"
+    ]
     assert results == [("b", "of b"), ("a", "of a"), ("c", "of c"), ("a", "of mine")]
     assert prompt.messages[1]["reasoning_content"] == "hm"
     assert prompt.messages[1]["tool_calls"][2]["function"]["arguments"] == {"n": 2}
@@ -138,11 +196,16 @@ async def test_what_the_assistant_has_begun_is_gone_on_with() -> None:
         ("", None),
         (None, None),
         ("json", OutputFormat(kind="json_object", field="format")),
-        ({"type": "object"}, OutputFormat(kind="json_schema", schema={"type": "object"}, field="format")),
+        (
+            {"type": "object"},
+            OutputFormat(kind="json_schema", schema={"type": "object"}, field="format"),
+        ),
     ],
 )
 @pytest.mark.parametrize("think", [True, False, None])
-async def test_the_form_of_the_answer_is_asked_for_however_it_thinks(asked_for: Any, found: Any, think: Any) -> None:
+async def test_the_form_of_the_answer_is_asked_for_however_it_thinks(
+    asked_for: Any, found: Any, think: Any
+) -> None:
     gateway = ScriptedGateway()
     await asked(gateway, format=asked_for, think=think)
     assert gateway.request.output_format == found
@@ -175,7 +238,9 @@ async def test_the_form_of_the_answer_is_asked_for_however_it_thinks(asked_for: 
         ({"template": "{{ .Prompt }}"}, "template"),
     ],
 )
-async def test_a_wrong_field_is_named_and_nothing_reaches_a_worker(fields: dict[str, Any], named: str) -> None:
+async def test_a_wrong_field_is_named_and_nothing_reaches_a_worker(
+    fields: dict[str, Any], named: str
+) -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, **fields)
     assert response.status_code == 400
@@ -190,13 +255,24 @@ async def test_a_time_to_stay_loaded_is_taken(value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
-    [({}, "load"), ({"keep_alive": "0s"}, "unload"), ({"keep_alive": 0}, "unload"), ({"keep_alive": 10}, "load")],
+    [
+        ({}, "load"),
+        ({"keep_alive": "0s"}, "unload"),
+        ({"keep_alive": 0}, "unload"),
+        ({"keep_alive": 10}, "load"),
+    ],
 )
-async def test_without_messages_the_model_is_loaded_and_no_more(fields: dict[str, Any], reason: str) -> None:
+async def test_without_messages_the_model_is_loaded_and_no_more(
+    fields: dict[str, Any], reason: str
+) -> None:
     gateway = ScriptedGateway()
     for messages in ([], None):
         response = await asked(gateway, messages=messages, **fields)
-        assert (response.json()["done"], response.json()["done_reason"], response.json()["message"]["content"]) == (
+        assert (
+            response.json()["done"],
+            response.json()["done_reason"],
+            response.json()["message"]["content"],
+        ) == (
             True,
             reason,
             "",
@@ -207,10 +283,17 @@ async def test_log_probabilities_come_with_their_rivals() -> None:
     tokens = (token("a", -0.25, rivals=(("b", -1.5),)),)
     script = [TextDelta(index=0, text="a", token_ids=(1,), logprobs=tokens), *answer("b")[1:]]
     for stream in (True, False):
-        response = await asked(ScriptedGateway(script=script), logprobs=True, top_logprobs=1, stream=stream)
+        response = await asked(
+            ScriptedGateway(script=script), logprobs=True, top_logprobs=1, stream=stream
+        )
         line = lines_of(response)[0] if stream else response.json()
         assert line["logprobs"] == [
-            {"token": "a", "logprob": -0.25, "bytes": [97], "top_logprobs": [{"token": "b", "logprob": -1.5, "bytes": [98]}]}
+            {
+                "token": "a",
+                "logprob": -0.25,
+                "bytes": [97],
+                "top_logprobs": [{"token": "b", "logprob": -1.5, "bytes": [98]}],
+            }
         ]
 
 
@@ -237,18 +320,29 @@ async def test_a_failure_in_a_stream_is_its_last_line() -> None:
 async def test_a_full_queue_has_its_status() -> None:
     gateway = ScriptedGateway(refusal=QueueFull(queued=1, limit=1, retry_after_seconds=2))
     response = await asked(gateway)
-    assert (response.status_code, response.headers["retry-after"], list(response.json())) == (503, "2", ["error"])
+    assert (response.status_code, response.headers["retry-after"], list(response.json())) == (
+        503,
+        "2",
+        ["error"],
+    )
 
 
-async def test_while_nothing_comes_only_empty_lines_of_the_protocol_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_nothing_comes_only_empty_lines_of_the_protocol_are_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.front.server.sse.KEEP_ALIVE_SECONDS", 0.002)
     monkeypatch.setattr("holdfast.front.server.sse.HEADER_GRACE_SECONDS", 0.001)
     waiting = asyncio.Event()
-    exchange = Exchange(ScriptedGateway(script=[waiting, *answer("late")]), directory=directory_of())
+    exchange = Exchange(
+        ScriptedGateway(script=[waiting, *answer("late")]), directory=directory_of()
+    )
     running = asyncio.create_task(exchange.run(CHAT, {"model": MODEL, "messages": HELLO}))
     await exchange.until(lambda: len(exchange.writes) >= 3)
     kept_open = [json.loads(line) for line in exchange.text.splitlines()]
-    assert all((line["done"], line["message"]) == (False, {"role": "assistant", "content": ""}) for line in kept_open)
+    assert all(
+        (line["done"], line["message"]) == (False, {"role": "assistant", "content": ""})
+        for line in kept_open
+    )
     waiting.set()
     await running
     assert said([json.loads(line) for line in exchange.text.splitlines()], "content") == "late"
@@ -258,6 +352,8 @@ async def test_copilot_may_ask_every_model_to_think() -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway, directory=directory_of(UNABLE)) as client:
         body = {"model": MODEL, "messages": HELLO, "think": "medium"}
-        assert (await client.post(CHAT, json=body, headers={"user-agent": "GitHubCopilotChat/0.30"})).status_code == 200
+        assert (
+            await client.post(CHAT, json=body, headers={"user-agent": "GitHubCopilotChat/0.30"})
+        ).status_code == 200
         assert (await client.post(CHAT, json=body)).status_code == 400
     assert gateway.request.thinking.effort is None

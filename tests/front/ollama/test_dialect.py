@@ -13,11 +13,15 @@ from tests.fakes.scripted_gateway import ScriptedGateway
 
 
 async def answer(method: str, path: str, **sent: Any) -> Any:
-    async with client_of(ScriptedGateway(), server=ServerSettings(**sent.pop("settings", {}))) as client:
+    async with client_of(
+        ScriptedGateway(), server=ServerSettings(**sent.pop("settings", {}))
+    ) as client:
         return await client.request(method, path, **sent)
 
 
-@pytest.mark.parametrize(("message", "shown"), [("no", "`stop`: no"), ("`stop` is odd", "`stop` is odd")])
+@pytest.mark.parametrize(
+    ("message", "shown"), [("no", "`stop`: no"), ("`stop` is odd", "`stop` is odd")]
+)
 def test_an_error_is_a_sentence_that_names_the_field(message: str, shown: str) -> None:
     error = ollama_error(Problem(status=404, code="odd", message=message, field="stop"))
     assert msgspec.json.decode(msgspec.json.encode(error)) == {"error": shown}
@@ -40,6 +44,11 @@ async def test_every_error_on_its_paths_has_its_form(method: str, path: str, sta
 
 async def test_a_key_is_asked_for_as_everywhere() -> None:
     locked = await answer("GET", "/api/tags", settings={"api_key": "sesame"})
-    opened = await answer("GET", "/api/tags", settings={"api_key": "sesame"}, headers={"authorization": "Bearer sesame"})
+    opened = await answer(
+        "GET",
+        "/api/tags",
+        settings={"api_key": "sesame"},
+        headers={"authorization": "Bearer sesame"},
+    )
     assert (locked.status_code, opened.status_code) == (401, 200)
     assert locked.json()["error"].startswith("Incorrect API key provided")

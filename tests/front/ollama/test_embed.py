@@ -16,10 +16,22 @@ EMBED, OLDER = "/api/embed", "/api/embeddings"
 @pytest.mark.parametrize(("given", "inputs"), [("one", ("one",)), (["one", "two"], ("one", "two"))])
 async def test_a_vector_comes_for_each_text(given: Any, inputs: tuple[str, ...]) -> None:
     gateway = ScriptedGateway()
-    response = await asked(gateway, EMBED, input=given, model=f"{MODEL}:latest", keep_alive="5m", options={"num_ctx": 512})
+    response = await asked(
+        gateway,
+        EMBED,
+        input=given,
+        model=f"{MODEL}:latest",
+        keep_alive="5m",
+        options={"num_ctx": 512},
+    )
     found = ollama.EmbedResponse(**response.json())
     (request,) = gateway.embedded
-    assert (request.model, request.inputs, request.is_list, request.truncates) == (MODEL, inputs, len(inputs) > 1, True)
+    assert (request.model, request.inputs, request.is_list, request.truncates) == (
+        MODEL,
+        inputs,
+        len(inputs) > 1,
+        True,
+    )
     assert len(found.embeddings) == len(inputs)
     assert found.model == f"{MODEL}:latest"
     assert (found.total_duration or 0) >= (found.load_duration or 0) > 0
@@ -38,7 +50,10 @@ async def test_the_older_form_has_one_vector() -> None:
     response = await asked(gateway, OLDER, prompt="one")
     (vector,) = await gateway.embed(gateway.embedded[0])
     assert list(response.json()) == ["embedding"]
-    assert struct.pack(f"{len(response.json()['embedding'])}f", *response.json()["embedding"]) == vector.vector
+    assert (
+        struct.pack(f"{len(response.json()['embedding'])}f", *response.json()["embedding"])
+        == vector.vector
+    )
     assert gateway.embedded[0].input_field == "prompt"
 
 
@@ -54,7 +69,9 @@ async def test_a_salt_makes_a_tenant() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"input": None}, {"input": ""}, {"input": []}])
-async def test_without_a_text_the_model_is_loaded_and_no_vector_comes_as_from_ollama(given: dict[str, Any]) -> None:
+async def test_without_a_text_the_model_is_loaded_and_no_vector_comes_as_from_ollama(
+    given: dict[str, Any],
+) -> None:
     gateway = ScriptedGateway()
     whole = (await asked(gateway, EMBED, **given)).json()
     assert (whole["embeddings"], whole["prompt_eval_count"]) == ([], 0)
@@ -80,14 +97,20 @@ async def test_an_empty_text_among_others_is_one_of_them() -> None:
         (OLDER, {"prompt": "x", "keep_alive": "soon"}, 400, "`keep_alive`"),
     ],
 )
-async def test_what_is_wrong_is_named(path: str, fields: dict[str, Any], status: int, named: str) -> None:
+async def test_what_is_wrong_is_named(
+    path: str, fields: dict[str, Any], status: int, named: str
+) -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, path, **fields)
-    assert (response.status_code, named in response.json()["error"]) == (status, True), response.text
+    assert (response.status_code, named in response.json()["error"]) == (status, True), (
+        response.text
+    )
     assert gateway.embedded == []
 
 
-@pytest.mark.parametrize(("address", "done"), [("127.0.0.1", [("let go", MODEL)]), ("192.0.2.1", [])])
+@pytest.mark.parametrize(
+    ("address", "done"), [("127.0.0.1", [("let go", MODEL)]), ("192.0.2.1", [])]
+)
 @pytest.mark.parametrize(("path", "field"), [(EMBED, "input"), (OLDER, "prompt")])
 async def test_an_administrator_may_have_the_model_let_go_of_behind_the_vectors(
     path: str, field: str, address: str, done: list[tuple[str, str]]

@@ -16,11 +16,13 @@ from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, answer, scripte
 PATHS = (CHAT, GENERATE, "/api/embed", "/api/embeddings", "/api/show", "/api/pull")
 NEEDED: dict[str, Any] = {"model": MODEL, "messages": HELLO, "prompt": "hi", "input": "hi"}
 FIELDS = (
-    "model name messages prompt input stream format options think tools keep_alive raw system suffix template context images "
+    "model name messages prompt input stream format options think tools keep_alive raw system "
+    "suffix template context images "
     "logprobs top_logprobs truncate shift dimensions holdfast"
 ).split()
 KEYS = (
-    "role content images tool_calls tool_name thinking function name arguments type num_predict temperature top_k seed stop "
+    "role content images tool_calls tool_name thinking function name arguments type num_predict "
+    "temperature top_k seed stop "
     "repeat_penalty repeat_last_n num_ctx explain"
 ).split()
 scalars = (
@@ -33,18 +35,25 @@ scalars = (
 )
 values = st.recursive(
     scalars | st.just([WEATHER]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), inner, max_size=4)
+    ),
     max_leaves=10,
 )
 bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=5)
-APP = create_application(scripted_services(ScriptedGateway(script=answer("x")), directory=directory_of()))
+APP = create_application(
+    scripted_services(ScriptedGateway(script=answer("x")), directory=directory_of())
+)
 
 
 @given(path=st.sampled_from(PATHS), body=bodies | values, valid=st.booleans())
 async def test_no_json_whatever_makes_an_internal_error(path: str, body: Any, valid: bool) -> None:
     if valid and isinstance(body, dict):
         body = NEEDED | body
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(APP), base_url="http://localhost") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(APP), base_url="http://localhost"
+    ) as client:
         response = await client.post(path, content=json.dumps(body).encode())
     assert response.status_code in (200, 400, 404), response.text
     for line in response.text.splitlines():

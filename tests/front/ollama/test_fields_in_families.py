@@ -1,4 +1,6 @@
-"""`format` holds with `think` on, off and not given, in every family of models: JSON behind the thought, where there is one."""
+"""`format` holds with `think` on, off and not given, in every family of models: JSON behind the
+thought, where there is one.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,21 @@ from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.ollama_bodies import HELLO, directory_of
 from tests.fakes.scripted_gateway import INFO, ScriptedGateway, scripted_services
 
-PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"], "additionalProperties": False}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
 RIGHT, WRONG = '{"name": "Ada"}', "Ada it is"
 FRAMES = {  # of families that write an answer's text between markers
     "": [("", "")],
     "gpt_oss": [
         ("<|channel|>final<|message|>", ""),
-        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>", ""),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>",
+            "",
+        ),
     ],
     "kimi_k3": [("<|open|>response<|sep|>", "<|close|>response<|sep|>")],
 }
@@ -35,9 +45,15 @@ def test_the_form_holds_behind_the_thought(family: str) -> None:
     model = bundle(FAMILY_TEMPLATES[family])
     tokenizer = LLTokenizer(model.tokenizer.backend.to_str(), eos_token=0)
     for form, think in itertools.product(("json", PERSON), (True, False, None)):
-        request = OllamaChat.model_validate({"messages": HELLO, "format": form, "think": think}).plan(SERVICES).requests[0]
+        request = (
+            OllamaChat.model_validate({"messages": HELLO, "format": form, "think": think})
+            .plan(SERVICES)
+            .requests[0]
+        )
         prompt = prompt_text(request, model, info=INFO)
-        grammar = answer_grammar(request, model.dialect, prompt=prompt, limits=LimitsSettings(), tools=ToolsSettings()).text
+        grammar = answer_grammar(
+            request, model.dialect, prompt=prompt, limits=LimitsSettings(), tools=ToolsSettings()
+        ).text
 
         def takes(text: str, grammar: str = grammar) -> bool:
             matcher = LLMatcher(tokenizer, grammar, log_level=0)
@@ -57,9 +73,15 @@ def test_the_form_holds_behind_the_thought(family: str) -> None:
             if form is PERSON:
                 assert not takes(way % '{"name": 1}'), way
         if prompt.in_reasoning:
-            assert not takes(RIGHT), "JSON in the thought that the prompt has begun is no answer yet"
+            assert not takes(RIGHT), (
+                "JSON in the thought that the prompt has begun is no answer yet"
+            )
 
 
 def thoughts_of(reasoning: ReasoningFormat | None) -> list[str]:
     """What may stand in front of an answer: nothing, the rest of a thought, a whole one."""
-    return [""] if reasoning is None else ["", f"hm{reasoning.end}", f"{reasoning.start}hm{reasoning.end}"]
+    return (
+        [""]
+        if reasoning is None
+        else ["", f"hm{reasoning.end}", f"{reasoning.start}hm{reasoning.end}"]
+    )

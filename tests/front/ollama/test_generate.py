@@ -20,12 +20,17 @@ async def test_a_prompt_is_what_the_user_says_behind_the_system_message() -> Non
     assert gateway.request.prompt == ChatPrompt(
         messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"})
     )
-    assert ("".join(line["response"] for line in lines), "".join(line.get("thinking", "") for line in lines)) == ("Hello", "hm")
+    assert (
+        "".join(line["response"] for line in lines),
+        "".join(line.get("thinking", "") for line in lines),
+    ) == ("Hello", "hm")
     assert lines[-1]["done_reason"] == "stop"
 
 
 async def test_a_whole_answer_says_what_a_stream_says() -> None:
-    whole = (await asked(ScriptedGateway(script=answer("Hel", "lo")), GENERATE, stream=False)).json()
+    whole = (
+        await asked(ScriptedGateway(script=answer("Hel", "lo")), GENERATE, stream=False)
+    ).json()
     assert (whole["response"], whole["done"], whole["eval_count"]) == ("Hello", True, 2)
 
 
@@ -42,7 +47,9 @@ async def test_a_raw_prompt_goes_with_nothing_beside_it(field: str) -> None:
     assert (response.status_code, f"`{field}`" in response.json()["error"]) == (400, True)
 
 
-@pytest.mark.parametrize("fields", [{"suffix": "end"}, {"images": ["aGk="]}, {"template": "x"}, {"steps": 4}])
+@pytest.mark.parametrize(
+    "fields", [{"suffix": "end"}, {"images": ["aGk="]}, {"template": "x"}, {"steps": 4}]
+)
 async def test_what_no_model_here_can_is_refused_in_words(fields: dict[str, Any]) -> None:
     response = await asked(ScriptedGateway(), GENERATE, **fields)
     (name,) = fields
@@ -50,13 +57,27 @@ async def test_what_no_model_here_can_is_refused_in_words(fields: dict[str, Any]
 
 
 async def test_fields_that_ask_for_nothing_are_taken() -> None:
-    nothing = {"suffix": "", "images": [], "template": "", "width": 0, "context": [], "format": "", "options": {}, "system": ""}
+    nothing = {
+        "suffix": "",
+        "images": [],
+        "template": "",
+        "width": 0,
+        "context": [],
+        "format": "",
+        "options": {},
+        "system": "",
+    }
     assert (await asked(ScriptedGateway(), GENERATE, **nothing)).status_code == 200
 
 
-@pytest.mark.parametrize(("fields", "reason"), [({}, "load"), ({"keep_alive": 0}, "unload"), ({"keep_alive": "0m"}, "unload")])
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [({}, "load"), ({"keep_alive": 0}, "unload"), ({"keep_alive": "0m"}, "unload")],
+)
 @pytest.mark.parametrize("prompt", ["", None])
-async def test_without_a_prompt_the_model_is_loaded_and_no_more(prompt: Any, fields: dict[str, Any], reason: str) -> None:
+async def test_without_a_prompt_the_model_is_loaded_and_no_more(
+    prompt: Any, fields: dict[str, Any], reason: str
+) -> None:
     whole = (await asked(ScriptedGateway(), GENERATE, prompt=prompt, **fields)).json()
     assert (whole["response"], whole["done"], whole["done_reason"]) == ("", True, reason)
 
@@ -85,7 +106,14 @@ async def options_of(**options: Any) -> Any:
 
 async def test_options_say_how_to_draw_under_ollamas_names() -> None:
     request = await options_of(
-        temperature=0, top_k=40.0, top_p=0.9, min_p=0.1, seed=7, repeat_penalty=1.2, presence_penalty=0.5, frequency_penalty=-0.5
+        temperature=0,
+        top_k=40.0,
+        top_p=0.9,
+        min_p=0.1,
+        seed=7,
+        repeat_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
     )
     assert request.sampling == SamplingParams(
         temperature=0,
@@ -103,30 +131,57 @@ async def test_options_say_how_to_draw_under_ollamas_names() -> None:
 async def test_what_is_left_out_is_the_models_own() -> None:
     request = await options_of(top_k=-1, seed=-1, repeat_last_n=0, repeat_penalty=1.5)
     assert (request.sampling, request.max_tokens) == (SamplingParams(), None)
-    assert set(request.unset_sampling) == {"temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"}
+    assert set(request.unset_sampling) == {
+        "temperature",
+        "top_p",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+    }
 
 
-@pytest.mark.parametrize(("given", "found"), [(-1, None), (-2, None), (5, 5), (5.0, 5), (0, None), (None, None)])
-async def test_the_length_of_an_answer_is_bounded_or_what_fits(given: Any, found: int | None) -> None:
+@pytest.mark.parametrize(
+    ("given", "found"), [(-1, None), (-2, None), (5, 5), (5.0, 5), (0, None), (None, None)]
+)
+async def test_the_length_of_an_answer_is_bounded_or_what_fits(
+    given: Any, found: int | None
+) -> None:
     assert (await options_of(num_predict=given)).max_tokens == found
 
 
-@pytest.mark.parametrize(("given", "found"), [("END", ("END",)), (["a", "b"], ("a", "b")), ([], ()), (None, ())])
-async def test_an_answer_ends_before_one_text_or_several(given: Any, found: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("given", "found"), [("END", ("END",)), (["a", "b"], ("a", "b")), ([], ()), (None, ())]
+)
+async def test_an_answer_ends_before_one_text_or_several(
+    given: Any, found: tuple[str, ...]
+) -> None:
     assert (await options_of(stop=given)).stop == found
 
 
 async def test_options_of_ollamas_engine_are_taken_without_effect() -> None:
     plain = await options_of()
-    tuned = await options_of(num_ctx=8192, num_gpu=99, mirostat=2, tfs_z=0.5, numa=True, num_thread=8, something_new=1)
+    tuned = await options_of(
+        num_ctx=8192, num_gpu=99, mirostat=2, tfs_z=0.5, numa=True, num_thread=8, something_new=1
+    )
     assert (tuned.sampling, tuned.max_tokens) == (plain.sampling, plain.max_tokens)
 
 
 async def test_a_conversation_goes_on_from_its_context() -> None:
     first = (
-        await asked(ScriptedGateway(script=calling(thought="hm", said="Hello")), GENERATE, system="Be brief.", stream=False)
+        await asked(
+            ScriptedGateway(script=calling(thought="hm", said="Hello")),
+            GENERATE,
+            system="Be brief.",
+            stream=False,
+        )
     ).json()
-    streamed = lines_of(await asked(ScriptedGateway(script=calling(thought="hm", said="Hello")), GENERATE, system="Be brief."))
+    streamed = lines_of(
+        await asked(
+            ScriptedGateway(script=calling(thought="hm", said="Hello")),
+            GENERATE,
+            system="Be brief.",
+        )
+    )
     assert streamed[-1]["context"] == first["context"]
     gateway = ScriptedGateway(script=answer("Fine"))
     await asked(gateway, GENERATE, prompt="How are you?", context=first["context"])
@@ -135,18 +190,30 @@ async def test_a_conversation_goes_on_from_its_context() -> None:
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "Hello", "reasoning_content": "hm"},
     )
-    assert gateway.request.prompt == ChatPrompt(messages=(*past, {"role": "user", "content": "How are you?"}))
+    assert gateway.request.prompt == ChatPrompt(
+        messages=(*past, {"role": "user", "content": "How are you?"})
+    )
     gateway = ScriptedGateway()
     await asked(gateway, GENERATE, prompt="Again", context=first["context"], system="Be long.")
     assert isinstance(gateway.request.prompt, ChatPrompt)
-    assert [turn["content"] for turn in gateway.request.prompt.messages] == ["Be long.", "hello", "Hello", "Again"]
+    assert [turn["content"] for turn in gateway.request.prompt.messages] == [
+        "Be long.",
+        "hello",
+        "Hello",
+        "Again",
+    ]
 
 
 async def test_a_raw_prompt_has_no_context() -> None:
-    assert "context" not in (await asked(ScriptedGateway(), GENERATE, raw=True, stream=False)).json()
+    assert (
+        "context" not in (await asked(ScriptedGateway(), GENERATE, raw=True, stream=False)).json()
+    )
 
 
-@pytest.mark.parametrize("context", [[1, 2, 3], [100_000], [-1], packed([{"role": "tool", "content": "x"}]), packed([])[:-2]])
+@pytest.mark.parametrize(
+    "context",
+    [[1, 2, 3], [100_000], [-1], packed([{"role": "tool", "content": "x"}]), packed([])[:-2]],
+)
 async def test_a_context_of_elsewhere_is_refused(context: list[int]) -> None:
     response = await asked(ScriptedGateway(), GENERATE, context=context)
     assert (response.status_code, "`context`" in response.json()["error"]) == (400, True)
@@ -159,6 +226,12 @@ def test_a_context_cannot_grow_beyond_its_bound() -> None:
         unpacked(small, limit_bytes=50_000)
 
 
-@given(turns=st.lists(st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text()})))
+@given(
+    turns=st.lists(
+        st.fixed_dictionaries(
+            {"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text()}
+        )
+    )
+)
 def test_every_context_comes_back_as_it_was(turns: list[dict[str, str]]) -> None:
     assert list(unpacked(packed(turns), limit_bytes=1 << 20)) == turns

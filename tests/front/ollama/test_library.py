@@ -15,7 +15,13 @@ from tests.fakes.http_clients import client_of
 from tests.fakes.hub import HubState, hub_in_place
 from tests.fakes.hub_library import TWO, HubLibrary
 from tests.fakes.ollama_bodies import asked, lines_of
-from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, model_status, scripted_services
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    ScriptedDirectory,
+    ScriptedGateway,
+    model_status,
+    scripted_services,
+)
 
 PULL, DELETE = "/api/pull", "/api/delete"
 KELP = "coast/kelp-small"
@@ -24,14 +30,18 @@ KELP = "coast/kelp-small"
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
     with hub_in_place(monkeypatch, tmp_path / "cache") as state:
-        state.repositories[KELP] = {file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()}
+        state.repositories[KELP] = {
+            file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()
+        }
         yield state
 
 
 class Served:
     """The application over a library."""
 
-    def __init__(self, folder: Path, *, server: ServerSettings | None = None, models: str = TWO) -> None:
+    def __init__(
+        self, folder: Path, *, server: ServerSettings | None = None, models: str = TWO
+    ) -> None:
         self.made = HubLibrary(folder=folder, cache=folder / "cache", models=models)
         residency = self.made.residency
 
@@ -40,17 +50,25 @@ class Served:
                 return residency.catalog
 
         directory = Directory(models=[model_status(id=name) for name in self.made.names])
-        services = scripted_services(ScriptedGateway(), library=self.made.library, server=server, directory=directory)
+        services = scripted_services(
+            ScriptedGateway(), library=self.made.library, server=server, directory=directory
+        )
         self._app = create_application(services)
 
-    async def request(self, method: str, path: str, *, address: str = "127.0.0.1", **fields: Any) -> httpx.Response:
+    async def request(
+        self, method: str, path: str, *, address: str = "127.0.0.1", **fields: Any
+    ) -> httpx.Response:
         transport = httpx.ASGITransport(self._app, client=(address, 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8321"
+        ) as client:
             return await client.request(method, path, json=fields)
 
 
 @pytest.mark.parametrize("name", [KELP, f"hf.co/{KELP}", f"huggingface.co/{KELP}:latest"])
-async def test_a_model_of_the_hub_is_pulled_with_its_progress_and_served(hub: HubState, tmp_path: Path, name: str) -> None:
+async def test_a_model_of_the_hub_is_pulled_with_its_progress_and_served(
+    hub: HubState, tmp_path: Path, name: str
+) -> None:
     served = Served(tmp_path)
     lines = lines_of(await served.request("POST", PULL, model=name))
     assert lines[0] == {"status": "pulling manifest"}
@@ -66,10 +84,15 @@ async def test_a_model_of_the_hub_is_pulled_with_its_progress_and_served(hub: Hu
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_cannot_be_pulled_is_told_in_ollamas_form(hub: HubState, tmp_path: Path, stream: bool) -> None:
+async def test_what_cannot_be_pulled_is_told_in_ollamas_form(
+    hub: HubState, tmp_path: Path, stream: bool
+) -> None:
     served = Served(tmp_path)
     unknown = await served.request("POST", PULL, model="coast/none", stream=stream)
-    assert (unknown.status_code, "no model coast/none on the Hub" in unknown.json()["error"]) == (404, True)
+    assert (unknown.status_code, "no model coast/none on the Hub" in unknown.json()["error"]) == (
+        404,
+        True,
+    )
     hub.gated.add(KELP)
     gated = await served.request("POST", PULL, model=KELP, stream=stream)
     assert (gated.status_code, "is gated" in gated.json()["error"]) == (502, True)
@@ -87,14 +110,20 @@ async def test_what_cannot_be_pulled_is_told_in_ollamas_form(hub: HubState, tmp_
         (f"{KELP}@v1", 400),
     ],
 )
-async def test_no_path_no_url_and_no_tag_is_pulled(hub: HubState, tmp_path: Path, name: str, status: int) -> None:
+async def test_no_path_no_url_and_no_tag_is_pulled(
+    hub: HubState, tmp_path: Path, name: str, status: int
+) -> None:
     response = await Served(tmp_path).request("POST", PULL, model=name)
     assert (response.status_code, list(response.json())) == (status, ["error"])
     assert hub.requests == []
 
 
-@pytest.mark.parametrize("fields", [{}, {"model": None, "name": MODEL}, {"model": f"{MODEL}:latest", "insecure": True}])
-async def test_a_model_that_comes_from_elsewhere_is_there_when_it_is_pulled(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "fields", [{}, {"model": None, "name": MODEL}, {"model": f"{MODEL}:latest", "insecure": True}]
+)
+async def test_a_model_that_comes_from_elsewhere_is_there_when_it_is_pulled(
+    fields: dict[str, Any],
+) -> None:
     streamed = lines_of(await asked(ScriptedGateway(), PULL, **fields))
     whole = await asked(ScriptedGateway(), PULL, stream=False, **fields)
     assert [line["status"] for line in streamed] == ["pulling manifest", "success"]
@@ -122,29 +151,46 @@ async def test_a_model_is_deleted_and_then_it_is_unknown(hub: HubState, tmp_path
         ("/etc/passwd", 404, "not found"),
     ],
 )
-async def test_what_is_not_deleted_is_said_in_words(hub: HubState, tmp_path: Path, name: str, status: int, words: str) -> None:
+async def test_what_is_not_deleted_is_said_in_words(
+    hub: HubState, tmp_path: Path, name: str, status: int, words: str
+) -> None:
     served = Served(tmp_path, models=f"{TWO}[models.kelp]\nid = '{KELP}'\npin = true\n")
     await served.request("POST", PULL, model=KELP, stream=False)
     response = await served.request("DELETE", DELETE, model=name)
-    assert (response.status_code, words in response.json()["error"]) == (status, True), response.text
+    assert (response.status_code, words in response.json()["error"]) == (status, True), (
+        response.text
+    )
 
 
-async def test_a_pattern_of_aliases_deletes_and_pulls_nothing(hub: HubState, tmp_path: Path) -> None:
-    served = Served(tmp_path, server=ServerSettings(model_aliases=("*=kelp",)), models=f"{TWO}[models.kelp]\nid = '{KELP}'\n")
+async def test_a_pattern_of_aliases_deletes_and_pulls_nothing(
+    hub: HubState, tmp_path: Path
+) -> None:
+    served = Served(
+        tmp_path,
+        server=ServerSettings(model_aliases=("*=kelp",)),
+        models=f"{TWO}[models.kelp]\nid = '{KELP}'\n",
+    )
     await served.request("POST", PULL, model="kelp", stream=False)
     assert (await served.request("DELETE", DELETE, model="gpt-4o")).status_code == 404
     assert (await served.request("POST", PULL, model="coast/other")).status_code == 404
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", PULL), ("DELETE", DELETE)])
-async def test_it_takes_an_administrator(hub: HubState, tmp_path: Path, method: str, path: str) -> None:
+async def test_it_takes_an_administrator(
+    hub: HubState, tmp_path: Path, method: str, path: str
+) -> None:
     refused = await Served(tmp_path).request(method, path, address="192.0.2.1", model=KELP)
     assert (refused.status_code, hub.requests) == (403, [])
 
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/api/create"), ("POST", "/api/copy"), ("POST", "/api/push"), ("POST", "/api/blobs/sha256:00")],
+    [
+        ("POST", "/api/create"),
+        ("POST", "/api/copy"),
+        ("POST", "/api/push"),
+        ("POST", "/api/blobs/sha256:00"),
+    ],
 )
 async def test_models_are_not_made_over_http(method: str, path: str) -> None:
     async with client_of(ScriptedGateway()) as client:

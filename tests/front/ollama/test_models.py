@@ -24,11 +24,21 @@ def sized(**facts: Any) -> ModelStatus:
 
 
 async def test_what_is_listed_is_what_clients_read() -> None:
-    (model,) = ollama.ListResponse(**await got("/api/tags", sized(parameters=4_022_468_096, weight_bytes=2_263_000_000))).models
+    (model,) = ollama.ListResponse(
+        **await got("/api/tags", sized(parameters=4_022_468_096, weight_bytes=2_263_000_000))
+    ).models
     assert model.model == f"{MODEL}:latest"
-    assert (model.size, model.modified_at is not None, len(model.digest or "")) == (2_263_000_000, True, 64)
+    assert (model.size, model.modified_at is not None, len(model.digest or "")) == (
+        2_263_000_000,
+        True,
+        64,
+    )
     assert model.details is not None
-    assert (model.details.family, model.details.parameter_size, model.details.quantization_level) == ("qwen3", "4.0B", "Q4")
+    assert (
+        model.details.family,
+        model.details.parameter_size,
+        model.details.quantization_level,
+    ) == ("qwen3", "4.0B", "Q4")
 
 
 async def test_every_name_that_is_listed_has_a_tag_and_is_taken() -> None:
@@ -42,9 +52,15 @@ async def test_every_name_that_is_listed_has_a_tag_and_is_taken() -> None:
 
 
 async def test_a_model_runs_when_it_is_ready() -> None:
-    found = await got("/api/ps", model_status(), model_status(id="other", state="loading", info=None))
+    found = await got(
+        "/api/ps", model_status(), model_status(id="other", state="loading", info=None)
+    )
     (model,) = ollama.ProcessResponse(**found).models
-    assert (model.name, model.context_length, model.expires_at is not None) == (f"{MODEL}:latest", 2048, True)
+    assert (model.name, model.context_length, model.expires_at is not None) == (
+        f"{MODEL}:latest",
+        2048,
+        True,
+    )
 
 
 async def test_it_is_told_when_a_model_is_unloaded() -> None:
@@ -69,9 +85,16 @@ async def test_a_model_that_is_loading_is_listed_without_figures() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"model": MODEL}, {"model": f"{MODEL}:latest"}, {"model": None, "name": MODEL, "verbose": True}]
+    "fields",
+    [
+        {"model": MODEL},
+        {"model": f"{MODEL}:latest"},
+        {"model": None, "name": MODEL, "verbose": True},
+    ],
 )
-async def test_a_model_is_shown_with_what_it_can_and_how_much_it_reads(fields: dict[str, Any]) -> None:
+async def test_a_model_is_shown_with_what_it_can_and_how_much_it_reads(
+    fields: dict[str, Any],
+) -> None:
     shown = ollama.ShowResponse(**(await asked(ScriptedGateway(), "/api/show", **fields)).json())
     assert shown.modelinfo is not None
     assert shown.modelinfo["general.architecture"] == "qwen3"
@@ -80,21 +103,29 @@ async def test_a_model_is_shown_with_what_it_can_and_how_much_it_reads(fields: d
 
 
 async def test_what_a_model_cannot_is_not_among_its_capabilities() -> None:
-    able, unable = [(await asked(ScriptedGateway(), "/api/show", report=report)).json() for report in (ABLE, UNABLE)]
+    able, unable = [
+        (await asked(ScriptedGateway(), "/api/show", report=report)).json()
+        for report in (ABLE, UNABLE)
+    ]
     assert {"tools", "thinking"} <= set(able["capabilities"])
     assert not {"tools", "thinking"} & set(unable["capabilities"])
-    in_text = await asked(ScriptedGateway(), "/api/show", report=msgspec.structs.replace(UNABLE, tools="text"))
+    in_text = await asked(
+        ScriptedGateway(), "/api/show", report=msgspec.structs.replace(UNABLE, tools="text")
+    )
     assert "tools" in in_text.json()["capabilities"]
 
 
 async def test_a_model_that_is_not_there_is_not_shown() -> None:
     assert (await asked(ScriptedGateway(), "/api/show", model="other")).status_code == 404
-    assert (await asked(ScriptedGateway(), "/api/show", model=None)).json() == {"error": "`model` is required"}
+    assert (await asked(ScriptedGateway(), "/api/show", model=None)).json() == {
+        "error": "`model` is required"
+    }
 
 
 async def test_the_version_is_one_that_clients_speak_to() -> None:
     found = await got("/api/version")
-    assert tuple(map(int, found["version"].split("."))) >= (0, 13, 4)  # what Codex asks for; VS Code is content with 0.6.4
+    # what Codex asks for; VS Code is content with 0.6.4
+    assert tuple(map(int, found["version"].split("."))) >= (0, 13, 4)
     assert found["holdfast"] == "0.1.0"
 
 
@@ -106,6 +137,16 @@ async def test_the_version_is_one_that_clients_speak_to() -> None:
         (812_500, 812_500, "", "812.5K", "Q8"),
     ],
 )
-async def test_sizes_are_said_in_short(parameters: int, weight_bytes: int, dtype: str, size: str, level: str) -> None:
-    (model,) = (await got("/api/tags", sized(parameters=parameters, weight_bytes=weight_bytes, compute_dtype=dtype)))["models"]
-    assert (model["details"]["parameter_size"], model["details"]["quantization_level"]) == (size, level)
+async def test_sizes_are_said_in_short(
+    parameters: int, weight_bytes: int, dtype: str, size: str, level: str
+) -> None:
+    (model,) = (
+        await got(
+            "/api/tags",
+            sized(parameters=parameters, weight_bytes=weight_bytes, compute_dtype=dtype),
+        )
+    )["models"]
+    assert (model["details"]["parameter_size"], model["details"]["quantization_level"]) == (
+        size,
+        level,
+    )

@@ -27,7 +27,12 @@ async def refused(**fields: Any) -> tuple[int, str]:
 
 async def test_the_plainest_request_asks_for_one_answer_as_long_as_fits() -> None:
     request = await accepted()
-    assert (request.choices, request.max_tokens, request.stop, request.want_logprobs) == (1, None, (), False)
+    assert (request.choices, request.max_tokens, request.stop, request.want_logprobs) == (
+        1,
+        None,
+        (),
+        False,
+    )
     assert request.prompt == ChatPrompt(messages=({"role": "user", "content": "hello"},))
     assert request.request_id.startswith("chatcmpl-")
     assert request.prompt_field == "messages"
@@ -35,9 +40,15 @@ async def test_the_plainest_request_asks_for_one_answer_as_long_as_fits() -> Non
 
 @pytest.mark.parametrize(
     ("fields", "tokens"),
-    [({"max_tokens": 5}, 5), ({"max_completion_tokens": 6}, 6), ({"max_tokens": 5, "max_completion_tokens": 6}, 6)],
+    [
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 6}, 6),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
+    ],
 )
-async def test_both_names_of_max_tokens_are_known_and_the_newer_one_wins(fields: dict[str, int], tokens: int) -> None:
+async def test_both_names_of_max_tokens_are_known_and_the_newer_one_wins(
+    fields: dict[str, int], tokens: int
+) -> None:
     assert (await accepted(**fields)).max_tokens == tokens
 
 
@@ -67,7 +78,9 @@ async def test_a_number_as_logprobs_is_the_other_endpoints_way() -> None:
 
 
 async def test_what_the_template_is_to_know_reaches_it() -> None:
-    request = await accepted(enable_thinking=False, chat_template_kwargs={"language": "fr", "enable_thinking": True})
+    request = await accepted(
+        enable_thinking=False, chat_template_kwargs={"language": "fr", "enable_thinking": True}
+    )
     assert request.prompt.template_options == {"language": "fr", "enable_thinking": True}
 
 
@@ -78,7 +91,9 @@ async def test_variables_that_the_server_sets_cannot_be_set_by_the_client(name: 
 
 async def test_the_last_assistant_message_can_be_continued() -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "The answer"}]
-    request = await accepted(messages=messages, continue_final_message=True, add_generation_prompt=False)
+    request = await accepted(
+        messages=messages, continue_final_message=True, add_generation_prompt=False
+    )
     assert request.prompt.continue_last is True
 
 

@@ -9,9 +9,23 @@ import pytest
 
 from holdfast.front.openai.shapes import ChatCompletion
 from holdfast.wire.events import FinishReason
-from holdfast.wire.output import PromptProgress, TextDelta, TokenText, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
+from holdfast.wire.output import (
+    PromptProgress,
+    TextDelta,
+    TokenText,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from tests.fakes.http_clients import CHAT, chat_body, client_of, events_of
-from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, calling, token
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    PROMPT_TOKENS,
+    ScriptedGateway,
+    answer,
+    calling,
+    token,
+)
 
 
 async def whole(gateway: ScriptedGateway, **fields: Any) -> Any:
@@ -37,7 +51,11 @@ async def streamed(gateway: ScriptedGateway, **fields: Any) -> list[Any]:
 
 
 def without_head(event: Any) -> Any:
-    return {key: value for key, value in event.items() if key not in ("id", "created", "system_fingerprint")}
+    return {
+        key: value
+        for key, value in event.items()
+        if key not in ("id", "created", "system_fingerprint")
+    }
 
 
 async def test_a_whole_answer_has_the_golden_shape() -> None:
@@ -66,19 +84,48 @@ async def test_a_whole_answer_has_the_golden_shape() -> None:
 
 async def test_a_stream_counts_as_it_goes_when_it_is_asked_to() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    events = await streamed(ScriptedGateway(script=answer("Hel", "lo", cached_tokens=3)), stream_options=options)
-    counted = [(event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"]) for event in events]
-    assert counted == [(PROMPT_TOKENS, 0), (PROMPT_TOKENS, 1), (PROMPT_TOKENS, 2), (PROMPT_TOKENS, 2), (PROMPT_TOKENS, 2)]
-    assert [event["usage"].get("prompt_tokens_details") for event in events] == [None] * 4 + [{"cached_tokens": 3}]
-    unasked = await streamed(ScriptedGateway(script=answer("Hel")), stream_options={"continuous_usage_stats": True})
+    events = await streamed(
+        ScriptedGateway(script=answer("Hel", "lo", cached_tokens=3)), stream_options=options
+    )
+    counted = [
+        (event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"]) for event in events
+    ]
+    assert counted == [
+        (PROMPT_TOKENS, 0),
+        (PROMPT_TOKENS, 1),
+        (PROMPT_TOKENS, 2),
+        (PROMPT_TOKENS, 2),
+        (PROMPT_TOKENS, 2),
+    ]
+    assert [event["usage"].get("prompt_tokens_details") for event in events] == [None] * 4 + [
+        {"cached_tokens": 3}
+    ]
+    unasked = await streamed(
+        ScriptedGateway(script=answer("Hel")), stream_options={"continuous_usage_stats": True}
+    )
     assert all("usage" not in event for event in unasked)
 
 
 async def test_a_stream_has_the_golden_events() -> None:
     events = await streamed(ScriptedGateway(script=answer("Hel", 'lo "☃"\n')))
-    assert len({(event["id"], event["created"], event["model"], event["system_fingerprint"]) for event in events}) == 1
+    assert (
+        len(
+            {
+                (event["id"], event["created"], event["model"], event["system_fingerprint"])
+                for event in events
+            }
+        )
+        == 1
+    )
     assert [event["choices"] for event in events] == [
-        [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}],
+        [
+            {
+                "index": 0,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+        ],
         [{"index": 0, "delta": {"content": "Hel"}, "logprobs": None, "finish_reason": None}],
         [{"index": 0, "delta": {"content": 'lo "☃"\n'}, "logprobs": None, "finish_reason": None}],
         [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}],
@@ -87,7 +134,9 @@ async def test_a_stream_has_the_golden_events() -> None:
 
 
 async def test_the_counts_come_last_and_only_when_asked_for() -> None:
-    events = await streamed(ScriptedGateway(script=answer("a", cached_tokens=4)), stream_options={"include_usage": True})
+    events = await streamed(
+        ScriptedGateway(script=answer("a", cached_tokens=4)), stream_options={"include_usage": True}
+    )
     assert [event["usage"] for event in events[:-1]] == [None, None, None]
     assert events[-1]["choices"] == []
     assert events[-1]["usage"] == {
@@ -102,8 +151,12 @@ async def test_the_counts_come_last_and_only_when_asked_for() -> None:
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 async def test_the_finish_reason_is_the_true_one(reason: FinishReason) -> None:
     script = answer("a", reason=reason)
-    assert (await whole(ScriptedGateway(script=script)))["choices"][0]["finish_reason"] == reason.value
-    assert (await streamed(ScriptedGateway(script=script)))[-1]["choices"][0]["finish_reason"] == reason.value
+    assert (await whole(ScriptedGateway(script=script)))["choices"][0][
+        "finish_reason"
+    ] == reason.value
+    assert (await streamed(ScriptedGateway(script=script)))[-1]["choices"][0][
+        "finish_reason"
+    ] == reason.value
 
 
 async def test_several_choices_are_kept_apart_and_their_tokens_added_up() -> None:
@@ -119,7 +172,9 @@ async def test_several_choices_are_kept_apart_and_their_tokens_added_up() -> Non
     assert got["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
     events = await streamed(ScriptedGateway(script=script), n=2)
     assert [event["choices"][0]["index"] for event in events] == [0, 1, 0, 0, 1, 1, 0]
-    assert [event["choices"][0]["delta"] for event in events[:2]] == [{"role": "assistant", "content": ""}] * 2
+    assert [event["choices"][0]["delta"] for event in events[:2]] == [
+        {"role": "assistant", "content": ""}
+    ] * 2
 
 
 def scored() -> list[Any]:
@@ -127,7 +182,10 @@ def scored() -> list[Any]:
         token("Hel", -0.25, rivals=(("Hel", -0.25), ("Yo", -2.0))),
         TokenText(text="\ufffd", raw=b"\xe2\x98", logprob=-math.inf),
     )
-    return [TextDelta(index=0, text="Hel", token_ids=(1, 2), logprobs=tokens), answer("Hel", "x")[-1]]
+    return [
+        TextDelta(index=0, text="Hel", token_ids=(1, 2), logprobs=tokens),
+        answer("Hel", "x")[-1],
+    ]
 
 
 EXPECTED_LOGPROBS = {
@@ -149,8 +207,12 @@ EXPECTED_LOGPROBS = {
 
 async def test_logprobs_have_the_chat_shape() -> None:
     fields = {"logprobs": True, "top_logprobs": 2}
-    assert (await whole(ScriptedGateway(script=scored()), **fields))["choices"][0]["logprobs"] == EXPECTED_LOGPROBS
-    assert (await streamed(ScriptedGateway(script=scored()), **fields))[1]["choices"][0]["logprobs"] == EXPECTED_LOGPROBS
+    assert (await whole(ScriptedGateway(script=scored()), **fields))["choices"][0][
+        "logprobs"
+    ] == EXPECTED_LOGPROBS
+    assert (await streamed(ScriptedGateway(script=scored()), **fields))[1]["choices"][0][
+        "logprobs"
+    ] == EXPECTED_LOGPROBS
 
 
 async def test_an_answer_without_text_is_an_empty_string() -> None:
@@ -171,7 +233,11 @@ async def test_a_whole_answer_has_its_thought_under_both_names_and_its_calls() -
         "reasoning_content": "hm",
         "reasoning": "hm",
         "tool_calls": [
-            {"id": f"call_{place}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            {
+                "id": f"call_{place}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
             for place, (name, arguments) in enumerate(CALLS)
         ],
     }
@@ -185,7 +251,16 @@ async def test_a_stream_names_a_call_first_and_then_gives_its_arguments() -> Non
         {"role": "assistant", "content": ""},
         {"reasoning_content": "hm", "reasoning": "hm"},
         {"content": "well"},
-        {"tool_calls": [{"index": 0, "id": "call_0", "type": "function", "function": {"name": "look_up", "arguments": ""}}]},
+        {
+            "tool_calls": [
+                {
+                    "index": 0,
+                    "id": "call_0",
+                    "type": "function",
+                    "function": {"name": "look_up", "arguments": ""},
+                }
+            ]
+        },
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"word'}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '": "☃"}'}}]},
         {},
@@ -202,7 +277,10 @@ async def test_a_call_that_is_cut_is_shown_as_far_as_it_came_and_ends_with_lengt
 
 async def test_a_thought_that_is_cut_leaves_no_content() -> None:
     got = await whole(ScriptedGateway(script=calling(thought="hm", reason=FinishReason.LENGTH)))
-    assert (got["choices"][0]["message"]["content"], got["choices"][0]["finish_reason"]) == (None, "length")
+    assert (got["choices"][0]["message"]["content"], got["choices"][0]["finish_reason"]) == (
+        None,
+        "length",
+    )
 
 
 async def test_who_asked_with_functions_is_answered_in_that_form() -> None:
@@ -221,7 +299,9 @@ async def test_who_asked_with_functions_is_answered_in_that_form() -> None:
 
 async def test_the_tokens_of_a_call_have_their_logprobs_and_count_as_they_come() -> None:
     scored = [
-        ToolCallStarted(index=0, call=0, id="call_0", name="f", token_ids=(1,), logprobs=(token("<"),)),
+        ToolCallStarted(
+            index=0, call=0, id="call_0", name="f", token_ids=(1,), logprobs=(token("<"),)
+        ),
         ToolArgumentsDelta(index=0, call=0, text="{}", token_ids=(2,), logprobs=(token("{}"),)),
         ToolCallFinished(index=0, call=0, token_ids=(3,), logprobs=(token(">"),)),
         calling(("f", "{}"))[-1],
@@ -237,7 +317,9 @@ async def test_the_tokens_of_a_call_have_their_logprobs_and_count_as_they_come()
 
 async def test_tokens_that_say_nothing_count_with_what_comes_next() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    events = await streamed(ScriptedGateway(script=calling(("f", "{}"), ("g", "{}"))), stream_options=options)
+    events = await streamed(
+        ScriptedGateway(script=calling(("f", "{}"), ("g", "{}"))), stream_options=options
+    )
     assert [event["usage"]["completion_tokens"] for event in events] == [0, 1, 2, 3, 5, 6, 7, 8, 8]
 
 
@@ -249,20 +331,29 @@ PROGRESS = [
 
 async def test_a_stream_tells_how_far_the_prompt_is_read_when_it_is_asked_to() -> None:
     gateway = ScriptedGateway(script=[*PROGRESS, *answer("Hel")])
-    opening, *told, first, _ = [event for event in await streamed(gateway, return_progress=True) if event != "[DONE]"]
+    opening, *told, first, _ = [
+        event for event in await streamed(gateway, return_progress=True) if event != "[DONE]"
+    ]
     assert gateway.request.tells_progress
     assert [event["prompt_progress"] for event in told] == [
         {"total": 7, "cache": 2, "processed": 4, "time_ms": 500},
         {"total": 7, "cache": 2, "processed": 7, "time_ms": 1250},
     ]
     for event in told:
-        assert event["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}]
-        assert {"id": event["id"], "object": event["object"]} == {"id": opening["id"], "object": "chat.completion.chunk"}
+        assert event["choices"] == [
+            {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
+        ]
+        assert {"id": event["id"], "object": event["object"]} == {
+            "id": opening["id"],
+            "object": "chat.completion.chunk",
+        }
     assert first["choices"][0]["delta"] == {"content": "Hel"}
 
 
 @pytest.mark.parametrize("fields", [{}, {"return_progress": False}])
-async def test_a_stream_that_is_not_asked_to_tells_nothing_of_progress(fields: dict[str, Any]) -> None:
+async def test_a_stream_that_is_not_asked_to_tells_nothing_of_progress(
+    fields: dict[str, Any],
+) -> None:
     events = await streamed(ScriptedGateway(script=[*PROGRESS, *answer("Hel")]), **fields)
     assert [event for event in events if "prompt_progress" in event] == []
     assert len(events) == len(await streamed(ScriptedGateway(script=answer("Hel"))))

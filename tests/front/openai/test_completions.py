@@ -46,7 +46,9 @@ async def test_more_answers_than_one_request_may_have_are_refused_before_any_is_
     async with client_of(gateway) as client:
         refused = await client.post(COMPLETIONS, json=completion_body(prompt=["a"] * 256, n=16))
         assert gateway.requests == []
-        taken = await client.post(COMPLETIONS, json=completion_body(prompt=["a"] * 16, n=16, stream=True))
+        taken = await client.post(
+            COMPLETIONS, json=completion_body(prompt=["a"] * 16, n=16, stream=True)
+        )
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
     assert "256 prompts with 16 answers each" in refused.json()["error"]["message"]
     assert (taken.status_code, sum(request.choices for request in gateway.requests)) == (200, 256)
@@ -94,7 +96,12 @@ async def test_the_default_length_is_openais() -> None:
 
 async def test_a_prompt_can_be_scored_without_generating_anything() -> None:
     request = await accepted(echo=True, max_tokens=0, logprobs=3)
-    assert (request.echo, request.max_tokens, request.want_logprobs, request.top_logprobs) == (True, 0, True, 3)
+    assert (request.echo, request.max_tokens, request.want_logprobs, request.top_logprobs) == (
+        True,
+        0,
+        True,
+        3,
+    )
 
 
 async def test_no_rivals_are_wanted_with_logprobs_zero() -> None:
@@ -103,7 +110,14 @@ async def test_no_rivals_are_wanted_with_logprobs_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"best_of": 2, "n": 2}, {"best_of": 1}, {"suffix": ""}, {"suffix": None}, {"add_special_tokens": True}]
+    "fields",
+    [
+        {"best_of": 2, "n": 2},
+        {"best_of": 1},
+        {"suffix": ""},
+        {"suffix": None},
+        {"add_special_tokens": True},
+    ],
 )
 async def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]) -> None:
     gateway = ScriptedGateway()

@@ -48,7 +48,11 @@ async def test_a_whole_completion_has_the_golden_shape() -> None:
 
 
 async def test_a_streamed_completion_has_the_golden_events() -> None:
-    events = await answered(ScriptedGateway(script=answer("Hel", "lo")), stream=True, stream_options={"include_usage": True})
+    events = await answered(
+        ScriptedGateway(script=answer("Hel", "lo")),
+        stream=True,
+        stream_options={"include_usage": True},
+    )
     assert [event["choices"] for event in events] == [
         [{"index": 0, "text": "Hel", "logprobs": None, "finish_reason": None}],
         [{"index": 0, "text": "lo", "logprobs": None, "finish_reason": None}],
@@ -79,16 +83,26 @@ async def test_the_choices_of_several_prompts_are_counted_through() -> None:
 
 
 async def test_logprobs_have_the_older_shape() -> None:
-    tokens = (token("Hel", -0.25, rivals=(("Hel", -0.25), ("Yo", -2.0))), token("lo", -3.0, offset=3, rivals=(("la", -0.1),)))
-    script = [TextDelta(index=0, text="Hello", token_ids=(1, 2), logprobs=tokens), answer("a", "b")[-1]]
+    tokens = (
+        token("Hel", -0.25, rivals=(("Hel", -0.25), ("Yo", -2.0))),
+        token("lo", -3.0, offset=3, rivals=(("la", -0.1),)),
+    )
+    script = [
+        TextDelta(index=0, text="Hello", token_ids=(1, 2), logprobs=tokens),
+        answer("a", "b")[-1],
+    ]
     expected = {
         "text_offset": [0, 3],
         "token_logprobs": [-0.25, -3.0],
         "tokens": ["Hel", "lo"],
         "top_logprobs": [{"Hel": -0.25, "Yo": -2.0}, {"la": -0.1, "lo": -3.0}],
     }
-    assert (await answered(ScriptedGateway(script=script), logprobs=2))["choices"][0]["logprobs"] == expected
-    assert (await answered(ScriptedGateway(script=script), logprobs=2, stream=True))[0]["choices"][0]["logprobs"] == expected
+    assert (await answered(ScriptedGateway(script=script), logprobs=2))["choices"][0][
+        "logprobs"
+    ] == expected
+    assert (await answered(ScriptedGateway(script=script), logprobs=2, stream=True))[0]["choices"][
+        0
+    ]["logprobs"] == expected
 
 
 def test_the_first_token_of_an_echoed_prompt_has_no_logprob() -> None:

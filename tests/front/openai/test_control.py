@@ -19,7 +19,9 @@ def asked(answer_id: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, chat_body()), (MESSAGES, message_body())])
-async def test_the_thought_of_an_answer_under_way_is_ended_by_the_answers_id(path: str, body: dict[str, Any]) -> None:
+async def test_the_thought_of_an_answer_under_way_is_ended_by_the_answers_id(
+    path: str, body: dict[str, Any]
+) -> None:
     goes_on = asyncio.Event()
     begun, *rest = answer("Hel", "lo")
     gateway = ScriptedGateway(script=[begun, goes_on, *rest])
@@ -29,7 +31,9 @@ async def test_the_thought_of_an_answer_under_way_is_ended_by_the_answers_id(pat
         while not gateway.streams:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
-        response = await client.post(CONTROL, json=asked(gateway.request.request_id, model="demo/tiny"))
+        response = await client.post(
+            CONTROL, json=asked(gateway.request.request_id, model="demo/tiny")
+        )
         assert (response.status_code, response.json()) == (200, {"success": True})
         assert gateway.streams[0].ended_thoughts == 1
         goes_on.set()
@@ -47,12 +51,18 @@ async def test_a_model_that_cannot_end_a_thought_says_so() -> None:
             await asyncio.sleep(0)
         gateway.streams[0].can_end_thoughts = False
         response = await client.post(CONTROL, json=asked(gateway.request.request_id))
-        assert response.json() == {"success": False, "message": "this model has no token that ends a thought"}
+        assert response.json() == {
+            "success": False,
+            "message": "this model has no token that ends a thought",
+        }
         goes_on.set()
         await answering
 
 
-@pytest.mark.parametrize("body", [{"id": "chatcmpl-1"}, {"id": "chatcmpl-1", "action": "stop"}, {"action": "reasoning_end"}])
+@pytest.mark.parametrize(
+    "body",
+    [{"id": "chatcmpl-1"}, {"id": "chatcmpl-1", "action": "stop"}, {"action": "reasoning_end"}],
+)
 async def test_what_is_no_control_is_a_400(body: dict[str, Any]) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CONTROL, json=body)
@@ -60,17 +70,26 @@ async def test_what_is_no_control_is_a_400(body: dict[str, Any]) -> None:
 
 
 async def test_only_the_key_that_asked_may_end_a_thought(tmp_path: Path) -> None:
-    made = [named_key(name, name, is_admin=False, priority="interactive", max_requests=None) for name in ("alice", "bob")]
+    made = [
+        named_key(name, name, is_admin=False, priority="interactive", max_requests=None)
+        for name in ("alice", "bob")
+    ]
     write_keys(tmp_path / "keys.json", made)
     goes_on = asyncio.Event()
     gateway = ScriptedGateway(script=[goes_on, *answer("Hel")])
     async with client_of(gateway, keys=KeyRing(str(tmp_path / "keys.json"))) as client:
         headers = {name: {"authorization": f"Bearer {name}"} for name in ("alice", "bob")}
-        answering = asyncio.create_task(client.post(CHAT, json=chat_body(), headers=headers["alice"]))
+        answering = asyncio.create_task(
+            client.post(CHAT, json=chat_body(), headers=headers["alice"])
+        )
         while not gateway.streams:
             await asyncio.sleep(0)
         asking = asked(gateway.request.request_id)
-        assert (await client.post(CONTROL, json=asking, headers=headers["bob"])).json()["success"] is False
-        assert (await client.post(CONTROL, json=asking, headers=headers["alice"])).json()["success"] is True
+        assert (await client.post(CONTROL, json=asking, headers=headers["bob"])).json()[
+            "success"
+        ] is False
+        assert (await client.post(CONTROL, json=asking, headers=headers["alice"])).json()[
+            "success"
+        ] is True
         goes_on.set()
         await answering

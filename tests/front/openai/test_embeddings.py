@@ -14,7 +14,9 @@ from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway
 EMBEDDINGS = "/v1/embeddings"
 
 
-async def asked(gateway: ScriptedGateway, *, limits: LimitsSettings | None = None, **body: Any) -> Any:
+async def asked(
+    gateway: ScriptedGateway, *, limits: LimitsSettings | None = None, **body: Any
+) -> Any:
     async with client_of(gateway, limits=limits) as client:
         return await client.post(EMBEDDINGS, json={"model": MODEL, **body})
 
@@ -29,14 +31,23 @@ async def asked(gateway: ScriptedGateway, *, limits: LimitsSettings | None = Non
     ],
     ids=str,
 )
-async def test_all_kinds_of_input_give_a_vector_each(given: Any, inputs: tuple[Any, ...], is_list: bool) -> None:
+async def test_all_kinds_of_input_give_a_vector_each(
+    given: Any, inputs: tuple[Any, ...], is_list: bool
+) -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, input=given)
     (request,) = gateway.embedded
-    assert (request.inputs, request.is_list, request.pooling, request.dimensions) == (inputs, is_list, None, None)
+    assert (request.inputs, request.is_list, request.pooling, request.dimensions) == (
+        inputs,
+        is_list,
+        None,
+        None,
+    )
     body = response.json()
     assert (body["object"], body["model"]) == ("list", MODEL)
-    assert [(each["object"], each["index"]) for each in body["data"]] == [("embedding", index) for index in range(len(inputs))]
+    assert [(each["object"], each["index"]) for each in body["data"]] == [
+        ("embedding", index) for index in range(len(inputs))
+    ]
     assert body["data"][-1]["embedding"] == pytest.approx([0.6, 0.8, len(inputs) - 1])
     tokens = PROMPT_TOKENS * len(inputs)
     assert body["usage"] == {
@@ -53,11 +64,22 @@ async def test_base64_has_the_bytes_of_the_same_numbers() -> None:
 
 async def test_what_is_asked_goes_on_with_the_tenant_and_the_default_model() -> None:
     gateway = ScriptedGateway()
-    asked_for = {"pooling": "last", "dimensions": 2, "truncate_prompt_tokens": -1, "cache_salt": "pepper", "user": "me"}
+    asked_for = {
+        "pooling": "last",
+        "dimensions": 2,
+        "truncate_prompt_tokens": -1,
+        "cache_salt": "pepper",
+        "user": "me",
+    }
     async with client_of(gateway) as client:
         await client.post(EMBEDDINGS, json={"input": "a", **asked_for})
     (request,) = gateway.embedded
-    assert (request.model, request.pooling, request.dimensions, request.truncates) == (MODEL, "last", 2, True)
+    assert (request.model, request.pooling, request.dimensions, request.truncates) == (
+        MODEL,
+        "last",
+        2,
+        True,
+    )
     assert request.tenant
 
 
@@ -81,7 +103,9 @@ async def test_what_is_asked_goes_on_with_the_tenant_and_the_default_model() -> 
     ],
     ids=str,
 )
-async def test_a_bad_field_is_a_400_that_names_it_and_nothing_is_embedded(body: dict[str, Any], param: str) -> None:
+async def test_a_bad_field_is_a_400_that_names_it_and_nothing_is_embedded(
+    body: dict[str, Any], param: str
+) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway, limits=LimitsSettings(max_inputs=3)) as client:
         response = await client.post(EMBEDDINGS, json=body)
@@ -92,13 +116,19 @@ async def test_a_bad_field_is_a_400_that_names_it_and_nothing_is_embedded(body: 
 @pytest.mark.parametrize(
     ("refusal", "status", "code"),
     [
-        (PromptTooLong(prompt_tokens=9, context_tokens=8, field="input.3"), 400, "context_length_exceeded"),
+        (
+            PromptTooLong(prompt_tokens=9, context_tokens=8, field="input.3"),
+            400,
+            "context_length_exceeded",
+        ),
         (QueueFull(queued=9, limit=9, retry_after_seconds=3), 503, "queue_full"),
         (GenerationFailed("not a number"), 500, "generation_failed"),
     ],
     ids=str,
 )
-async def test_what_goes_wrong_later_has_its_own_status(refusal: Exception, status: int, code: str) -> None:
+async def test_what_goes_wrong_later_has_its_own_status(
+    refusal: Exception, status: int, code: str
+) -> None:
     response = await asked(ScriptedGateway(refusal=refusal), input=["a"] * 4)
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     if status == 400:

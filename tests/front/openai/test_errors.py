@@ -9,10 +9,15 @@ from holdfast.front.openai.errors import openai_error
 from holdfast.front.server.problem import Problem
 
 
-@pytest.mark.parametrize(("status", "kind"), [(404, "invalid_request_error"), (500, "server_error"), (503, "server_error")])
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(404, "invalid_request_error"), (500, "server_error"), (503, "server_error")],
+)
 def test_whose_fault_it_is_follows_the_status(status: int, kind: str) -> None:
     said = openai_error(Problem(status=status, code="odd", message="no", field="stop"))
-    assert json.loads(msgspec.json.encode(said)) == {"error": {"message": "no", "type": kind, "param": "stop", "code": "odd"}}
+    assert json.loads(msgspec.json.encode(said)) == {
+        "error": {"message": "no", "type": kind, "param": "stop", "code": "odd"}
+    }
 
 
 def test_no_field_is_null() -> None:

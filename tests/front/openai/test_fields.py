@@ -1,4 +1,6 @@
-"""Bad values of the fields that both endpoints share: each is a 400 that names the field, and nothing is submitted."""
+"""Bad values of the fields that both endpoints share: each is a 400 that names the field, and
+nothing is submitted.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ BAD_VALUES: dict[str, list[Any]] = {
 
 def cases() -> list[Any]:
     return [
-        pytest.param(field, value, id=f"{field}={str(value)[:30]}") for field, values in BAD_VALUES.items() for value in values
+        pytest.param(field, value, id=f"{field}={str(value)[:30]}")
+        for field, values in BAD_VALUES.items()
+        for value in values
     ]
 
 
@@ -59,9 +63,16 @@ async def test_a_bad_value_is_a_400_that_names_the_field(path: str, field: str, 
 
 @pytest.mark.parametrize(
     ("bias", "param"),
-    [({"a": 1}, "logit_bias.a"), ({"-1": 1}, "logit_bias.-1"), ({"7": 101}, "logit_bias.7"), ({"7": "x"}, "logit_bias.7")],
+    [
+        ({"a": 1}, "logit_bias.a"),
+        ({"-1": 1}, "logit_bias.-1"),
+        ({"7": 101}, "logit_bias.7"),
+        ({"7": "x"}, "logit_bias.7"),
+    ],
 )
-async def test_a_bad_logit_bias_is_named_down_to_the_token(bias: dict[str, Any], param: str) -> None:
+async def test_a_bad_logit_bias_is_named_down_to_the_token(
+    bias: dict[str, Any], param: str
+) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json=chat_body(logit_bias=bias))
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
@@ -87,12 +98,20 @@ async def test_a_missing_field_is_named(path: str, field: str) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(path, json={"model": MODEL})
     error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (400, field, "missing_required_parameter")
+    assert (response.status_code, error["param"], error["code"]) == (
+        400,
+        field,
+        "missing_required_parameter",
+    )
 
 
 @pytest.mark.parametrize("given", [{}, {"model": None}])
-@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": ["a", "b"]})])
-async def test_without_a_model_the_first_one_answers_and_is_named(path: str, body: dict[str, Any], given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": ["a", "b"]})]
+)
+async def test_without_a_model_the_first_one_answers_and_is_named(
+    path: str, body: dict[str, Any], given: dict[str, Any]
+) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         response = await client.post(path, json={**body, **given})
@@ -110,14 +129,21 @@ async def test_a_bias_on_something_else_than_a_token_id_is_refused_in_words() ->
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json=chat_body(logit_bias={"the": 1}))
     error = response.json()["error"]
-    assert (error["param"], error["message"]) == ("logit_bias.the", "`logit_bias.the`: the keys are token ids, got 'the'")
+    assert (error["param"], error["message"]) == (
+        "logit_bias.the",
+        "`logit_bias.the`: the keys are token ids, got 'the'",
+    )
 
 
 async def test_a_model_that_is_not_served_is_a_404() -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json={"model": "gpt-4o", "messages": HELLO})
     error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (404, "model", "model_not_found")
+    assert (response.status_code, error["param"], error["code"]) == (
+        404,
+        "model",
+        "model_not_found",
+    )
     assert MODEL in error["message"]
 
 
@@ -145,14 +171,19 @@ async def test_sampling_fields_reach_the_gateway_as_they_are() -> None:
         "repetition_penalty": 1.1,
     }
     async with client_of(gateway) as client:
-        await client.post(CHAT, json=chat_body(**given, seed=5, logit_bias={"12": -100}, ignore_eos=True, stop="x"))
+        await client.post(
+            CHAT,
+            json=chat_body(**given, seed=5, logit_bias={"12": -100}, ignore_eos=True, stop="x"),
+        )
     sampling = gateway.request.sampling
     assert {name: getattr(sampling, name) for name in given} == given
     assert (sampling.seed, sampling.logit_bias) == (5, {12: -100})
     assert (gateway.request.ignore_eos, gateway.request.stop) == (True, ("x",))
 
 
-async def test_the_fields_left_open_are_named_so_that_the_models_own_defaults_can_fill_them() -> None:
+async def test_the_fields_left_open_are_named_so_that_the_models_own_defaults_can_fill_them() -> (
+    None
+):
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         await client.post(CHAT, json=chat_body(temperature=0, top_k=None))
@@ -171,8 +202,15 @@ async def test_every_allowed_seed_leaves_room_to_count_up_for_more_choices(seed:
 
 async def test_the_limits_are_the_configured_ones() -> None:
     limits = LimitsSettings(max_choices=2, max_stop_strings=1, max_top_logprobs=3)
-    bad: list[dict[str, Any]] = [{"n": 3}, {"stop": ["a", "b"]}, {"logprobs": True, "top_logprobs": 4}]
+    bad: list[dict[str, Any]] = [
+        {"n": 3},
+        {"stop": ["a", "b"]},
+        {"logprobs": True, "top_logprobs": 4},
+    ]
     async with client_of(ScriptedGateway(), limits=limits) as client:
         for fields in bad:
             response = await client.post(CHAT, json=chat_body(**fields))
-            assert (response.status_code, response.json()["error"]["param"]) == (400, list(fields)[-1])
+            assert (response.status_code, response.json()["error"]["param"]) == (
+                400,
+                list(fields)[-1],
+            )

@@ -25,16 +25,33 @@ def of_schema(field: str, schema: Any = SCHEMA) -> OutputFormat:
 ASKED: list[tuple[dict[str, Any], OutputFormat | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, OutputFormat(kind="json_object")),
-    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, of_schema("response_format.schema")),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}},
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        of_schema("response_format.schema"),
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+            }
+        },
         of_schema("response_format.json_schema.schema"),
     ),
-    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, of_schema("response_format.schema")),
+    (
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+        of_schema("response_format.schema"),
+    ),
     ({"structured_outputs": {}}, None),
     ({"structured_outputs": {"json": SCHEMA}}, of_schema("structured_outputs.json")),
-    ({"structured_outputs": {"json": '{"type": "null"}'}}, of_schema("structured_outputs.json", {"type": "null"})),
-    ({"structured_outputs": {"json_object": True}}, OutputFormat(kind="json_object", field="structured_outputs.json_object")),
+    (
+        {"structured_outputs": {"json": '{"type": "null"}'}},
+        of_schema("structured_outputs.json", {"type": "null"}),
+    ),
+    (
+        {"structured_outputs": {"json_object": True}},
+        OutputFormat(kind="json_object", field="structured_outputs.json_object"),
+    ),
     (
         {"structured_outputs": {"regex": "a+", "disable_any_whitespace": False}},
         OutputFormat(kind="regex", pattern="a+", field="structured_outputs.regex"),
@@ -42,15 +59,23 @@ ASKED: list[tuple[dict[str, Any], OutputFormat | None]] = [
     ({"guided_json": SCHEMA}, of_schema("guided_json")),
     ({"guided_json": {}}, of_schema("guided_json", {})),
     ({"guided_regex": "a+"}, OutputFormat(kind="regex", pattern="a+", field="guided_regex")),
-    ({"guided_grammar": 'start: "x"'}, OutputFormat(kind="lark", pattern='start: "x"', field="guided_grammar")),
-    ({"guided_choice": ["yes", "no"]}, OutputFormat(kind="choice", choices=("yes", "no"), field="guided_choice")),
+    (
+        {"guided_grammar": 'start: "x"'},
+        OutputFormat(kind="lark", pattern='start: "x"', field="guided_grammar"),
+    ),
+    (
+        {"guided_choice": ["yes", "no"]},
+        OutputFormat(kind="choice", choices=("yes", "no"), field="guided_choice"),
+    ),
     ({"guided_choice": [], "guided_regex": "", "guided_json": None, "guided_grammar": ""}, None),
 ]
 
 
 @pytest.mark.parametrize(("fields", "form"), ASKED)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_all_ways_to_ask_for_a_form_come_to_one(path: str, fields: dict[str, Any], form: OutputFormat | None) -> None:
+async def test_all_ways_to_ask_for_a_form_come_to_one(
+    path: str, fields: dict[str, Any], form: OutputFormat | None
+) -> None:
     response, gateway = await posted(path, **fields)
     assert response.status_code == 200, response.text
     assert gateway.request.output_format == form
@@ -70,12 +95,21 @@ async def test_a_schema_keeps_the_order_of_its_keys() -> None:
         ({"response_format": {}}, "response_format.type"),
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": []}}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}},
+            "response_format.json_schema.schema",
+        ),
         ({"response_format": {"type": "json_object"}, "guided_regex": "x"}, "guided_regex"),
         ({"structured_outputs": {"regex": "x", "choice": ["x"]}}, "structured_outputs.regex"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
-        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        (
+            {"structured_outputs": {"whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+        ),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": "5"}, "guided_json"),
         ({"guided_json": "[" * 100_000}, "guided_json"),
@@ -87,7 +121,9 @@ async def test_a_schema_keeps_the_order_of_its_keys() -> None:
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_what_cannot_be_kept_is_refused_by_name(path: str, fields: dict[str, Any], field: str) -> None:
+async def test_what_cannot_be_kept_is_refused_by_name(
+    path: str, fields: dict[str, Any], field: str
+) -> None:
     response, gateway = await posted(path, **fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
     assert gateway.requests == []

@@ -32,18 +32,30 @@ BAD: list[tuple[Any, str]] = [
     ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages.0.content.0.text"),
     ([{"role": "user", "content": [{"type": "smell", "text": "x"}]}], "messages.0.content.0.type"),
     ([{"role": "user", "content": [TEXT, IMAGE]}], "messages.0.content.1"),
-    ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], "messages.0.content.0"),
+    (
+        [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
+        "messages.0.content.0",
+    ),
     ([{"role": "user", "content": [{"type": "file", "file": {}}]}], "messages.0.content.0"),
-    ([{"role": "user", "content": "x"}, {"role": "tool", "content": None, "tool_call_id": "1"}], "messages.1.content"),
+    (
+        [{"role": "user", "content": "x"}, {"role": "tool", "content": None, "tool_call_id": "1"}],
+        "messages.1.content",
+    ),
     ([{"role": "user", "content": "x", "name": 1}], "messages.0.name"),
     ([{"role": "assistant", "tool_calls": "x"}], "messages.0.tool_calls"),
     ([{"role": "assistant", "tool_calls": [{}]}], "messages.0.tool_calls.0.function"),
-    ([{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}], "messages.0.tool_calls.0.function.name"),
+    (
+        [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}],
+        "messages.0.tool_calls.0.function.name",
+    ),
     (
         [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": 1}}]}],
         "messages.0.tool_calls.0.function.arguments",
     ),
-    ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "a"}}]}], "messages.0.tool_calls.0.type"),
+    (
+        [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "a"}}]}],
+        "messages.0.tool_calls.0.type",
+    ),
 ]
 
 
@@ -58,8 +70,13 @@ async def test_a_bad_message_is_a_400_that_names_the_place(messages: Any, param:
 
 async def test_an_image_is_refused_with_the_reason() -> None:
     async with client_of(ScriptedGateway()) as client:
-        response = await client.post(CHAT, json=chat_body(messages=[{"role": "user", "content": [IMAGE]}]))
-    assert "only text is supported so far; got a part of type 'image_url'" in response.json()["error"]["message"]
+        response = await client.post(
+            CHAT, json=chat_body(messages=[{"role": "user", "content": [IMAGE]}])
+        )
+    assert (
+        "only text is supported so far; got a part of type 'image_url'"
+        in response.json()["error"]["message"]
+    )
 
 
 @pytest.mark.parametrize("role", ["tool", "function"])
@@ -67,26 +84,49 @@ async def test_an_image_in_the_result_of_a_tool_is_named_to_the_model(role: str)
     gateway = ScriptedGateway()
     result = {"role": role, "name": "look", "tool_call_id": "call_1", "content": [TEXT, IMAGE]}
     async with client_of(gateway) as client:
-        response = await client.post(CHAT, json=chat_body(messages=[{"role": "user", "content": "x"}, result]))
+        response = await client.post(
+            CHAT, json=chat_body(messages=[{"role": "user", "content": "x"}, result])
+        )
     assert response.status_code == 200, response.text
     assert isinstance(gateway.request.prompt, ChatPrompt)
     note = {"type": "text", "text": "[image/png left out: this model takes text only]"}
     assert gateway.request.prompt.messages[1]["content"] == [TEXT, note]
 
 
-CALL = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "kelp"}'}}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "look_up", "arguments": '{"word": "kelp"}'},
+}
 CONVERSATIONS: list[list[Any]] = [
     [{"role": "user", "content": ""}],
-    [{"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}],
+    [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}],
+        }
+    ],
     [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "x", "name": "ann"}],
-    [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "reasoning_content": "z", "refusal": None}],
+    [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "y", "reasoning_content": "z", "refusal": None},
+    ],
     [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}],
     [
         {"role": "user", "content": "what is kelp?"},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "an alga"}]},
+        {
+            "role": "tool",
+            "tool_call_id": "call_1",
+            "content": [{"type": "text", "text": "an alga"}],
+        },
     ],
-    [{"role": "assistant", "tool_calls": [{"function": {"name": "look_up", "arguments": {"word": "kelp"}}}]}],
+    [
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "look_up", "arguments": {"word": "kelp"}}}],
+        }
+    ],
     [{"role": "assistant", "tool_calls": [{"function": {"name": "look_up"}}]}],
 ]
 

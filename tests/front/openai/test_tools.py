@@ -10,7 +10,10 @@ from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import ScriptedGateway
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": SCHEMA}}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Weather", "parameters": SCHEMA},
+}
 CLOCK = {"type": "function", "function": {"name": "mcp__clock.now"}}
 TOOLS = [WEATHER, CLOCK]
 ALL_NAMES: tuple[str, ...] = ()
@@ -34,15 +37,24 @@ async def refused(**fields: Any) -> tuple[int, str]:
 
 
 async def test_tools_go_into_the_prompt_as_they_came_without_nulls() -> None:
-    nulls = {"type": "function", "function": {"name": "f", "description": None, "parameters": None, "strict": None}}
+    nulls = {
+        "type": "function",
+        "function": {"name": "f", "description": None, "parameters": None, "strict": None},
+    }
     request = await accepted(tools=[*TOOLS, nulls])
     assert request.prompt.tools == (WEATHER, CLOCK, {"type": "function", "function": {"name": "f"}})
     assert request.tool_choice == ToolChoice()
 
 
 async def test_a_schema_keeps_the_order_of_its_keys() -> None:
-    parameters = {"required": ["b"], "type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "number"}}}
-    request = await accepted(tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    parameters = {
+        "required": ["b"],
+        "type": "object",
+        "properties": {"b": {"type": "string"}, "a": {"type": "number"}},
+    }
+    request = await accepted(
+        tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    )
     got = request.prompt.tools[0]["function"]["parameters"]
     assert (list(got), list(got["properties"])) == (["required", "type", "properties"], ["b", "a"])
 
@@ -62,7 +74,12 @@ async def test_a_schema_keeps_the_order_of_its_keys() -> None:
             ToolChoice(mode="required", names=("get_weather",)),
         ),
         (
-            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CLOCK, CLOCK]}}},
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [CLOCK, CLOCK]},
+                }
+            },
             ToolChoice(mode="auto", names=("mcp__clock.now",)),
         ),
     ],
@@ -84,10 +101,15 @@ FUNCTION = {"name": "get_weather", "parameters": SCHEMA}
     [
         ({}, ToolChoice(parallel=False)),
         ({"function_call": "none"}, ToolChoice(mode="none", parallel=False)),
-        ({"function_call": {"name": "get_weather"}}, ToolChoice(mode="required", names=("get_weather",), parallel=False)),
+        (
+            {"function_call": {"name": "get_weather"}},
+            ToolChoice(mode="required", names=("get_weather",), parallel=False),
+        ),
     ],
 )
-async def test_functions_are_tools_of_which_an_answer_calls_one(fields: dict[str, Any], choice: ToolChoice) -> None:
+async def test_functions_are_tools_of_which_an_answer_calls_one(
+    fields: dict[str, Any], choice: ToolChoice
+) -> None:
     request = await accepted(functions=[FUNCTION], **fields)
     assert request.prompt.tools == ({"type": "function", "function": FUNCTION},)
     assert request.tool_choice == choice
@@ -109,8 +131,14 @@ def named(name: str) -> dict[str, Any]:
         ({"tools": [named("x" * 257)]}, "tools.0.function.name"),
         ({"tools": [named("<tool_call>")]}, "tools.0.function.name"),
         ({"tools": [CLOCK, CLOCK]}, "tools.1.function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools.0.function.parameters"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools.0.function.strict"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools.0.function.parameters",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]},
+            "tools.0.function.strict",
+        ),
         ({"tools": {}}, "tools"),
         ({"tools": ["f"]}, "tools.0"),
         ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
@@ -154,7 +182,10 @@ async def test_the_definitions_may_have_so_many_keys_and_values() -> None:
 
 async def test_there_may_be_so_many_tools() -> None:
     gateway = ScriptedGateway()
-    for fields, field in (({"tools": TOOLS}, "tools"), ({"functions": [FUNCTION, FUNCTION]}, "functions")):
+    for fields, field in (
+        ({"tools": TOOLS}, "tools"),
+        ({"functions": [FUNCTION, FUNCTION]}, "functions"),
+    ):
         async with client_of(gateway, limits=LimitsSettings(max_tools=1)) as client:
             response = await client.post(CHAT, json=chat_body(**fields))
         assert (response.status_code, response.json()["error"]["param"]) == (400, field)

@@ -64,13 +64,19 @@ HARMLESS: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("field", "value"), REFUSED)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_a_known_field_that_asks_for_something_unsupported_is_refused_by_name(path: str, field: str, value: Any) -> None:
+async def test_a_known_field_that_asks_for_something_unsupported_is_refused_by_name(
+    path: str, field: str, value: Any
+) -> None:
     gateway = ScriptedGateway()
     body = (chat_body if path == CHAT else completion_body)(**{field: value})
     async with client_of(gateway) as client:
         response = await client.post(path, json=body)
     error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (400, field, "unsupported_parameter")
+    assert (response.status_code, error["param"], error["code"]) == (
+        400,
+        field,
+        "unsupported_parameter",
+    )
     assert field in error["message"]
     assert gateway.requests == []
 
@@ -83,12 +89,18 @@ async def test_a_known_field_that_asks_for_nothing_is_accepted(field: str, value
 
 
 @pytest.mark.parametrize(("field", "value"), OF_CHATS)
-async def test_what_is_for_conversations_is_refused_by_name_where_text_is_completed(field: str, value: Any) -> None:
+async def test_what_is_for_conversations_is_refused_by_name_where_text_is_completed(
+    field: str, value: Any
+) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         response = await client.post(COMPLETIONS, json=completion_body(**{field: value}))
     error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (400, field, "unsupported_parameter")
+    assert (response.status_code, error["param"], error["code"]) == (
+        400,
+        field,
+        "unsupported_parameter",
+    )
     assert gateway.requests == []
 
 
@@ -98,11 +110,17 @@ async def test_what_is_for_raw_text_is_refused_by_name_in_a_chat(field: str, val
     async with client_of(gateway) as client:
         response = await client.post(CHAT, json=chat_body(**{field: value}))
     error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (400, field, "unsupported_parameter")
+    assert (response.status_code, error["param"], error["code"]) == (
+        400,
+        field,
+        "unsupported_parameter",
+    )
     assert gateway.requests == []
 
 
-async def test_an_unknown_field_is_ignored_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unknown_field_is_ignored_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.WARNING)
     async with client_of(ScriptedGateway()) as client:
         for _ in range(3):

@@ -11,22 +11,27 @@ from holdfast.front.prompt.template import ChatTemplate
 from tests.fakes import toy_tokenizers
 
 LLAMA = (
-    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>{% endfor %}"
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content "
+    "}}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 MISTRAL = (
     "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
-    "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ {'content': m.content, 'id': m.tool_call_id} | tojson }}[/TOOL_RESULTS]"
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ {'content': m.content, 'id': m.tool_call_id} | "
+    "tojson }}[/TOOL_RESULTS]"
     "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
 )
 OPENED = (
-    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}<think></think>{% endif "
+    "%}{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
-COUNTED = toy_tokenizers.CHATML.replace("{%- for m", "{%- set ns = namespace(n=0) %}{%- for m").replace(
-    "{% endfor %}", "{% set ns.n = ns.n + 1 %}{% endfor %}"
+COUNTED = toy_tokenizers.CHATML.replace(
+    "{%- for m", "{%- set ns = namespace(n=0) %}{%- for m"
+).replace("{% endfor %}", "{% set ns.n = ns.n + 1 %}{% endfor %}")
+COUNTED = COUNTED.replace(
+    "'\\n' + m.content", "'\\n' ~ ('<' ~ ns.n ~ '>' if m.role == 'assistant' else '') ~ m.content"
 )
-COUNTED = COUNTED.replace("'\\n' + m.content", "'\\n' ~ ('<' ~ ns.n ~ '>' if m.role == 'assistant' else '') ~ m.content")
 COUNTED = COUNTED.replace("assistant\n{% endif", "assistant\n<{{ ns.n }}>{% endif")
 
 
@@ -42,7 +47,9 @@ COUNTED = COUNTED.replace("assistant\n{% endif", "assistant\n<{{ ns.n }}>{% endi
     ],
     ids=["chatml", "chatml with numbers", "llama", "mistral", "opened thought", "no frame"],
 )
-def test_the_texts_around_answers_are_found(source: str, ends: list[str], headers: tuple[str, ...]) -> None:
+def test_the_texts_around_answers_are_found(
+    source: str, ends: list[str], headers: tuple[str, ...]
+) -> None:
     template = ChatTemplate({"default": source}, special_tokens={})
     assert find_frame(template, ends=ends, thought=("<think>", "</think>")).headers == headers
 
@@ -62,12 +69,18 @@ def test_an_answer_stands_between_header_and_end() -> None:
 def test_messages_of_the_assistant_that_follow_each_other_may_be_one_answer() -> None:
     frame = AnswerFrame(headers=("<|start|>assistant",), ends=("<|end|>", "<|call|>"))
     text = "<|start|>assistant<|a|>why<|end|><|start|>assistant<|c|>f<|call|><|start|>tool<|end|>"
-    found = [[text[span.start : span.end] for span in candidates] for candidates in frame.candidates(text)]
+    found = [
+        [text[span.start : span.end] for span in candidates]
+        for candidates in frame.candidates(text)
+    ]
     assert found == [["<|a|>why<|end|><|start|>assistant<|c|>f", "<|a|>why"], ["<|c|>f"]]
 
 
 @given(
-    text=st.lists(st.sampled_from(["<|im_start|>assistant", "<|im_end|>", "<|endoftext|>", "a", "\n"]), max_size=40).map("".join)
+    text=st.lists(
+        st.sampled_from(["<|im_start|>assistant", "<|im_end|>", "<|endoftext|>", "a", "\n"]),
+        max_size=40,
+    ).map("".join)
 )
 def test_candidates_hold_neither_ends_nor_headers_of_others(text: str) -> None:
     for candidates in CHATML.candidates(text):

@@ -22,7 +22,11 @@ from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.front.toolcalls.segments import SegmentFormat
 
-HERMES = ModelDialect(family="hermes", calls=FAMILIES["hermes"], reasoning=ReasoningFormat(start="<think>", end="</think>"))
+HERMES = ModelDialect(
+    family="hermes",
+    calls=FAMILIES["hermes"],
+    reasoning=ReasoningFormat(start="<think>", end="</think>"),
+)
 
 values = st.recursive(
     st.none()
@@ -30,7 +34,9 @@ values = st.recursive(
     | st.integers(-(2**53), 2**53)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 
@@ -40,7 +46,11 @@ def test_arguments_that_say_the_same_have_one_spelling(arguments: dict[str, Any]
     turned = dict(reversed(arguments.items()))
     spelled = {
         canonical_arguments(form)
-        for form in (arguments, json.dumps(turned, indent=2), json.dumps(arguments, ensure_ascii=False, separators=(",", ":")))
+        for form in (
+            arguments,
+            json.dumps(turned, indent=2),
+            json.dumps(arguments, ensure_ascii=False, separators=(",", ":")),
+        )
     }
     assert len(spelled) == 1
     assert json.loads(spelled.pop()) == arguments
@@ -62,7 +72,13 @@ def test_numbers_escapes_and_emptiness_have_one_spelling(one: Any, other: Any) -
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [('{"n": 1}', '{"n": "1"}'), ('{"n": true}', '{"n": 1}'), ('{"n": 1}', '{"n": 1'), ("[1]", "[1, 1]")]
+    ("one", "other"),
+    [
+        ('{"n": 1}', '{"n": "1"}'),
+        ('{"n": true}', '{"n": 1}'),
+        ('{"n": 1}', '{"n": 1'),
+        ("[1]", "[1, 1]"),
+    ],
 )
 def test_what_differs_stays_apart(one: str, other: str) -> None:
     assert canonical_arguments(one) != canonical_arguments(other)
@@ -70,13 +86,23 @@ def test_what_differs_stays_apart(one: str, other: str) -> None:
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_a_message_is_read_under_all_names_that_clients_use(name: str) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": 2}'}}
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"b": 1, "a": 2}'},
+    }
     message = {"role": "assistant", "content": None, name: "why\n", "tool_calls": [call]}
     assert meaning_of_message(message) == AnswerMeaning("why", "", (("f", '{"a":2,"b":1}'),))
 
 
 @pytest.mark.parametrize(
-    "message", [{"content": [{"type": "image"}]}, {"tool_calls": [{}]}, {"tool_calls": [None]}, {"content": 7}]
+    "message",
+    [
+        {"content": [{"type": "image"}]},
+        {"tool_calls": [{}]},
+        {"tool_calls": [None]},
+        {"content": 7},
+    ],
 )
 def test_what_is_no_text_says_nothing_known(message: dict[str, Any]) -> None:
     assert meaning_of_message(message) is None
@@ -98,7 +124,9 @@ def test_a_text_is_read_once() -> None:
     texts = ReadTexts(most_characters=40)
     expected = AnswerMeaning("a", "b")
     assert (
-        texts.meaning("<think>a</think>b", form, context="") == texts.meaning("<think>a</think>b", form, context="") == expected
+        texts.meaning("<think>a</think>b", form, context="")
+        == texts.meaning("<think>a</think>b", form, context="")
+        == expected
     )
     assert len(made) == 1
     texts.meaning("<think>a</think>b", form, context="other tools")

@@ -21,23 +21,34 @@ from tests.fakes.toy_tokenizers import CHATML
 TOOLS_BEHIND_SYSTEM = (
     "{% if messages[0].role == 'system' %}<s>{{ messages[0].content }}"
     "{% for t in tools or [] %}\n{{ t | tojson }}{% endfor %}</s>{% endif %}"
-    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role "
+    "}}>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-LENGTHS_TOLD = TOOLS_BEHIND_SYSTEM.replace("{{ m.content | trim }}", "{{ m.content | length }} {{ m.content }}")
+LENGTHS_TOLD = TOOLS_BEHIND_SYSTEM.replace(
+    "{{ m.content | trim }}", "{{ m.content | length }} {{ m.content }}"
+)
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi \n"}
-ANSWER, RESULT = {"role": "assistant", "content": "I look."}, {"role": "tool", "tool_call_id": "c", "content": " found it "}
+ANSWER, RESULT = (
+    {"role": "assistant", "content": "I look."},
+    {"role": "tool", "tool_call_id": "c", "content": " found it "},
+)
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def beginnings(source: str, *messages: dict[str, Any], at: list[tuple[int, int]], **options: Any) -> list[str]:
+def beginnings(
+    source: str, *messages: dict[str, Any], at: list[tuple[int, int]], **options: Any
+) -> list[str]:
     """The text of the prompt up to each of its breakpoints."""
     template = ChatTemplate({"default": source}, special_tokens={})
     breakpoints = tuple(CacheBreakpoint(messages=messages, parts=parts) for messages, parts in at)
     asked = ChatPrompt(messages=messages, tools=(TOOL,), cache_breakpoints=breakpoints, **options)
     shown = canonical(asked, FirstForms())
     text = template.render(shown)
-    return [text[:place] for place in breakpoint_places(asked, shown, text, template=template, guard=str)]
+    return [
+        text[:place]
+        for place in breakpoint_places(asked, shown, text, template=template, guard=str)
+    ]
 
 
 def test_a_breakpoint_behind_a_message_is_behind_its_text() -> None:
@@ -57,19 +68,39 @@ def test_a_breakpoint_behind_an_answer_is_in_front_of_what_follows_it() -> None:
 
 
 def test_a_continued_answer_is_kept_whole() -> None:
-    (found,) = beginnings(TOOLS_BEHIND_SYSTEM, SYSTEM, USER, ANSWER, at=[(3, 0)], continue_last=True)
+    (found,) = beginnings(
+        TOOLS_BEHIND_SYSTEM, SYSTEM, USER, ANSWER, at=[(3, 0)], continue_last=True
+    )
     assert found.endswith("<assistant>I look.")
 
 
 def test_a_breakpoint_may_stand_behind_a_part_of_a_message() -> None:
-    said = {"role": "user", "content": [{"type": "text", "text": "a book"}, "a chapter", {"type": "text", "text": "why?"}]}
+    said = {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "a book"},
+            "a chapter",
+            {"type": "text", "text": "why?"},
+        ],
+    }
     found = beginnings(TOOLS_BEHIND_SYSTEM, SYSTEM, said, at=[(1, 1), (1, 2), (1, 3)])
-    assert [text.rpartition("<user>")[2] for text in found] == ["a book", "a book\na chapter", "a book\na chapter\nwhy?"]
+    assert [text.rpartition("<user>")[2] for text in found] == [
+        "a book",
+        "a book\na chapter",
+        "a book\na chapter\nwhy?",
+    ]
 
 
 def test_parts_of_the_system_prompt_that_are_left_out_move_nothing() -> None:
     header = {"type": "text", "text": "x-anthropic-billing-header: cch=1;"}
-    system = {"role": "system", "content": [header, {"type": "text", "text": "You help."}, {"type": "text", "text": "Today"}]}
+    system = {
+        "role": "system",
+        "content": [
+            header,
+            {"type": "text", "text": "You help."},
+            {"type": "text", "text": "Today"},
+        ],
+    }
     found = beginnings(TOOLS_BEHIND_SYSTEM, system, USER, at=[(0, 1), (0, 2)])
     assert found == ["<s>", "<s>You help."]
 
@@ -83,11 +114,22 @@ def test_where_marks_would_change_the_text_the_beginning_is_rendered_alone() -> 
 
 def test_a_conversation_without_breakpoints_is_rendered_once() -> None:
     class OnceRendered(ChatTemplate):
-        def render(self, prompt: ChatPrompt, *, field: str = "messages", tenant: str | None = None) -> str:
+        def render(
+            self, prompt: ChatPrompt, *, field: str = "messages", tenant: str | None = None
+        ) -> str:
             raise AssertionError("rendered again")
 
     template = OnceRendered({"default": CHATML}, special_tokens={})
-    assert breakpoint_places(ChatPrompt(messages=(USER,)), ChatPrompt(messages=(USER,)), "", template=template, guard=str) == ()
+    assert (
+        breakpoint_places(
+            ChatPrompt(messages=(USER,)),
+            ChatPrompt(messages=(USER,)),
+            "",
+            template=template,
+            guard=str,
+        )
+        == ()
+    )
 
 
 def ready(bundle: TokenizerBundle, *breakpoints: CacheBreakpoint, choices: int = 1) -> Prepared:
@@ -98,12 +140,17 @@ def ready(bundle: TokenizerBundle, *breakpoints: CacheBreakpoint, choices: int =
 
 
 def test_pins_are_told_in_tokens_of_the_prompt(bundle: TokenizerBundle) -> None:
-    prepared = ready(bundle, CacheBreakpoint(messages=1, seconds=3600.0), CacheBreakpoint(messages=2))
+    prepared = ready(
+        bundle, CacheBreakpoint(messages=1, seconds=3600.0), CacheBreakpoint(messages=2)
+    )
     (sequence,) = prepared.sequences
     system, last = sequence.pins
     assert prepared.breakpoints == sequence.pins
     decode = bundle.tokenizer.decode
-    shown = [decode(sequence.prompt_token_ids[: pin.tokens], skip_special_tokens=False) for pin in (system, last)]
+    shown = [
+        decode(sequence.prompt_token_ids[: pin.tokens], skip_special_tokens=False)
+        for pin in (system, last)
+    ]
     assert shown[0].endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
     assert shown[1].endswith("<|im_start|>user\nhello")
     assert (system.seconds, last.seconds) == (3600.0, 300.0)
@@ -111,7 +158,9 @@ def test_pins_are_told_in_tokens_of_the_prompt(bundle: TokenizerBundle) -> None:
 
 
 def test_breakpoints_at_one_place_are_one_pin_for_the_longer_time(bundle: TokenizerBundle) -> None:
-    prepared = ready(bundle, CacheBreakpoint(messages=0, seconds=3600.0), CacheBreakpoint(messages=1))
+    prepared = ready(
+        bundle, CacheBreakpoint(messages=0, seconds=3600.0), CacheBreakpoint(messages=1)
+    )
     assert [pin.seconds for pin in prepared.breakpoints] == [3600.0]
 
 
@@ -135,6 +184,9 @@ def test_texts_and_token_ids_have_no_breakpoints(prompt: Any, bundle: TokenizerB
 def test_wherever_breakpoints_are_they_stand_within_the_prompt_in_their_order(
     texts: list[str], at: list[tuple[int, int]]
 ) -> None:
-    messages = [{"role": "user" if place % 2 == 0 else "assistant", "content": [text, text]} for place, text in enumerate(texts)]
+    messages = [
+        {"role": "user" if place % 2 == 0 else "assistant", "content": [text, text]}
+        for place, text in enumerate(texts)
+    ]
     found = beginnings(CHATML, *messages, at=sorted(at))
     assert [len(text) for text in found if text] == sorted(len(text) for text in found if text)

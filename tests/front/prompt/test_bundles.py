@@ -48,8 +48,12 @@ async def test_who_goes_away_does_not_keep_others_from_having_it(bundle: Tokeniz
     assert await stays is bundle
 
 
-@pytest.mark.parametrize("failure", [ModelLoadError("no tokenizer"), UnknownModel(model="a", available=())])
-async def test_after_a_failure_the_next_one_tries_again(bundle: TokenizerBundle, failure: Exception) -> None:
+@pytest.mark.parametrize(
+    "failure", [ModelLoadError("no tokenizer"), UnknownModel(model="a", available=())]
+)
+async def test_after_a_failure_the_next_one_tries_again(
+    bundle: TokenizerBundle, failure: Exception
+) -> None:
     shelf = Shelf(bundle)
     shelf.failure = failure
     bundles = Bundles(shelf.read)
@@ -69,7 +73,9 @@ async def test_the_longest_unused_goes(bundle: TokenizerBundle) -> None:
     assert bundles.dialects.keys() == {"a", "b", "c"}
 
 
-async def test_what_is_forgotten_is_read_anew_and_who_waits_for_the_old_one_has_it(bundle: TokenizerBundle) -> None:
+async def test_what_is_forgotten_is_read_anew_and_who_waits_for_the_old_one_has_it(
+    bundle: TokenizerBundle,
+) -> None:
     shelf = Shelf(bundle)
     bundles = Bundles(shelf.read)
     shelf.may_end.clear()

@@ -23,8 +23,14 @@ WEATHER = {
             "type": "object",
             "properties": {
                 "zone": {"type": "string", "description": "Where"},
-                "day": {"anyOf": [{"type": "string", "enum": ["b", "a"]}, {"type": "null"}], "default": None},
-                "type": {"type": "array", "items": {"type": "object", "properties": {"y": {}, "x": {}}}},
+                "day": {
+                    "anyOf": [{"type": "string", "enum": ["b", "a"]}, {"type": "null"}],
+                    "default": None,
+                },
+                "type": {
+                    "type": "array",
+                    "items": {"type": "object", "properties": {"y": {}, "x": {}}},
+                },
             },
             "required": ["zone"],
         },
@@ -36,7 +42,19 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["type", "properties", "items", "anyOf", "required", "default", "enum", "description", "x"]),
+            st.sampled_from(
+                [
+                    "type",
+                    "properties",
+                    "items",
+                    "anyOf",
+                    "required",
+                    "default",
+                    "enum",
+                    "description",
+                    "x",
+                ]
+            ),
             inner,
             max_size=5,
         )
@@ -124,7 +142,9 @@ def test_arguments_that_are_empty_take_room_too() -> None:
     (None, None),
 ])  # fmt: skip
 @pytest.mark.parametrize("role", ["system", "developer"])
-def test_accounting_in_the_system_prompt_is_left_out(role: str, content: Any, expected: Any) -> None:
+def test_accounting_in_the_system_prompt_is_left_out(
+    role: str, content: Any, expected: Any
+) -> None:
     prompt = canonical(ChatPrompt(messages=({"role": role, "content": content},)), FirstForms())
     assert prompt.messages == ({"role": role, "content": expected},)
 
@@ -135,25 +155,42 @@ def test_what_users_write_is_not_touched() -> None:
 
 
 def system(content: Any, forms: FirstForms, tenant: str = "") -> Any:
-    return canonical(ChatPrompt(messages=({"role": "system", "content": content},)), forms, tenant=tenant).messages[0]["content"]
+    return canonical(
+        ChatPrompt(messages=({"role": "system", "content": content},)), forms, tenant=tenant
+    ).messages[0]["content"]
 
 
-SAME_TEXT = (("one\ntwo", ["one", "two"]), ("one", [{"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}]))
+SAME_TEXT = (
+    ("one\ntwo", ["one", "two"]),
+    ("one", [{"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}]),
+)
 
 
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
-@pytest.mark.parametrize(("text", "parts"), [*SAME_TEXT, (None, ""), (None, []), (None, [{"type": "text", "text": ""}])])
-def test_text_says_the_same_in_a_string_and_in_parts(role: str, text: str | None, parts: Any) -> None:
+@pytest.mark.parametrize(
+    ("text", "parts"), [*SAME_TEXT, (None, ""), (None, []), (None, [{"type": "text", "text": ""}])]
+)
+def test_text_says_the_same_in_a_string_and_in_parts(
+    role: str, text: str | None, parts: Any
+) -> None:
     forms = FirstForms()
-    sent = [canonical(ChatPrompt(messages=({"role": role, "content": each},)), forms) for each in (text, parts)]
+    sent = [
+        canonical(ChatPrompt(messages=({"role": role, "content": each},)), forms)
+        for each in (text, parts)
+    ]
     assert sent[0] == sent[1]
 
 
 @pytest.mark.parametrize("separator", ["\n", "\n\n", "", " "])
 @pytest.mark.parametrize("parts_first", [True, False])
-def test_a_system_prompt_keeps_its_first_form_however_its_parts_are_joined_later(separator: str, parts_first: bool) -> None:
+def test_a_system_prompt_keeps_its_first_form_however_its_parts_are_joined_later(
+    separator: str, parts_first: bool
+) -> None:
     forms = FirstForms()
-    parts = [{"type": "text", "text": "You are helpful."}, {"type": "text", "text": "Today is Monday."}]
+    parts = [
+        {"type": "text", "text": "You are helpful."},
+        {"type": "text", "text": "Today is Monday."},
+    ]
     joined = separator.join(part["text"] for part in parts)
     sent = [system(each, forms) for each in ((parts, joined) if parts_first else (joined, parts))]
     assert sent[0] == sent[1]
@@ -161,7 +198,14 @@ def test_a_system_prompt_keeps_its_first_form_however_its_parts_are_joined_later
 
 
 @pytest.mark.parametrize(
-    "content", [[{"type": "image_url", "image_url": {"url": "data:"}}], [{"type": "text"}], 7, [7], {"text": "a"}]
+    "content",
+    [
+        [{"type": "image_url", "image_url": {"url": "data:"}}],
+        [{"type": "text"}],
+        7,
+        [7],
+        {"text": "a"},
+    ],
 )
 def test_what_is_no_text_stays_for_an_error_that_names_it(content: Any) -> None:
     messages = ({"role": "user", "content": content},)
@@ -173,12 +217,21 @@ def with_call(arguments: Any, call_id: str = "call_1") -> ChatPrompt:
     return ChatPrompt(messages=({"role": "assistant", "content": None, "tool_calls": [call]},))
 
 
-@given(arguments=st.dictionaries(st.text(max_size=4), json_values, max_size=4), seed=st.integers(0, 1000))
-def test_arguments_that_a_client_wrote_anew_are_those_that_it_was_given(arguments: dict[str, Any], seed: int) -> None:
+@given(
+    arguments=st.dictionaries(st.text(max_size=4), json_values, max_size=4),
+    seed=st.integers(0, 1000),
+)
+def test_arguments_that_a_client_wrote_anew_are_those_that_it_was_given(
+    arguments: dict[str, Any], seed: int
+) -> None:
     forms = FirstForms()
     given_text = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
     again = json.dumps(shuffled(arguments, random.Random(seed)), indent=1)
-    assert canonical(with_call(given_text), forms) == canonical(with_call(again), forms) == with_call(given_text)
+    assert (
+        canonical(with_call(given_text), forms)
+        == canonical(with_call(again), forms)
+        == with_call(given_text)
+    )
     assert canonical(with_call(again, "call_2"), forms) == with_call(again, "call_2")
 
 
@@ -192,9 +245,12 @@ def test_a_found_tool_is_defined_at_its_first_reference_and_named_at_the_others(
     reference = {"type": "tool_reference", "tool_name": "weather"}
     unknown = {"type": "tool_reference", "tool_name": "nobody"}
     messages = tuple(
-        {"role": "tool", "content": [each, {"type": "text", "text": "x"}]} for each in (reference, reference, unknown)
+        {"role": "tool", "content": [each, {"type": "text", "text": "x"}]}
+        for each in (reference, reference, unknown)
     )
-    ready = canonical(ChatPrompt(messages=messages, tools=(WEATHER,), found_tools=("weather",)), FirstForms())
+    ready = canonical(
+        ChatPrompt(messages=messages, tools=(WEATHER,), found_tools=("weather",)), FirstForms()
+    )
     first, second, third = (message["content"] for message in ready.messages)
     said, definition, rest = first.split("\n")
     assert said == "The tool weather can be called from now on. This is its definition:"
@@ -209,6 +265,7 @@ def test_a_found_tool_is_defined_in_its_first_form(seed: int) -> None:
     forms, order = FirstForms(), random.Random(seed)
     message = {"role": "tool", "content": [{"type": "tool_reference", "tool_name": "weather"}]}
     prompts = [
-        ChatPrompt(messages=(message,), tools=(tool,), found_tools=("weather",)) for tool in (WEATHER, shuffled(WEATHER, order))
+        ChatPrompt(messages=(message,), tools=(tool,), found_tools=("weather",))
+        for tool in (WEATHER, shuffled(WEATHER, order))
     ]
     assert canonical(prompts[0], forms).messages == canonical(prompts[1], forms).messages

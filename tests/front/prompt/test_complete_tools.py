@@ -12,7 +12,8 @@ from holdfast.wire.requests import ChatPrompt
 
 STRICT = (
     "{% for tool in tools or [] %}{% set f = tool.function %}{{ f.name + ': ' + f.description }}("
-    "{% for name, p in f.parameters.properties.items() %}{{ name + ': ' + p.type }}{% endfor %}){% endfor %}"
+    "{% for name, p in f.parameters.properties.items() %}{{ name + ': ' + p.type }}{% endfor %}){% "
+    "endfor %}"
     "{% for m in messages %}{{ m.content }}{% endfor %}"
 )
 
@@ -42,7 +43,9 @@ def test_a_template_that_takes_descriptions_and_types_for_granted_is_given_them(
     ],
 )
 def test_each_parameter_has_one_type(schema: Any, kind: str) -> None:
-    tool = {"function": {"name": "f", "parameters": {"type": "object", "properties": {"x": schema}}}}
+    tool = {
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": schema}}}
+    }
     assert complete_tool(tool)["function"]["parameters"]["properties"]["x"]["type"] == kind
 
 
@@ -50,11 +53,20 @@ def test_what_is_there_stays() -> None:
     parameters = {
         "type": "object",
         "description": "all",
-        "properties": {"x": {"type": "array", "description": "d", "items": {"type": "integer", "description": "one"}}},
+        "properties": {
+            "x": {
+                "type": "array",
+                "description": "d",
+                "items": {"type": "integer", "description": "one"},
+            }
+        },
         "required": ["x"],
         "additionalProperties": {"type": "string", "description": ""},
     }
-    tool = {"type": "function", "function": {"name": "f", "description": "F", "parameters": parameters}}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "F", "parameters": parameters},
+    }
     assert complete_tool(tool) == tool
 
 
@@ -65,4 +77,9 @@ def test_a_definition_without_end_is_cut() -> None:
 
 
 def test_what_a_template_shows_as_it_is_stays_as_it_is() -> None:
-    assert shown({"name": "f", "description": "d", "parameters": {"properties": {"x": {"type": "odd"}}}}) == "f: d(x: odd)"
+    assert (
+        shown(
+            {"name": "f", "description": "d", "parameters": {"properties": {"x": {"type": "odd"}}}}
+        )
+        == "f: d(x: odd)"
+    )

@@ -9,15 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.prompt.conversation import RoleHabits, arguments_object, template_messages, with_roles
+from holdfast.front.prompt.conversation import (
+    RoleHabits,
+    arguments_object,
+    template_messages,
+    with_roles,
+)
 
 
-def ready(*messages: dict[str, Any], keep_parts: bool = False, arguments_as_text: bool = False) -> list[dict[str, Any]]:
+def ready(
+    *messages: dict[str, Any], keep_parts: bool = False, arguments_as_text: bool = False
+) -> list[dict[str, Any]]:
     return template_messages(messages, keep_parts=keep_parts, arguments_as_text=arguments_as_text)
 
 
 def call(arguments: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": arguments}}]}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": arguments}}],
+    }
 
 
 def test_parts_are_joined_line_by_line() -> None:
@@ -26,7 +37,9 @@ def test_parts_are_joined_line_by_line() -> None:
 
 
 def test_text_becomes_parts_for_a_template_that_goes_through_them() -> None:
-    assert ready({"role": "user", "content": "one"}, keep_parts=True)[0]["content"] == [{"type": "text", "text": "one"}]
+    assert ready({"role": "user", "content": "one"}, keep_parts=True)[0]["content"] == [
+        {"type": "text", "text": "one"}
+    ]
 
 
 def test_developer_is_system_and_no_content_is_empty_content() -> None:
@@ -37,9 +50,9 @@ def test_developer_is_system_and_no_content_is_empty_content() -> None:
 
 
 def test_keys_without_value_are_left_out() -> None:
-    assert ready({"role": "assistant", "content": "x", "tool_calls": None, "refusal": None, "name": None}) == [
-        {"role": "assistant", "content": "x"}
-    ]
+    assert ready(
+        {"role": "assistant", "content": "x", "tool_calls": None, "refusal": None, "name": None}
+    ) == [{"role": "assistant", "content": "x"}]
     assert "tool_calls" not in ready({"role": "assistant", "content": "x", "tool_calls": []})[0]
 
 
@@ -67,9 +80,16 @@ def test_arguments_become_objects(arguments: Any, expected: Any) -> None:
     assert ready(call(arguments))[0]["tool_calls"][0]["function"]["arguments"] == expected
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [('{"a": 1}', '{"a": 1}'), ({"a": "é"}, '{"a": "é"}'), ("", "{}")])
-def test_arguments_stay_text_for_a_template_that_writes_them_as_they_are(arguments: Any, expected: str) -> None:
-    assert ready(call(arguments), arguments_as_text=True)[0]["tool_calls"][0]["function"]["arguments"] == expected
+@pytest.mark.parametrize(
+    ("arguments", "expected"), [('{"a": 1}', '{"a": 1}'), ({"a": "é"}, '{"a": "é"}'), ("", "{}")]
+)
+def test_arguments_stay_text_for_a_template_that_writes_them_as_they_are(
+    arguments: Any, expected: str
+) -> None:
+    assert (
+        ready(call(arguments), arguments_as_text=True)[0]["tool_calls"][0]["function"]["arguments"]
+        == expected
+    )
 
 
 def test_the_clients_messages_are_left_as_they_are() -> None:
@@ -86,7 +106,10 @@ def test_the_clients_messages_are_left_as_they_are() -> None:
         ({"role": 3, "content": "x"}, "messages.0.role"),
         ({"role": "user", "content": 3}, "messages.0.content"),
         ({"role": "user", "content": [3]}, "messages.0.content.0"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages.0.content.0.type"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            "messages.0.content.0.type",
+        ),
         ({"role": "user", "content": [{"type": "text"}]}, "messages.0.content.0.text"),
         ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages.0.tool_calls.0.function"),
         ({"role": "assistant", "tool_calls": 3}, "messages.0.tool_calls"),
@@ -121,9 +144,15 @@ def test_any_text_may_stand_for_arguments(arguments: str) -> None:
         (RoleHabits(same_in_a_row=False), "uattu", "uattu"),
     ],
 )
-def test_roles_come_in_an_order_that_the_template_takes(habits: RoleHabits, roles: str, expected: str) -> None:
+def test_roles_come_in_an_order_that_the_template_takes(
+    habits: RoleHabits, roles: str, expected: str
+) -> None:
     names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
-    messages: list[dict[str, Any]] = [{"role": names[each], "content": str(at)} for at, each in enumerate(roles)]
+    messages: list[dict[str, Any]] = [
+        {"role": names[each], "content": str(at)} for at, each in enumerate(roles)
+    ]
     ready = with_roles(messages, habits)
     assert "".join(each["role"][0] for each in ready) == expected
-    assert "".join(each["content"] for each in ready).replace("\n\n", "") == "".join(map(str, range(len(roles))))
+    assert "".join(each["content"] for each in ready).replace("\n\n", "") == "".join(
+        map(str, range(len(roles)))
+    )

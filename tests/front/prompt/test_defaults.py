@@ -11,16 +11,30 @@ from holdfast.wire.requests import SamplingParams
 
 def test_only_open_fields_are_filled() -> None:
     sampling = SamplingParams(temperature=1.0, top_p=0.5)
-    filled = with_model_defaults(sampling, unset=("top_p", "min_p"), defaults={"temperature": 0.6, "top_p": 0.95, "top_k": 20})
+    filled = with_model_defaults(
+        sampling,
+        unset=("top_p", "min_p"),
+        defaults={"temperature": 0.6, "top_p": 0.95, "top_k": 20},
+    )
     assert filled == SamplingParams(temperature=1.0, top_p=0.95)
 
 
 def test_without_open_fields_nothing_changes() -> None:
-    assert with_model_defaults(SamplingParams(), unset=(), defaults={"temperature": 0.6}) == SamplingParams()
+    assert (
+        with_model_defaults(SamplingParams(), unset=(), defaults={"temperature": 0.6})
+        == SamplingParams()
+    )
 
 
 def test_nonsense_is_left_out() -> None:
-    recommended = {"temperature": "hot", "top_p": 3, "top_k": True, "min_p": None, "repetition_penalty": 1.05, "max_length": 20}
+    recommended = {
+        "temperature": "hot",
+        "top_p": 3,
+        "top_k": True,
+        "min_p": None,
+        "repetition_penalty": 1.05,
+        "max_length": 20,
+    }
     assert usable_defaults(recommended) == {"repetition_penalty": 1.05}
 
 

@@ -1,4 +1,6 @@
-"""How a model writes calls and thoughts is found from its template and tokens, and only believed when it is proved."""
+"""How a model writes calls and thoughts is found from its template and tokens, and only believed
+when it is proved.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ from tests.fakes.family_templates import FAMILY_TEMPLATES, FamilyTemplate, token
 from tests.fakes.told_answers import by_tokens, told
 
 FAMILIES = pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
-TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-THINK = "{% if enable_thinking %}<think>{% elif enable_thinking is defined %}<think></think>{% endif %}"
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+}
+THINK = (
+    "{% if enable_thinking %}<think>{% elif enable_thinking is defined %}<think></think>{% endif %}"
+)
 THINKING = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]"
-    + THINK
-    + "{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt "
+    "%}[assistant]" + THINK + "{% endif %}"
 )
 
 
@@ -34,19 +40,34 @@ def found(family: FamilyTemplate) -> FoundDialect:
 
 
 def source_of(source: str, *tokens: str, **config: Any) -> FoundDialect:
-    return find_dialect(ChatTemplate({"default": source}, special_tokens={}), tokenizer_for(source, *tokens), config=config)
+    return find_dialect(
+        ChatTemplate({"default": source}, special_tokens={}),
+        tokenizer_for(source, *tokens),
+        config=config,
+    )
 
 
 @FAMILIES
 def test_each_family_is_found_and_its_calls_come_back_through_its_template(name: str) -> None:
     family = FAMILY_TEMPLATES[name]
     report = found(family).report
-    assert (report.family, report.tools, report.proven, report.why) == (family.family, "template", True, "")
-    assert (report.calls_kept, report.parallel, report.ids) == (family.kept, family.parallel, family.ids)
+    assert (report.family, report.tools, report.proven, report.why) == (
+        family.family,
+        "template",
+        True,
+        "",
+    )
+    assert (report.calls_kept, report.parallel, report.ids) == (
+        family.kept,
+        family.parallel,
+        family.ids,
+    )
 
 
 @FAMILIES
-def test_thoughts_of_each_family_are_known_with_the_state_in_which_an_answer_begins(name: str) -> None:
+def test_thoughts_of_each_family_are_known_with_the_state_in_which_an_answer_begins(
+    name: str,
+) -> None:
     family = FAMILY_TEMPLATES[name]
     thinking = found(family).report.thinking
     if not family.thought[0]:
@@ -72,11 +93,18 @@ def test_a_thought_is_known_whose_markers_the_template_builds_from_parts() -> No
     assert told(model.dialect, [], answer, in_reasoning=True) == [("thought", "Hm."), "Hello!"]
 
 
-@pytest.mark.parametrize("opening", ["{{ think('') }}", "{% if thinking is not false %}{{ think('') }}{% endif %}", ""])
+@pytest.mark.parametrize(
+    "opening", ["{{ think('') }}", "{% if thinking is not false %}{{ think('') }}{% endif %}", ""]
+)
 def test_a_thought_is_known_by_what_the_template_writes_of_it(opening: str) -> None:
     parts = "{% macro think(end) %}{{ '<' + end + 'think>' }}{% endmacro %}"
-    said = "{% if m.reasoning_content %}{{ think('') }}{{ m.reasoning_content }}{{ think('/') }}{% endif %}{{ m.content }}"
-    source = parts + "{% for m in messages %}[{{ m.role }}]" + said + "{% endfor %}[assistant]" + opening
+    said = (
+        "{% if m.reasoning_content %}{{ think('') }}{{ m.reasoning_content }}{{ think('/') }}{% "
+        "endif %}{{ m.content }}"
+    )
+    source = (
+        parts + "{% for m in messages %}[{{ m.role }}]" + said + "{% endfor %}[assistant]" + opening
+    )
     assert source_of(source).dialect.reasoning == ReasoningFormat(start="<think>", end="</think>")
 
 
@@ -84,41 +112,73 @@ def test_a_thought_is_known_by_what_the_template_writes_of_it(opening: str) -> N
 def test_a_conversation_with_many_calls_can_be_rendered_and_goes_on(name: str) -> None:
     template = found(FAMILY_TEMPLATES[name]).template
     assert template is not None
-    calls = [{"id": f"toolu_{at}", "function": {"name": "f", "arguments": '{"at": 1'}} for at in range(3)]
-    results = [
-        {"role": "tool", "tool_call_id": f"toolu_{at}", "content": [{"type": "text", "text": f"r{at}"}]} for at in (2, 0, 1)
+    calls = [
+        {"id": f"toolu_{at}", "function": {"name": "f", "arguments": '{"at": 1'}} for at in range(3)
     ]
-    messages = ({"role": "user", "content": "go"}, {"role": "assistant", "content": None, "tool_calls": calls}, *results)
-    text = template.render(ChatPrompt(messages=(*messages, {"role": "user", "content": "and?"}), tools=(TOOL,)))
+    results = [
+        {
+            "role": "tool",
+            "tool_call_id": f"toolu_{at}",
+            "content": [{"type": "text", "text": f"r{at}"}],
+        }
+        for at in (2, 0, 1)
+    ]
+    messages = (
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        *results,
+    )
+    text = template.render(
+        ChatPrompt(messages=(*messages, {"role": "user", "content": "and?"}), tools=(TOOL,))
+    )
     places = [text.index(f"r{at}") for at in range(3)]
     assert places == sorted(places)
     assert text.index("and?") > places[-1]
 
 
-NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+NO_TOOLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
 
 
 def test_a_template_without_tools_serves_them_in_text() -> None:
     found = source_of(NO_TOOLS)
-    assert (found.report.family, found.report.tools, found.report.proven) == ("hermes", "text", True)
+    assert (found.report.family, found.report.tools, found.report.proven) == (
+        "hermes",
+        "text",
+        True,
+    )
     assert found.report.why == "the chat template shows no tools"
     assert found.template is not None
-    assert '"name": "f"' in found.template.render(ChatPrompt(messages=({"role": "user", "content": "u"},), tools=(TOOL,)))
+    assert '"name": "f"' in found.template.render(
+        ChatPrompt(messages=({"role": "user", "content": "u"},), tools=(TOOL,))
+    )
 
 
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v31", "kimi_k2", "qwen3_coder"])
-def test_a_template_that_names_a_syntax_but_shows_no_tools_has_them_told_in_it(name: str, kept: bool) -> None:
+def test_a_template_that_names_a_syntax_but_shows_no_tools_has_them_told_in_it(
+    name: str, kept: bool
+) -> None:
     family = replace(FAMILY_TEMPLATES[name], tools="", kept=kept)
     model = found(family)
     report = model.report
-    assert (report.family, report.tools, report.proven, report.calls_kept) == (family.family, "text", True, False)
+    assert (report.family, report.tools, report.proven, report.calls_kept) == (
+        family.family,
+        "text",
+        True,
+        False,
+    )
     assert report.why == "the chat template shows no tools"
     assert model.template is not None
     assert model.dialect.calls is not None
     made = {"id": "functions.f:0", "function": {"name": "f", "arguments": '{"at": "1"}'}}
     result = {"role": "tool", "tool_call_id": "functions.f:0", "content": "r1"}
-    messages = ({"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": [made]}, result)
+    messages = (
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "", "tool_calls": [made]},
+        result,
+    )
     text = model.template.render(ChatPrompt(messages=messages, tools=(TOOL,)))
     call = model.dialect.calls.write([Call("f", {"at": "1"}, "functions.f:0")])
     before, _, behind = text.partition(call)
@@ -151,24 +211,33 @@ def test_a_template_that_spoils_arguments_is_not_believed() -> None:
 
 def test_a_template_that_leaves_out_results_is_not_believed() -> None:
     report = found(replace(FAMILY_TEMPLATES["qwen3"], result="")).report
-    assert (report.tools, report.why) == ("text", "hermes: the template leaves out results of tools")
+    assert (report.tools, report.why) == (
+        "text",
+        "hermes: the template leaves out results of tools",
+    )
 
 
 def test_a_syntax_that_nobody_knows_is_replaced_by_one_in_text() -> None:
-    report = found(FamilyTemplate(family="", call="CALL {{ c.name }} WITH {{ c.arguments | tojson }}")).report
+    report = found(
+        FamilyTemplate(family="", call="CALL {{ c.name }} WITH {{ c.arguments | tojson }}")
+    ).report
     assert (report.tools, report.family) == ("text", "hermes")
     assert report.why == "no family of models is known that writes calls like this"
 
 
 def test_the_variant_for_tools_is_what_counts() -> None:
-    template = ChatTemplate({"default": NO_TOOLS, "tool_use": FAMILY_TEMPLATES["glm47"].source}, special_tokens={})
+    template = ChatTemplate(
+        {"default": NO_TOOLS, "tool_use": FAMILY_TEMPLATES["glm47"].source}, special_tokens={}
+    )
     tokenizer = tokenizer_for(FAMILY_TEMPLATES["glm47"].source)
     assert find_dialect(template, tokenizer, config={}).report.family == "glm47"
 
 
 def test_a_key_of_the_tokenizer_s_configuration_is_tried_first() -> None:
     family = FAMILY_TEMPLATES["glm45"]
-    report = find_dialect(family.template(), family.tokenizer(), config={"tool_parser_type": "kimi_k2"}).report
+    report = find_dialect(
+        family.template(), family.tokenizer(), config={"tool_parser_type": "kimi_k2"}
+    ).report
     assert (report.family, report.proven) == ("glm45", True)
 
 
@@ -183,11 +252,17 @@ def test_without_a_template_there_are_no_tools_but_thoughts() -> None:
 def test_a_pair_of_tokens_marks_thoughts_though_the_template_never_names_it() -> None:
     thinking = source_of(NO_TOOLS, "<think>", "</think>").report.thinking
     assert thinking is not None
-    assert (thinking.start, thinking.end, thinking.opened_by_prompt, thinking.switch) == ("<think>", "</think>", False, ())
+    assert (thinking.start, thinking.end, thinking.opened_by_prompt, thinking.switch) == (
+        "<think>",
+        "</think>",
+        False,
+        (),
+    )
 
 
 @pytest.mark.parametrize(
-    ("options", "opens"), [({}, False), ({"enable_thinking": True}, True), ({"enable_thinking": False}, False)]
+    ("options", "opens"),
+    [({}, False), ({"enable_thinking": True}, True), ({"enable_thinking": False}, False)],
 )
 @pytest.mark.parametrize("said", ["hello", "what does <think> mean?", "</think>"])
 def test_what_the_template_writes_for_an_answer_decides_whether_it_begins_in_a_thought(
@@ -196,57 +271,92 @@ def test_what_the_template_writes_for_an_answer_decides_whether_it_begins_in_a_t
     found = source_of(THINKING)
     assert found.template is not None
     prompt = ChatPrompt(messages=({"role": "user", "content": said},), template_options=options)
-    assert prompt_opens_thought(found.template, found.dialect, prompt, found.template.render(prompt)) is opens
+    assert (
+        prompt_opens_thought(found.template, found.dialect, prompt, found.template.render(prompt))
+        is opens
+    )
 
 
-@pytest.mark.parametrize(("begun", "opens"), [("Well,", False), ("<think>Hm", True), ("<think>Hm</think>So", False)])
+@pytest.mark.parametrize(
+    ("begun", "opens"), [("Well,", False), ("<think>Hm", True), ("<think>Hm</think>So", False)]
+)
 def test_an_answer_that_is_continued_may_be_within_its_own_thought(begun: str, opens: bool) -> None:
     found = source_of(THINKING)
     assert found.template is not None
     messages = ({"role": "user", "content": "u"}, {"role": "assistant", "content": begun})
-    prompt = ChatPrompt(messages=messages, continue_last=True, template_options={"enable_thinking": True})
-    assert prompt_opens_thought(found.template, found.dialect, prompt, found.template.render(prompt)) is opens
+    prompt = ChatPrompt(
+        messages=messages, continue_last=True, template_options={"enable_thinking": True}
+    )
+    assert (
+        prompt_opens_thought(found.template, found.dialect, prompt, found.template.render(prompt))
+        is opens
+    )
 
 
 def test_marks_that_say_nothing_are_known_where_they_are_tokens() -> None:
-    assert source_of(NO_TOOLS, "<response>", "</response>").dialect.dropped_marks == ("<response>", "</response>")
+    assert source_of(NO_TOOLS, "<response>", "</response>").dialect.dropped_marks == (
+        "<response>",
+        "</response>",
+    )
     assert source_of(NO_TOOLS).dialect.dropped_marks == ()
 
 
 @pytest.mark.parametrize(
     ("wrote", "said"),
     [
-        ("<think>\nHm.\n</think>\n<answer>\nYes, <b>3</b>.\n</answer>", [("thought", "Hm."), "Yes, <b>3</b>."]),
+        (
+            "<think>\nHm.\n</think>\n<answer>\nYes, <b>3</b>.\n</answer>",
+            [("thought", "Hm."), "Yes, <b>3</b>."],
+        ),
         ("<answer>\nYes.\n</answer>\n", ["Yes."]),
         ("<answer>Yes.", ["Yes."]),
-        ("<answer>\nWrite <answer> and </answer> around it.\n</answer>", ["Write <answer> and </answer> around it."]),
+        (
+            "<answer>\nWrite <answer> and </answer> around it.\n</answer>",
+            ["Write <answer> and </answer> around it."],
+        ),
         ("Write <answer>x</answer>", ["Write <answer>x</answer>"]),
         ("Yes.\n</answer>", ["Yes.\n</answer>"]),
-        ('<answer>\nI look.\n</answer>\n<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>', ["I look.", ("f", {}, ())]),
-        ('<answer>\n<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>\n</answer>', [("f", {}, ())]),
+        (
+            '<answer>\nI look.\n</answer>\n<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>',
+            ["I look.", ("f", {}, ())],
+        ),
+        (
+            '<answer>\n<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>\n</answer>',
+            [("f", {}, ())],
+        ),
         ("<answer>\n</answer>", []),
     ],
 )
-def test_what_stands_around_every_answer_is_left_out_where_the_template_names_it(wrote: str, said: list[Any]) -> None:
+def test_what_stands_around_every_answer_is_left_out_where_the_template_names_it(
+    wrote: str, said: list[Any]
+) -> None:
     named = "{% if '<answer>' in m %}{{ m.split('<answer>')[-1].split('</answer>')[0] }}{% endif %}"
-    family = replace(FAMILY_TEMPLATES["hunyuan"], before="{% set m = '' %}" + named, plain_markers=True)
+    family = replace(
+        FAMILY_TEMPLATES["hunyuan"], before="{% set m = '' %}" + named, plain_markers=True
+    )
     dialect = found(family).dialect
     assert dialect.dropped_marks == ()
     for at in ((), range(0, len(wrote), 3), range(len(wrote))):
         assert told(dialect, [TOOL], wrote, at=at) == said
-    assert "".join(str(part) for part in told(found(replace(family, before="")).dialect, [], "<answer>Yes.</answer>")) == (
-        "<answer>Yes.</answer>"
-    )
+    assert "".join(
+        str(part)
+        for part in told(found(replace(family, before="")).dialect, [], "<answer>Yes.</answer>")
+    ) == ("<answer>Yes.</answer>")
 
 
 def test_what_a_prompt_begins_of_a_call_is_left_to_the_model() -> None:
     family = FamilyTemplate(
-        family="functionary_v32", call=">>>{{ c.name }}\n{{ c.arguments | tojson }}", opening=">>>", plain_markers=True
+        family="functionary_v32",
+        call=">>>{{ c.name }}\n{{ c.arguments | tojson }}",
+        opening=">>>",
+        plain_markers=True,
     )
     found = find_dialect(family.template(), family.tokenizer(), config={})
     assert (found.report.family, found.report.proven) == ("functionary_v32", True)
     assert found.template is not None
-    assert found.template.render(ChatPrompt(messages=({"role": "user", "content": "u"},))).endswith("<|im_start|>assistant\n")
+    assert found.template.render(ChatPrompt(messages=({"role": "user", "content": "u"},))).endswith(
+        "<|im_start|>assistant\n"
+    )
 
 
 ARGUMENTS: dict[str, Any] = {"path": 'a "b" <c>\nü', "at": {"lines": [1, 2], "deep": {"on": True}}}
@@ -269,7 +379,8 @@ def test_what_a_model_of_each_family_writes_is_read_token_by_token(name: str) ->
     tokenizer, dialect = family.tokenizer(), found(family).dialect
     assert dialect.calls is not None
     wrote = "\n".join(
-        dialect.calls.write([Call("open_file", ARGUMENTS, "functions.open_file:0")]) for _ in range(1 + family.parallel)
+        dialect.calls.write([Call("open_file", ARGUMENTS, "functions.open_file:0")])
+        for _ in range(1 + family.parallel)
     )
     token_ids = tokenizer.encode(wrote, add_special_tokens=False)
     events = by_tokens(tokenizer, dialect, [FILES], wrote)
@@ -279,5 +390,12 @@ def test_what_a_model_of_each_family_writes_is_read_token_by_token(name: str) ->
             arguments[event.call] = arguments.get(event.call, "") + event.text
     assert [json.loads(text) for text in arguments.values()] == [ARGUMENTS] * (1 + family.parallel)
     assert "".join(event.text for event in events if isinstance(event, TextDelta)).strip() == ""
-    assert [event.finish_reason for event in events if isinstance(event, ChoiceFinished)] == ["tool_calls"]
-    assert [token_id for event in events if not isinstance(event, ChoiceFinished) for token_id in event.token_ids] == token_ids
+    assert [event.finish_reason for event in events if isinstance(event, ChoiceFinished)] == [
+        "tool_calls"
+    ]
+    assert [
+        token_id
+        for event in events
+        if not isinstance(event, ChoiceFinished)
+        for token_id in event.token_ids
+    ] == token_ids

@@ -1,4 +1,6 @@
-"""Markers with a suffix of the vocabulary's own, and models of no known family that say themselves how they are read."""
+"""Markers with a suffix of the vocabulary's own, and models of no known family that say themselves
+how they are read.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ TAGS = ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value", "think")
 
 def with_suffix(text: str, suffix: str) -> str:
     for tag in TAGS:
-        text = text.replace(f"<{tag}>", f"<{tag}{suffix}>").replace(f"</{tag}>", f"</{tag}{suffix}>")
+        text = text.replace(f"<{tag}>", f"<{tag}{suffix}>").replace(
+            f"</{tag}>", f"</{tag}{suffix}>"
+        )
     return text
 
 
@@ -34,7 +38,9 @@ def test_all_markers_of_a_family_may_have_a_suffix(suffix: str) -> None:
     assert (found.report.family, found.report.proven, found.report.why) == ("hy3", True, "")
     assert found.dialect.calls is not None
     assert found.dialect.calls.openers == (f"<tool_calls{suffix}>", f"<tool_call{suffix}>")
-    assert found.dialect.reasoning == ReasoningFormat(start=f"<think{suffix}>", end=f"</think{suffix}>")
+    assert found.dialect.reasoning == ReasoningFormat(
+        start=f"<think{suffix}>", end=f"</think{suffix}>"
+    )
     assert f"<tool_call{suffix}>" in found.dialect.marker_ids
 
 
@@ -55,7 +61,10 @@ SAYS: dict[str, Any] = {
             "repeats": True,
             "content": "xml-inline",
             "content_args": {"tag_pattern": r"<with (?P<key>[^>]+)>(?P<value>.*?)</with>"},
-            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+            "transform": {
+                "type": "function",
+                "function": {"name": "{name}", "arguments": "{content}"},
+            },
         },
         "content": {"close": "<|im_end|>"},
     },
@@ -64,7 +73,11 @@ SAYS: dict[str, Any] = {
 
 def test_a_model_of_no_known_family_is_read_as_it_says() -> None:
     found = find_dialect(UNKNOWN.template(), tokenizer_for(""), config={"response_template": SAYS})
-    assert (found.report.family, found.report.tools, found.report.proven) == ("response_template", "template", True)
+    assert (found.report.family, found.report.tools, found.report.proven) == (
+        "response_template",
+        "template",
+        True,
+    )
     assert found.dialect.reasoning == ReasoningFormat(start="<muse>", end="</muse>")
 
 

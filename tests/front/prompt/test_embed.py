@@ -24,35 +24,56 @@ from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
 
 INFO = structs.replace(model_info(context_tokens=8), embedding_dimensions=64)
-BUNDLE = TokenizerBundle(tokenizer=Tokenizer(toy_tokenizers.byte_level(), config={}), template=None, generation_defaults={})
+BUNDLE = TokenizerBundle(
+    tokenizer=Tokenizer(toy_tokenizers.byte_level(), config={}),
+    template=None,
+    generation_defaults={},
+)
 
 
 def ending_each_text() -> TokenizerBundle:
     """A tokenizer that writes a token behind every text, as Qwen3-Embedding's does."""
     backend = toy_tokenizers.byte_level()
     end = "<|endoftext|>"
-    backend.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, backend.token_to_id(end))])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, backend.token_to_id(end))]
+    )
     return replace(BUNDLE, tokenizer=Tokenizer(backend, config={}))
 
 
-def sequences(*inputs: Any, bundle: TokenizerBundle = BUNDLE, info: Any = INFO, **options: Any) -> tuple[SequenceRequest, ...]:
+def sequences(
+    *inputs: Any, bundle: TokenizerBundle = BUNDLE, info: Any = INFO, **options: Any
+) -> tuple[SequenceRequest, ...]:
     request = EmbeddingRequest(request_id="r", model="m", inputs=inputs, **options)
     return embedding_sequences(request, bundle, info=info)
 
 
 def test_each_input_is_a_sequence_that_is_only_read() -> None:
     text, ids = sequences("hello", (1, 2))
-    assert text.prompt_token_ids == TokenIds.of(BUNDLE.tokenizer.encode("hello", add_special_tokens=True))
+    assert text.prompt_token_ids == TokenIds.of(
+        BUNDLE.tokenizer.encode("hello", add_special_tokens=True)
+    )
     assert ids.prompt_token_ids == TokenIds.of((1, 2))
-    assert (text.max_tokens, text.is_kept, text.pooling, text.request_id, ids.request_id) == (0, False, "mean", "r/0", "r/1")
+    assert (text.max_tokens, text.is_kept, text.pooling, text.request_id, ids.request_id) == (
+        0,
+        False,
+        "mean",
+        "r/0",
+        "r/1",
+    )
 
 
-def test_the_pooling_is_what_is_asked_else_what_the_folder_says_else_what_the_tokenizer_lets_expect() -> None:
+def test_the_pooling_is_what_is_asked_else_what_the_folder_says_else_what_the_tokenizer_lets_expect() -> (
+    None
+):
     last, ends = replace(BUNDLE, own_pooling=OwnPooling(pooling="last")), ending_each_text()
     assert sequences("a", bundle=last, pooling="mean")[0].pooling == "mean"
     assert sequences("a", bundle=last)[0].pooling == "last"
     assert sequences("a", bundle=ends)[0].pooling == "last"
-    assert sequences("a", bundle=replace(ends, own_pooling=OwnPooling(pooling="mean")))[0].pooling == "mean"
+    assert (
+        sequences("a", bundle=replace(ends, own_pooling=OwnPooling(pooling="mean")))[0].pooling
+        == "mean"
+    )
     other = replace(BUNDLE, own_pooling=OwnPooling(unserved="its vectors go elsewhere"))
     assert sequences("a", bundle=other, pooling="last")[0].pooling == "last"
     with pytest.raises(InvalidRequest, match="go elsewhere") as refused:
@@ -60,7 +81,9 @@ def test_the_pooling_is_what_is_asked_else_what_the_folder_says_else_what_the_to
     assert refused.value.field == "pooling"
 
 
-@pytest.mark.parametrize("too_long", ["the " * 40, "x" * 100_000, tuple(range(9))], ids=["words", "a wall", "ids"])
+@pytest.mark.parametrize(
+    "too_long", ["the " * 40, "x" * 100_000, tuple(range(9))], ids=["words", "a wall", "ids"]
+)
 def test_an_input_that_is_too_long_is_refused_by_its_place_or_cut(too_long: Any) -> None:
     with pytest.raises(PromptTooLong) as refused:
         sequences("a", too_long)
@@ -86,7 +109,9 @@ def test_an_input_that_is_too_long_is_refused_by_its_place_or_cut(too_long: Any)
     ],
     ids=str,
 )
-def test_what_cannot_be_served_is_named_before_any_work(inputs: Any, options: Any, field: str) -> None:
+def test_what_cannot_be_served_is_named_before_any_work(
+    inputs: Any, options: Any, field: str
+) -> None:
     with pytest.raises(InvalidRequest) as refused:
         sequences(*inputs, **options)
     assert refused.value.field == field
@@ -97,12 +122,24 @@ def test_a_model_whose_hidden_states_cannot_be_reached_is_refused_in_words() -> 
         sequences("a", info=model_info())
 
 
-@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=20), st.integers(1, 20) | st.none())
-def test_vectors_have_length_one_and_the_direction_of_the_hidden_state(values: list[float], dimensions: int | None) -> None:
+@given(
+    st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=20),
+    st.integers(1, 20) | st.none(),
+)
+def test_vectors_have_length_one_and_the_direction_of_the_hidden_state(
+    values: list[float], dimensions: int | None
+) -> None:
     length = math.hypot(*values)
-    values = [value / length for value in values] if length > 1e-30 else [0.0] * len(values)  # as the worker sends them
+    # as the worker sends them
+    values = [value / length for value in values] if length > 1e-30 else [0.0] * len(values)
     embedding = array("f", values).tobytes()
-    finished = Finished(request_id="r", reason=FinishReason.LENGTH, prompt_tokens=3, completion_tokens=0, embedding=embedding)
+    finished = Finished(
+        request_id="r",
+        reason=FinishReason.LENGTH,
+        prompt_tokens=3,
+        completion_tokens=0,
+        embedding=embedding,
+    )
     found = array("f", embedding_of(finished, dimensions=dimensions).vector).tolist()
     kept = values[:dimensions]
     assert len(found) == len(kept)

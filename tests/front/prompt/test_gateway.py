@@ -1,4 +1,6 @@
-"""The gateway submits what can be served, streams one end per choice, and leaves nothing running behind it."""
+"""The gateway submits what can be served, streams one end per choice, and leaves nothing running
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +43,28 @@ from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.wire.events import FinishReason, RejectionKind
 from holdfast.wire.output import ChoiceFinished, OutputEvent, TextDelta
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, Prompt, SamplingParams, ToolChoice
+from holdfast.wire.requests import (
+    ChatPrompt,
+    GenerationRequest,
+    OutputFormat,
+    Prompt,
+    SamplingParams,
+    ToolChoice,
+)
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import Script, ScriptedClient, answers, model_info, refuses
 
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
-WITH_TOOLS = ChatPrompt(messages=HELLO.messages, tools=({"type": "function", "function": {"name": "look"}},))
+WITH_TOOLS = ChatPrompt(
+    messages=HELLO.messages, tools=({"type": "function", "function": {"name": "look"}},)
+)
 
 
 @pytest.fixture(autouse=True)
 async def no_task_outlives_a_test() -> AsyncIterator[None]:
-    """Runs every test under asyncio's debug mode; nothing may be left behind, not even an exception that nobody looked at."""
+    """Runs every test under asyncio's debug mode; nothing may be left behind, not even an exception
+    that nobody looked at.
+    """
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
     complaints: list[dict[str, Any]] = []
@@ -64,7 +77,9 @@ async def no_task_outlives_a_test() -> AsyncIterator[None]:
     assert complaints == []
 
 
-def serve(bundle: TokenizerBundle, script: Script, *, is_broken: bool = False, **options: Any) -> tuple[Gateway, ScriptedClient]:
+def serve(
+    bundle: TokenizerBundle, script: Script, *, is_broken: bool = False, **options: Any
+) -> tuple[Gateway, ScriptedClient]:
     engine = ScriptedClient(script, **options)
 
     @asynccontextmanager
@@ -101,7 +116,9 @@ async def collect(gateway: Gateway, request: GenerationRequest) -> list[OutputEv
 
 
 def text_of(events: list[OutputEvent], index: int = 0) -> str:
-    return "".join(event.text for event in events if isinstance(event, TextDelta) and event.index == index)
+    return "".join(
+        event.text for event in events if isinstance(event, TextDelta) and event.index == index
+    )
 
 
 def ends(events: list[OutputEvent]) -> list[ChoiceFinished]:
@@ -129,7 +146,9 @@ async def test_the_stream_knows_its_prompt(bundle: TokenizerBundle) -> None:
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_every_choice_has_its_text_and_exactly_one_end(bundle: TokenizerBundle, choices: int) -> None:
+async def test_every_choice_has_its_text_and_exactly_one_end(
+    bundle: TokenizerBundle, choices: int
+) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello world")))
     events = await collect(gateway, asks(choices=choices))
     assert sorted(end.index for end in ends(events)) == list(range(choices))
@@ -139,14 +158,18 @@ async def test_every_choice_has_its_text_and_exactly_one_end(bundle: TokenizerBu
 
 async def test_choices_end_for_themselves(bundle: TokenizerBundle) -> None:
     short, long = encode(bundle, "hello"), encode(bundle, "hello world " * 5)
-    gateway, _ = serve(bundle, lambda request: answers(*(short if request.request_id == "r/1" else long))(request))
+    gateway, _ = serve(
+        bundle, lambda request: answers(*(short if request.request_id == "r/1" else long))(request)
+    )
     events = await collect(gateway, asks(choices=2))
     assert [text_of(events, index) for index in (0, 1)] == ["hello world " * 5, "hello"]
     assert [end.index for end in ends(events)] == [1, 0]
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-async def test_a_stop_string_cancels_the_workers_sequence_at_once(bundle: TokenizerBundle, choices: int) -> None:
+async def test_a_stop_string_cancels_the_workers_sequence_at_once(
+    bundle: TokenizerBundle, choices: int
+) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello world and more " * 20)))
     events = await collect(gateway, asks(choices=choices, stop=("wor",)))
     assert [text_of(events, index) for index in range(choices)] == ["hello "] * choices
@@ -156,7 +179,9 @@ async def test_a_stop_string_cancels_the_workers_sequence_at_once(bundle: Tokeni
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_closing_the_stream_cancels_all_choices(bundle: TokenizerBundle, choices: int) -> None:
+async def test_closing_the_stream_cancels_all_choices(
+    bundle: TokenizerBundle, choices: int
+) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello world " * 50)))
     stream = await gateway.generate(asks(choices=choices))
     await anext(stream)
@@ -168,7 +193,9 @@ async def test_closing_the_stream_cancels_all_choices(bundle: TokenizerBundle, c
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_closing_before_the_first_event_cancels_all_choices(bundle: TokenizerBundle, choices: int) -> None:
+async def test_closing_before_the_first_event_cancels_all_choices(
+    bundle: TokenizerBundle, choices: int
+) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
     engine.may_go_on.clear()
     stream = await gateway.generate(asks(choices=choices))
@@ -178,7 +205,9 @@ async def test_closing_before_the_first_event_cancels_all_choices(bundle: Tokeni
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_cancelling_the_consumer_cancels_all_choices(bundle: TokenizerBundle, choices: int) -> None:
+async def test_cancelling_the_consumer_cancels_all_choices(
+    bundle: TokenizerBundle, choices: int
+) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
     engine.may_go_on.clear()
     consumer = asyncio.create_task(collect(gateway, asks(choices=choices)))
@@ -193,7 +222,9 @@ async def test_cancelling_the_consumer_cancels_all_choices(bundle: TokenizerBund
     await engine.close()
 
 
-async def test_cancelling_while_the_worker_has_not_accepted_cancels_there_too(bundle: TokenizerBundle) -> None:
+async def test_cancelling_while_the_worker_has_not_accepted_cancels_there_too(
+    bundle: TokenizerBundle,
+) -> None:
     gateway, engine = serve(bundle, lambda request: [])
     consumer = asyncio.create_task(collect(gateway, asks(choices=2)))
     while len(engine.submitted) < 2:
@@ -205,10 +236,14 @@ async def test_cancelling_while_the_worker_has_not_accepted_cancels_there_too(bu
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_a_failure_is_raised_and_cancels_the_other_choices(bundle: TokenizerBundle, choices: int) -> None:
+async def test_a_failure_is_raised_and_cancels_the_other_choices(
+    bundle: TokenizerBundle, choices: int
+) -> None:
     fails = answers(*encode(bundle, "he"), reason=FinishReason.FAILED, error="NaN in the logits")
     lasts = answers(*encode(bundle, "hello world " * 50))
-    gateway, engine = serve(bundle, lambda request: (fails if request.request_id == "r/0" else lasts)(request))
+    gateway, engine = serve(
+        bundle, lambda request: (fails if request.request_id == "r/0" else lasts)(request)
+    )
     with pytest.raises(GenerationFailed, match="NaN"):
         await collect(gateway, asks(choices=choices))
     assert sorted(engine.cancelled) == [f"r/{index}" for index in range(1, choices)]
@@ -229,22 +264,32 @@ async def test_a_full_queue_is_told_with_its_numbers(bundle: TokenizerBundle) ->
         ("shutting_down", WorkerUnavailable),
     ],
 )
-async def test_other_refusals_become_their_errors(bundle: TokenizerBundle, kind: RejectionKind, error: type[Exception]) -> None:
+async def test_other_refusals_become_their_errors(
+    bundle: TokenizerBundle, kind: RejectionKind, error: type[Exception]
+) -> None:
     gateway, _ = serve(bundle, refuses(kind, message="because", field="max_tokens"))
     with pytest.raises(error, match="because"):
         await gateway.generate(asks())
 
 
-async def test_a_request_that_never_fits_is_refused_with_its_numbers(bundle: TokenizerBundle) -> None:
+async def test_a_request_that_never_fits_is_refused_with_its_numbers(
+    bundle: TokenizerBundle,
+) -> None:
     gateway, _ = serve(bundle, refuses("too_large"))
     with pytest.raises(TooLargeForMemory) as caught:
         await gateway.generate(asks())
-    assert (caught.value.needed_bytes, caught.value.budget_bytes, caught.value.field) == (9, 8, "max_tokens")
+    assert (caught.value.needed_bytes, caught.value.budget_bytes, caught.value.field) == (
+        9,
+        8,
+        "max_tokens",
+    )
 
 
 async def test_one_refused_choice_cancels_those_that_were_accepted(bundle: TokenizerBundle) -> None:
     refused, accepted = refuses("queue_full"), answers(*encode(bundle, "hello world"))
-    gateway, engine = serve(bundle, lambda request: (refused if request.request_id == "r/2" else accepted)(request))
+    gateway, engine = serve(
+        bundle, lambda request: (refused if request.request_id == "r/2" else accepted)(request)
+    )
     engine.may_go_on.clear()
     with pytest.raises(QueueFull):
         await gateway.generate(asks(choices=3))
@@ -252,7 +297,9 @@ async def test_one_refused_choice_cancels_those_that_were_accepted(bundle: Token
     await engine.close()
 
 
-async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(bundle: TokenizerBundle) -> None:
+async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(
+    bundle: TokenizerBundle,
+) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
     engine.refuses_after = 1
     with pytest.raises(WorkerUnavailable):
@@ -270,8 +317,16 @@ async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(bun
         ({"prompt": "x" * 300, "prompt_field": "prompt"}, PromptTooLong, "prompt"),
         ({"choices": 99}, InvalidRequest, "n"),
         ({"sampling": SamplingParams(logit_bias={1000: 1.0})}, InvalidRequest, "logit_bias"),
-        ({"output_format": OutputFormat(kind="regex", pattern="(", field="guided_regex")}, InvalidRequest, "guided_regex"),
-        ({"prompt": WITH_TOOLS, "tool_choice": ToolChoice(mode="required")}, InvalidRequest, "tool_choice"),
+        (
+            {"output_format": OutputFormat(kind="regex", pattern="(", field="guided_regex")},
+            InvalidRequest,
+            "guided_regex",
+        ),
+        (
+            {"prompt": WITH_TOOLS, "tool_choice": ToolChoice(mode="required")},
+            InvalidRequest,
+            "tool_choice",
+        ),
     ],
 )
 async def test_what_cannot_be_served_never_reaches_the_worker(
@@ -292,7 +347,9 @@ async def test_a_model_whose_tokenizer_is_broken_cannot_be_served(bundle: Tokeni
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-async def test_the_model_is_held_until_the_answer_has_ended(bundle: TokenizerBundle, choices: int) -> None:
+async def test_the_model_is_held_until_the_answer_has_ended(
+    bundle: TokenizerBundle, choices: int
+) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
     async with aclosing(await gateway.generate(asks(choices=choices))) as stream:
         assert engine.leases == 1
@@ -306,7 +363,9 @@ async def test_the_model_is_held_until_the_answer_has_ended(bundle: TokenizerBun
     await engine.close()
 
 
-async def test_the_model_is_held_no_longer_when_a_request_is_refused(bundle: TokenizerBundle) -> None:
+async def test_the_model_is_held_no_longer_when_a_request_is_refused(
+    bundle: TokenizerBundle,
+) -> None:
     gateway, engine = serve(bundle, refuses("queue_full"))
     with pytest.raises(QueueFull):
         await gateway.generate(asks())
@@ -321,28 +380,47 @@ async def test_a_long_text_is_tokenized_on_another_thread(bundle: TokenizerBundl
             self.threads.append(threading.current_thread())
             return super().encode_all(texts)
 
-    noting = replace(bundle, tokenizer=NotingTokenizer(toy_tokenizers.byte_level(), config={}), token_memory=TokenMemory())
+    noting = replace(
+        bundle,
+        tokenizer=NotingTokenizer(toy_tokenizers.byte_level(), config={}),
+        token_memory=TokenMemory(),
+    )
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
     for text in ("hello", "hello " * 5000):
         await collect(gateway, asks(text))
-    assert [thread is threading.main_thread() for thread in NotingTokenizer.threads] == [True, False]
+    assert [thread is threading.main_thread() for thread in NotingTokenizer.threads] == [
+        True,
+        False,
+    ]
 
 
 async def test_conversations_are_rendered_on_another_thread(bundle: TokenizerBundle) -> None:
     class NotingTemplate(ChatTemplate):
         threads: ClassVar[list[threading.Thread]] = []
 
-        def render(self, prompt: ChatPrompt, *, field: str = "messages", tenant: str | None = None) -> str:
+        def render(
+            self, prompt: ChatPrompt, *, field: str = "messages", tenant: str | None = None
+        ) -> str:
             self.threads.append(threading.current_thread())
             return super().render(prompt, field=field, tenant=tenant)
 
-    template = NotingTemplate({"default": toy_tokenizers.CHATML}, special_tokens=bundle.tokenizer.special_tokens)
+    template = NotingTemplate(
+        {"default": toy_tokenizers.CHATML}, special_tokens=bundle.tokenizer.special_tokens
+    )
     noting = replace(bundle, template=template)
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
     long_answer = {"role": "assistant", "content": "{" * 30_000}
-    for messages in (HELLO.messages, HELLO.messages * 400, (*HELLO.messages, long_answer, *HELLO.messages)):
+    for messages in (
+        HELLO.messages,
+        HELLO.messages * 400,
+        (*HELLO.messages, long_answer, *HELLO.messages),
+    ):
         await collect(gateway, asks(ChatPrompt(messages=messages)))
-    assert [thread is threading.main_thread() for thread in NotingTemplate.threads] == [False, False, False]
+    assert [thread is threading.main_thread() for thread in NotingTemplate.threads] == [
+        False,
+        False,
+        False,
+    ]
 
 
 async def test_grammars_are_made_on_another_thread_and_go_to_the_worker(
@@ -393,7 +471,9 @@ def in_single_bytes(bundle: TokenizerBundle, text: str) -> tuple[int, ...]:
     return tuple(token_id for character in text for token_id in encode(bundle, character))
 
 
-async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_generated(bundle: TokenizerBundle) -> None:
+async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_generated(
+    bundle: TokenizerBundle,
+) -> None:
     bundle = replace(bundle, known_answers=KnownAnswers())
     answer = "hello hello"
     generated = in_single_bytes(bundle, answer)
@@ -401,13 +481,19 @@ async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_gen
     assert bundle.tokenizer.decode(generated, skip_special_tokens=False) == answer
     gateway, engine = serve(bundle, answers(*generated, *bundle.tokenizer.eos_token_ids))
     assert text_of(await collect(gateway, asks())) == answer
-    said: tuple[dict[str, Any], ...] = ({"role": "assistant", "content": answer}, {"role": "user", "content": answer})
+    said: tuple[dict[str, Any], ...] = (
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": answer},
+    )
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, *said))))
     first, second = (tuple(sequence.prompt_token_ids) for sequence in engine.submitted)
     assert second[: len(first) + len(generated)] == first + generated
     assert bundle.tokenizer.decode(second, skip_special_tokens=False).count(answer) == 2
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, *said)), tenant="another"))
-    assert tuple(engine.submitted[2].prompt_token_ids)[: len(first) + len(generated)] != first + generated
+    assert (
+        tuple(engine.submitted[2].prompt_token_ids)[: len(first) + len(generated)]
+        != first + generated
+    )
 
 
 async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(bundle: TokenizerBundle) -> None:
@@ -415,8 +501,17 @@ async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(bundle: Tokeni
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello hello")))
     events = await collect(gateway, asks(stop=("lo h",)))
     assert text_of(events) == "hel"
-    await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, {"role": "assistant", "content": "hel"}, *HELLO.messages))))
-    assert "hel" in bundle.tokenizer.decode(engine.submitted[1].prompt_token_ids, skip_special_tokens=False)
+    await collect(
+        gateway,
+        asks(
+            ChatPrompt(
+                messages=(*HELLO.messages, {"role": "assistant", "content": "hel"}, *HELLO.messages)
+            )
+        ),
+    )
+    assert "hel" in bundle.tokenizer.decode(
+        engine.submitted[1].prompt_token_ids, skip_special_tokens=False
+    )
     assert bundle.known_answers.put_back_answers == 0
 
 
@@ -430,7 +525,9 @@ async def test_what_the_model_would_read_is_what_it_reads(bundle: TokenizerBundl
     assert len(engine.submitted) == 3
 
 
-async def test_a_prompt_is_encoded_even_if_it_is_longer_than_the_window(bundle: TokenizerBundle) -> None:
+async def test_a_prompt_is_encoded_even_if_it_is_longer_than_the_window(
+    bundle: TokenizerBundle,
+) -> None:
     gateway, engine = serve(bundle, answers(1), info=model_info(context_tokens=8))
     assert len((await gateway.encode(asks("hello the " * 9))).token_ids) > 8
     with pytest.raises(PromptTooLong):
@@ -444,7 +541,9 @@ async def test_a_model_whose_template_hangs_holds_up_no_other_model(
     processes = RenderProcesses(seconds=1.0)
     monkeypatch.setattr(template_process, "PROCESSES", processes)
     loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
-    source = "{% if messages[0].content == 'loop' %}" + loops + "{% endif %}" + toy_tokenizers.CHATML
+    source = (
+        "{% if messages[0].content == 'loop' %}" + loops + "{% endif %}" + toy_tokenizers.CHATML
+    )
     template = ChatTemplate({"default": source}, special_tokens=bundle.tokenizer.special_tokens)
     bundles = {"toy": bundle, "hostile": replace(bundle, template=template)}
     engine = ScriptedClient(answers(1))
@@ -458,7 +557,9 @@ async def test_a_model_whose_template_hangs_holds_up_no_other_model(
 
     gateway = Gateway(lease_of, Bundles(read), LimitsSettings())
     endless = ChatPrompt(messages=({"role": "user", "content": "loop"},))
-    hanging = [asyncio.create_task(gateway.generate(asks(endless, model="hostile"))) for _ in range(80)]
+    hanging = [
+        asyncio.create_task(gateway.generate(asks(endless, model="hostile"))) for _ in range(80)
+    ]
     done, _ = await asyncio.wait(hanging, return_when=asyncio.FIRST_COMPLETED)
     assert {type(task.exception()) for task in done} <= {TemplateOverrun, RenderingUnavailable}
     assert ends(await collect(gateway, asks()))
@@ -466,7 +567,11 @@ async def test_a_model_whose_template_hangs_holds_up_no_other_model(
     for task in hanging:
         task.cancel()
     outcomes = await asyncio.gather(*hanging, return_exceptions=True)
-    assert {type(outcome) for outcome in outcomes} <= {TemplateOverrun, RenderingUnavailable, asyncio.CancelledError}
+    assert {type(outcome) for outcome in outcomes} <= {
+        TemplateOverrun,
+        RenderingUnavailable,
+        asyncio.CancelledError,
+    }
     processes.close()
 
 

@@ -1,4 +1,6 @@
-"""Conversations that go on are rendered as they are when they are rendered whole, by templates that are proved to allow it."""
+"""Conversations that go on are rendered as they are when they are rendered whole, by templates that
+are proved to allow it.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,10 @@ NOT_LOCAL = {
     "how many": LOOP % "{{ messages | length }}",
     "how many are left": LOOP % "{{ loop.revindex }}",
     "two further on": LOOP % "{{ messages[loop.index0 + 2].role }}",
-    "one that is counted by another loop": LOOP % "{% for c in m.content %}{{ messages[loop.index0].role }}{% endfor %}",
-    "what is carried along": "{% set ns = namespace(n=0) %}" + LOOP % "{% set ns.n = ns.n + 1 %}{{ ns.n }}",
+    "one that is counted by another loop": LOOP
+    % "{% for c in m.content %}{{ messages[loop.index0].role }}{% endfor %}",
+    "what is carried along": "{% set ns = namespace(n=0) %}"
+    + LOOP % "{% set ns.n = ns.n + 1 %}{{ ns.n }}",
     "what has changed": LOOP % "{{ loop.changed(m.role) }}",
     "one of several in turn": "{% set c = cycler('a', 'b') %}" + LOOP % "{{ c.next() }}",
     "the date": LOOP % "{{ strftime_now('%Y') }}",
@@ -55,11 +59,14 @@ NOT_LOCAL = {
     "those of a kind": "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
     "an end before the end": LOOP % "{% if m.role == 'tool' %}{% break %}{% endif %}",
     "all of it, stripped": "{% set text %}" + LOOP % "" + "{% endset %}{{ text | trim }}",
-    "a macro that looks at the last": "{% macro last() %}{{ messages[-1].content }}{% endmacro %}" + LOOP % "{{ last() }}",
+    "a macro that looks at the last": "{% macro last() %}{{ messages[-1].content }}{% endmacro %}"
+    + LOOP % "{{ last() }}",
     "two loops": LOOP % "" + LOOP % "",
 }
 TEMPLATES: dict[str, ChatTemplate] = {
-    **{name: ChatTemplate({"default": source}, special_tokens={}) for name, source in LOCAL.items()},
+    **{
+        name: ChatTemplate({"default": source}, special_tokens={}) for name, source in LOCAL.items()
+    },
     **{
         name: FAMILY_TEMPLATES[name].template()
         for name in ("qwen3", "mistral_v3", "mistral_v13", "lfm2_drops", "gpt_oss", "deepseek_v3")
@@ -69,7 +76,9 @@ if (bundled := load_template(demo_folder())) is not None:
     TEMPLATES["bundled"] = bundled
 
 TEXTS = st.sampled_from(["hello", "", " a \n", "<think>", "{{ x }}", "\ue0f5", "é"])
-ARGUMENTS = st.sampled_from(['{"a": 1}', '{"a": true}', '{"a": 1.0}', '{"b": 2, "a": 1}', '{"a": 1, "b": 2}', "no json", ""])
+ARGUMENTS = st.sampled_from(
+    ['{"a": 1}', '{"a": true}', '{"a": 1.0}', '{"b": 2, "a": 1}', '{"a": 1, "b": 2}', "no json", ""]
+)
 TURNS = st.one_of(
     st.builds(lambda text: [{"role": "user", "content": text}], TEXTS),
     st.builds(lambda text, thought: [{"role": "assistant", "content": text, "reasoning_content": thought}], TEXTS, TEXTS),
@@ -82,7 +91,14 @@ TURNS = st.one_of(
         TEXTS, ARGUMENTS.map(lambda text: {"name": "f", "arguments": text}), TEXTS,
     ),
 )  # fmt: skip
-TOOL = {"type": "function", "function": {"name": "f", "description": "text", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "text",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 
 
 def rendered(template: ChatTemplate, prompt: ChatPrompt, tenant: str | None) -> str:
@@ -100,7 +116,10 @@ def rendered(template: ChatTemplate, prompt: ChatPrompt, tenant: str | None) -> 
     options=st.sampled_from([{}, {"enable_thinking": False}, {"enable_thinking": 0}]),
 )
 def test_growing_and_edited_conversations_are_rendered_as_the_whole(
-    turns: list[list[dict[str, Any]]], other: list[list[dict[str, Any]]], tools: tuple[Any, ...], options: dict[str, Any]
+    turns: list[list[dict[str, Any]]],
+    other: list[list[dict[str, Any]]],
+    tools: tuple[Any, ...],
+    options: dict[str, Any],
 ) -> None:
     question = {"role": "user", "content": "hello"}
     grown = [question, *([message for turn in turns for message in turn] * 2)]
@@ -111,7 +130,9 @@ def test_growing_and_edited_conversations_are_rendered_as_the_whole(
             assert rendered(template, prompt, "a") == rendered(template, prompt, None), name
 
 
-@pytest.mark.parametrize("source", [*LOCAL.values(), TEMPLATES["bundled"].sources["default"]], ids=[*LOCAL, "bundled"])
+@pytest.mark.parametrize(
+    "source", [*LOCAL.values(), TEMPLATES["bundled"].sources["default"]], ids=[*LOCAL, "bundled"]
+)
 def test_templates_that_look_at_neighbours_only_may_grow(source: str) -> None:
     assert growing(jinja_environment(), source) is not None
 
@@ -141,7 +162,8 @@ def test_only_what_is_new_is_rendered_for_each_tenant_apart() -> None:
     messages = [{"role": "user", "content": f"hello {number}"} for number in range(50)]
     for tenant, length in (("a", 40), ("a", 40), ("a", 50), ("b", 50)):
         memory.render(template, messages[:length], {"add_generation_prompt": True}, tenant=tenant)  # type: ignore[arg-type]
-    assert template.written == [40, 4, 4 + 11, 50]  # the first four always; what was the last one stands before another now
+    # the first four always; what was the last one stands before another now
+    assert template.written == [40, 4, 4 + 11, 50]
 
 
 def test_the_longest_unused_are_forgotten_within_the_bound() -> None:
@@ -149,17 +171,24 @@ def test_the_longest_unused_are_forgotten_within_the_bound() -> None:
     assert grown is not None
     memory = RenderedMessages(most_bytes=20_000)
     for start in range(0, 200, 20):
-        messages = [{"role": "user", "content": f"hello {number}"} for number in range(start, start + 30)]
+        messages = [
+            {"role": "user", "content": f"hello {number}"} for number in range(start, start + 30)
+        ]
         memory.render(grown, messages, {"add_generation_prompt": True}, tenant="")
         memory.check_invariants()
 
 
 @given(
     value=st.sampled_from([{"a": 1}, {"items": 2}, {}, "text", ["x"], None]),
-    name=st.sampled_from(["a", "items", "b", "get", "__class__", "_x", "upper", "append", "pop", "format", "mro"]),
+    name=st.sampled_from(
+        ["a", "items", "b", "get", "__class__", "_x", "upper", "append", "pop", "format", "mro"]
+    ),
 )
 def test_attributes_are_those_of_the_original_sandbox(value: Any, name: str) -> None:
     environment = jinja_environment()
-    ours, theirs = environment.getattr(value, name), super(type(environment), environment).getattr(value, name)
+    ours, theirs = (
+        environment.getattr(value, name),
+        super(type(environment), environment).getattr(value, name),
+    )
     assert type(ours) is type(theirs)
     assert ours == theirs or callable(ours) or name.startswith("_")

@@ -1,4 +1,6 @@
-"""Definitions of tools that are kept: the same text for templates as plain ones, and nothing of one goes over to another."""
+"""Definitions of tools that are kept: the same text for templates as plain ones, and nothing of one
+goes over to another.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,24 @@ from holdfast.wire.requests import ChatPrompt
 
 TOOL: dict[str, Any] = {
     "type": "function",
-    "function": {"name": "f", "description": "dü", "parameters": {"properties": {"b": {}, "a": {}}}},
+    "function": {
+        "name": "f",
+        "description": "dü",
+        "parameters": {"properties": {"b": {}, "a": {}}},
+    },
 }
-FORMS = ("tool | tojson", "tool | tojson(indent=4)", "tool | tojson(separators=(',', ':'))", "tool | tojson(sort_keys=true)")
+FORMS = (
+    "tool | tojson",
+    "tool | tojson(indent=4)",
+    "tool | tojson(separators=(',', ':'))",
+    "tool | tojson(sort_keys=true)",
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-2, 2) | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -40,7 +53,8 @@ def test_templates_write_it_as_they_write_a_plain_one_each_time(form: str) -> No
 
 def test_forms_of_its_json_are_told_apart_however_many_a_template_asks_for() -> None:
     text = "\n".join(
-        f"{{{{ {form} }}}}" for form in (*FORMS, *FORMS, "tool | tojson(ensure_ascii=true)", "tool | tojson(indent=1)")
+        f"{{{{ {form} }}}}"
+        for form in (*FORMS, *FORMS, "tool | tojson(ensure_ascii=true)", "tool | tojson(indent=1)")
     )
     template, kept = jinja_environment().from_string(text), KeptTool(TOOL)
     assert template.render(tool=kept) == template.render(tool=kept) == template.render(tool=TOOL)
@@ -53,7 +67,9 @@ def test_what_is_made_of_it_is_made_once_and_only_a_few_things_are_kept() -> Non
     assert asked == [*range(10), 9]
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda tool: pickle.loads(pickle.dumps(tool))])
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda tool: pickle.loads(pickle.dumps(tool))]
+)
 def test_a_copy_is_a_plain_dictionary_so_that_what_is_changed_in_it_is_written(copied: Any) -> None:
     kept = KeptTool(TOOL)
     template = jinja_environment().from_string("{{ tool | tojson }}")

@@ -22,13 +22,23 @@ def read(text: str) -> AnswerMeaning:
     return meaning_of_text(text, AnswerReader(THINKS))
 
 
-def said(content: str, *, reasoning: str = "", calls: tuple[tuple[str, Any], ...] = ()) -> AnswerMeaning:
+def said(
+    content: str, *, reasoning: str = "", calls: tuple[tuple[str, Any], ...] = ()
+) -> AnswerMeaning:
     return meaning(reasoning, content, calls)
 
 
 def answer(content: str | None, *, ids: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
-    calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}} for each in ids]
-    return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {}), **fields}
+    calls = [
+        {"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        for each in ids
+    ]
+    return {
+        "role": "assistant",
+        "content": content,
+        **({"tool_calls": calls} if calls else {}),
+        **fields,
+    }
 
 
 def placed(past: PastAnswers, text: str) -> list[PlacedAnswer]:
@@ -39,7 +49,8 @@ def test_an_answer_comes_back_as_it_was_generated() -> None:
     known = KnownAnswers()
     known.add(said("abba"), [7, 8])
     past = known.recall([{"role": "user", "content": "abba"}, answer("abba")])
-    assert placed(past, "U:abba|A: abba |U:A:abba|") == [PlacedAnswer(9, 15, (7, 8))]  # white space is no difference
+    # white space is no difference
+    assert placed(past, "U:abba|A: abba |U:A:abba|") == [PlacedAnswer(9, 15, (7, 8))]
     assert known.count(past, placed=1) == 0
     assert (known.put_back_answers, known.dropped_tokens) == (1, 0)
 
@@ -58,7 +69,10 @@ def test_answers_that_say_the_same_are_told_apart_by_the_ids_of_their_calls() ->
     same = said("", calls=(("f", "{}"),))
     for number in range(3):
         known.add(same, [number], call_ids=[f"call_{number}"])
-    sent = [answer(None, ids=(call_id,)) for call_id in ("call_2", "call_0", "call_1", "of another server")]
+    sent = [
+        answer(None, ids=(call_id,))
+        for call_id in ("call_2", "call_0", "call_1", "of another server")
+    ]
     past = known.recall(sent)
     found = past.places("A:1|U:|A:2|U:|A:3|U:|A:4|U:|A:5|", frame=FRAME, read=lambda text: same)
     assert [each.token_ids for each in found] == [(2,), (0,), (1,), (2,)]
@@ -143,5 +157,10 @@ def test_what_others_wrote_into_a_history_is_no_loss() -> None:
 
 
 def test_messages_that_no_template_could_use_are_left_to_others() -> None:
-    sent: list[Any] = ["text", 7, {"role": "assistant", "content": 7}, {"role": "assistant", "tool_calls": "f"}]
+    sent: list[Any] = [
+        "text",
+        7,
+        {"role": "assistant", "content": 7},
+        {"role": "assistant", "tool_calls": "f"},
+    ]
     assert list(KnownAnswers().recall(sent).messages) == sent

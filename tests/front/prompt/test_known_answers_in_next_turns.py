@@ -1,4 +1,6 @@
-"""The next turn of a conversation begins with the prompt of the last one and the tokens of its answer."""
+"""The next turn of a conversation begins with the prompt of the last one and the tokens of its
+answer.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,25 @@ from tests.fakes.thinking_bundle import bundle_of
 
 BUNDLE = bundle_of()
 words = st.text('helo wrd\n{}"é.', max_size=12)
-values = st.one_of(st.integers(), st.text(max_size=5), st.booleans(), st.none(), st.lists(st.floats(-10, 10), max_size=3))
+values = st.one_of(
+    st.integers(),
+    st.text(max_size=5),
+    st.booleans(),
+    st.none(),
+    st.lists(st.floats(-10, 10), max_size=3),
+)
 calls = st.tuples(
-    st.sampled_from(["f", "read_file"]), st.dictionaries(st.text("abc", min_size=1, max_size=3), values, max_size=3)
+    st.sampled_from(["f", "read_file"]),
+    st.dictionaries(st.text("abc", min_size=1, max_size=3), values, max_size=3),
 )
 
 
-def written(thought: str, text: str, made: list[tuple[str, dict[str, Any]]], choose: random.Random) -> str:
-    """An answer as a model might write it: its JSON has spaces, escapes and orders of keys that no template has."""
+def written(
+    thought: str, text: str, made: list[tuple[str, dict[str, Any]]], choose: random.Random
+) -> str:
+    """An answer as a model might write it: its JSON has spaces, escapes and orders of keys that no
+    template has.
+    """
     parts = [f"<think>\n{thought}\n</think>\n\n"] if thought.strip() else []
     parts.append(text)
     for name, arguments in made:
@@ -40,7 +53,9 @@ def written(thought: str, text: str, made: list[tuple[str, dict[str, Any]]], cho
 
 @settings(max_examples=40, deadline=None)
 @given(
-    turns=st.lists(st.tuples(words, words, st.lists(calls, min_size=1, max_size=2)), min_size=1, max_size=4),
+    turns=st.lists(
+        st.tuples(words, words, st.lists(calls, min_size=1, max_size=2)), min_size=1, max_size=4
+    ),
     keeps_thoughts=st.booleans(),
     seed=st.integers(0, 2**16),
 )
@@ -64,14 +79,18 @@ def test_a_turn_of_an_agent_begins_with_all_that_was_read_and_written(
     bundle.known_answers.check_invariants()
 
 
-def one_turn(bundle: TokenizerBundle, generated: str, **prompt: Any) -> tuple[tuple[int, ...], list[OutputDelta]]:
+def one_turn(
+    bundle: TokenizerBundle, generated: str, **prompt: Any
+) -> tuple[tuple[int, ...], list[OutputDelta]]:
     """All tokens of a first turn, and what its client has seen."""
     request, prepared = ask(bundle, [QUESTION], prompt=prompt)
     ids = tuple(bundle.tokenizer.encode(generated, add_special_tokens=False))
     return (*prepared.sequences[0].prompt_token_ids, *ids), answer(bundle, request, prepared, ids)
 
 
-def next_prompt(bundle: TokenizerBundle, messages: list[dict[str, Any]], **prompt: Any) -> tuple[int, ...]:
+def next_prompt(
+    bundle: TokenizerBundle, messages: list[dict[str, Any]], **prompt: Any
+) -> tuple[int, ...]:
     return tuple(ask(bundle, [QUESTION, *messages], prompt=prompt)[1].sequences[0].prompt_token_ids)
 
 
@@ -85,7 +104,9 @@ def test_a_thought_that_the_prompt_opens_belongs_to_the_answer(keeps_thoughts: b
     opened = {"template_options": {"opened": True}}
     before, deltas = one_turn(bundle, f"  why hello\n\n</think>{CALL}", **opened)
     assert text_of(deltas, "reasoning").strip() == "why hello"
-    prompt = next_prompt(bundle, sent_back(deltas, PLAIN_ORDER, keeps_thoughts=keeps_thoughts), **opened)
+    prompt = next_prompt(
+        bundle, sent_back(deltas, PLAIN_ORDER, keeps_thoughts=keeps_thoughts), **opened
+    )
     assert prompt[: len(before)] == before
 
 
@@ -100,14 +121,22 @@ def test_an_empty_thought_that_the_prompt_has_written_stays_in_history() -> None
 def test_a_thought_that_the_template_drops_stays_dropped_and_is_counted() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     _, deltas = one_turn(bundle, f"<think>\nwhy\n</think>\n\nhello{CALL}")
-    messages = [*sent_back(deltas, PLAIN_ORDER), {"role": "assistant", "content": "world"}, QUESTION]
+    messages = [
+        *sent_back(deltas, PLAIN_ORDER),
+        {"role": "assistant", "content": "world"},
+        QUESTION,
+    ]
     _, prepared = ask(bundle, [QUESTION, *messages])
-    assert "why" not in bundle.tokenizer.decode(prepared.sequences[0].prompt_token_ids, skip_special_tokens=False)
+    assert "why" not in bundle.tokenizer.decode(
+        prepared.sequences[0].prompt_token_ids, skip_special_tokens=False
+    )
     assert prepared.dropped_tokens > 0
     assert prepared.put_back_tokens == 0
 
 
-@pytest.mark.parametrize("change", [{"content": "held"}, {"arguments": '{"a": 1}'}, {"name": "read_file"}])
+@pytest.mark.parametrize(
+    "change", [{"content": "held"}, {"arguments": '{"a": 1}'}, {"name": "read_file"}]
+)
 def test_what_a_client_has_changed_is_read_as_it_is_sent(change: dict[str, Any]) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     _, deltas = one_turn(bundle, f"hello{CALL}")
@@ -118,8 +147,12 @@ def test_what_a_client_has_changed_is_read_as_it_is_sent(change: dict[str, Any])
         "content": change.get("content", "hello"),
         "tool_calls": [{"id": call.id, "function": function}],
     }
-    _, prepared = ask(bundle, [QUESTION, message, {"role": "tool", "tool_call_id": call.id, "content": "world"}])
-    text = bundle.tokenizer.decode(prepared.sequences[0].prompt_token_ids, skip_special_tokens=False)
+    _, prepared = ask(
+        bundle, [QUESTION, message, {"role": "tool", "tool_call_id": call.id, "content": "world"}]
+    )
+    text = bundle.tokenizer.decode(
+        prepared.sequences[0].prompt_token_ids, skip_special_tokens=False
+    )
     assert prepared.put_back_tokens == 0
     assert all(value in text for value in change.values())
 
@@ -127,7 +160,9 @@ def test_what_a_client_has_changed_is_read_as_it_is_sent(change: dict[str, Any])
 def test_answers_are_found_again_by_a_server_that_was_started_anew(tmp_path: Path) -> None:
     (tmp_path / "answers").mkdir()
     files = [AnswerFile(tmp_path), AnswerFile(tmp_path), AnswerFile(tmp_path)]
-    first, second = (replace(BUNDLE, known_answers=KnownAnswers(file=file, model=b"m")) for file in files[:2])
+    first, second = (
+        replace(BUNDLE, known_answers=KnownAnswers(file=file, model=b"m")) for file in files[:2]
+    )
     before, deltas = one_turn(first, f"<think>\nwhy\n</think>\n\nhello{CALL}")
     files[0].close()
     for keeps_thoughts in (True, False):
@@ -146,8 +181,17 @@ def test_answers_of_a_long_history_are_parsed_once() -> None:
     for number in range(30):
         request, prepared = ask(bundle, messages)
         body = f'<tool_call>\n{{"name":"f","arguments":{{"number":{number},"text":"hello world"}}}}\n</tool_call>'
-        deltas = answer(bundle, request, prepared, tuple(bundle.tokenizer.encode(body, add_special_tokens=False)))
-        messages += [*sent_back(deltas, PLAIN_ORDER), {"role": "assistant", "content": "hello"}, QUESTION]
+        deltas = answer(
+            bundle,
+            request,
+            prepared,
+            tuple(bundle.tokenizer.encode(body, add_special_tokens=False)),
+        )
+        messages += [
+            *sent_back(deltas, PLAIN_ORDER),
+            {"role": "assistant", "content": "hello"},
+            QUESTION,
+        ]
     parsed = 0
     read = bundle.read_texts.meaning
 

@@ -9,12 +9,19 @@ import pytest
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
-from holdfast.front.prompt.limits import MAX_STOP_CHARACTERS, check_limits, check_token_ids, nesting_of
+from holdfast.front.prompt.limits import (
+    MAX_STOP_CHARACTERS,
+    check_limits,
+    check_token_ids,
+    nesting_of,
+)
 from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
 
 def check(*, sampling: dict[str, Any] | None = None, **fields: Any) -> None:
-    request = GenerationRequest(request_id="r", model="m", prompt="x", sampling=SamplingParams(**(sampling or {})), **fields)
+    request = GenerationRequest(
+        request_id="r", model="m", prompt="x", sampling=SamplingParams(**(sampling or {})), **fields
+    )
     check_limits(request, limits=LimitsSettings(), vocab_size=100)
 
 
@@ -53,7 +60,14 @@ def test_a_value_out_of_range_is_refused_by_name(fields: dict[str, Any], named: 
 
 def test_values_at_the_edges_are_taken() -> None:
     edges = {"temperature": 0.0, "top_p": 0.0, "top_k": 0, "min_p": 1.0, "logit_bias": {99: -100.0}}
-    check(choices=16, max_tokens=1, top_logprobs=20, want_logprobs=True, stop=("x" * MAX_STOP_CHARACTERS,) * 16, sampling=edges)
+    check(
+        choices=16,
+        max_tokens=1,
+        top_logprobs=20,
+        want_logprobs=True,
+        stop=("x" * MAX_STOP_CHARACTERS,) * 16,
+        sampling=edges,
+    )
     check(max_tokens=0, echo=True)
     check(max_tokens=0)
     check(sampling={"logit_bias": dict.fromkeys(range(99), -100.0)})
@@ -61,9 +75,16 @@ def test_values_at_the_edges_are_taken() -> None:
 
 
 @pytest.mark.parametrize("field", SAMPLING_RANGES)
-def test_both_ends_of_every_range_of_the_table_are_taken_and_what_is_beyond_is_not(field: str) -> None:
+def test_both_ends_of_every_range_of_the_table_are_taken_and_what_is_beyond_is_not(
+    field: str,
+) -> None:
     lowest, highest = SAMPLING_RANGES[field]
-    for value, is_good in ((lowest, True), (highest, True), (lowest - 1, False), (highest + 1, False)):
+    for value, is_good in (
+        (lowest, True),
+        (highest, True),
+        (lowest - 1, False),
+        (highest + 1, False),
+    ):
         sampling = {field: {7: value} if field == "logit_bias" else value}
         if is_good:
             check(sampling=sampling)
@@ -77,7 +98,9 @@ def test_every_sampling_field_but_the_seed_has_a_range() -> None:
 
 
 @pytest.mark.parametrize(("token_ids", "place"), [((1, 100), 1), ((-1,), 0)])
-def test_a_token_the_model_does_not_have_is_refused_with_its_place(token_ids: tuple[int, ...], place: int) -> None:
+def test_a_token_the_model_does_not_have_is_refused_with_its_place(
+    token_ids: tuple[int, ...], place: int
+) -> None:
     with pytest.raises(InvalidRequest, match=f"at place {place}") as caught:
         check_token_ids(token_ids, vocab_size=100, field="prompt")
     assert caught.value.field == "prompt"
@@ -85,9 +108,17 @@ def test_a_token_the_model_does_not_have_is_refused_with_its_place(token_ids: tu
 
 @pytest.mark.parametrize(
     ("value", "nesting"),
-    [(5, (1, 0)), ([], (1, 1)), ({"a": 1, "b": [2, 3]}, (5, 2)), ([[[[]]]], (4, 4)), (({"a": ()},), (3, 3))],
+    [
+        (5, (1, 0)),
+        ([], (1, 1)),
+        ({"a": 1, "b": [2, 3]}, (5, 2)),
+        ([[[[]]]], (4, 4)),
+        (({"a": ()},), (3, 3)),
+    ],
 )
-def test_the_size_of_a_value_is_its_parts_and_its_levels(value: Any, nesting: tuple[int, int]) -> None:
+def test_the_size_of_a_value_is_its_parts_and_its_levels(
+    value: Any, nesting: tuple[int, int]
+) -> None:
     assert nesting_of(value, most_parts=100) == nesting
 
 

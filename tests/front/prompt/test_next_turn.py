@@ -27,13 +27,25 @@ LONG = "hello world, hello. " * 30
 
 
 def ahead_of(
-    bundle: TokenizerBundle, messages: list[dict[str, Any]], said: str, *, context_tokens: int = 100_000, seed: int = 0
+    bundle: TokenizerBundle,
+    messages: list[dict[str, Any]],
+    said: str,
+    *,
+    context_tokens: int = 100_000,
+    seed: int = 0,
 ) -> tuple[SequenceRequest | None, list[OutputDelta]]:
     """What is read ahead when a conversation was answered so, and what its client has seen."""
     request, prepared = ask(bundle, messages, session_id="s", tenant="t")
     deltas = answer(bundle, request, prepared, in_any_tokens(said, bundle, random.Random(seed)))
     assert isinstance(request.prompt, ChatPrompt)
-    ahead = read_ahead_request(request, request.prompt, bundle, prepared=prepared, deltas=deltas, context_tokens=context_tokens)
+    ahead = read_ahead_request(
+        request,
+        request.prompt,
+        bundle,
+        prepared=prepared,
+        deltas=deltas,
+        context_tokens=context_tokens,
+    )
     return ahead, deltas
 
 
@@ -53,41 +65,59 @@ def test_the_next_prompt_begins_with_it_whatever_the_user_says(
     thought: str, text: str, following: str, keeps_thoughts: bool, seed: int
 ) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
-    ahead, deltas = ahead_of(bundle, [QUESTION], f"<think>\n{thought}\n</think>\n\n{text}", seed=seed)
+    ahead, deltas = ahead_of(
+        bundle, [QUESTION], f"<think>\n{thought}\n</think>\n\n{text}", seed=seed
+    )
     assert ahead is not None
     message, _ = sent_back(deltas, random.Random(seed), keeps_thoughts=keeps_thoughts)
     prompt = prompt_of(bundle, [QUESTION, message, {"role": "user", "content": following}])
     read = ahead.prompt_token_ids
     assert common_tokens(read.packed, prompt) == len(read)
     shown = bundle.tokenizer.decode(read, skip_special_tokens=False)
-    assert shown.rstrip().endswith("<|im_end|>\n<|im_start|>user"), "nearly all that is certain is read"
+    assert shown.rstrip().endswith("<|im_end|>\n<|im_start|>user"), (
+        "nearly all that is certain is read"
+    )
 
 
 def test_the_thoughts_of_all_calls_since_the_last_question_are_left_out() -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())
     messages: list[dict[str, Any]] = [QUESTION]
     for number in range(3):
-        ahead, deltas = ahead_of(bundle, messages, f"<think>\nhello {number}\n</think>\n\n{LONG}{CALL}")
+        ahead, deltas = ahead_of(
+            bundle, messages, f"<think>\nhello {number}\n</think>\n\n{LONG}{CALL}"
+        )
         assert ahead is None, "results follow: nothing is left out before them"
         messages += sent_back(deltas, random.Random(0), keeps_thoughts=False)
     ahead, deltas = ahead_of(bundle, messages, f"<think>\nworld\n</think>\n\n{LONG}")
     assert ahead is not None
     assert ahead.read_ahead is not None
-    first = bundle.tokenizer.decode(ahead.prompt_token_ids[: ahead.read_ahead.known_tokens], skip_special_tokens=False)
+    first = bundle.tokenizer.decode(
+        ahead.prompt_token_ids[: ahead.read_ahead.known_tokens], skip_special_tokens=False
+    )
     assert first.count("<|im_start|>assistant") == 1
-    assert "<think>" not in bundle.tokenizer.decode(ahead.prompt_token_ids, skip_special_tokens=False)
+    assert "<think>" not in bundle.tokenizer.decode(
+        ahead.prompt_token_ids, skip_special_tokens=False
+    )
     next_messages = [*messages, *sent_back(deltas, random.Random(0), keeps_thoughts=False)]
     assert prompt_of(bundle, next_messages).startswith(ahead.prompt_token_ids.packed)
 
 
 def test_it_belongs_to_whom_the_conversation_belongs_and_nothing_is_drawn() -> None:
-    ahead, _ = ahead_of(replace(BUNDLE, known_answers=KnownAnswers()), [QUESTION], f"<think>\nwhy\n</think>\n\n{LONG}")
+    ahead, _ = ahead_of(
+        replace(BUNDLE, known_answers=KnownAnswers()),
+        [QUESTION],
+        f"<think>\nwhy\n</think>\n\n{LONG}",
+    )
     assert ahead is not None
     assert (ahead.tenant, ahead.session_id, ahead.max_tokens) == ("t", "s", 0)
     assert ahead.is_idle_work
 
 
-@pytest.mark.parametrize("said", [LONG, "<think>\nwhy\n</think>\n\nhello"], ids=["nothing to leave out", "a short answer"])
+@pytest.mark.parametrize(
+    "said",
+    [LONG, "<think>\nwhy\n</think>\n\nhello"],
+    ids=["nothing to leave out", "a short answer"],
+)
 def test_what_is_known_or_short_is_not_read_ahead(said: str) -> None:
     ahead, _ = ahead_of(replace(BUNDLE, known_answers=KnownAnswers()), [QUESTION], said)
     assert ahead is None
@@ -99,7 +129,10 @@ def test_what_the_window_does_not_hold_is_not_read_ahead() -> None:
     assert ahead is not None
     assert len(ahead.prompt_token_ids) > LEAST_TOKENS
     short, _ = ahead_of(
-        replace(BUNDLE, known_answers=KnownAnswers()), [QUESTION], said, context_tokens=len(ahead.prompt_token_ids)
+        replace(BUNDLE, known_answers=KnownAnswers()),
+        [QUESTION],
+        said,
+        context_tokens=len(ahead.prompt_token_ids),
     )
     assert short is None
 
@@ -114,7 +147,11 @@ def test_what_answers_lose_is_booked_when_the_turn_comes_not_before() -> None:
 
 def test_of_a_client_that_sends_thoughts_back_they_are_in_it() -> None:
     keeping = bundle_of(TEMPLATE.replace(" and loop.index0 > ns.last", ""))
-    before = [QUESTION, {"role": "assistant", "content": "hello", "reasoning_content": "why"}, QUESTION]
+    before = [
+        QUESTION,
+        {"role": "assistant", "content": "hello", "reasoning_content": "why"},
+        QUESTION,
+    ]
     said = f"<think>\nwhy\n</think>\n\n{LONG}"
     assert ahead_of(keeping, before, said)[0] is None, "the answer comes back as it was written"
     without = [QUESTION, {"role": "assistant", "content": "hello"}, QUESTION]
@@ -122,6 +159,8 @@ def test_of_a_client_that_sends_thoughts_back_they_are_in_it() -> None:
 
 
 def test_a_turn_that_the_template_refuses_is_an_error() -> None:
-    bundle = bundle_of("{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}" + TEMPLATE)
+    bundle = bundle_of(
+        "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}" + TEMPLATE
+    )
     with pytest.raises(InvalidRequest):
         ahead_of(bundle, [QUESTION], f"<think>\nwhy\n</think>\n\n{LONG}")

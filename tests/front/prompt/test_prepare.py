@@ -16,7 +16,15 @@ from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.wire.events import ModelInfo
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, Prompt, SamplingParams, Thinking, ThinkingEffort
+from holdfast.wire.requests import (
+    ChatPrompt,
+    GenerationRequest,
+    OutputFormat,
+    Prompt,
+    SamplingParams,
+    Thinking,
+    ThinkingEffort,
+)
 from holdfast.wire.token_ids import TokenIds
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
@@ -24,14 +32,20 @@ from tests.fakes.scripted_client import model_info
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
 
 
-def ready(bundle: TokenizerBundle, prompt: Prompt, *, info: ModelInfo | None = None, **fields: Any) -> Prepared:
+def ready(
+    bundle: TokenizerBundle, prompt: Prompt, *, info: ModelInfo | None = None, **fields: Any
+) -> Prepared:
     request = GenerationRequest(request_id="r", model="m", prompt=prompt, **fields)
     return prepare(request, bundle, info=info or model_info(), limits=LimitsSettings())
 
 
-def test_a_conversation_is_rendered_and_tokenized_without_further_special_tokens(bundle: TokenizerBundle) -> None:
+def test_a_conversation_is_rendered_and_tokenized_without_further_special_tokens(
+    bundle: TokenizerBundle,
+) -> None:
     prepared = ready(bundle, HELLO)
-    text = bundle.tokenizer.decode(prepared.sequences[0].prompt_token_ids, skip_special_tokens=False)
+    text = bundle.tokenizer.decode(
+        prepared.sequences[0].prompt_token_ids, skip_special_tokens=False
+    )
     assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     assert prepared.sequences[0].stop_token_ids == bundle.tokenizer.eos_token_ids
 
@@ -61,8 +75,12 @@ def test_what_an_answer_is_held_to_is_known_by_its_field(bundle: TokenizerBundle
 
 
 @pytest.mark.parametrize("prompt", ["", ()])
-def test_an_empty_prompt_is_the_bos_token_or_refused(prompt: Prompt, bundle: TokenizerBundle, base_side: TokenizerBundle) -> None:
-    assert ready(base_side, prompt).sequences[0].prompt_token_ids.view.tolist() == [base_side.tokenizer.bos_token_id]
+def test_an_empty_prompt_is_the_bos_token_or_refused(
+    prompt: Prompt, bundle: TokenizerBundle, base_side: TokenizerBundle
+) -> None:
+    assert ready(base_side, prompt).sequences[0].prompt_token_ids.view.tolist() == [
+        base_side.tokenizer.bos_token_id
+    ]
     with pytest.raises(InvalidRequest, match="empty") as caught:
         ready(bundle, prompt, prompt_field="prompt")
     assert caught.value.field == "prompt"
@@ -80,7 +98,9 @@ def test_a_model_without_template_cannot_chat(base_side: TokenizerBundle) -> Non
 
 
 @pytest.mark.parametrize("token_ids", [(1, -1), (1, 1000)])
-def test_tokens_outside_the_vocabulary_are_refused(bundle: TokenizerBundle, token_ids: tuple[int, ...]) -> None:
+def test_tokens_outside_the_vocabulary_are_refused(
+    bundle: TokenizerBundle, token_ids: tuple[int, ...]
+) -> None:
     with pytest.raises(InvalidRequest, match="0 to 999") as caught:
         ready(bundle, token_ids, prompt_field="prompt")
     assert caught.value.field == "prompt"
@@ -96,7 +116,11 @@ def test_a_prompt_that_leaves_no_room_is_too_long(bundle: TokenizerBundle) -> No
     assert ready(bundle, (1,) * 7, info=info).sequences[0].max_tokens == 1
     with pytest.raises(PromptTooLong) as caught:
         ready(bundle, (1,) * 8, info=info, prompt_field="prompt")
-    assert (caught.value.prompt_tokens, caught.value.context_tokens, caught.value.field) == (8, 8, "prompt")
+    assert (caught.value.prompt_tokens, caught.value.context_tokens, caught.value.field) == (
+        8,
+        8,
+        "prompt",
+    )
 
 
 def test_a_prompt_to_be_scored_only_may_fill_the_window(bundle: TokenizerBundle) -> None:
@@ -116,7 +140,9 @@ def test_a_long_text_of_few_tokens_is_not_refused(bundle: TokenizerBundle) -> No
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(None, 195), (10, 10), (32_000, 195)])
-def test_max_tokens_is_cut_to_what_the_window_leaves(bundle: TokenizerBundle, asked: int | None, granted: int) -> None:
+def test_max_tokens_is_cut_to_what_the_window_leaves(
+    bundle: TokenizerBundle, asked: int | None, granted: int
+) -> None:
     assert ready(bundle, (1,) * 5, max_tokens=asked).sequences[0].max_tokens == granted
 
 
@@ -149,13 +175,19 @@ def test_nothing_ends_a_text_when_eos_is_ignored(bundle: TokenizerBundle) -> Non
 
 def test_stop_tokens_that_the_model_does_not_have_are_not_sent(base_side: TokenizerBundle) -> None:
     ids = ready(base_side, "x", info=model_info(vocab_size=998)).sequences[0].stop_token_ids
-    assert ids == tuple(token_id for token_id in base_side.tokenizer.eos_token_ids if token_id < 998)
+    assert ids == tuple(
+        token_id for token_id in base_side.tokenizer.eos_token_ids if token_id < 998
+    )
 
 
 def test_an_echo_repeats_the_text_as_it_was_sent(base_side: TokenizerBundle) -> None:
     assert ready(base_side, "hello <|eot_id|>", echo=True).rules.echo_text == "hello <|eot_id|>"
     assert (
-        ready(base_side, tuple(base_side.tokenizer.encode("hello", add_special_tokens=False)), echo=True).rules.echo_text
+        ready(
+            base_side,
+            tuple(base_side.tokenizer.encode("hello", add_special_tokens=False)),
+            echo=True,
+        ).rules.echo_text
         == "hello"
     )
 
@@ -170,7 +202,9 @@ THINKING = (
 def thinker() -> TokenizerBundle:
     """A model that thinks when it is asked to, with markers that are tokens."""
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
-    found = find_dialect(ChatTemplate({"default": THINKING}, special_tokens={}), tokenizer, config={})
+    found = find_dialect(
+        ChatTemplate({"default": THINKING}, special_tokens={}), tokenizer, config={}
+    )
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=found.template,
@@ -203,13 +237,24 @@ def test_what_is_asked_of_thinking_becomes_the_template_s_option_unless_the_clie
 def test_a_budget_of_thought_is_sent_as_the_tokens_that_end_it(
     thinker: TokenizerBundle, effort: ThinkingEffort | None, opened: bool
 ) -> None:
-    budget = ready(thinker, HELLO, thinking=Thinking(effort=effort, budget_tokens=50)).sequences[0].thinking_budget
+    budget = (
+        ready(thinker, HELLO, thinking=Thinking(effort=effort, budget_tokens=50))
+        .sequences[0]
+        .thinking_budget
+    )
     assert budget is not None
     start, end = (thinker.tokenizer.backend.token_to_id(mark) for mark in ("<think>", "</think>"))
     assert (budget.tokens, budget.end_token_ids) == (50, (end,))
     assert budget.start_token_ids == (() if opened else (start,))
 
 
-def test_without_a_budget_or_markers_nothing_ends_a_thought(thinker: TokenizerBundle, bundle: TokenizerBundle) -> None:
-    assert ready(thinker, HELLO, thinking=Thinking(effort="on")).sequences[0].thinking_budget is None
-    assert ready(bundle, HELLO, thinking=Thinking(budget_tokens=50)).sequences[0].thinking_budget is None
+def test_without_a_budget_or_markers_nothing_ends_a_thought(
+    thinker: TokenizerBundle, bundle: TokenizerBundle
+) -> None:
+    assert (
+        ready(thinker, HELLO, thinking=Thinking(effort="on")).sequences[0].thinking_budget is None
+    )
+    assert (
+        ready(bundle, HELLO, thinking=Thinking(budget_tokens=50)).sequences[0].thinking_budget
+        is None
+    )

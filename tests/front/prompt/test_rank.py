@@ -26,48 +26,77 @@ BUNDLE = TokenizerBundle(
 YES, NO = (BUNDLE.tokenizer.backend.token_to_id(word) for word in ("yes", "no"))
 
 
-def ranked(*documents: str, bundle: TokenizerBundle = BUNDLE, query: str = "what?", **options: Any) -> Ranking:
+def ranked(
+    *documents: str, bundle: TokenizerBundle = BUNDLE, query: str = "what?", **options: Any
+) -> Ranking:
     request = RankRequest(request_id="r", model="m", query=query, documents=documents, **options)
     return ranking(request, bundle, info=INFO)
 
 
 def text_of(asked: Ranking, place: int = 0) -> str:
-    return BUNDLE.tokenizer.decode(asked.sequences[place].prompt_token_ids, skip_special_tokens=False)
+    return BUNDLE.tokenizer.decode(
+        asked.sequences[place].prompt_token_ids, skip_special_tokens=False
+    )
 
 
 def test_a_model_of_which_nothing_is_known_ranks_by_likelihood() -> None:
     asked = ranked("a text")
     assert text_of(asked) == "Document: a text\nQuery: what?"
     (sequence,) = asked.sequences
-    scored = BUNDLE.tokenizer.decode(sequence.prompt_token_ids[sequence.scored_from :], skip_special_tokens=False)
+    scored = BUNDLE.tokenizer.decode(
+        sequence.prompt_token_ids[sequence.scored_from :], skip_special_tokens=False
+    )
     assert (scored, sequence.max_tokens, sequence.is_kept) == (" what?", 0, True)
-    assert text_of(ranked("a text", instruction="be strict")) == "Document: a text\nInstruction: be strict\nQuery: what?"
+    assert (
+        text_of(ranked("a text", instruction="be strict"))
+        == "Document: a text\nInstruction: be strict\nQuery: what?"
+    )
 
 
 def test_equal_documents_are_read_once_and_score_the_same() -> None:
     asked = ranked("one", "two", "one", "x" * 3, "two")
     assert [sequence.request_id for sequence in asked.sequences] == ["r/0", "r/1", "r/3"]
     ends = [
-        Finished(request_id=each.request_id, reason=FinishReason.LENGTH, prompt_tokens=9, completion_tokens=0)
+        Finished(
+            request_id=each.request_id,
+            reason=FinishReason.LENGTH,
+            prompt_tokens=9,
+            completion_tokens=0,
+        )
         for each in asked.sequences
     ]
     read = [
-        ReadPrompt(finished=end, logprobs=(TokenLogprob(token_id=0, logprob=-place),)) for place, end in enumerate(ends, start=1)
+        ReadPrompt(finished=end, logprobs=(TokenLogprob(token_id=0, logprob=-place),))
+        for place, end in enumerate(ends, start=1)
     ]
     found = asked.relevances(read)
     assert [each.logprob for each in found] == [-1, -2, -1, -3, -2]
-    assert [(each.prompt_tokens, each.memory.cached_tokens) for each in found] == [(9, 0), (9, 0), (9, 9), (9, 0), (9, 9)]
+    assert [(each.prompt_tokens, each.memory.cached_tokens) for each in found] == [
+        (9, 0),
+        (9, 0),
+        (9, 9),
+        (9, 0),
+        (9, 9),
+    ]
     with pytest.raises(PromptTooLong) as refused:
         ranked("one", "one", "a" * 500)
     assert refused.value.field == "documents.2"
 
 
 def test_one_that_was_trained_to_judge_is_asked_in_the_form_of_qwen() -> None:
-    asked = ranked("a text", "another", bundle=replace(BUNDLE, answer_tokens=AnswerTokens(yes=YES, no=NO)))
-    assert "<Query>: what?\n<Document>: another<|im_end|>\n<|im_start|>assistant\n" in text_of(asked, 1)
+    asked = ranked(
+        "a text", "another", bundle=replace(BUNDLE, answer_tokens=AnswerTokens(yes=YES, no=NO))
+    )
+    assert "<Query>: what?\n<Document>: another<|im_end|>\n<|im_start|>assistant\n" in text_of(
+        asked, 1
+    )
     assert 'answer can only be "yes" or "no"' in text_of(asked)
     sequence = asked.sequences[0]
-    assert (sequence.max_tokens, sequence.is_kept, set(sequence.sampling.logit_bias)) == (1, False, {YES, NO})
+    assert (sequence.max_tokens, sequence.is_kept, set(sequence.sampling.logit_bias)) == (
+        1,
+        False,
+        {YES, NO},
+    )
     assert asked.first is not None
     shared = asked.first.prompt_token_ids
     assert all(each.prompt_token_ids[: len(shared)] == shared for each in asked.sequences)
@@ -84,12 +113,18 @@ def test_what_spells_a_control_token_in_a_document_is_text() -> None:
 @pytest.mark.parametrize(
     ("options", "bundle", "field"),
     [
-        ({"method": "yes_no"}, replace(BUNDLE, tokenizer=Tokenizer(toy_tokenizers.byte_level(), config={})), "method"),
+        (
+            {"method": "yes_no"},
+            replace(BUNDLE, tokenizer=Tokenizer(toy_tokenizers.byte_level(), config={})),
+            "method",
+        ),
         ({}, replace(BUNDLE, answer_tokens=AnswerTokens(yes=YES, no=None)), "method"),
     ],
     ids=["no tokens", "one token"],
 )
-def test_a_model_that_cannot_be_asked_so_is_refused_in_words(options: Any, bundle: TokenizerBundle, field: str) -> None:
+def test_a_model_that_cannot_be_asked_so_is_refused_in_words(
+    options: Any, bundle: TokenizerBundle, field: str
+) -> None:
     with pytest.raises(InvalidRequest) as refused:
         ranked("a", bundle=bundle, **options)
     assert refused.value.field == field
@@ -105,7 +140,9 @@ def test_a_document_that_is_too_long_is_named(document: str, method: Any) -> Non
 
 
 def read(*logprobs: TokenLogprob) -> ReadPrompt:
-    finished = Finished(request_id="r/0", reason=FinishReason.LENGTH, prompt_tokens=3, completion_tokens=0)
+    finished = Finished(
+        request_id="r/0", reason=FinishReason.LENGTH, prompt_tokens=3, completion_tokens=0
+    )
     return ReadPrompt(finished=finished, logprobs=logprobs)
 
 
@@ -119,7 +156,9 @@ def read(*logprobs: TokenLogprob) -> ReadPrompt:
     ],
     ids=str,
 )
-def test_what_is_no_number_is_a_failure_and_no_score(method: Any, logprobs: tuple[TokenLogprob, ...]) -> None:
+def test_what_is_no_number_is_a_failure_and_no_score(
+    method: Any, logprobs: tuple[TokenLogprob, ...]
+) -> None:
     with pytest.raises(GenerationFailed):
         ranked("a", method=method).relevance(read(*logprobs))
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from holdfast.errors import GenerationFailed, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
+from holdfast.errors import (
+    GenerationFailed,
+    InvalidRequest,
+    QueueFull,
+    TooLargeForMemory,
+    WorkerUnavailable,
+)
 from holdfast.front.prompt import read_prompts as module
 from holdfast.front.prompt.embed import READ_ONLY
 from holdfast.front.prompt.read_prompts import AT_ONCE, ReadPrompt, read_prompts
@@ -20,17 +26,25 @@ from tests.fakes.scripted_client import ScriptedClient, refuses
 def requests(count: int) -> list[SequenceRequest]:
     return [
         SequenceRequest(
-            request_id=f"r/{place}", prompt_token_ids=TokenIds.of((place,)), max_tokens=0, sampling=READ_ONLY, pooling="mean"
+            request_id=f"r/{place}",
+            prompt_token_ids=TokenIds.of((place,)),
+            max_tokens=0,
+            sampling=READ_ONLY,
+            pooling="mean",
         )
         for place in range(count)
     ]
 
 
-async def read_all(client: ScriptedClient, sequences: Sequence[SequenceRequest]) -> list[ReadPrompt]:
+async def read_all(
+    client: ScriptedClient, sequences: Sequence[SequenceRequest]
+) -> list[ReadPrompt]:
     return await read_prompts(client, sequences, field_of=lambda place: f"input.{place}")
 
 
-def read(request: SequenceRequest, *, reason: FinishReason = FinishReason.LENGTH, error: str = "") -> Sequence[Event]:
+def read(
+    request: SequenceRequest, *, reason: FinishReason = FinishReason.LENGTH, error: str = ""
+) -> Sequence[Event]:
     request_id = request.request_id
     end = Finished(
         request_id=request_id,
@@ -54,7 +68,14 @@ class FullNowAndThen:
         self.asked += 1
         if self.asked % 3 == 0:
             self.refused.append(request.request_id)
-            return [Rejected(request_id=request.request_id, kind="queue_full", message="full", retry_after_seconds=1)]
+            return [
+                Rejected(
+                    request_id=request.request_id,
+                    kind="queue_full",
+                    message="full",
+                    retry_after_seconds=1,
+                )
+            ]
         return read(request)
 
 
@@ -71,7 +92,9 @@ async def test_all_are_read_in_their_order_and_never_too_many_at_once() -> None:
     assert client.cancelled == []
 
 
-async def test_a_place_in_the_queue_is_waited_for_by_who_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_place_in_the_queue_is_waited_for_by_who_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "_LONGEST_WAIT_SECONDS", 0.0)
     script = FullNowAndThen()
     found = await read_all(ScriptedClient(script), requests(20))
@@ -101,11 +124,17 @@ async def test_one_that_memory_cannot_take_is_named() -> None:
         (FinishReason.CANCELLED, WorkerUnavailable),
     ],
 )
-async def test_one_that_fails_ends_all_and_nothing_stays_behind(reason: FinishReason, error: type[Exception]) -> None:
+async def test_one_that_fails_ends_all_and_nothing_stays_behind(
+    reason: FinishReason, error: type[Exception]
+) -> None:
     def script(request: SequenceRequest) -> Sequence[Event]:
         if request.request_id == "r/2":
             return read(request, reason=reason, error="it went wrong")
-        return [Accepted(request_id=request.request_id)] if request.request_id == "r/1" else read(request)
+        return (
+            [Accepted(request_id=request.request_id)]
+            if request.request_id == "r/1"
+            else read(request)
+        )
 
     client = ScriptedClient(script)
     with pytest.raises(error):

@@ -38,12 +38,16 @@ def test_thoughts_that_an_option_keeps() -> None:
 
 
 def test_an_answer_that_is_asked_for_with_other_words_than_it_has_in_the_past() -> None:
-    source = TEMPLATE.replace("{%- if add_generation_prompt %}", "{%- if add_generation_prompt %}{{ '\\n' }}")
+    source = TEMPLATE.replace(
+        "{%- if add_generation_prompt %}", "{%- if add_generation_prompt %}{{ '\\n' }}"
+    )
     assert rewritten_turns(template(source), PLAIN, options={}) == {"user", "results"}
 
 
 @pytest.mark.parametrize("source", ["{{ raise_exception('no') }}", "{{ messages[0].content }}"])
-def test_a_template_that_refuses_such_a_conversation_or_does_not_show_it_is_left_alone(source: str) -> None:
+def test_a_template_that_refuses_such_a_conversation_or_does_not_show_it_is_left_alone(
+    source: str,
+) -> None:
     assert rewritten_turns(template(source), THINKING, options={}) == set()
 
 

@@ -1,4 +1,6 @@
-"""The gate lets the tokenizers of all families through and refuses broken ones, showing what came back."""
+"""The gate lets the tokenizers of all families through and refuses broken ones, showing what came
+back.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,10 @@ from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.wire.token_ids import TokenIds
 from tests.fakes import toy_tokenizers
 
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 O200K = "|".join(
     [
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -41,7 +44,9 @@ def split(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(pattern), "isolated")
 
 
-def bytes_only(*, add_prefix_space: bool = False, use_regex: bool = False) -> pre_tokenizers.PreTokenizer:
+def bytes_only(
+    *, add_prefix_space: bool = False, use_regex: bool = False
+) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=use_regex)
 
 
@@ -56,13 +61,17 @@ def with_tokens(make: Callable[[], Backend], *tokens: AddedToken) -> Callable[[]
 
 def with_prepend(scheme: str) -> Backend:
     backend = toy_tokenizers.metaspace()
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=scheme == "always")
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme=scheme, split=scheme == "always"
+    )
     return backend
 
 
 def lowercased() -> Backend:
     backend = toy_tokenizers.byte_level()
-    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace("a", "hello")])
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace("a", "hello")]
+    )
     return backend
 
 
@@ -77,7 +86,9 @@ def unigram() -> Backend:
         ("▁w", -2.5),
         ("orld", -2.5),
     ]
-    backend = Backend(models.Unigram([*vocab, *((each, -5.0) for each in "abcdefghilnrstuvw<>|_'.\n")], unk_id=0))
+    backend = Backend(
+        models.Unigram([*vocab, *((each, -5.0) for each in "abcdefghilnrstuvw<>|_'.\n")], unk_id=0)
+    )
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.add_special_tokens([AddedToken("<|im_end|>", special=True, normalized=False)])
     return backend
@@ -86,13 +97,17 @@ def unigram() -> Backend:
 KINDS: Mapping[str, Callable[[], Backend]] = {
     **toy_tokenizers.EXACT,
     "gpt2": lambda: byte_level(bytes_only(use_regex=True)),
-    "gpt2 with a space in front": lambda: byte_level(bytes_only(add_prefix_space=True, use_regex=True)),
+    "gpt2 with a space in front": lambda: byte_level(
+        bytes_only(add_prefix_space=True, use_regex=True)
+    ),
     "llama 3's pattern": lambda: byte_level(split(LLAMA3), bytes_only()),
     "gpt-4o's pattern": lambda: byte_level(split(O200K), bytes_only()),
     "single digits first": lambda: byte_level(split(r"\d"), bytes_only(use_regex=True)),
     "a pattern that joins words": lambda: byte_level(split(r"\p{L}+ \p{L}+|\s+"), bytes_only()),
     "a pattern that looks back": lambda: byte_level(split(r"(?<=[a-z]) \p{L}+|\s+"), bytes_only()),
-    "merged with what is before": lambda: byte_level(pre_tokenizers.Split(" ", "merged_with_previous"), bytes_only()),
+    "merged with what is before": lambda: byte_level(
+        pre_tokenizers.Split(" ", "merged_with_previous"), bytes_only()
+    ),
     "metaspace, always": lambda: with_prepend("always"),
     "metaspace, never": lambda: with_prepend("never"),
     "metaspace, first": lambda: with_prepend("first"),
@@ -100,14 +115,18 @@ KINDS: Mapping[str, Callable[[], Backend]] = {
     "unigram": unigram,
     "word pieces": toy_tokenizers.word_pieces,
     "takes spaces on its right": with_tokens(
-        toy_tokenizers.byte_level, AddedToken("<r>", rstrip=True, normalized=False), AddedToken("hell", rstrip=True)
+        toy_tokenizers.byte_level,
+        AddedToken("<r>", rstrip=True, normalized=False),
+        AddedToken("hell", rstrip=True),
     ),
     "takes spaces on its left": with_tokens(
         toy_tokenizers.byte_level,
         AddedToken("<l>", lstrip=True, normalized=False),
         AddedToken("w", lstrip=True, normalized=False),
     ),
-    "a whole word only": with_tokens(toy_tokenizers.byte_level, AddedToken("hello", single_word=True, normalized=False)),
+    "a whole word only": with_tokens(
+        toy_tokenizers.byte_level, AddedToken("hello", single_word=True, normalized=False)
+    ),
     "one within another": with_tokens(
         toy_tokenizers.byte_level,
         AddedToken("<|im_end|>\n", normalized=False),
@@ -116,7 +135,9 @@ KINDS: Mapping[str, Callable[[], Backend]] = {
         AddedToken("[a]", normalized=False),
     ),
     "one of two words": with_tokens(toy_tokenizers.byte_level, AddedToken("o w", normalized=False)),
-    "normalized ones": with_tokens(toy_tokenizers.byte_level, AddedToken("<n>", normalized=True), AddedToken("lo wo")),
+    "normalized ones": with_tokens(
+        toy_tokenizers.byte_level, AddedToken("<n>", normalized=True), AddedToken("lo wo")
+    ),
 }
 SAMPLES = (
     *(
@@ -139,14 +160,43 @@ SAMPLES = (
         "🙂",
         "<",
     ),
-    *("<|im_start|>", "<|im_end|>", "<|im_end|>\n", "<think>", "<think>x", "</think>", "<s>", "</s>", "[INST]", "[/INST]", "<r>"),
-    *("<l>", "<n>", "o<", "[a]", "<start_of_turn>", "\ufdd5", "<\ufdd5|im_end|>", "<|im_", "end|>", ">", "\u3000", "\t"),
+    *(
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|im_end|>\n",
+        "<think>",
+        "<think>x",
+        "</think>",
+        "<s>",
+        "</s>",
+        "[INST]",
+        "[/INST]",
+        "<r>",
+    ),
+    *(
+        "<l>",
+        "<n>",
+        "o<",
+        "[a]",
+        "<start_of_turn>",
+        "\ufdd5",
+        "<\ufdd5|im_end|>",
+        "<|im_",
+        "end|>",
+        ">",
+        "\u3000",
+        "\t",
+    ),
 )
 PARTS = st.one_of(
     st.sampled_from(SAMPLES),
     st.text(max_size=4),
 )
-TEXTS = st.lists(PARTS, max_size=24).map("".join).map(lambda text: text.encode("utf-8", "replace").decode())
+TEXTS = (
+    st.lists(PARTS, max_size=24)
+    .map("".join)
+    .map(lambda text: text.encode("utf-8", "replace").decode())
+)
 
 
 @pytest.fixture(scope="module")
@@ -162,25 +212,46 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(text=TEXTS)
-def test_pieces_come_to_the_tokens_of_the_whole_for_all_kinds(tokenizers: dict[str, Tokenizer], text: str) -> None:
+def test_pieces_come_to_the_tokens_of_the_whole_for_all_kinds(
+    tokenizers: dict[str, Tokenizer], text: str
+) -> None:
     for kind, tokenizer in tokenizers.items():
         pieces = list(tokenizer.seams.pieces(text))
         assert "".join(pieces) == text
         alone = [token_id for token_ids in tokenizer.encode_all(pieces) for token_id in token_ids]
         assert alone == tokenizer.encode(text, add_special_tokens=False), kind
-        assert list(tokenizer.with_special_tokens(TokenIds.of(alone))) == tokenizer.encode(text, add_special_tokens=True), kind
+        assert list(tokenizer.with_special_tokens(TokenIds.of(alone))) == tokenizer.encode(
+            text, add_special_tokens=True
+        ), kind
 
 
 @given(text=TEXTS)
-def test_a_text_that_goes_on_behind_a_control_token_is_cut_as_before(tokenizers: dict[str, Tokenizer], text: str) -> None:
+def test_a_text_that_goes_on_behind_a_control_token_is_cut_as_before(
+    tokenizers: dict[str, Tokenizer], text: str
+) -> None:
     seams = tokenizers["byte_level"].seams
     before = list(seams.pieces(f"{text}hello<|im_end|>"))
     assert list(seams.pieces(f"{text}hello<|im_end|><|im_start|>hello"))[: len(before)] == before
 
 
-@pytest.mark.parametrize("kind", ["byte_level", "llama3", "gpt2", "llama 3's pattern", "gpt-4o's pattern", "single digits first"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "byte_level",
+        "llama3",
+        "gpt2",
+        "llama 3's pattern",
+        "gpt-4o's pattern",
+        "single digits first",
+    ],
+)
 def test_known_patterns_are_cut_between_words(tokenizers: dict[str, Tokenizer], kind: str) -> None:
-    assert list(tokenizers[kind].seams.pieces("hello world, hello the world")) == ["hello", " world, hello", " the", " world"]
+    assert list(tokenizers[kind].seams.pieces("hello world, hello the world")) == [
+        "hello",
+        " world, hello",
+        " the",
+        " world",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -191,15 +262,25 @@ def test_known_patterns_are_cut_between_words(tokenizers: dict[str, Tokenizer], 
         "gpt2 with a space in front",
     ],
 )  # fmt: skip
-def test_what_is_not_proved_is_not_cut_between_words(tokenizers: dict[str, Tokenizer], kind: str) -> None:
-    assert list(tokenizers[kind].seams.pieces("hello world, hello the world")) == ["hello world, hello the world"]
+def test_what_is_not_proved_is_not_cut_between_words(
+    tokenizers: dict[str, Tokenizer], kind: str
+) -> None:
+    assert list(tokenizers[kind].seams.pieces("hello world, hello the world")) == [
+        "hello world, hello the world"
+    ]
 
 
 def test_cuts_are_in_front_of_tokens_that_are_always_whole(
     tokenizers: dict[str, Tokenizer],
 ) -> None:
     text = "a<|im_end|>\n<think>x</think><|im_start|>b"
-    assert list(tokenizers["byte_level"].seams.pieces(text)) == ["a", "<|im_end|>\n", "<think>x", "</think>", "<|im_start|>b"]
+    assert list(tokenizers["byte_level"].seams.pieces(text)) == [
+        "a",
+        "<|im_end|>\n",
+        "<think>x",
+        "</think>",
+        "<|im_start|>b",
+    ]
     assert tokenizers["one within another"].seams.marks == {"[a]"}
     assert tokenizers["a whole word only"].seams == Seams()
 

@@ -19,7 +19,9 @@ MARK = "|"
 
 
 def by_characters(text: str, *, pair: str = "") -> EncodedText:
-    """An encoding: a token for each `pair` and for every other character; ids of single characters are their code points."""
+    """An encoding: a token for each `pair` and for every other character; ids of single characters
+    are their code points.
+    """
     token_ids: list[int] = []
     offsets: list[tuple[int, int]] = []
     at = 0
@@ -30,9 +32,16 @@ def by_characters(text: str, *, pair: str = "") -> EncodedText:
         at += width
 
     def char_to_token(character: int) -> int | None:
-        return next((token for token, (start, end) in enumerate(offsets) if start <= character < end), None)
+        return next(
+            (token for token, (start, end) in enumerate(offsets) if start <= character < end), None
+        )
 
-    found = SimpleNamespace(ids=token_ids, offsets=offsets, char_to_token=char_to_token, token_to_chars=offsets.__getitem__)
+    found = SimpleNamespace(
+        ids=token_ids,
+        offsets=offsets,
+        char_to_token=char_to_token,
+        token_to_chars=offsets.__getitem__,
+    )
     return EncodedText(found, characters=len(text))  # type: ignore[arg-type]
 
 
@@ -49,7 +58,10 @@ def test_an_answer_has_its_own_tokens_and_the_rest_the_tokenizers() -> None:
     whole = "|u|bb|a|abba|u|bb|"
     prompt = PromptText(text=whole, answers=(PlacedAnswer(8, 12, singly("abba")),))
     tokens = splice(prompt, by_characters(whole, pair="bb"))
-    before, behind = by_characters("|u|bb|a|", pair="bb").token_ids, by_characters("|u|bb|", pair="bb").token_ids
+    before, behind = (
+        by_characters("|u|bb|a|", pair="bb").token_ids,
+        by_characters("|u|bb|", pair="bb").token_ids,
+    )
     assert tuple(tokens.token_ids) == (*before, *singly("abba"), *behind)
     assert tokens.put_back_tokens == 4
 
@@ -68,18 +80,35 @@ def test_what_is_put_in_moves_what_stands_behind_it(said: list[tuple[str, int]])
     marks = tuple(place for place, character in enumerate(whole) if character == MARK)
     answers = tuple(
         PlacedAnswer(start + 1, end, (9_000_000 + number,) * length)
-        for number, (start, end, (text, length)) in enumerate(zip(marks, marks[1:], said, strict=False))
+        for number, (start, end, (text, length)) in enumerate(
+            zip(marks, marks[1:], said, strict=False)
+        )
         if text
     )
-    tokens = splice(PromptText(text=whole, answers=answers, branch_points=marks), by_characters(whole))
+    tokens = splice(
+        PromptText(text=whole, answers=answers, branch_points=marks), by_characters(whole)
+    )
     expected = [ord(MARK)]
     for number, (text, length) in enumerate(said):
         expected += [*((9_000_000 + number,) * length if text else ()), ord(MARK)]
     assert list(tokens.token_ids) == expected
-    assert [tokens.token_ids.view[place] for place in tokens.branch_points] == [ord(MARK)] * len(marks)
+    assert [tokens.token_ids.view[place] for place in tokens.branch_points] == [ord(MARK)] * len(
+        marks
+    )
 
 
-PIECES = ("hello", " world", "<|im_end|>", "<|im_\ufdd5end|>", "\ufdd5", "é", "😀", "日本", "\n", "a")
+PIECES = (
+    "hello",
+    " world",
+    "<|im_end|>",
+    "<|im_\ufdd5end|>",
+    "\ufdd5",
+    "é",
+    "😀",
+    "日本",
+    "\n",
+    "a",
+)
 
 
 @given(
@@ -87,15 +116,26 @@ PIECES = ("hello", " world", "<|im_end|>", "<|im_\ufdd5end|>", "\ufdd5", "é", "
     places=st.lists(st.integers(0, 60), min_size=3, max_size=3),
     remembered=st.booleans(),
 )
-def test_places_are_found_as_a_scan_of_all_tokens_finds_them(pieces: list[str], places: list[int], remembered: bool) -> None:
+def test_places_are_found_as_a_scan_of_all_tokens_finds_them(
+    pieces: list[str], places: list[int], remembered: bool
+) -> None:
     text, tokenizer = "".join(pieces), bundled_tokenizer()
     start, end, point = sorted(min(place, len(text)) for place in places)
     whole = tokenizer.backend.encode(text, add_special_tokens=False)
     offsets, ids = whole.offsets, whole.ids
-    prompt = PromptText(text=text, answers=(PlacedAnswer(start, end, (9_000_000,)),), breakpoints=(point,))
-    inside = [number for number, (left, right) in enumerate(offsets) if start <= left and left < end]
+    prompt = PromptText(
+        text=text, answers=(PlacedAnswer(start, end, (9_000_000,)),), breakpoints=(point,)
+    )
+    inside = [
+        number for number, (left, right) in enumerate(offsets) if start <= left and left < end
+    ]
     edges = [offset for offset in offsets if offset[0] < start < offset[1]]
-    fits = bool(inside) and offsets[inside[0]][0] == start and offsets[inside[-1]][1] == end and not edges
+    fits = (
+        bool(inside)
+        and offsets[inside[0]][0] == start
+        and offsets[inside[-1]][1] == end
+        and not edges
+    )
     expected = [*ids[: inside[0]], 9_000_000, *ids[inside[-1] + 1 :]] if fits else ids
     of_memory = TokenMemory().tokens_of(text, tokenizer, places=(start, end, point))
     tokens = splice(prompt, of_memory if remembered else tokenizer.encode_in_place([text])[0])

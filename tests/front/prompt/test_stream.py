@@ -1,4 +1,6 @@
-"""Streams under disorder: whatever is closed when, each sequence ends or is cancelled once, and each choice ends at most once."""
+"""Streams under disorder: whatever is closed when, each sequence ends or is cancelled once, and
+each choice ends at most once.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,18 @@ PIECES = TokenPieces(TOKENIZER)
 WORDS = tuple(TOKENIZER.encode("hello world ", add_special_tokens=False).ids)
 
 
-async def open_stream(engine: ScriptedClient, name: str, *, choices: int, stops: tuple[str, ...] = ()) -> GenerationStream:
-    rules = ChoiceRules(prompt_token_ids=TokenIds.of((1,)), stop_token_ids=frozenset(), max_tokens=1000, stops=stops)
+async def open_stream(
+    engine: ScriptedClient, name: str, *, choices: int, stops: tuple[str, ...] = ()
+) -> GenerationStream:
+    rules = ChoiceRules(
+        prompt_token_ids=TokenIds.of((1,)), stop_token_ids=frozenset(), max_tokens=1000, stops=stops
+    )
     sequences = tuple(
         SequenceRequest(
-            request_id=f"{name}/{index}", prompt_token_ids=TokenIds.of((1,)), max_tokens=1000, sampling=SamplingParams(seed=1)
+            request_id=f"{name}/{index}",
+            prompt_token_ids=TokenIds.of((1,)),
+            max_tokens=1000,
+            sampling=SamplingParams(seed=1),
         )
         for index in range(choices)
     )
@@ -48,13 +57,24 @@ THINKING = ModelDialect(reasoning=ReasoningFormat(start="<think>", end="</think>
 END = ThinkingBudget(tokens=0, end_token_ids=(7,))
 
 
-async def thinking_stream(engine: ScriptedClient, *, thought_end: ThinkingBudget | None = END) -> GenerationStream:
-    """A choice that is in a thought from its first token on; 32 tokens that repeat are enough to end it."""
+async def thinking_stream(
+    engine: ScriptedClient, *, thought_end: ThinkingBudget | None = END
+) -> GenerationStream:
+    """A choice that is in a thought from its first token on; 32 tokens that repeat are enough to
+    end it.
+    """
     rules = ChoiceRules(
-        prompt_token_ids=TokenIds.of((1,)), stop_token_ids=frozenset(), max_tokens=1000, dialect=THINKING, in_reasoning=True
+        prompt_token_ids=TokenIds.of((1,)),
+        stop_token_ids=frozenset(),
+        max_tokens=1000,
+        dialect=THINKING,
+        in_reasoning=True,
     )
     sequence = SequenceRequest(
-        request_id="a/0", prompt_token_ids=TokenIds.of((1,)), max_tokens=1000, sampling=SamplingParams(seed=1)
+        request_id="a/0",
+        prompt_token_ids=TokenIds.of((1,)),
+        max_tokens=1000,
+        sampling=SamplingParams(seed=1),
     )
     stream = GenerationStream(
         GenerationRequest(request_id="a", model="toy", prompt="x"),
@@ -66,7 +86,9 @@ async def thinking_stream(engine: ScriptedClient, *, thought_end: ThinkingBudget
     return stream
 
 
-async def test_a_thought_that_goes_round_in_circles_is_ended_once_and_its_end_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_thought_that_goes_round_in_circles_is_ended_once_and_its_end_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO")
     engine = ScriptedClient(answers(*WORDS[:3] * 100))
     async with aclosing(await thinking_stream(engine)) as stream:
@@ -77,7 +99,9 @@ async def test_a_thought_that_goes_round_in_circles_is_ended_once_and_its_end_sa
     assert caplog.text.count("went round in circles") == 1
 
 
-async def test_a_thought_that_goes_on_and_what_is_said_again_and_again_behind_it_are_left_alone() -> None:
+async def test_a_thought_that_goes_on_and_what_is_said_again_and_again_behind_it_are_left_alone() -> (
+    None
+):
     dice = random.Random(1)
     thought = [dice.choice(WORDS) for _ in range(300)]
     said = TOKENIZER.encode("</think>", add_special_tokens=False).ids + list(WORDS[:3] * 100)
@@ -101,7 +125,9 @@ async def test_thoughts_are_ended_on_request_where_the_model_has_a_marker() -> N
     assert len(engine.thought_limits) == 1
 
 
-async def read(engine: ScriptedClient, name: str, *, choices: int, events: int, stops: tuple[str, ...]) -> Counter[int]:
+async def read(
+    engine: ScriptedClient, name: str, *, choices: int, events: int, stops: tuple[str, ...]
+) -> Counter[int]:
     """Read so many events and leave; returns how often each choice ended."""
     ended: Counter[int] = Counter()
     async with aclosing(await open_stream(engine, name, choices=choices, stops=stops)) as stream:
@@ -128,7 +154,13 @@ async def test_readers_that_come_and_go_leave_nothing_open(seed: int) -> None:
     choices = [dice.randint(1, 3) for _ in range(40)]
     readers = [
         asyncio.create_task(
-            read(engine, str(place), choices=n, events=dice.choice([1, 3, 1000]), stops=dice.choice([(), ("d h",)]))
+            read(
+                engine,
+                str(place),
+                choices=n,
+                events=dice.choice([1, 3, 1000]),
+                stops=dice.choice([(), ("d h",)]),
+            )
         )
         for place, n in enumerate(choices)
     ]
@@ -137,13 +169,17 @@ async def test_readers_that_come_and_go_leave_nothing_open(seed: int) -> None:
             await asyncio.sleep(0)
         reader.cancel()
     for ended in await asyncio.gather(*readers, return_exceptions=True):
-        assert isinstance(ended, asyncio.CancelledError) or all(times == 1 for times in ended.values())
+        assert isinstance(ended, asyncio.CancelledError) or all(
+            times == 1 for times in ended.values()
+        )
     assert all(times == 1 for times in Counter(engine.cancelled).values())
     await engine.close()
 
 
 async def test_whole_readers_see_every_choice_end_once() -> None:
     engine = ScriptedClient(answers(*WORDS * 3))
-    ended = await asyncio.gather(*(read(engine, str(name), choices=3, events=1000, stops=()) for name in range(10)))
+    ended = await asyncio.gather(
+        *(read(engine, str(name), choices=3, events=1000, stops=()) for name in range(10))
+    )
     assert ended == [Counter({0: 1, 1: 1, 2: 1})] * 10
     assert engine.cancelled == []

@@ -13,18 +13,28 @@ from holdfast.front.prompt.template import ChatTemplate, load_template
 from holdfast.wire.requests import ChatPrompt
 from tests.fakes.toy_tokenizers import CHATML
 
-PARTS_ONLY = "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+PARTS_ONLY = (
+    "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}{{ part.text }}{% endfor %}{% "
+    "endfor %}"
+)
 CALLS_AS_TEXT = (
-    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name + ':' + c.function.arguments }}"
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name + ':' + "
+    "c.function.arguments }}"
     "{% endfor %}{% endfor %}"
 )
 CALLS_PRINTED = (
-    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments }}{% "
+    "endfor %}{% endfor %}"
 )
 CALLS_AS_JSON = (
-    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments | "
+    "tojson }}{% endfor %}{% endfor %}"
 )
-CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": "é<"}'}}
+CALL = {
+    "id": "call00001",
+    "type": "function",
+    "function": {"name": "f", "arguments": '{"b": 1, "a": "é<"}'},
+}
 
 
 LISTED = "{{ tools | map(attribute='function') | tojson }}"
@@ -42,7 +52,10 @@ USER = {"role": "user", "content": "Hi"}
 
 
 def test_a_conversation_is_rendered_with_the_prompt_for_an_answer() -> None:
-    assert template(CHATML).render(chat(USER)) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        template(CHATML).render(chat(USER))
+        == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_the_last_message_can_be_continued() -> None:
@@ -58,7 +71,9 @@ def test_only_an_assistants_text_can_be_continued() -> None:
 
 def test_a_template_that_leaves_out_the_continued_message_is_told_of() -> None:
     with pytest.raises(InvalidRequest, match="leaves out"):
-        template("{{ messages[0].content }}").render(chat(USER, {"role": "assistant", "content": "x"}, continue_last=True))
+        template("{{ messages[0].content }}").render(
+            chat(USER, {"role": "assistant", "content": "x"}, continue_last=True)
+        )
 
 
 def test_a_template_that_goes_through_parts_gets_parts() -> None:
@@ -73,14 +88,24 @@ def test_a_template_that_goes_through_parts_gets_parts() -> None:
         (CALLS_AS_JSON, '{"b": 1, "a": "é<"}'),
     ],
 )
-def test_arguments_of_calls_are_written_once_as_json_whatever_the_template_expects(source: str, expected: str) -> None:
+def test_arguments_of_calls_are_written_once_as_json_whatever_the_template_expects(
+    source: str, expected: str
+) -> None:
     assistant = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     assert template(source).render(chat(USER, assistant)) == "Hi" + expected
 
 
 def test_special_tokens_and_options_are_variables() -> None:
-    source = "{{ bos_token }}{{ messages[0].content }}{% if enable_thinking %} think{% endif %}{{ unheard_of }}"
-    assert template(source, bos_token="<s>").render(chat(USER, template_options={"enable_thinking": True})) == "<s>Hi think"
+    source = (
+        "{{ bos_token }}{{ messages[0].content }}{% if enable_thinking %} think{% endif %}{{ "
+        "unheard_of }}"
+    )
+    assert (
+        template(source, bos_token="<s>").render(
+            chat(USER, template_options={"enable_thinking": True})
+        )
+        == "<s>Hi think"
+    )
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
@@ -116,7 +141,9 @@ def test_what_a_template_cannot_render_is_refused_with_its_reason(source: str) -
 
 def test_what_a_template_quotes_is_not_for_the_log() -> None:
     with pytest.raises(InvalidRequest, match="not this: Hi") as caught:
-        template("{{ raise_exception('not this: ' + messages[0].content) }}").render(chat({"role": "user", "content": "Hi"}))
+        template("{{ raise_exception('not this: ' + messages[0].content) }}").render(
+            chat({"role": "user", "content": "Hi"})
+        )
     assert caught.value.loggable == "the model's chat template refuses this conversation"
 
 
@@ -130,7 +157,8 @@ def test_the_extras_of_transformers_are_there() -> None:
     source = (
         "{% generation %}{{ strftime_now('%Y') | int > 2000 }}{% endgeneration %}"
         "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
-        "{{ {'b': 1, 'a': '<é'} | tojson(indent=None) }}{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{{ ns.x }}"
+        "{{ {'b': 1, 'a': '<é'} | tojson(indent=None) }}{% set ns = namespace(x=1) %}{% set ns.x = "
+        "2 %}{{ ns.x }}"
     )
     assert template(source).render(chat(USER)) == 'True01{"b": 1, "a": "<é"}2'
 
@@ -143,7 +171,9 @@ def test_a_broken_template_stops_the_load() -> None:
 def write(folder: Path, **files: Any) -> Path:
     for name, content in files.items():
         suffix = "jinja" if isinstance(content, str) else "json"
-        (folder / f"{name}.{suffix}").write_text(content if isinstance(content, str) else json.dumps(content))
+        (folder / f"{name}.{suffix}").write_text(
+            content if isinstance(content, str) else json.dumps(content)
+        )
     return folder
 
 
@@ -154,11 +184,26 @@ def test_a_folder_without_template_has_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "files",
     [
-        {"tokenizer_config": {"chat_template": "A{{ bos_token }}", "bos_token": {"content": "<s>"}}},
-        {"tokenizer_config": {"chat_template": [{"name": "default", "template": "A<s>"}, {"name": "rag", "template": "B"}]}},
+        {
+            "tokenizer_config": {
+                "chat_template": "A{{ bos_token }}",
+                "bos_token": {"content": "<s>"},
+            }
+        },
+        {
+            "tokenizer_config": {
+                "chat_template": [
+                    {"name": "default", "template": "A<s>"},
+                    {"name": "rag", "template": "B"},
+                ]
+            }
+        },
         {"chat_template": {"chat_template": "A<s>"}},
         {"chat_template": "A<s>", "tokenizer_config": {"chat_template": "old"}},
-        {"special_tokens_map": {"bos_token": "<s>"}, "tokenizer_config": {"chat_template": "A{{ bos_token }}"}},
+        {
+            "special_tokens_map": {"bos_token": "<s>"},
+            "tokenizer_config": {"chat_template": "A{{ bos_token }}"},
+        },
     ],
 )
 def test_a_template_is_found_in_every_place(tmp_path: Path, files: dict[str, Any]) -> None:
@@ -177,28 +222,39 @@ def test_named_templates_may_lie_in_their_own_folder(tmp_path: Path) -> None:
 
 THINKING_DROPPED = (
     "{% for t in tools or [] %}[{{ t | tojson }}]\n{% endfor %}"
-    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content.split('</think>')[-1] "
+    "}}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 
 
 def test_prompts_part_behind_the_system_prompt_and_behind_the_last_message() -> None:
-    system, tool = {"role": "system", "content": "Be brief."}, {"type": "function", "function": {"name": "f"}}
+    system, tool = (
+        {"role": "system", "content": "Be brief."},
+        {"type": "function", "function": {"name": "f"}},
+    )
     chats = template(THINKING_DROPPED)
-    prompt = chat(system, USER, {"role": "assistant", "content": "<think>a</think>b"}, USER, tools=(tool,))
+    prompt = chat(
+        system, USER, {"role": "assistant", "content": "<think>a</think>b"}, USER, tools=(tool,)
+    )
     rendered = chats.render(prompt)
     first, last = chats.branch_points(prompt, rendered)
     assert rendered[:first].endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
     assert rendered[last:] == "<|im_start|>assistant\n<think>\n"
     others = chat(system, {"role": "user", "content": "Other"}, tools=(tool,))
     assert chats.render(others).startswith(rendered[:first])
-    after = chat(*prompt.messages, {"role": "assistant", "content": "<think>c</think>d"}, USER, tools=(tool,))
+    after = chat(
+        *prompt.messages, {"role": "assistant", "content": "<think>c</think>d"}, USER, tools=(tool,)
+    )
     assert chats.render(after).startswith(rendered[:last])
     assert not chats.render(after).startswith(rendered)
 
 
 def test_a_template_that_refuses_the_probes_has_no_partings() -> None:
-    strict = template("{% if messages | length < 3 or not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}x")
+    strict = template(
+        "{% if messages | length < 3 or not add_generation_prompt %}{{ raise_exception('no') }}{% "
+        "endif %}x"
+    )
     prompt = chat(USER, {"role": "assistant", "content": "a"}, USER)
     assert strict.branch_points(prompt, strict.render(prompt)) == ()
 
@@ -206,24 +262,37 @@ def test_a_template_that_refuses_the_probes_has_no_partings() -> None:
 def test_a_continued_message_has_no_end_to_part_at() -> None:
     prompt = chat(USER, {"role": "assistant", "content": "I am"}, continue_last=True)
     rendered = template(CHATML).render(prompt)
-    assert [rendered[:at] for at in template(CHATML).branch_points(prompt, rendered)] == ["<|im_start|>user\n"]
+    assert [rendered[:at] for at in template(CHATML).branch_points(prompt, rendered)] == [
+        "<|im_start|>user\n"
+    ]
 
 
 ONE_SYSTEM = (
-    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ "
+    "raise_exception('system first') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{% endfor %}"
 )
 LAST_SYSTEM = (
     "{% set ns = namespace(s='') %}{% for m in messages %}"
     "{% if m.role == 'system' %}{% set ns.s = m.content %}{% endif %}{% endfor %}"
-    "[system]{{ ns.s }}{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "[system]{{ ns.s }}{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content "
+    "}}{% endfor %}"
 )
 
 
 @pytest.mark.parametrize("source", [ONE_SYSTEM, LAST_SYSTEM])
 def test_no_system_message_is_lost_or_refused(source: str) -> None:
-    said = (("system", "A"), ("system", "B"), ("user", "C"), ("assistant", "D"), ("system", "E"), ("user", "F"))
-    prompt = ChatPrompt(messages=tuple({"role": role, "content": content} for role, content in said))
+    said = (
+        ("system", "A"),
+        ("system", "B"),
+        ("user", "C"),
+        ("assistant", "D"),
+        ("system", "E"),
+        ("user", "F"),
+    )
+    prompt = ChatPrompt(
+        messages=tuple({"role": role, "content": content} for role, content in said)
+    )
     text = ChatTemplate({"default": source}, special_tokens={}).render(prompt)
     assert text == "[system]A\n\nB[user]C[assistant]D[user]E[user]F"
 

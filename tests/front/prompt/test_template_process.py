@@ -71,7 +71,9 @@ def one_second(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
-def test_a_template_that_takes_too_much_is_stopped_by_name_and_the_next_is_rendered(source: str) -> None:
+def test_a_template_that_takes_too_much_is_stopped_by_name_and_the_next_is_rendered(
+    source: str,
+) -> None:
     with pytest.raises(TemplateOverrun, match="chat template 'default'"):
         SandboxedTemplate("default", source).render({"messages": PROMPT.messages})
     assert SandboxedTemplate("default", GOOD).render({"messages": PROMPT.messages}) == "Hi"
@@ -88,8 +90,13 @@ def test_a_template_that_takes_too_much_while_it_is_probed_ends_the_load() -> No
 
 
 @pytest.mark.parametrize("templates", [1, 4])
-def test_templates_that_hang_on_many_conversations_hold_up_no_other_template(templates: int) -> None:
-    hostile = [ChatTemplate({"default": PICKY + "x" * number}, special_tokens={}) for number in range(templates)]
+def test_templates_that_hang_on_many_conversations_hold_up_no_other_template(
+    templates: int,
+) -> None:
+    hostile = [
+        ChatTemplate({"default": PICKY + "x" * number}, special_tokens={})
+        for number in range(templates)
+    ]
     innocent = ChatTemplate({"default": GOOD}, special_tokens={})
     endless = ChatPrompt(messages=({"role": "user", "content": "loop"},))
 
@@ -109,10 +116,15 @@ def test_a_render_that_waited_too_long_for_its_template_may_be_tried_again() -> 
     template = ChatTemplate({"default": PICKY}, special_tokens={})
     endless = ChatPrompt(messages=({"role": "user", "content": "loop"},))
     with ThreadPoolExecutor(16) as threads:
-        outcomes = [each.exception() for each in [threads.submit(template.render, endless) for _ in range(16)]]
+        outcomes = [
+            each.exception()
+            for each in [threads.submit(template.render, endless) for _ in range(16)]
+        ]
     assert {type(outcome) for outcome in outcomes} == {TemplateOverrun, RenderingUnavailable}
     waited = [str(outcome) for outcome in outcomes if isinstance(outcome, RenderingUnavailable)]
-    assert all("2 renders of one template and 8 in all run at once" in message for message in waited)
+    assert all(
+        "2 renders of one template and 8 in all run at once" in message for message in waited
+    )
     assert template.render(PROMPT) == "Hi"
 
 
@@ -121,7 +133,9 @@ def test_a_process_that_cannot_be_started_is_not_the_templates_fault() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
     try:
-        with pytest.raises(RenderingUnavailable, match=r"'default' cannot be rendered now: .* could be started"):
+        with pytest.raises(
+            RenderingUnavailable, match=r"'default' cannot be rendered now: .* could be started"
+        ):
             SandboxedTemplate("default", GOOD)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -136,7 +150,9 @@ def test_values_that_are_nested_too_deeply_are_an_error_of_the_template() -> Non
         SandboxedTemplate("default", GOOD).render({"messages": nested})
 
 
-def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_in_the_current_folder_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("resource", "pickle", "jinja2"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('poisoned')")
     monkeypatch.chdir(tmp_path)

@@ -13,16 +13,24 @@ from holdfast.wire.requests import ChatPrompt, Thinking, ThinkingEffort
 
 EFFORTS: tuple[ThinkingEffort, ...] = get_args(ThinkingEffort)
 BODY = "{% for m in messages %}{{ m.content }}{% endfor %}"
-TOGGLE = BODY + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% endif %}"
+TOGGLE = (
+    BODY
+    + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% endif %}"
+)
 PRINTED = "effort: {{ reasoning_effort | default('medium') }}" + BODY
 WORDS = (
     "{% if reasoning_effort is not defined %}{% set reasoning_effort = 'no_think' %}{% endif %}"
-    "{% if reasoning_effort not in ['no_think', 'low', 'high'] %}{{ raise_exception('unknown') }}{% endif %}"
-    + BODY
-    + "{{ reasoning_effort }}"
+    "{% if reasoning_effort not in ['no_think', 'low', 'high'] %}{{ raise_exception('unknown') "
+    "}}{% endif %}" + BODY + "{{ reasoning_effort }}"
 )
-ONLY_MAX = BODY + "{% if thinking %}<think>{% if reasoning_effort == 'max' %}Think hard.{% endif %}{% endif %}"
-MODES = BODY + "{% if thinking_mode == 'disabled' %}</t>{% elif thinking_mode == 'enabled' %}<t>{% endif %}"
+ONLY_MAX = (
+    BODY
+    + "{% if thinking %}<think>{% if reasoning_effort == 'max' %}Think hard.{% endif %}{% endif %}"
+)
+MODES = (
+    BODY
+    + "{% if thinking_mode == 'disabled' %}</t>{% elif thinking_mode == 'enabled' %}<t>{% endif %}"
+)
 BUDGET = BODY + "{% if thinking_budget is defined %}{{ thinking_budget }}{% endif %}"
 LOW = BODY + "{% if enable_thinking %}<think>{% if low_effort %}briefly{% endif %}{% endif %}"
 
@@ -32,7 +40,9 @@ def switch(source: str) -> ThinkingSwitch:
 
     def rendered(options: dict[str, Any]) -> str:
         try:
-            return template.render(ChatPrompt(messages=({"role": "user", "content": "u"},), template_options=options))
+            return template.render(
+                ChatPrompt(messages=({"role": "user", "content": "u"},), template_options=options)
+            )
         except InvalidRequest:
             return ""
 
@@ -45,11 +55,22 @@ def options(source: str, effort: ThinkingEffort) -> dict[str, Any]:
 
 def test_a_switch_for_yes_and_no_takes_the_least_for_no() -> None:
     asked = {effort: options(TOGGLE, effort).get("enable_thinking") for effort in EFFORTS}
-    assert asked == {"off": False, "minimal": False, "on": True, "low": True, "medium": True, "high": True, "max": True}
+    assert asked == {
+        "off": False,
+        "minimal": False,
+        "on": True,
+        "low": True,
+        "medium": True,
+        "high": True,
+        "max": True,
+    }
 
 
 def test_words_that_are_only_printed_are_the_usual_three() -> None:
-    asked = [options(PRINTED, effort).get("reasoning_effort") for effort in ("minimal", "low", "medium", "high", "max")]
+    asked = [
+        options(PRINTED, effort).get("reasoning_effort")
+        for effort in ("minimal", "low", "medium", "high", "max")
+    ]
     assert asked == ["low", "low", "medium", "high", "high"]
 
 

@@ -12,7 +12,21 @@ from holdfast.front.prompt.token_memory import TokenMemory
 from holdfast.front.prompt.tokenize import Tokenizer
 from tests.fakes import toy_tokenizers
 
-WORDS = ("hello", " world", "<|im_start|>", "<|im_end|>\n", "<s>", "é", "🙂", " ", "the", "\n", "<think>", "</think>", "'s 12")
+WORDS = (
+    "hello",
+    " world",
+    "<|im_start|>",
+    "<|im_end|>\n",
+    "<s>",
+    "é",
+    "🙂",
+    " ",
+    "the",
+    "\n",
+    "<think>",
+    "</think>",
+    "'s 12",
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +36,20 @@ def tokenizers() -> list[Tokenizer]:
 
 @given(
     kind=st.integers(0, len(toy_tokenizers.EXACT) - 1),
-    turns=st.lists(st.lists(st.sampled_from(WORDS), max_size=10).map("".join), min_size=1, max_size=5),
+    turns=st.lists(
+        st.lists(st.sampled_from(WORDS), max_size=10).map("".join), min_size=1, max_size=5
+    ),
     edited=st.integers(0, 40),
     most_bytes=st.sampled_from([0, 2000, 1 << 20]),
     places=st.lists(st.integers(0, 60), max_size=4),
 )
 def test_tokens_and_places_are_those_of_the_whole_over_turns_and_edits(
-    tokenizers: list[Tokenizer], kind: int, turns: list[str], edited: int, most_bytes: int, places: list[int]
+    tokenizers: list[Tokenizer],
+    kind: int,
+    turns: list[str],
+    edited: int,
+    most_bytes: int,
+    places: list[int],
 ) -> None:
     memory, tokenizer = TokenMemory(most_bytes=most_bytes), tokenizers[kind]
     text = ""
@@ -39,7 +60,9 @@ def test_tokens_and_places_are_those_of_the_whole_over_turns_and_edits(
             found = memory.tokens_of(asked, tokenizer, places=known)
             (whole,) = tokenizer.encode_in_place([asked])
             assert found.token_ids == whole.token_ids
-            assert [found.tokens_before(at) for at in known] == [whole.tokens_before(at) for at in known]
+            assert [found.tokens_before(at) for at in known] == [
+                whole.tokens_before(at) for at in known
+            ]
             spans = [(start, end) for start in known for end in known]
             assert [found.span(*each) for each in spans] == [whole.span(*each) for each in spans]
             memory.check_invariants()

@@ -44,7 +44,8 @@ def test_truncation_and_padding_of_the_training_are_switched_off(tmp_path: Path)
     backend.save(str(tmp_path / "tokenizer.json"))
     assert (
         load_tokenizer(tmp_path).decode(
-            load_tokenizer(tmp_path).encode("a" * 20, add_special_tokens=False), skip_special_tokens=True
+            load_tokenizer(tmp_path).encode("a" * 20, add_special_tokens=False),
+            skip_special_tokens=True,
         )
         == "a" * 20
     )
@@ -59,23 +60,38 @@ def test_special_tokens_are_added_only_when_asked_for() -> None:
 def test_tokens_that_only_the_configuration_knows_are_added(tmp_path: Path) -> None:
     size = toy_tokenizers.byte_level().get_vocab_size()
     described = {str(size): {"content": "<|tool|>", "special": True}}
-    tokenizer = load_tokenizer(write(tmp_path, tokenizer_config={"added_tokens_decoder": described}))
+    tokenizer = load_tokenizer(
+        write(tmp_path, tokenizer_config={"added_tokens_decoder": described})
+    )
     assert tokenizer.encode("<|tool|>", add_special_tokens=False) == [size]
     assert tokenizer.vocab_size == size + 1
 
 
 def test_a_token_whose_id_the_files_disagree_about_is_refused(tmp_path: Path) -> None:
-    folder = write(tmp_path, tokenizer_config={"added_tokens_decoder": {"7777": {"content": "<|tool|>", "special": True}}})
+    folder = write(
+        tmp_path,
+        tokenizer_config={
+            "added_tokens_decoder": {"7777": {"content": "<|tool|>", "special": True}}
+        },
+    )
     with pytest.raises(ModelLoadError, match="7777"):
         load_tokenizer(folder)
 
 
 def test_an_eos_token_that_is_not_marked_as_special_is_not_shown(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write(tmp_path, tokenizer_config={"eos_token": "</think>"}))
-    assert tokenizer.decode(tokenizer.encode("a</think>", add_special_tokens=False), skip_special_tokens=True) == "a"
+    assert (
+        tokenizer.decode(
+            tokenizer.encode("a</think>", add_special_tokens=False), skip_special_tokens=True
+        )
+        == "a"
+    )
 
 
-@pytest.mark.parametrize("damage", [b"", b'{"version": "1.0", "model"', b"{}", b'{"model": {"type": "Unheard"}}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b'{"version": "1.0", "model"', b"{}", b'{"model": {"type": "Unheard"}}', b"\xff\xfe"],
+)
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(damage)
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json cannot be read") as caught:
@@ -104,7 +120,12 @@ def test_a_vocabulary_in_another_form_is_converted(tmp_path: Path) -> None:
         json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"})
     )
     tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.decode(tokenizer.encode("hello  🙂", add_special_tokens=False), skip_special_tokens=True) == "hello  🙂"
+    assert (
+        tokenizer.decode(
+            tokenizer.encode("hello  🙂", add_special_tokens=False), skip_special_tokens=True
+        )
+        == "hello  🙂"
+    )
 
 
 def test_lone_surrogates_become_replacement_characters() -> None:

@@ -16,7 +16,9 @@ from tests.fakes.family_templates import FAMILY_TEMPLATES, tokenizer_for
 def test_everything_that_the_front_needs_is_read(tmp_path: Path) -> None:
     toy_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": "{{ eos_token }}"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>", "chat_template": "{{ eos_token }}"})
+    )
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.9}))
     bundle = load_tokenizer_bundle(tmp_path)
     assert bundle.generation_defaults == {"top_p": 0.9}
@@ -28,7 +30,9 @@ def test_what_the_catalog_says_goes_before_what_the_makers_recommend(tmp_path: P
     toy_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.9, "top_k": 20}))
     bundle = load_tokenizer_bundle(
-        tmp_path, sampling={"top_p": 0.5, "presence_penalty": 1.0}, template_arguments={"enable_thinking": False}
+        tmp_path,
+        sampling={"top_p": 0.5, "presence_penalty": 1.0},
+        template_arguments={"enable_thinking": False},
     )
     assert bundle.generation_defaults == {"top_p": 0.5, "top_k": 20, "presence_penalty": 1.0}
     assert bundle.template_options == {"enable_thinking": False}
@@ -37,20 +41,34 @@ def test_what_the_catalog_says_goes_before_what_the_makers_recommend(tmp_path: P
 @pytest.mark.parametrize(
     ("template", "token"),
     [
-        ("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}", "<|im_end|>"),
+        (
+            "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}",
+            "<|im_end|>",
+        ),
         ("{% for m in messages %}{{ m.content }} <|im_end|>{% endfor %}", "<|im_end|>"),
-        ("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}<think>{% endfor %}", "<think>"),
-        ("{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}", ""),  # known as an end already
+        (
+            "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor "
+            "%}<think>{% endfor %}",
+            "<think>",
+        ),
+        # known as an end already
+        ("{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}", ""),
         ("{% for m in messages %}{{ m.content }}\nUser:{% endfor %}", ""),
         ("{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}", ""),
         ("{{ raise_exception('no') }}<|im_end|>", ""),
     ],
 )
-def test_the_token_that_the_template_writes_behind_an_answer_ends_one(tmp_path: Path, template: str, token: str) -> None:
+def test_the_token_that_the_template_writes_behind_an_answer_ends_one(
+    tmp_path: Path, template: str, token: str
+) -> None:
     toy_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": template}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|endoftext|>", "chat_template": template})
+    )
     bundle = load_tokenizer_bundle(tmp_path)
-    assert bundle.turn_end_token_ids == ((bundle.tokenizer.backend.token_to_id(token),) if token else ())
+    assert bundle.turn_end_token_ids == (
+        (bundle.tokenizer.backend.token_to_id(token),) if token else ()
+    )
 
 
 def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -59,12 +77,19 @@ def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
         load_tokenizer_bundle(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "ends"), [("gpt_oss", {"<|end|>", "<|call|>"}), ("gemma4", {"<turn|>", "<|tool_response>"})])
-def test_what_ends_a_call_ends_the_answer_though_the_files_do_not_say_so(tmp_path: Path, name: str, ends: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("gpt_oss", {"<|end|>", "<|call|>"}), ("gemma4", {"<turn|>", "<|tool_response>"})],
+)
+def test_what_ends_a_call_ends_the_answer_though_the_files_do_not_say_so(
+    tmp_path: Path, name: str, ends: set[str]
+) -> None:
     family = FAMILY_TEMPLATES[name]
     backend = tokenizer_for(family.source).backend
     backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": family.source}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "</s>", "chat_template": family.source})
+    )
     bundle = load_tokenizer_bundle(tmp_path)
     assert bundle.dialect.family == family.family
     assert {backend.id_to_token(end) for end in bundle.turn_end_token_ids} == ends

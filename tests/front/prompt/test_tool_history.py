@@ -15,12 +15,20 @@ from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 
 
 def answer(*names: str, content: Any = "", ids: Sequence[str] = ("x-1", "x-2", "x-3")) -> Message:
-    calls = [{"id": ids[at], "function": {"name": name, "arguments": {"at": at}}} for at, name in enumerate(names)]
+    calls = [
+        {"id": ids[at], "function": {"name": name, "arguments": {"at": at}}}
+        for at, name in enumerate(names)
+    ]
     return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
 def result(call_id: str | None, text: str, **more: Any) -> Message:
-    return {"role": "tool", "content": text, **({} if call_id is None else {"tool_call_id": call_id}), **more}
+    return {
+        "role": "tool",
+        "content": text,
+        **({} if call_id is None else {"tool_call_id": call_id}),
+        **more,
+    }
 
 
 def ids(messages: Sequence[Message]) -> list[str]:
@@ -28,23 +36,37 @@ def ids(messages: Sequence[Message]) -> list[str]:
 
 
 def results(messages: Sequence[Message]) -> list[tuple[str, str, str]]:
-    return [(each["tool_call_id"], each["name"], each["content"]) for each in messages if each["role"] == "tool"]
+    return [
+        (each["tool_call_id"], each["name"], each["content"])
+        for each in messages
+        if each["role"] == "tool"
+    ]
 
 
 def test_results_stand_in_the_order_of_their_calls_and_have_names() -> None:
-    ready = with_habits([answer("f", "g"), result("x-2", "second"), result("x-1", "first")], ToolHabits())
+    ready = with_habits(
+        [answer("f", "g"), result("x-2", "second"), result("x-1", "first")], ToolHabits()
+    )
     assert results(ready) == [("x-1", "f", "first"), ("x-2", "g", "second")]
 
 
 def test_results_without_ids_belong_to_calls_by_name_and_then_by_place() -> None:
     ready = with_habits(
-        [answer("f", "g", "f"), result(None, "2", tool_name="g"), result(None, "1"), result(None, "3")], ToolHabits()
+        [
+            answer("f", "g", "f"),
+            result(None, "2", tool_name="g"),
+            result(None, "1"),
+            result(None, "3"),
+        ],
+        ToolHabits(),
     )
     assert results(ready) == [("x-1", "f", "1"), ("x-2", "g", "2"), ("x-3", "f", "3")]
 
 
 def test_calls_of_the_same_id_each_keep_a_result() -> None:
-    ready = with_habits([answer("f", "g", ids=("a", "a")), result("a", "1"), result("a", "2")], ToolHabits())
+    ready = with_habits(
+        [answer("f", "g", ids=("a", "a")), result("a", "1"), result("a", "2")], ToolHabits()
+    )
     assert results(ready) == [("a", "f", "1"), ("a", "g", "2")]
 
 
@@ -65,7 +87,9 @@ def test_a_result_of_no_call_stays_behind_the_others() -> None:
     ],
 )
 def test_ids_have_the_form_of_the_family(form: IdForm, given: str, expected: str) -> None:
-    ready = with_habits([answer("f", ids=(given,)), result(given or None, "r")], ToolHabits(id_form=form))
+    ready = with_habits(
+        [answer("f", ids=(given,)), result(given or None, "r")], ToolHabits(id_form=form)
+    )
     assert ids(ready) == [expected]
     assert results(ready) == [(expected, "f", "r")]
 
@@ -90,7 +114,10 @@ def test_numbers_count_over_the_whole_conversation() -> None:
 
 @pytest.mark.parametrize("content", ["text", [{"type": "text", "text": "text"}]])
 def test_parallel_calls_become_pairs_where_a_template_refuses_them(content: Any) -> None:
-    ready = with_habits([answer("f", "g", content=content), result("x-2", "2"), result("x-1", "1")], ToolHabits(parallel=False))
+    ready = with_habits(
+        [answer("f", "g", content=content), result("x-2", "2"), result("x-1", "1")],
+        ToolHabits(parallel=False),
+    )
     assert [each["role"] for each in ready] == ["assistant", "tool", "assistant", "tool"]
     assert [each["content"] for each in ready] == [content, "1", content[:0], "2"]
     assert ids(ready) == ["x-1", "x-2"]
@@ -112,11 +139,18 @@ WRITTEN: CallFormat = Written()
     [
         ("", '[["f", {"at": 0}]]'),
         ("text", 'text\n[["f", {"at": 0}]]'),
-        ([{"type": "text", "text": "a"}], [{"type": "text", "text": "a"}, {"type": "text", "text": '[["f", {"at": 0}]]'}]),
+        (
+            [{"type": "text", "text": "a"}],
+            [{"type": "text", "text": "a"}, {"type": "text", "text": '[["f", {"at": 0}]]'}],
+        ),
     ],
 )
-def test_calls_that_a_template_leaves_out_are_written_into_the_text(content: Any, expected: Any) -> None:
-    ready = with_habits([answer("f", content=content), result("x-1", "1")], ToolHabits(written=WRITTEN))
+def test_calls_that_a_template_leaves_out_are_written_into_the_text(
+    content: Any, expected: Any
+) -> None:
+    ready = with_habits(
+        [answer("f", content=content), result("x-1", "1")], ToolHabits(written=WRITTEN)
+    )
     assert ready[0]["content"] == expected
     assert "tool_calls" not in ready[0]
     assert results(ready) == [("x-1", "f", "1")]
@@ -129,14 +163,24 @@ def test_an_answer_stands_between_a_result_and_the_user_where_a_template_wants_o
 
 
 def test_messages_without_tools_stay_as_they_are() -> None:
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a"},
+    ]
     assert (
-        with_habits(messages, ToolHabits(id_form="alnum9", parallel=False, written=WRITTEN, answer_behind_results="")) == messages
+        with_habits(
+            messages,
+            ToolHabits(id_form="alnum9", parallel=False, written=WRITTEN, answer_behind_results=""),
+        )
+        == messages
     )
 
 
 @pytest.mark.parametrize(("content", "thinks"), [("text", False), ("", True)])
-def test_a_thought_is_left_out_beside_a_text_where_a_template_refuses_both(content: str, thinks: bool) -> None:
+def test_a_thought_is_left_out_beside_a_text_where_a_template_refuses_both(
+    content: str, thinks: bool
+) -> None:
     turn = answer("f", content=content) | {"reasoning_content": "hm", "thinking": "hm"}
     (ready,) = with_habits([turn], ToolHabits(thought_beside_text=False))
     assert ("thinking" in ready, "reasoning_content" in ready) == (thinks, thinks)

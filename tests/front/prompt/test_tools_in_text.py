@@ -17,7 +17,10 @@ from holdfast.front.toolcalls.dialect import Call, CallFormat
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 from holdfast.wire.requests import ChatPrompt
 
-TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "description": "Größe {x}", "parameters": {}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Größe {x}", "parameters": {}},
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,10 @@ FORM: CallFormat = Written()
 
 
 def conversation(*before: Message) -> list[Message]:
-    calls = [{"id": at, "function": {"name": name, "arguments": {}}} for at, name in (("1", "f"), ("2", "g"))]
+    calls = [
+        {"id": at, "function": {"name": name, "arguments": {}}}
+        for at, name in (("1", "f"), ("2", "g"))
+    ]
     return [
         *before,
         {"role": "user", "content": "go"},
@@ -61,14 +67,19 @@ def test_tools_may_be_told_in_another_syntax_and_nothing_else_changes() -> None:
 
 
 def test_without_tools_nothing_is_told() -> None:
-    assert tools_in_text([{"role": "user", "content": "go"}], [], FORM) == [{"role": "user", "content": "go"}]
+    assert tools_in_text([{"role": "user", "content": "go"}], [], FORM) == [
+        {"role": "user", "content": "go"}
+    ]
 
 
 def test_calls_are_the_text_of_the_answer_and_results_one_message_of_the_user() -> None:
     _, _, answer, results = tools_in_text(conversation(), [TOOL], FORM)
     assert answer == {"role": "assistant", "content": "CALL f {};CALL g {}"}
     assert results["role"] == "user"
-    assert results["content"] == "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"
+    assert (
+        results["content"]
+        == "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,22 +91,37 @@ def test_calls_are_the_text_of_the_answer_and_results_one_message_of_the_user() 
     ],
 )
 def test_roles_that_a_template_refuses_are_joined(habits: RoleHabits, roles: list[str]) -> None:
-    messages: list[Message] = [{"role": role, "content": role} for role in ("system", "user", "user")]
+    messages: list[Message] = [
+        {"role": role, "content": role} for role in ("system", "user", "user")
+    ]
     ready = with_roles(messages, habits)
     assert [each["role"] for each in ready] == roles
     assert "\n\n".join(each["content"] for each in ready) == "system\n\nuser\n\nuser"
 
 
 STRICT = (
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate!') }}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ "
+    "raise_exception('alternate!') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
 
-def test_a_template_without_system_tools_and_two_messages_in_a_row_serves_tools_all_the_same() -> None:
-    template = ChatTemplate({"default": STRICT}, special_tokens={}).with_tool_habits(ToolHabits(in_text=FORM))
-    messages = (*conversation({"role": "system", "content": "Be kind."}), {"role": "user", "content": "and?"})
+def test_a_template_without_system_tools_and_two_messages_in_a_row_serves_tools_all_the_same() -> (
+    None
+):
+    template = ChatTemplate({"default": STRICT}, special_tokens={}).with_tool_habits(
+        ToolHabits(in_text=FORM)
+    )
+    messages = (
+        *conversation({"role": "system", "content": "Be kind."}),
+        {"role": "user", "content": "and?"},
+    )
     text = template.render(ChatPrompt(messages=messages, tools=(TOOL,)))
-    assert [part.partition("]")[0] for part in text.split("[")[1:]] == ["user", "assistant", "user", "assistant"]
+    assert [part.partition("]")[0] for part in text.split("[")[1:]] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     assert text.startswith("[user]Be kind.\n\n# Tools")
     assert text.endswith("two\n</tool_response>\n\nand?[assistant]")

@@ -1,4 +1,6 @@
-"""When an answer has ended, what the next turn begins with goes to the worker; nobody waits for it, and nothing depends on it."""
+"""When an answer has ended, what the next turn begins with goes to the worker; nobody waits for it,
+and nothing depends on it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def bundle(*turns: NextTurn) -> TokenizerBundle:
     return replace(bundle_of(), known_answers=KnownAnswers(), read_ahead=frozenset(turns))
 
 
-def client_that_says(text: str, served: TokenizerBundle, *, reason: FinishReason = FinishReason.STOP) -> ScriptedClient:
+def client_that_says(
+    text: str, served: TokenizerBundle, *, reason: FinishReason = FinishReason.STOP
+) -> ScriptedClient:
     """One that answers with a text, and reads what is to be read ahead."""
     ids = (*in_any_tokens(text, served, random.Random(0)), served.tokenizer.eos_token_ids[0])
     answered = answers(*ids, reason=reason)
@@ -41,13 +45,20 @@ def client_that_says(text: str, served: TokenizerBundle, *, reason: FinishReason
     def script(request: SequenceRequest) -> Sequence[Event]:
         if not request.is_idle_work:
             return answered(request)
-        end = Finished(request_id=request.request_id, reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=0)
+        end = Finished(
+            request_id=request.request_id,
+            reason=FinishReason.LENGTH,
+            prompt_tokens=1,
+            completion_tokens=0,
+        )
         return [Accepted(request_id=request.request_id), end]
 
     return ScriptedClient(script, info=INFO)
 
 
-async def ask(client: ScriptedClient, served: TokenizerBundle, **fields: Any) -> list[SequenceRequest]:
+async def ask(
+    client: ScriptedClient, served: TokenizerBundle, **fields: Any
+) -> list[SequenceRequest]:
     """One answer is read to its end; returns what was submitted to be read ahead."""
 
     @asynccontextmanager
@@ -59,7 +70,9 @@ async def ask(client: ScriptedClient, served: TokenizerBundle, **fields: Any) ->
 
     gateway = Gateway(lease_of, Bundles(read), LimitsSettings())
     prompt = ChatPrompt(messages=(QUESTION,), tools=TOOLS)
-    stream = await gateway.generate(GenerationRequest(request_id="r", model="m", prompt=prompt, **fields))
+    stream = await gateway.generate(
+        GenerationRequest(request_id="r", model="m", prompt=prompt, **fields)
+    )
     async with aclosing(stream):
         async for _ in stream:
             continue
@@ -73,8 +86,12 @@ async def ask(client: ScriptedClient, served: TokenizerBundle, **fields: Any) ->
 async def test_the_history_of_an_answer_is_read_ahead_under_an_id_of_its_own() -> None:
     served = bundle("user")
     (ahead,) = await ask(client := client_that_says(SAID, served), served)
-    assert ahead.request_id not in {request.request_id for request in client.submitted if request is not ahead}
-    assert "<think>" not in served.tokenizer.decode(ahead.prompt_token_ids, skip_special_tokens=False)
+    assert ahead.request_id not in {
+        request.request_id for request in client.submitted if request is not ahead
+    }
+    assert "<think>" not in served.tokenizer.decode(
+        ahead.prompt_token_ids, skip_special_tokens=False
+    )
 
 
 async def test_where_the_template_rewrites_nothing_before_what_comes_next_nothing_is_done() -> None:

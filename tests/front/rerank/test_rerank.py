@@ -22,11 +22,24 @@ async def test_documents_come_back_by_relevance_with_their_places(path: str) -> 
     gateway = ScriptedGateway()
     body = (await asked(gateway, path)).json()
     assert [result["index"] for result in body["results"]] == [1, 2, 0]
-    assert [result["document"]["text"] for result in body["results"]] == ["the longest of them", "a bit longer", "short"]
-    assert [result["relevance_score"] for result in body["results"]] == pytest.approx([0.19, 0.12, 0.05])
-    assert (body["model"], body["method"], body["usage"]["total_tokens"]) == (MODEL, "likelihood", 3 * PROMPT_TOKENS)
+    assert [result["document"]["text"] for result in body["results"]] == [
+        "the longest of them",
+        "a bit longer",
+        "short",
+    ]
+    assert [result["relevance_score"] for result in body["results"]] == pytest.approx(
+        [0.19, 0.12, 0.05]
+    )
+    assert (body["model"], body["method"], body["usage"]["total_tokens"]) == (
+        MODEL,
+        "likelihood",
+        3 * PROMPT_TOKENS,
+    )
     (request,) = gateway.ranked
-    assert (request.query, request.documents) == ("what?", ("short", "the longest of them", "a bit longer"))
+    assert (request.query, request.documents) == (
+        "what?",
+        ("short", "the longest of them", "a bit longer"),
+    )
 
 
 async def test_only_the_best_without_their_texts_where_that_is_asked() -> None:
@@ -57,7 +70,9 @@ async def test_equal_documents_keep_their_order() -> None:
     ],
     ids=str,
 )
-async def test_a_bad_field_is_a_400_that_names_it_and_nothing_is_read(body: dict[str, Any], param: str) -> None:
+async def test_a_bad_field_is_a_400_that_names_it_and_nothing_is_read(
+    body: dict[str, Any], param: str
+) -> None:
     gateway = ScriptedGateway()
     response = await asked(gateway, **body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text

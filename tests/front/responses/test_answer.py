@@ -22,7 +22,14 @@ from holdfast.front.responses.tools import ClientTool, OfferedTools
 from holdfast.front.server.answers import TokenCounts, WholeChoice
 from holdfast.front.server.problem import problem_of
 from holdfast.wire.events import FinishReason
-from holdfast.wire.output import ChoiceFinished, OutputDelta, TextDelta, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
+from holdfast.wire.output import (
+    ChoiceFinished,
+    OutputDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from tests.fakes.scripted_gateway import token
 
 COUNTS = TokenCounts(prompt_tokens=7, completion_tokens=5, cached_tokens=3, reasoning_tokens=2)
@@ -53,7 +60,9 @@ def answer_of(shows: Shows = PLAIN, **facts: Any) -> ResponseAnswer:
     )
 
 
-def call(name: str, *arguments: str, number: int = 0, is_complete: bool = True) -> list[OutputDelta]:
+def call(
+    name: str, *arguments: str, number: int = 0, is_complete: bool = True
+) -> list[OutputDelta]:
     parts = [ToolArgumentsDelta(index=0, call=number, text=text) for text in arguments]
     end = [ToolCallFinished(index=0, call=number)] if is_complete else []
     return [ToolCallStarted(index=0, call=number, id=f"call_{number}", name=name), *parts, *end]
@@ -74,12 +83,20 @@ def read(data: bytes) -> list[Any]:
     return events
 
 
-def streamed(answer: ResponseAnswer, deltas: Sequence[OutputDelta], reason: FinishReason = FinishReason.STOP) -> list[Any]:
-    data = [answer.opening(prompt_tokens=7), *map(answer.delta, deltas), answer.finish(finished(reason, deltas))]
+def streamed(
+    answer: ResponseAnswer, deltas: Sequence[OutputDelta], reason: FinishReason = FinishReason.STOP
+) -> list[Any]:
+    data = [
+        answer.opening(prompt_tokens=7),
+        *map(answer.delta, deltas),
+        answer.finish(finished(reason, deltas)),
+    ]
     return read(b"".join([*data, answer.closing(COUNTS, None)]))
 
 
-def whole(answer: ResponseAnswer, deltas: Sequence[OutputDelta], reason: FinishReason = FinishReason.STOP) -> Any:
+def whole(
+    answer: ResponseAnswer, deltas: Sequence[OutputDelta], reason: FinishReason = FinishReason.STOP
+) -> Any:
     choice = WholeChoice(deltas=list(deltas), finish_reason=finished(reason, deltas).finish_reason)
     return json.loads(answer.whole([choice], COUNTS, None))
 
@@ -96,15 +113,27 @@ def outputs(draw: st.DrawFn) -> tuple[list[OutputDelta], FinishReason]:
     """Any answer: texts, thoughts and calls in any order, perhaps cut within the last call."""
     reason = draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
     deltas: list[OutputDelta] = []
-    pieces = draw(st.lists(st.sampled_from(["text", "reasoning", "f", "ns__f", "patch", "made_up"]), max_size=8))
+    pieces = draw(
+        st.lists(
+            st.sampled_from(["text", "reasoning", "f", "ns__f", "patch", "made_up"]), max_size=8
+        )
+    )
     for number, piece in enumerate(pieces):
         if piece in ("text", "reasoning"):
             deltas.append(TextDelta(index=0, text=draw(texts), kind=piece))  # type: ignore[arg-type]
             continue
         said = json.dumps({"input": draw(texts)})
         cut = draw(st.integers(0, len(said)))
-        is_complete = not (reason is FinishReason.LENGTH and number == len(pieces) - 1 and draw(st.booleans()))
-        deltas += call(piece, said[:cut], *([said[cut:]] if is_complete else []), number=number, is_complete=is_complete)
+        is_complete = not (
+            reason is FinishReason.LENGTH and number == len(pieces) - 1 and draw(st.booleans())
+        )
+        deltas += call(
+            piece,
+            said[:cut],
+            *([said[cut:]] if is_complete else []),
+            number=number,
+            is_complete=is_complete,
+        )
     return deltas, reason
 
 
@@ -135,13 +164,23 @@ def test_any_answer_is_a_stream_that_the_official_client_takes_and_whose_end_is_
 
 
 def assert_deltas_join(events: Sequence[Any], output: Sequence[Any]) -> None:
-    """What was sent in pieces is what the items have in the end, and each item is done but a call that was cut."""
+    """What was sent in pieces is what the items have in the end, and each item is done but a call
+    that was cut.
+    """
     said = [
-        "".join(event["delta"] for event in events if event["type"].endswith(".delta") and event["output_index"] == at)
+        "".join(
+            event["delta"]
+            for event in events
+            if event["type"].endswith(".delta") and event["output_index"] == at
+        )
         for at in range(len(output))
     ]
     assert said == [text_of(item) for item in output]
-    done = {event["output_index"]: event["item"] for event in events if event["type"] == "response.output_item.done"}
+    done = {
+        event["output_index"]: event["item"]
+        for event in events
+        if event["type"] == "response.output_item.done"
+    }
     for at, item in enumerate(output):
         is_cut = item["status"] == "incomplete" and item["type"].endswith("call")
         assert done.get(at) == (None if is_cut else item)
@@ -149,7 +188,9 @@ def assert_deltas_join(events: Sequence[Any], output: Sequence[Any]) -> None:
 
 def text_of(item: Any) -> str:
     if item["type"] in ("message", "reasoning"):
-        return "".join(part["text"] for part in [*item.get("content", ()), *item.get("summary", ())])
+        return "".join(
+            part["text"] for part in [*item.get("content", ()), *item.get("summary", ())]
+        )
     return str(item["arguments"] if item["type"] == "function_call" else item["input"])
 
 
@@ -160,7 +201,12 @@ def test_the_events_of_an_answer_come_in_openais_order() -> None:
         *("content_part.done", "output_item.done"),
         *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
         *("content_part.done", "output_item.done"),
-        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        *(
+            "output_item.added",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+        ),
         "completed",
     ]
 
@@ -168,7 +214,12 @@ def test_the_events_of_an_answer_come_in_openais_order() -> None:
 def test_a_thought_is_shown_as_summary_where_one_is_asked_for() -> None:
     events = streamed(answer_of(Shows(summaries=True)), [THOUGHT])
     assert kinds(events)[2:-1] == [
-        *("output_item.added", "reasoning_summary_part.added", "reasoning_summary_text.delta", "reasoning_summary_text.done"),
+        *(
+            "output_item.added",
+            "reasoning_summary_part.added",
+            "reasoning_summary_text.delta",
+            "reasoning_summary_text.done",
+        ),
         *("reasoning_summary_part.done", "output_item.done"),
     ]
     assert events[-2]["item"] == {
@@ -186,12 +237,17 @@ def test_a_call_in_a_namespace_has_the_clients_names() -> None:
 
 def test_a_call_of_a_custom_tool_has_its_text() -> None:
     events = streamed(answer_of(), call("patch", '{"in', 'put": "a\\', 'nb"}'))
-    assert [event["delta"] for event in events if event["type"].endswith("input.delta")] == ["a", "\nb"]
+    assert [event["delta"] for event in events if event["type"].endswith("input.delta")] == [
+        "a",
+        "\nb",
+    ]
     assert events[-2]["item"]["input"] == "a\nb"
 
 
 def test_a_call_that_was_cut_is_never_said_to_be_done() -> None:
-    events = streamed(answer_of(), call("patch", '{"input": "rm -rf /', is_complete=False), FinishReason.LENGTH)
+    events = streamed(
+        answer_of(), call("patch", '{"input": "rm -rf /', is_complete=False), FinishReason.LENGTH
+    )
     assert kinds(events)[2:] == ["output_item.added", "custom_tool_call_input.delta", "incomplete"]
     assert events[-1]["response"]["output"][0]["status"] == "incomplete"
     assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -200,9 +256,13 @@ def test_a_call_that_was_cut_is_never_said_to_be_done() -> None:
 def test_log_probabilities_come_with_the_text_and_again_at_its_end() -> None:
     delta = TextDelta(index=0, text="Hi", logprobs=(token("Hi", rivals=(("Ho", -1.0),)),))
     events = streamed(answer_of(Shows(logprobs=True)), [delta])
-    shown = [event["logprobs"] for event in events if event["type"].startswith("response.output_text.")]
+    shown = [
+        event["logprobs"] for event in events if event["type"].startswith("response.output_text.")
+    ]
     assert shown[0] == shown[1] == events[-1]["response"]["output"][0]["content"][0]["logprobs"]
-    assert [(each["token"], each["top_logprobs"][0]["token"]) for each in shown[0]] == [("Hi", "Ho")]
+    assert [(each["token"], each["top_logprobs"][0]["token"]) for each in shown[0]] == [
+        ("Hi", "Ho")
+    ]
 
 
 def test_counts_are_told_as_usage() -> None:
@@ -217,7 +277,12 @@ def test_counts_are_told_as_usage() -> None:
 
 def test_the_line_is_kept_open_by_events_that_clients_count_even_before_the_opening() -> None:
     answer = answer_of()
-    events = read(answer.keep_alive() + answer.keep_alive() + answer.opening(prompt_tokens=7) + answer.keep_alive())
+    events = read(
+        answer.keep_alive()
+        + answer.keep_alive()
+        + answer.opening(prompt_tokens=7)
+        + answer.keep_alive()
+    )
     assert kinds(events) == ["created", "in_progress", "in_progress", "in_progress", "in_progress"]
     assert [event["sequence_number"] for event in events] == [0, 1, 2, 3, 4]
 
@@ -231,9 +296,13 @@ def test_the_line_is_kept_open_by_events_that_clients_count_even_before_the_open
         (GenerationFailed("broken"), "server_error"),
     ],
 )
-def test_an_error_within_a_stream_fails_the_response_with_a_code_that_codex_acts_upon(error: Exception, code: str) -> None:
+def test_an_error_within_a_stream_fails_the_response_with_a_code_that_codex_acts_upon(
+    error: Exception, code: str
+) -> None:
     answer = answer_of()
-    events = read(answer.opening(prompt_tokens=7) + answer.delta(TEXT) + answer.broken(problem_of(error)))
+    events = read(
+        answer.opening(prompt_tokens=7) + answer.delta(TEXT) + answer.broken(problem_of(error))
+    )
     failed = events[-1]
     assert (failed["type"], failed["response"]["status"], failed["response"]["error"]["code"]) == (
         "response.failed",
@@ -251,12 +320,20 @@ def test_a_failure_before_the_opening_begins_with_the_response_that_failed() -> 
 
 
 @pytest.mark.parametrize("reason", list(ENDED))
-def test_every_event_is_heard_and_at_the_last_one_the_response_is_final(reason: FinishReason) -> None:
+def test_every_event_is_heard_and_at_the_last_one_the_response_is_final(
+    reason: FinishReason,
+) -> None:
     heard: list[tuple[int, bytes, str]] = []
-    answer = answer_of(hear=lambda number, event: heard.append((number, event, answer.response.status)))
+    answer = answer_of(
+        hear=lambda number, event: heard.append((number, event, answer.response.status))
+    )
     events = streamed(answer, [TEXT], reason)
-    assert [(number, json.loads(event.partition(b"data: ")[2])) for number, event, _ in heard] == list(enumerate(events))
-    assert [status for _, _, status in heard] == ["in_progress"] * (len(events) - 1) + [events[-1]["response"]["status"]]
+    assert [
+        (number, json.loads(event.partition(b"data: ")[2])) for number, event, _ in heard
+    ] == list(enumerate(events))
+    assert [status for _, _, status in heard] == ["in_progress"] * (len(events) - 1) + [
+        events[-1]["response"]["status"]
+    ]
 
 
 def test_a_cancelled_response_keeps_what_it_has() -> None:
@@ -268,6 +345,9 @@ def test_a_cancelled_response_keeps_what_it_has() -> None:
 
 
 def test_a_whole_response_is_one_of_the_official_types() -> None:
-    got = whole(answer_of(Shows(sealed_thoughts=True), seal=lambda _: "sealed"), [THOUGHT, TEXT, *call("patch", '{"input": ""}')])
+    got = whole(
+        answer_of(Shows(sealed_thoughts=True), seal=lambda _: "sealed"),
+        [THOUGHT, TEXT, *call("patch", '{"input": ""}')],
+    )
     assert Response.model_validate(got).output_text == "Hi"
     assert got["output"][0]["encrypted_content"] == "sealed"

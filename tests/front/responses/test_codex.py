@@ -29,7 +29,9 @@ REQUIRED = {
 
 
 async def models(headers: dict[str, str], *, codex_models: bool) -> Any:
-    async with client_of(ScriptedGateway(), server=ServerSettings(codex_models=codex_models)) as client:
+    async with client_of(
+        ScriptedGateway(), server=ServerSettings(codex_models=codex_models)
+    ) as client:
         return (await client.get("/v1/models?client_version=0.169.0", headers=headers)).json()
 
 

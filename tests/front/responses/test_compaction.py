@@ -73,7 +73,9 @@ async def test_a_conversation_becomes_the_users_messages_and_one_sealed_item(
     assert isinstance(asked.prompt, ChatPrompt)
     assert [tool["function"]["name"] for tool in asked.prompt.tools] == ["ferries"]
     assert (asked.tool_choice.mode, asked.max_tokens) == ("none", 3072)
-    assert [role for role, _ in messages_of(gateway)] == [*("system", "user", "assistant", "tool", "assistant", "user")]
+    assert [role for role, _ in messages_of(gateway)] == [
+        *("system", "user", "assistant", "tool", "assistant", "user")
+    ]
 
 
 async def test_the_summary_stands_in_later_prompts_where_the_item_stands(
@@ -90,7 +92,9 @@ async def test_the_summary_stands_in_later_prompts_where_the_item_stands(
         assert "Which ferry" in str(first[1])
 
 
-async def test_a_trigger_makes_the_stream_answer_with_the_item_alone(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+async def test_a_trigger_makes_the_stream_answer_with_the_item_alone(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
     response = await post(client, RESPONSES, *HISTORY, TRIGGER, stream=True)
     lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
     events = [json.loads(line.removeprefix("data: ")) for line in lines]

@@ -43,12 +43,28 @@ async def test_a_conversation_is_opened_read_changed_and_deleted(client: httpx.A
     path = f"{CONVERSATIONS}/{got['id']}"
     assert (got["object"], got["metadata"]) == ("conversation", {"a": "b"})
     assert (await client.get(path)).json() == got
-    assert (await client.post(path, json={"metadata": {"c": "d"}})).json() == {**got, "metadata": {"c": "d"}}
+    assert (await client.post(path, json={"metadata": {"c": "d"}})).json() == {
+        **got,
+        "metadata": {"c": "d"},
+    }
     assert (await client.get(path)).json()["metadata"] == {"c": "d"}
-    assert (await client.delete(path)).json() == {"id": got["id"], "object": "conversation.deleted", "deleted": True}
-    for method, end in (("GET", ""), ("DELETE", ""), ("GET", "/items"), ("GET", "/items/msg_1"), ("DELETE", "/items/msg_1")):
+    assert (await client.delete(path)).json() == {
+        "id": got["id"],
+        "object": "conversation.deleted",
+        "deleted": True,
+    }
+    for method, end in (
+        ("GET", ""),
+        ("DELETE", ""),
+        ("GET", "/items"),
+        ("GET", "/items/msg_1"),
+        ("DELETE", "/items/msg_1"),
+    ):
         refused = await client.request(method, path + end)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "conversation_not_found")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (
+            404,
+            "conversation_not_found",
+        )
 
 
 async def test_one_can_be_opened_without_a_body(client: httpx.AsyncClient) -> None:
@@ -72,36 +88,58 @@ async def test_items_are_added_listed_read_and_taken_out(client: httpx.AsyncClie
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "item_not_found")
 
 
-async def test_a_response_goes_on_from_a_conversation_and_adds_to_it(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+async def test_a_response_goes_on_from_a_conversation_and_adds_to_it(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
     got = await opened(client, items=[said("one")])
     for conversation in (got["id"], {"id": got["id"]}):
-        response = await client.post(RESPONSES, json={"input": "more", "conversation": conversation})
+        response = await client.post(
+            RESPONSES, json={"input": "more", "conversation": conversation}
+        )
         assert response.json()["conversation"] == {"id": got["id"]}
     items = (await client.get(f"{CONVERSATIONS}/{got['id']}/items", params={"order": "asc"})).json()
     assert texts(items) == ["one", "more", "Hi", "more", "Hi"]
     roles = [message["role"] for message in gateway.requests[-1].prompt.messages]  # type: ignore[union-attr]
     assert roles == ["user", "user", "assistant", "user"]
-    refused = await client.post(RESPONSES, json={"input": "and?", "previous_response_id": response.json()["id"]})
+    refused = await client.post(
+        RESPONSES, json={"input": "and?", "previous_response_id": response.json()["id"]}
+    )
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
 
 
-async def test_a_response_that_is_not_kept_itself_still_adds_to_its_conversation(client: httpx.AsyncClient) -> None:
+async def test_a_response_that_is_not_kept_itself_still_adds_to_its_conversation(
+    client: httpx.AsyncClient,
+) -> None:
     got = await opened(client)
-    response = (await client.post(RESPONSES, json={"input": "hello", "conversation": got["id"], "store": False})).json()
+    response = (
+        await client.post(
+            RESPONSES, json={"input": "hello", "conversation": got["id"], "store": False}
+        )
+    ).json()
     assert texts((await client.get(f"{CONVERSATIONS}/{got['id']}/items")).json()) == ["Hi", "hello"]
     assert (await client.get(f"{RESPONSES}/{response['id']}")).status_code == 404
 
 
-async def test_two_responses_at_once_each_add_theirs_together(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+async def test_two_responses_at_once_each_add_theirs_together(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
     release = asyncio.Event()
-    gateway.script = lambda request: [release, *answer(request.prompt.messages[-1]["content"].upper())]
+    gateway.script = lambda request: [
+        release,
+        *answer(request.prompt.messages[-1]["content"].upper()),
+    ]
     got = await opened(client)
-    asked = [client.post(RESPONSES, json={"input": text, "conversation": got["id"]}) for text in ("a", "b")]
+    asked = [
+        client.post(RESPONSES, json={"input": text, "conversation": got["id"]})
+        for text in ("a", "b")
+    ]
     both = [asyncio.create_task(each) for each in asked]
     await gateway.until(lambda: len(gateway.requests) == 2)
     release.set()
     await asyncio.gather(*both)
-    items = texts((await client.get(f"{CONVERSATIONS}/{got['id']}/items", params={"order": "asc"})).json())
+    items = texts(
+        (await client.get(f"{CONVERSATIONS}/{got['id']}/items", params={"order": "asc"})).json()
+    )
     assert items in (["a", "A", "b", "B"], ["b", "B", "a", "A"])
 
 
@@ -111,7 +149,9 @@ async def test_a_conversation_that_is_deleted_meanwhile_costs_the_response_nothi
     release = asyncio.Event()
     gateway.script = [release, *answer("Hi")]
     got = await opened(client)
-    asking = asyncio.create_task(client.post(RESPONSES, json={"input": "hello", "conversation": got["id"]}))
+    asking = asyncio.create_task(
+        client.post(RESPONSES, json={"input": "hello", "conversation": got["id"]})
+    )
     await gateway.until(lambda: len(gateway.requests) == 1)
     await client.delete(f"{CONVERSATIONS}/{got['id']}")
     release.set()
@@ -132,16 +172,21 @@ async def test_a_conversation_that_is_deleted_meanwhile_costs_the_response_nothi
         ({"metadata": {f"{number}": "" for number in range(17)}}, "metadata"),
     ],
 )
-async def test_what_cannot_be_a_conversation_is_refused_by_its_field(client: httpx.AsyncClient, body: Any, param: str) -> None:
+async def test_what_cannot_be_a_conversation_is_refused_by_its_field(
+    client: httpx.AsyncClient, body: Any, param: str
+) -> None:
     refused = await client.post(CONVERSATIONS, json=body)
     assert refused.status_code in (400, 404)
     assert refused.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize(
-    ("end", "body", "param"), [("", {}, "metadata"), ("/items", {}, "items"), ("/items", {"items": []}, "items")]
+    ("end", "body", "param"),
+    [("", {}, "metadata"), ("/items", {}, "items"), ("/items", {"items": []}, "items")],
 )
-async def test_a_change_says_what_it_changes(client: httpx.AsyncClient, end: str, body: Any, param: str) -> None:
+async def test_a_change_says_what_it_changes(
+    client: httpx.AsyncClient, end: str, body: Any, param: str
+) -> None:
     got = await opened(client)
     refused = await client.post(f"{CONVERSATIONS}/{got['id']}{end}", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
@@ -182,10 +227,15 @@ async def test_what_a_response_cannot_go_on_from_is_refused_by_its_field(
         ("after=msg_x", "after"),
     ],
 )
-async def test_a_page_that_cannot_be_is_refused_by_its_field(client: httpx.AsyncClient, query: str, param: str) -> None:
+async def test_a_page_that_cannot_be_is_refused_by_its_field(
+    client: httpx.AsyncClient, query: str, param: str
+) -> None:
     response = (await client.post(RESPONSES, json={"input": "hello"})).json()
     conversation = await opened(client)
-    for path in (f"{RESPONSES}/{response['id']}/input_items", f"{CONVERSATIONS}/{conversation['id']}/items"):
+    for path in (
+        f"{RESPONSES}/{response['id']}/input_items",
+        f"{CONVERSATIONS}/{conversation['id']}/items",
+    ):
         refused = await client.get(f"{path}?{query}")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
@@ -199,7 +249,9 @@ async def test_a_page_that_cannot_be_is_refused_by_its_field(client: httpx.Async
         ("stream=true&starting_after=99999999999999999999", "starting_after"),
     ],
 )
-async def test_a_place_in_a_stream_that_cannot_be_is_refused(client: httpx.AsyncClient, query: str, param: str) -> None:
+async def test_a_place_in_a_stream_that_cannot_be_is_refused(
+    client: httpx.AsyncClient, query: str, param: str
+) -> None:
     response = (await client.post(RESPONSES, json={"input": "hello"})).json()
     refused = await client.get(f"{RESPONSES}/{response['id']}?{query}")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)

@@ -17,9 +17,13 @@ RESPONSES = "/v1/responses"
 TOO_LONG = PromptTooLong(prompt_tokens=9, context_tokens=8, field="input")
 
 
-async def asked(gateway: ScriptedGateway, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+async def asked(
+    gateway: ScriptedGateway, headers: dict[str, str] | None = None, **fields: Any
+) -> httpx.Response:
     async with client_of(gateway) as client:
-        return await client.post(RESPONSES, json={"input": "hello", "store": False, **fields}, headers=headers)
+        return await client.post(
+            RESPONSES, json={"input": "hello", "store": False, **fields}, headers=headers
+        )
 
 
 async def whole(gateway: ScriptedGateway, **fields: Any) -> Any:
@@ -29,7 +33,11 @@ async def whole(gateway: ScriptedGateway, **fields: Any) -> Any:
 
 
 def data_of(response: httpx.Response) -> list[Any]:
-    return [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line.startswith("data: ")]
+    return [
+        json.loads(line.removeprefix("data: "))
+        for line in response.text.splitlines()
+        if line.startswith("data: ")
+    ]
 
 
 def prompt_of(gateway: ScriptedGateway) -> ChatPrompt:
@@ -52,7 +60,13 @@ async def test_thought_text_and_calls_are_items_of_the_output() -> None:
 
 
 async def test_what_the_request_says_is_told_again() -> None:
-    function = {"type": "function", "name": "f", "description": "D", "parameters": {"type": "object"}, "strict": False}
+    function = {
+        "type": "function",
+        "name": "f",
+        "description": "D",
+        "parameters": {"type": "object"},
+        "strict": False,
+    }
     tools = [function, {"type": "web_search"}]
     schema = {"type": "json_schema", "name": "s", "schema": {"type": "object"}, "strict": True}
     said = {
@@ -71,10 +85,14 @@ async def test_what_the_request_says_is_told_again() -> None:
     }
     got = await whole(ScriptedGateway(), **said)
     assert {name: got[name] for name in said} == said
-    assert (await whole(ScriptedGateway(), truncation="auto", service_tier="flex"))["truncation"] == "disabled"
+    assert (await whole(ScriptedGateway(), truncation="auto", service_tier="flex"))[
+        "truncation"
+    ] == "disabled"
 
 
-async def test_the_sampling_that_was_used_is_told_whether_it_was_asked_for_or_is_the_models_own() -> None:
+async def test_the_sampling_that_was_used_is_told_whether_it_was_asked_for_or_is_the_models_own() -> (
+    None
+):
     used = {"temperature": 0.6, "top_p": 0.9, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     assert (await whole(ScriptedGateway())).items() >= used.items()
     stream = data_of(await asked(ScriptedGateway(), stream=True))
@@ -84,7 +102,10 @@ async def test_the_sampling_that_was_used_is_told_whether_it_was_asked_for_or_is
 async def test_a_function_is_told_again_with_all_its_fields() -> None:
     tools = [{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}]
     got = await whole(ScriptedGateway(), tools=tools)
-    assert got["tools"] == [{**tools[0], "description": None, "parameters": None, "strict": None}, tools[1]]
+    assert got["tools"] == [
+        {**tools[0], "description": None, "parameters": None, "strict": None},
+        tools[1],
+    ]
 
 
 async def test_the_fields_of_a_request_reach_the_gateway() -> None:
@@ -103,7 +124,11 @@ async def test_the_fields_of_a_request_reach_the_gateway() -> None:
     )
     request = gateway.request
     assert [message["role"] for message in prompt_of(gateway).messages] == ["system", "user"]
-    assert (request.thinking, request.max_tokens, request.sampling.top_k) == (Thinking(effort="high"), 50, 3)
+    assert (request.thinking, request.max_tokens, request.sampling.top_k) == (
+        Thinking(effort="high"),
+        50,
+        3,
+    )
     assert request.output_format is not None
     assert request.output_format.field == "text.format.schema"
     assert (request.tool_choice.mode, request.tool_choice.parallel) == ("required", False)
@@ -114,7 +139,9 @@ async def test_the_fields_of_a_request_reach_the_gateway() -> None:
 async def test_what_real_clients_send_is_taken_and_answered(recorded: dict[str, Any]) -> None:
     gateway = ScriptedGateway(script=answer("Hi"))
     async with client_of(gateway) as client:
-        response = await client.post(RESPONSES, json=recorded["body"] | {"model": MODEL}, headers=recorded["headers"])
+        response = await client.post(
+            RESPONSES, json=recorded["body"] | {"model": MODEL}, headers=recorded["headers"]
+        )
     assert response.status_code == 200, response.text
     got = data_of(response)[-1]["response"] if recorded["body"].get("stream") else response.json()
     official = Response.model_validate(got)  # with what the request said told again
@@ -129,22 +156,41 @@ async def test_codex_finds_its_tools_its_session_and_its_history_again() -> None
         response = await client.post(RESPONSES, json=body, headers=CODEX[1]["headers"])
     prompt = prompt_of(gateway)
     names = [tool["function"]["name"] for tool in prompt.tools]
-    assert names == ["exec_command", "request_user_input", "multi_agent_v1__close_agent", "multi_agent_v1__send_input"]
-    assert [message["role"] for message in prompt.messages] == ["developer"] * 2 + ["user"] * 2 + ["assistant", "tool"]
+    assert names == [
+        "exec_command",
+        "request_user_input",
+        "multi_agent_v1__close_agent",
+        "multi_agent_v1__send_input",
+    ]
+    assert [message["role"] for message in prompt.messages] == ["developer"] * 2 + ["user"] * 2 + [
+        "assistant",
+        "tool",
+    ]
     assert gateway.request.session_id == "0199-codex-session"
-    done = next(event["item"] for event in data_of(response) if event["type"] == "response.output_item.done")
-    assert (done["type"], done["name"], done["namespace"]) == ("function_call", "close_agent", "multi_agent_v1")
+    done = next(
+        event["item"] for event in data_of(response) if event["type"] == "response.output_item.done"
+    )
+    assert (done["type"], done["name"], done["namespace"]) == (
+        "function_call",
+        "close_agent",
+        "multi_agent_v1",
+    )
 
 
 async def test_an_overflow_is_a_400_for_all_but_codex_which_is_told_within_its_stream() -> None:
     refused = await asked(ScriptedGateway(refusal=TOO_LONG), stream=True)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (
+        400,
+        "context_length_exceeded",
+    )
     told = await asked(ScriptedGateway(refusal=TOO_LONG), CODEX[0]["headers"], stream=True)
     assert told.status_code == 200
     assert [event["type"] for event in data_of(told)] == ["response.created", "response.failed"]
     assert data_of(told)[-1]["response"]["error"]["code"] == "context_length_exceeded"
     busy = await asked(
-        ScriptedGateway(refusal=QueueFull(queued=1, limit=1, retry_after_seconds=2)), CODEX[0]["headers"], stream=True
+        ScriptedGateway(refusal=QueueFull(queued=1, limit=1, retry_after_seconds=2)),
+        CODEX[0]["headers"],
+        stream=True,
     )
     assert (busy.status_code, busy.headers["retry-after"]) == (503, "2")
 
@@ -155,7 +201,10 @@ async def test_an_overflow_is_a_400_for_all_but_codex_which_is_told_within_its_s
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input.0.content.0",
+        ),
         ({"input": [{"type": "image_generation_call", "id": "x"}]}, "input.0.type"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
@@ -180,7 +229,9 @@ async def test_an_overflow_is_a_400_for_all_but_codex_which_is_told_within_its_s
         ({"tool_choice": "required"}, "tool_choice"),
     ],
 )
-async def test_what_cannot_be_served_is_a_400_that_names_the_field_and_reaches_nobody(fields: dict[str, Any], field: str) -> None:
+async def test_what_cannot_be_served_is_a_400_that_names_the_field_and_reaches_nobody(
+    fields: dict[str, Any], field: str
+) -> None:
     gateway = ScriptedGateway()
     refused = await asked(gateway, **fields)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
@@ -189,13 +240,18 @@ async def test_what_cannot_be_served_is_a_400_that_names_the_field_and_reaches_n
 
 async def test_fields_called_otherwise_in_other_apis_are_named() -> None:
     refused = await asked(ScriptedGateway(), response_format={"type": "json_object"})
-    assert refused.json()["error"]["message"] == "`response_format`: the field is called `text.format` here"
+    assert (
+        refused.json()["error"]["message"]
+        == "`response_format`: the field is called `text.format` here"
+    )
 
 
 async def test_the_tokens_of_an_input_are_counted_without_generating() -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
-        response = await client.post(f"{RESPONSES}/input_tokens", json={"model": MODEL, "input": "hello"})
+        response = await client.post(
+            f"{RESPONSES}/input_tokens", json={"model": MODEL, "input": "hello"}
+        )
     assert response.json() == {"object": "response.input_tokens", "input_tokens": PROMPT_TOKENS}
 
 

@@ -20,10 +20,14 @@ def mended(text: str) -> str:
 
 
 @given(st.text(st.characters(categories=("L", "Z", "Cs", "So", "Cc"))), st.booleans(), st.data())
-def test_the_pieces_join_to_the_text_wherever_its_json_is_split(text: str, is_ascii: bool, data: st.DataObject) -> None:
+def test_the_pieces_join_to_the_text_wherever_its_json_is_split(
+    text: str, is_ascii: bool, data: st.DataObject
+) -> None:
     said = json.dumps({"input": text}, ensure_ascii=is_ascii)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(said)), max_size=6)))
-    got = decoded(*(said[start:end] for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True)))
+    got = decoded(
+        *(said[start:end] for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True))
+    )
     assert got == (mended(text), "")
 
 

@@ -1,4 +1,6 @@
-"""Responses in the background, streams that are taken up again, and what becomes of those whose client leaves."""
+"""Responses in the background, streams that are taken up again, and what becomes of those whose
+client leaves.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from holdfast.front.server.services import Services
 from holdfast.store.response_thread import ResponseStore
 from holdfast.wire.output import TextDelta
 from tests.fakes.http_clients import Exchange, served
-from tests.fakes.scripted_gateway import ScriptedDirectory, ScriptedGateway, answer, model_status, scripted_services
+from tests.fakes.scripted_gateway import (
+    ScriptedDirectory,
+    ScriptedGateway,
+    answer,
+    model_status,
+    scripted_services,
+)
 
 RESPONSES = "/v1/responses"
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
@@ -61,7 +69,9 @@ async def begun(client: httpx.AsyncClient, **fields: Any) -> Any:
 
 async def test_a_response_in_the_background_is_answered_before_it_is_made() -> None:
     release = asyncio.Event()
-    async with client_over(scripted_services(ScriptedGateway(script=parts("a", then=release, rest="b")))) as client:
+    async with client_over(
+        scripted_services(ScriptedGateway(script=parts("a", then=release, rest="b")))
+    ) as client:
         got = await begun(client)
         assert (got["status"], got["background"], got["output"]) == ("queued", True, [])
         assert (await until(client, got["id"], "in_progress"))["output"] == []
@@ -71,11 +81,23 @@ async def test_a_response_in_the_background_is_answered_before_it_is_made() -> N
 
 
 async def test_its_events_begin_with_being_queued_and_can_be_read_from_any_place() -> None:
-    async with client_over(scripted_services(ScriptedGateway(script=answer("a", "b", "c")))) as client:
-        text = (await client.post(RESPONSES, json={"input": "hi", "background": True, "stream": True})).text
+    async with client_over(
+        scripted_services(ScriptedGateway(script=answer("a", "b", "c")))
+    ) as client:
+        text = (
+            await client.post(RESPONSES, json={"input": "hi", "background": True, "stream": True})
+        ).text
         streamed = events(text)
-        assert [event["type"] for event in streamed[:3]] == ["response.created", "response.queued", "response.in_progress"]
-        assert [event["response"]["status"] for event in streamed[:3]] == ["queued", "queued", "in_progress"]
+        assert [event["type"] for event in streamed[:3]] == [
+            "response.created",
+            "response.queued",
+            "response.in_progress",
+        ]
+        assert [event["response"]["status"] for event in streamed[:3]] == [
+            "queued",
+            "queued",
+            "in_progress",
+        ]
         assert [event["sequence_number"] for event in streamed] == list(range(len(streamed)))
         path = f"{RESPONSES}/{streamed[0]['response']['id']}?stream=true"
         assert (await client.get(path)).text == text
@@ -107,7 +129,9 @@ async def test_two_clients_take_a_stream_up_again_while_it_runs() -> None:
     assert one[-1]["type"] == "response.completed"
 
 
-async def test_the_lines_of_followers_are_kept_open_by_what_is_no_event_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_lines_of_followers_are_kept_open_by_what_is_no_event_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.front.server.sse.HEADER_GRACE_SECONDS", 0.002)
     monkeypatch.setattr("holdfast.front.server.sse.KEEP_ALIVE_SECONDS", 0.002)
     release = asyncio.Event()
@@ -132,14 +156,18 @@ async def test_a_client_that_leaves_a_stream_in_the_background_does_not_end_it()
     app = create_application(services)
     exchange = Exchange(ScriptedGateway())
     exchange.app = app
-    leaving = asyncio.create_task(exchange.run(RESPONSES, {"input": "hi", "background": True, "stream": True}))
+    leaving = asyncio.create_task(
+        exchange.run(RESPONSES, {"input": "hi", "background": True, "stream": True})
+    )
     await exchange.until(lambda: "delta" in exchange.text)
     exchange.gone.set()
     await leaving
     response_id = events(exchange.text.partition("\n\n")[0])[0]["response"]["id"]
     release.set()
     async with client_over(services) as client:
-        assert (await until(client, response_id, "completed"))["output"][0]["content"][0]["text"] == "ab"
+        assert (await until(client, response_id, "completed"))["output"][0]["content"][0][
+            "text"
+        ] == "ab"
 
 
 async def test_a_client_that_leaves_any_other_stream_cancels_it_and_what_was_said_is_kept() -> None:
@@ -185,7 +213,9 @@ async def test_only_what_is_made_in_the_background_can_be_cancelled() -> None:
         refused = await client.post(f"{RESPONSES}/{got['id']}/cancel")
         done = await begun(client)
         await until(client, done["id"], "completed")
-        assert (await client.post(f"{RESPONSES}/{done['id']}/cancel")).json()["status"] == "completed"
+        assert (await client.post(f"{RESPONSES}/{done['id']}/cancel")).json()[
+            "status"
+        ] == "completed"
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_id")
 
 
@@ -201,10 +231,17 @@ async def test_one_that_is_deleted_while_it_is_made_ends_and_does_not_come_back(
 
 
 async def test_what_is_being_made_cannot_be_continued() -> None:
-    async with client_over(scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event())))) as client:
+    async with client_over(
+        scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event())))
+    ) as client:
         got = await begun(client)
-        refused = await client.post(RESPONSES, json={"input": "and?", "previous_response_id": got["id"]})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "previous_response_in_progress")
+        refused = await client.post(
+            RESPONSES, json={"input": "and?", "previous_response_id": got["id"]}
+        )
+    assert (refused.status_code, refused.json()["error"]["code"]) == (
+        400,
+        "previous_response_in_progress",
+    )
 
 
 async def test_what_is_refused_is_refused_at_once_and_not_kept() -> None:
@@ -214,7 +251,12 @@ async def test_what_is_refused_is_refused_at_once_and_not_kept() -> None:
     ):
         services = scripted_services(ScriptedGateway(refusal=refusal))
         async with client_over(services) as client:
-            for fields in ({}, {"stream": True}, {"background": True}, {"background": True, "stream": True}):
+            for fields in (
+                {},
+                {"stream": True},
+                {"background": True},
+                {"background": True, "stream": True},
+            ):
                 response = await client.post(RESPONSES, json={"input": "hello", **fields})
                 assert response.status_code == status, fields
             assert await services.responses.call(lambda file: file.totals()) == (0, 0)
@@ -234,7 +276,9 @@ async def test_what_fails_on_the_way_is_kept_as_failed() -> None:
 async def test_while_a_model_loads_it_is_queued_and_fails_if_the_model_does() -> None:
     accepted = asyncio.Event()
     gateway = ScriptedGateway(accept_when=accepted)
-    services = scripted_services(gateway, directory=ScriptedDirectory(models=(model_status(state="loading"),)))
+    services = scripted_services(
+        gateway, directory=ScriptedDirectory(models=(model_status(state="loading"),))
+    )
     async with client_over(services) as client:
         got = await begun(client)
         assert (await client.get(f"{RESPONSES}/{got['id']}")).json()["status"] == "queued"
@@ -244,24 +288,34 @@ async def test_while_a_model_loads_it_is_queued_and_fails_if_the_model_does() ->
         gateway.refusal_at_last = PromptTooLong(prompt_tokens=9, context_tokens=8)
         got = await begun(client)
         accepted.set()
-        assert (await until(client, got["id"], "failed"))["error"]["code"] == "context_length_exceeded"
+        assert (await until(client, got["id"], "failed"))["error"][
+            "code"
+        ] == "context_length_exceeded"
 
 
 async def test_so_many_are_made_in_the_background_and_no_more() -> None:
     store = ResponseStore(limits=ResponsesSettings(max_background=1))
-    services = replace(scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event()))), responses=store)
+    services = replace(
+        scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event()))), responses=store
+    )
     async with client_over(services) as client:
         await begun(client)
         refused = await client.post(RESPONSES, json={"input": "hello", "background": True})
     error = refused.json()["error"]
-    assert (refused.status_code, error["param"], error["type"]) == (429, "background", "rate_limit_error")
+    assert (refused.status_code, error["param"], error["type"]) == (
+        429,
+        "background",
+        "rate_limit_error",
+    )
     assert int(refused.headers["retry-after"]) >= 1
 
 
 async def test_what_runs_in_the_background_when_the_server_stops_is_kept_as_failed() -> None:
     services = scripted_services(ScriptedGateway(script=parts("a", then=asyncio.Event())))
     app = create_application(services)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321"
+    ) as client:
         got = await begun(client)
         await until(client, got["id"], "in_progress")
         await services.running.close()
@@ -274,6 +328,8 @@ async def test_a_whole_answer_has_its_events_as_well() -> None:
     async with client_over(scripted_services(ScriptedGateway(script=answer("a", "b")))) as client:
         got = (await client.post(RESPONSES, json={"input": "hello"})).json()
         streamed = events((await client.get(f"{RESPONSES}/{got['id']}?stream=true")).text)
-    assert [event["delta"] for event in streamed if event["type"] == "response.output_text.delta"] == ["a", "b"]
+    assert [
+        event["delta"] for event in streamed if event["type"] == "response.output_text.delta"
+    ] == ["a", "b"]
     assert streamed[-1]["response"] == got
     assert {event["type"] for event in streamed} & TERMINAL == {"response.completed"}

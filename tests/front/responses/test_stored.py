@@ -27,11 +27,15 @@ RESPONSES = "/v1/responses"
 
 
 @asynccontextmanager
-async def served_app(gateway: ScriptedGateway, services: Services | None = None) -> AsyncIterator[httpx.AsyncClient]:
+async def served_app(
+    gateway: ScriptedGateway, services: Services | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application in memory; all that runs is ended with it."""
     services = services or scripted_services(gateway)
     app = create_application(services)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321"
+    ) as client:
         yield client
     await services.running.close()
     await services.responses.close()
@@ -66,7 +70,11 @@ async def test_a_response_is_found_as_it_was_answered() -> None:
 async def test_one_that_is_not_to_be_kept_is_not() -> None:
     async with served_app(ScriptedGateway()) as client:
         got = await created(client, store=False)
-        assert refusal(await client.get(f"{RESPONSES}/{got['id']}")) == (404, "response_not_found", "response_id")
+        assert refusal(await client.get(f"{RESPONSES}/{got['id']}")) == (
+            404,
+            "response_not_found",
+            "response_id",
+        )
         assert got["store"] is False
 
 
@@ -75,9 +83,14 @@ async def test_a_deleted_one_is_gone() -> None:
         got = await created(client)
         deleted = await client.delete(f"{RESPONSES}/{got['id']}")
         assert deleted.json() == {"id": got["id"], "object": "response", "deleted": True}
-        for response in (await client.get(f"{RESPONSES}/{got['id']}"), await client.delete(f"{RESPONSES}/{got['id']}")):
+        for response in (
+            await client.get(f"{RESPONSES}/{got['id']}"),
+            await client.delete(f"{RESPONSES}/{got['id']}"),
+        ):
             assert refusal(response) == (404, "response_not_found", "response_id")
-        refused = await client.post(RESPONSES, json={"input": "and?", "previous_response_id": got["id"]})
+        refused = await client.post(
+            RESPONSES, json={"input": "and?", "previous_response_id": got["id"]}
+        )
         assert refusal(refused) == (404, "previous_response_not_found", "previous_response_id")
 
 
@@ -88,24 +101,38 @@ async def test_tenants_do_not_see_each_others_responses() -> None:
         salted = await created(client, cache_salt="pepper")
         theirs = {"x-holdfast-tenant": "them"}
         path = f"{RESPONSES}/{got['id']}"
-        for method, there in (("GET", path), ("DELETE", path), ("POST", path + "/cancel"), ("GET", path + "/input_items")):
+        for method, there in (
+            ("GET", path),
+            ("DELETE", path),
+            ("POST", path + "/cancel"),
+            ("GET", path + "/input_items"),
+        ):
             assert (await client.request(method, there, headers=theirs)).status_code == 404
-        for fields in ({"previous_response_id": got["id"]}, {"input": [{"type": "item_reference", "id": item["id"]}]}):
+        for fields in (
+            {"previous_response_id": got["id"]},
+            {"input": [{"type": "item_reference", "id": item["id"]}]},
+        ):
             refused = await client.post(RESPONSES, json={"input": "hi", **fields}, headers=theirs)
             assert refused.status_code == 404
         assert (await client.get(f"{RESPONSES}/{salted['id']}")).status_code == 404
-        assert (await client.get(f"{RESPONSES}/{salted['id']}?cache_salt=pepper")).status_code == 200
+        assert (
+            await client.get(f"{RESPONSES}/{salted['id']}?cache_salt=pepper")
+        ).status_code == 200
 
 
 async def test_a_chain_is_input_and_output_of_all_that_it_continues_without_instructions() -> None:
     gateway = ScriptedGateway(script=calling(("f", '{"x": 1}'), thought="hm", said="Hi"))
     async with served_app(gateway) as client:
         tools = [{"type": "function", "name": "f"}]
-        first = await created(client, tools=tools, instructions="be brief", reasoning={"summary": "auto"})
+        first = await created(
+            client, tools=tools, instructions="be brief", reasoning={"summary": "auto"}
+        )
         call = first["output"][-1]
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
         gateway.script = answer("two")
-        second = await created(client, input=[output], previous_response_id=first["id"], tools=tools)
+        second = await created(
+            client, input=[output], previous_response_id=first["id"], tools=tools
+        )
         await created(client, input="thanks", previous_response_id=second["id"])
         assert second["previous_response_id"] == first["id"]
         assert "holdfast_thought" not in str(await until(client, first["id"], "completed"))
@@ -129,11 +156,26 @@ async def test_items_that_are_kept_can_be_referred_to() -> None:
     async with served_app(gateway) as client:
         first = await created(client, tools=[{"type": "function", "name": "f"}])
         references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
-        output = {"type": "function_call_output", "call_id": first["output"][1]["call_id"], "output": "2"}
-        second = await created(client, input=[{"role": "user", "content": "hello"}, *references, output])
-        kept = (await client.get(f"{RESPONSES}/{second['id']}/input_items?order=asc")).json()["data"]
-        refused = await client.post(RESPONSES, json={"input": [output, {"type": "item_reference", "id": "msg_x"}]})
-    assert [item["type"] for item in kept] == ["message", "reasoning", "function_call", "function_call_output"]
+        output = {
+            "type": "function_call_output",
+            "call_id": first["output"][1]["call_id"],
+            "output": "2",
+        }
+        second = await created(
+            client, input=[{"role": "user", "content": "hello"}, *references, output]
+        )
+        kept = (await client.get(f"{RESPONSES}/{second['id']}/input_items?order=asc")).json()[
+            "data"
+        ]
+        refused = await client.post(
+            RESPONSES, json={"input": [output, {"type": "item_reference", "id": "msg_x"}]}
+        )
+    assert [item["type"] for item in kept] == [
+        "message",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+    ]
     assert kept[1:3] == first["output"]
     assert gateway.requests[-1].prompt.messages[1]["reasoning_content"] == "hm"
     assert refusal(refused) == (404, "item_not_found", "input.1.id")
@@ -153,20 +195,32 @@ async def test_a_reference_needs_no_type() -> None:
     gateway = ScriptedGateway()
     async with served_app(gateway) as client:
         first = await created(client)
-        await created(client, input=[{"id": first["output"][0]["id"]}, {"role": "user", "content": "and?"}])
+        await created(
+            client, input=[{"id": first["output"][0]["id"]}, {"role": "user", "content": "and?"}]
+        )
     assert gateway.requests[-1].prompt.messages[0]["content"] == "Hello"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("reasoning", [{}, {"summary": "auto"}])
-async def test_thoughts_can_be_read_in_the_form_in_which_they_are_brought_back(reasoning: dict[str, str]) -> None:
+async def test_thoughts_can_be_read_in_the_form_in_which_they_are_brought_back(
+    reasoning: dict[str, str],
+) -> None:
     gateway = ScriptedGateway(script=calling(thought="hm", said="Hi"))
     async with served_app(gateway) as client:
         first = await created(client, reasoning=reasoning)
         path = f"{RESPONSES}/{first['id']}"
         found = (await client.get(path, params={"include[]": "reasoning.encrypted_content"})).json()
         assert "encrypted_content" not in (await client.get(path)).json()["output"][0]
-        thought = {"type": "reasoning", "summary": [], "encrypted_content": found["output"][0]["encrypted_content"]}
-        await created(client, input=[thought, found["output"][1], {"role": "user", "content": "and?"}], store=False)
+        thought = {
+            "type": "reasoning",
+            "summary": [],
+            "encrypted_content": found["output"][0]["encrypted_content"],
+        }
+        await created(
+            client,
+            input=[thought, found["output"][1], {"role": "user", "content": "and?"}],
+            store=False,
+        )
     assert gateway.requests[-1].prompt.messages[0]["reasoning_content"] == "hm"  # type: ignore[union-attr]
 
 
@@ -175,10 +229,17 @@ VALUES = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     st.sampled_from(["true", "asc", "desc", "20", "0", "-1", "1e9", "msg_1"]),
 )
-NAMES = st.sampled_from(["limit", "order", "after", "stream", "starting_after", "include[]", "cache_salt", "before"])
+NAMES = st.sampled_from(
+    ["limit", "order", "after", "stream", "starting_after", "include[]", "cache_salt", "before"]
+)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["GET", "DELETE", "POST"]), IDS, st.dictionaries(NAMES, VALUES)), max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["GET", "DELETE", "POST"]), IDS, st.dictionaries(NAMES, VALUES)),
+        max_size=12,
+    )
+)
 @settings(max_examples=20, deadline=None)
 def test_no_id_and_no_query_is_too_much(asked: list[tuple[str, str, dict[str, str]]]) -> None:
     async def ask() -> None:
@@ -186,7 +247,10 @@ def test_no_id_and_no_query_is_too_much(asked: list[tuple[str, str, dict[str, st
             first = await created(client)
             kept = f"{RESPONSES}/{first['id']}/input_items"
             for method, name, query in asked:
-                own, item = f"{RESPONSES}/{quote(name)}", f"/v1/conversations/{quote(name)}/items/{quote(name)}"
+                own, item = (
+                    f"{RESPONSES}/{quote(name)}",
+                    f"/v1/conversations/{quote(name)}/items/{quote(name)}",
+                )
                 for path in (own, kept, item):
                     response = await client.request(method, path, params=query)
                     assert response.status_code < 500, response.text
@@ -197,7 +261,9 @@ def test_no_id_and_no_query_is_too_much(asked: list[tuple[str, str, dict[str, st
 async def test_a_bad_item_is_named_by_its_place_in_the_request() -> None:
     async with served_app(ScriptedGateway()) as client:
         first = await created(client)
-        refused = await client.post(RESPONSES, json={"input": [{"role": "user"}], "previous_response_id": first["id"]})
+        refused = await client.post(
+            RESPONSES, json={"input": [{"role": "user"}], "previous_response_id": first["id"]}
+        )
     assert refusal(refused)[2] == "input.0.content"
 
 
@@ -213,7 +279,10 @@ async def test_a_file_that_cannot_be_used_costs_what_needs_it_and_nothing_else(
         other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         await created(client)
-        in_need = ({"input": "and?", "previous_response_id": first["id"]}, {"input": "later", "background": True})
+        in_need = (
+            {"input": "and?", "previous_response_id": first["id"]},
+            {"input": "later", "background": True},
+        )
         refused = [await client.post(RESPONSES, json=fields) for fields in in_need]
         other.execute("ROLLBACK")
         other.close()
@@ -222,7 +291,9 @@ async def test_a_file_that_cannot_be_used_costs_what_needs_it_and_nothing_else(
     assert all(log.has_ended for log in services.running.logs.values())
 
 
-async def test_what_cannot_be_written_at_its_end_can_still_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_written_at_its_end_can_still_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("holdfast.store.response_database._BUSY_SECONDS", 0.0)
     release = asyncio.Event()
     gateway = ScriptedGateway(script=[release, *answer("a")])
@@ -234,9 +305,12 @@ async def test_what_cannot_be_written_at_its_end_can_still_be_asked_for(tmp_path
         release.set()
         await until(client, got["id"], "completed")
         with pytest.raises(ResponsesUnavailable):
-            await services.responses.call(ResponseFile.delete, "", "resp_other", kind="response")  # so the end was tried before
+            # so the end was tried before
+            await services.responses.call(ResponseFile.delete, "", "resp_other", kind="response")
         assert (await until(client, got["id"], "completed"))["output"]
-        assert "response.completed" in (await client.get(f"{RESPONSES}/{got['id']}?stream=true")).text
+        assert (
+            "response.completed" in (await client.get(f"{RESPONSES}/{got['id']}?stream=true")).text
+        )
         other.close()
 
 
@@ -246,7 +320,10 @@ async def test_two_requests_may_continue_one_response_at_once() -> None:
     async with served_app(gateway) as client:
         first = await created(client)
         gateway.script = [release, *answer("a")]
-        both = [asyncio.create_task(created(client, input=text, previous_response_id=first["id"])) for text in ("1", "2")]
+        both = [
+            asyncio.create_task(created(client, input=text, previous_response_id=first["id"]))
+            for text in ("1", "2")
+        ]
         await gateway.until(lambda: len(gateway.requests) == 3)
         release.set()
         one, two = await asyncio.gather(*both)

@@ -11,7 +11,13 @@ from holdfast.front.responses.tools import ClientTool, OfferedTools, choice_of, 
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.requests import ToolChoice
 
-FUNCTION: dict[str, Any] = {"type": "function", "name": "f", "description": "D", "parameters": {"type": "object"}, "strict": True}
+FUNCTION: dict[str, Any] = {
+    "type": "function",
+    "name": "f",
+    "description": "D",
+    "parameters": {"type": "object"},
+    "strict": True,
+}
 PATCH = {"type": "custom", "name": "patch", "description": "Edits."}
 NAMESPACE = {"type": "namespace", "name": "ns", "description": "S", "tools": [FUNCTION, PATCH]}
 
@@ -29,7 +35,13 @@ def refused(*tools: Any, **limits: int) -> str:
 def test_a_flat_function_becomes_the_one_that_a_prompt_has() -> None:
     function = {"name": "f", "description": "D", "parameters": {"type": "object"}, "strict": True}
     assert offered(FUNCTION).definitions == ({"type": "function", "function": function},)
-    bare = {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}
+    bare = {
+        "type": "function",
+        "name": "f",
+        "description": None,
+        "parameters": None,
+        "strict": None,
+    }
     assert offered(bare).definitions == ({"type": "function", "function": {"name": "f"}},)
 
 
@@ -46,7 +58,9 @@ def test_the_grammar_of_a_custom_tool_is_told_to_the_model(syntax: str) -> None:
     got = offered(PATCH | {"format": {"type": "grammar", "syntax": syntax, "definition": "a+"}})
     function = got.definitions[0]["function"]
     assert function["description"] == f"Edits.\n\nThe input has to match this {syntax} grammar:\na+"
-    assert function["parameters"]["properties"]["input"].get("pattern") == ("^(?:a+)$" if syntax == "regex" else None)
+    assert function["parameters"]["properties"]["input"].get("pattern") == (
+        "^(?:a+)$" if syntax == "regex" else None
+    )
 
 
 def test_tools_in_namespaces_are_told_apart_and_answered_with_both_names() -> None:
@@ -56,19 +70,26 @@ def test_tools_in_namespaces_are_told_apart_and_answered_with_both_names() -> No
     assert got.client_tool("made_up") == ClientTool(name="made_up")
 
 
-def test_tools_that_this_server_cannot_run_are_left_out_with_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_tools_that_this_server_cannot_run_are_left_out_with_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     hosted = {"type": "hosted_for_this_test", "filters": {}}
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert offered(hosted, FUNCTION).definitions == offered(FUNCTION).definitions
     (record,) = caplog.records
-    assert "tools of type 'hosted_for_this_test', which this server cannot run" in record.getMessage()
+    assert (
+        "tools of type 'hosted_for_this_test', which this server cannot run" in record.getMessage()
+    )
 
 
 def test_what_is_wrong_with_tools_is_named_where_it_is() -> None:
     assert refused({"type": "function"}) == "tools.0.name"
     assert refused({"type": "namespace", "tools": []}) == "tools.0.name"
-    assert refused({"type": "namespace", "name": "ns", "tools": [{"type": "custom"}]}) == "tools.0.tools.0.name"
+    assert (
+        refused({"type": "namespace", "name": "ns", "tools": [{"type": "custom"}]})
+        == "tools.0.tools.0.name"
+    )
     assert refused(FUNCTION, FUNCTION) == "tools.1.name"
     assert refused(NAMESPACE, {"type": "function", "name": "ns__f"}) == "tools.1.name"
     assert refused(NAMESPACE, max_tools=1) == "tools"
@@ -76,7 +97,8 @@ def test_what_is_wrong_with_tools_is_named_where_it_is() -> None:
     for _ in range(70):
         deep = {"items": deep}
     assert (
-        refused({"type": "web_search"}, NAMESPACE | {"tools": [FUNCTION | {"parameters": deep}]}) == "tools.1.tools.0.parameters"
+        refused({"type": "web_search"}, NAMESPACE | {"tools": [FUNCTION | {"parameters": deep}]})
+        == "tools.1.tools.0.parameters"
     )
 
 
@@ -86,12 +108,22 @@ CHOICES: list[tuple[Any, ToolChoice]] = [
     ("none", ToolChoice(mode="none")),
     ("required", ToolChoice(mode="required")),
     ({"type": "function", "name": "f"}, ToolChoice(mode="required", names=("f",))),
-    ({"type": "custom", "name": "patch", "namespace": "ns"}, ToolChoice(mode="required", names=("ns__patch",))),
     (
-        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}, {"type": "web_search"}]},
+        {"type": "custom", "name": "patch", "namespace": "ns"},
+        ToolChoice(mode="required", names=("ns__patch",)),
+    ),
+    (
+        {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "f"}, {"type": "web_search"}],
+        },
         ToolChoice(mode="auto", names=("f",)),
     ),
-    ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}, ToolChoice(mode="none")),
+    (
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]},
+        ToolChoice(mode="none"),
+    ),
 ]
 
 
@@ -101,8 +133,13 @@ def test_every_form_of_a_choice_is_understood(choice: Any, meaning: ToolChoice) 
     assert msgspec.structs.replace(got, held=()) == meaning
 
 
-def test_tools_that_are_not_said_to_be_strict_or_not_are_held_to_their_schemas_as_far_as_can_be() -> None:
-    loose, open_ = FUNCTION | {"name": "loose", "strict": False}, FUNCTION | {"name": "open", "strict": None}
+def test_tools_that_are_not_said_to_be_strict_or_not_are_held_to_their_schemas_as_far_as_can_be() -> (
+    None
+):
+    loose, open_ = (
+        FUNCTION | {"name": "loose", "strict": False},
+        FUNCTION | {"name": "open", "strict": None},
+    )
     tools = offered(FUNCTION, loose, open_, PATCH)
     assert choice_of(None, offered=tools, parallel=True).held == ("open", "patch")
     assert choice_of("none", offered=tools, parallel=True).held == ()
@@ -116,8 +153,14 @@ def test_tools_that_are_not_said_to_be_strict_or_not_are_held_to_their_schemas_a
         ({"type": "web_search"}, "tool_choice.type"),
         ({"type": "mcp", "server_label": "x"}, "tool_choice.type"),
         ({"type": "allowed_tools", "mode": "auto"}, "tool_choice.tools"),
-        ({"type": "allowed_tools", "tools": [{"type": "function", "name": "g"}]}, "tool_choice.tools"),
-        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
+        (
+            {"type": "allowed_tools", "tools": [{"type": "function", "name": "g"}]},
+            "tool_choice.tools",
+        ),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]},
+            "tool_choice",
+        ),
     ],
 )
 def test_a_choice_of_what_is_not_offered_is_refused(choice: Any, field: str) -> None:

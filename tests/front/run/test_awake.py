@@ -21,7 +21,9 @@ threading.Event().wait()
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """In place of macOS' own: it notes how it was called, and stays; what a test that fails leaves of it is ended."""
+    """In place of macOS' own: it notes how it was called, and stays; what a test that fails leaves
+    of it is ended.
+    """
     path = tmp_path / "caffeinate"
     path.write_text(CAFFEINATE)
     path.chmod(0o755)
@@ -45,7 +47,9 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_one_program_runs_from_the_first_request_to_the_last(program: Path) -> None:
     awake = Awake(platform="darwin", linger_seconds=0.001)
     awake.running(1)
-    await until(lambda: (program.parent / "asked").exists() and bool((program.parent / "asked").read_text()))
+    await until(
+        lambda: (program.parent / "asked").exists() and bool((program.parent / "asked").read_text())
+    )
     assert (program.parent / "asked").read_text() == f"-i -w {os.getpid()}"
     (first,) = children(program)
     awake.running(2)
@@ -77,7 +81,9 @@ async def test_elsewhere_nothing_is_started(program: Path) -> None:
     assert not (program.parent / "asked").exists()
 
 
-async def test_a_program_that_cannot_be_started_costs_no_request(program: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_program_that_cannot_be_started_costs_no_request(
+    program: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     awake = Awake(platform="darwin")
     program.write_text("#!/no/such/interpreter\n")
     awake.running(1)

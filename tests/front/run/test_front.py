@@ -35,7 +35,9 @@ async def test_an_early_signal_cuts_the_start_short() -> None:
     assert signals[0].came
 
 
-async def test_a_signal_that_came_while_the_loop_was_busy_cuts_nothing_short_once_others_look_after_signals() -> None:
+async def test_a_signal_that_came_while_the_loop_was_busy_cuts_nothing_short_once_others_look_after_signals() -> (
+    None
+):
     signals: list[_EarlySignals] = []
     assert await asyncio.create_task(_serves(signals, disarms=True)) == "went on"
     assert signals[0].came

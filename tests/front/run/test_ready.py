@@ -24,7 +24,9 @@ READY = ReadyServer(
 )
 
 
-def test_people_read_where_the_server_is_and_how_to_ask_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_read_where_the_server_is_and_how_to_ask_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     announce(READY, LogSettings())
     shown = capsys.readouterr().out
     assert "is ready at http://127.0.0.1:8321" in shown
@@ -42,8 +44,14 @@ def test_a_key_is_part_of_the_example_but_never_shown(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("memory", "said"),
     [
-        (CacheFigures(store=StoreFigures(model="m", mode="writing", blocks=1)), "store  /kept (1 block of this model)"),
-        (CacheFigures(store=StoreFigures(model="m", mode="writing", blocks=2000)), "store  /kept (2,000 blocks of this model)"),
+        (
+            CacheFigures(store=StoreFigures(model="m", mode="writing", blocks=1)),
+            "store  /kept (1 block of this model)",
+        ),
+        (
+            CacheFigures(store=StoreFigures(model="m", mode="writing", blocks=2000)),
+            "store  /kept (2,000 blocks of this model)",
+        ),
         (
             CacheFigures(store=StoreFigures(model="m", mode="memory-only")),
             "store  /kept CANNOT BE WRITTEN: what is read is kept in",
@@ -53,7 +61,10 @@ def test_a_key_is_part_of_the_example_but_never_shown(capsys: pytest.CaptureFixt
     ],
 )
 def test_people_read_where_what_is_read_is_kept_and_whether_it_can_be(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, memory: CacheFigures | None, said: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    memory: CacheFigures | None,
+    said: str,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     announce(replace(READY, store_folder="/kept", memory=memory), LogSettings())
@@ -70,11 +81,16 @@ def test_where_logs_are_json_nothing_else_is_printed(
 
 
 OPEN_READY = replace(
-    READY, url="http://127.0.0.1:8321", lan_urls=("http://192.168.1.5:8321", "http://[fd00::2]:8321"), is_open=True
+    READY,
+    url="http://127.0.0.1:8321",
+    lan_urls=("http://192.168.1.5:8321", "http://[fd00::2]:8321"),
+    is_open=True,
 )
 
 
-def test_a_server_for_others_says_where_they_find_it_and_what_that_means(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_for_others_says_where_they_find_it_and_what_that_means(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     announce(OPEN_READY, LogSettings())  # the brackets of an address are no mark-up
     shown = capsys.readouterr().out
     assert re.findall(r"for others +(\S+)", shown) == list(OPEN_READY.lan_urls)
@@ -83,7 +99,9 @@ def test_a_server_for_others_says_where_they_find_it_and_what_that_means(capsys:
     assert "curl http://127.0.0.1:8321/" in shown
 
 
-def test_the_risk_is_in_the_log_too_where_that_is_all_there_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_risk_is_in_the_log_too_where_that_is_all_there_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level("INFO", logger="holdfast.front.run"):
         announce(OPEN_READY, LogSettings(format="json"))
         assert OPEN in caplog.text
@@ -93,12 +111,18 @@ def test_the_risk_is_in_the_log_too_where_that_is_all_there_is(caplog: pytest.Lo
     assert OPEN not in caplog.text
 
 
-WARNING = "this model runs in the layout solo. Why: rows fails [relative error 2.0e+00]. What to do: report it"
+WARNING = (
+    "this model runs in the layout solo. Why: rows fails [relative error 2.0e+00]. What to do: "
+    "report it"
+)
 
 
 def test_people_read_what_they_have_to_know_of_a_model(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    announce(replace(READY, info=msgspec.structs.replace(INFO, warnings=(WARNING,)), log_file="/a/log"), LogSettings())
+    announce(
+        replace(READY, info=msgspec.structs.replace(INFO, warnings=(WARNING,)), log_file="/a/log"),
+        LogSettings(),
+    )
     assert f"warning: {WARNING}" in capsys.readouterr().out.splitlines()
     assert WARNING in caplog.text

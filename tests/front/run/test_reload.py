@@ -32,7 +32,9 @@ def file(tmp_path: Path) -> Path:
 
 def reloaded(file: Path, caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     """The lines that the log gets when the file has become this."""
-    settings = ReloadedSettings(load_settings(file=file, environ={}, flags={"server.port": "9000"}), on_level=LEVELS.append)
+    settings = ReloadedSettings(
+        load_settings(file=file, environ={}, flags={"server.port": "9000"}), on_level=LEVELS.append
+    )
     file.write_text(text)
     LEVELS.clear()
     caplog.clear()
@@ -41,19 +43,28 @@ def reloaded(file: Path, caplog: pytest.LogCaptureFixture, text: str) -> list[st
     return [record.getMessage() for record in caplog.records]
 
 
-def test_the_level_of_the_log_changes_in_one_line(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert reloaded(file, caplog, '[log]\nlevel = "debug"\n') == ["the level of the log is debug; it was info"]
+def test_the_level_of_the_log_changes_in_one_line(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert reloaded(file, caplog, '[log]\nlevel = "debug"\n') == [
+        "the level of the log is debug; it was info"
+    ]
     assert (logging.getLogger().level, LEVELS) == (logging.DEBUG, ["debug"])
 
 
-def test_what_needs_a_restart_is_named_in_the_same_line(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_needs_a_restart_is_named_in_the_same_line(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (line,) = reloaded(file, caplog, "[scheduler]\nmax_running = 3\n[server]\nport = 1\n")
     assert (
-        line == "the level of the log is info, as before; changed, but only after a restart: scheduler.max_running"
+        line
+        == "the level of the log is info, as before; changed, but only after a restart: scheduler.max_running"
     )  # port: flag
 
 
-def test_settings_that_cannot_be_used_change_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_cannot_be_used_change_nothing(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = logging.getLogger().level
     (line,) = reloaded(file, caplog, '[log]\nlevel = "loud"\n')
     assert line.startswith("the settings stay as they are: log.level")

@@ -23,10 +23,16 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_temporary_files_lie_in_a_private_folder_and_go_with_it(tmp_path: Path, outside: Path) -> None:
+def test_temporary_files_lie_in_a_private_folder_and_go_with_it(
+    tmp_path: Path, outside: Path
+) -> None:
     with run_folder({"XDG_CACHE_HOME": str(tmp_path / "caches")}) as folder:
         assert folder.parent == tmp_path / "caches" / "holdfast" / "run"
-        assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+        assert (
+            stat.S_IMODE(folder.stat().st_mode)
+            == stat.S_IMODE(folder.parent.stat().st_mode)
+            == 0o700
+        )
         assert os.environ["TMPDIR"] == str(folder)
         Path(tempfile.mkdtemp(), "session").write_text("in the clear")
     assert not folder.exists()

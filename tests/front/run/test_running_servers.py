@@ -20,13 +20,20 @@ def a_server(pid: int, *, started_at: float) -> RunningServer:
     )
 
 
-def test_servers_that_live_are_found_the_oldest_first_and_those_that_have_ended_are_not(tmp_path: Path) -> None:
+def test_servers_that_live_are_found_the_oldest_first_and_those_that_have_ended_are_not(
+    tmp_path: Path,
+) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     place = tmp_path / "holdfast" / "run"
     place.mkdir(parents=True)
     claims = [claim(place, prefix=CLAIM_PREFIX) for _ in range(4)]
-    young, old, ended = a_server(1, started_at=30.0), a_server(2, started_at=10.0), a_server(3, started_at=20.0)
-    for held, server in zip(claims, (young, old, ended), strict=False):  # the fourth is of something else, such as `doctor`
+    young, old, ended = (
+        a_server(1, started_at=30.0),
+        a_server(2, started_at=10.0),
+        a_server(3, started_at=20.0),
+    )
+    # the fourth is of something else, such as `doctor`
+    for held, server in zip(claims, (young, old, ended), strict=False):
         write_down(server, held.folder)
     claims[2].give_back()
     (claims[3].folder / "server.json").write_text("{half")

@@ -36,19 +36,28 @@ def whole(form: AnswerFormat, script: list[OutputEvent]) -> Any:
     deltas = [event for event in script if not isinstance(event, ChoiceFinished)]
     end = script[-1]
     assert isinstance(end, ChoiceFinished)
-    return json.loads(form.whole([WholeChoice(deltas=deltas, finish_reason=end.finish_reason, end=end)], COUNTS, None))
+    return json.loads(
+        form.whole(
+            [WholeChoice(deltas=deltas, finish_reason=end.finish_reason, end=end)], COUNTS, None
+        )
+    )
 
 
 def streamed(form: AnswerFormat, script: list[OutputEvent]) -> str:
     form.opening(prompt_tokens=9)
-    return b"".join(form.delta(event) for event in script if not isinstance(event, ChoiceFinished)).decode()
+    return b"".join(
+        form.delta(event) for event in script if not isinstance(event, ChoiceFinished)
+    ).decode()
 
 
 def test_one_string_has_a_newline_where_the_call_stood(script: list[OutputEvent]) -> None:
     chat = whole(ChatAnswer(choices=1, model="m", version="1"), script)
     assert chat["choices"][0]["message"]["content"] == "I look.\nI answer."
     chunks = events_of(streamed(ChatAnswer(choices=1, model="m", version="1"), script))
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "I look.\nI answer."
+    assert (
+        "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+        == "I look.\nI answer."
+    )
     assert whole(ChatLines(model="m"), script)["message"]["content"] == "I look.\nI answer."
     lines = [json.loads(line) for line in streamed(ChatLines(model="m"), script).splitlines()]
     assert "".join(line["message"]["content"] for line in lines) == "I look.\nI answer."
@@ -59,7 +68,11 @@ def test_blocks_of_messages_have_their_own_text_and_nothing_more(script: list[Ou
         return MessagesAnswer(model="m", seal=Seal(), max_tokens=99)
 
     blocks = whole(form(), script)["content"]
-    assert [block.get("text", block["type"]) for block in blocks] == ["I look.", "tool_use", "I answer."]
+    assert [block.get("text", block["type"]) for block in blocks] == [
+        "I look.",
+        "tool_use",
+        "I answer.",
+    ]
     texts = {0: "", 2: ""}
     for name, data in named_events_of(streamed(form(), script)):
         if name == "content_block_delta" and data["delta"]["type"] == "text_delta":

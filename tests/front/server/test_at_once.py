@@ -20,7 +20,8 @@ LIMITS = LimitsSettings(max_requests_per_address=2)
 
 def keys_in(folder: Path) -> KeyRing:
     made = (
-        named_key(name, name, is_admin=False, priority="interactive", max_requests=most) for name, most in (("a", 1), ("b", None))
+        named_key(name, name, is_admin=False, priority="interactive", max_requests=most)
+        for name, most in (("a", 1), ("b", None))
     )
     write_keys(folder / "keys.json", tuple(made))
     return KeyRing(str(folder / "keys.json"))
@@ -32,10 +33,16 @@ def keys_in(folder: Path) -> KeyRing:
         (CHAT, chat_body(), "rate_limit_error"),
         (MESSAGES, message_body(), "rate_limit_error"),
         ("/v1/responses", {"input": "hi"}, "rate_limit"),
-        ("/api/chat", {"model": "demo/tiny", "messages": [{"role": "user", "content": "hi"}]}, "at most 2"),
+        (
+            "/api/chat",
+            {"model": "demo/tiny", "messages": [{"role": "user", "content": "hi"}]},
+            "at most 2",
+        ),
     ],
 )
-async def test_one_too_many_is_busy_in_the_words_of_its_protocol(path: str, body: dict[str, Any], word: str) -> None:
+async def test_one_too_many_is_busy_in_the_words_of_its_protocol(
+    path: str, body: dict[str, Any], word: str
+) -> None:
     held = asyncio.Event()
     gateway = ScriptedGateway([held, *answer("done")])
     async with client_of(gateway, limits=LIMITS) as client:
@@ -68,7 +75,10 @@ def test_keys_and_addresses_are_counted_apart_and_both(tmp_path: Path) -> None:
     elsewhere = Caller(address="10.0.0.2", key=ring.find(b"b"))
     caps = {"max_requests_per_key": 3, "max_requests_per_address": 3}
     with counted(at_once, a, **caps), counted(at_once, b, 2, **caps):
-        with pytest.raises(RequestRefused, match="key a has 1 answers"), counted(at_once, a, **caps):
+        with (
+            pytest.raises(RequestRefused, match="key a has 1 answers"),
+            counted(at_once, a, **caps),
+        ):
             pass
         with pytest.raises(RequestRefused, match=r"10\.0\.0\.1 has 3"), counted(at_once, b, **caps):
             pass

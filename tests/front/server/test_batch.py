@@ -11,11 +11,20 @@ from holdfast.front.server.batch import open_streams
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.output import OutputEvent, TextDelta
 from holdfast.wire.requests import GenerationRequest
-from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, ScriptedStream, answer
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    PROMPT_TOKENS,
+    ScriptedGateway,
+    ScriptedStream,
+    answer,
+)
 
 
 def requests(count: int) -> list[GenerationRequest]:
-    return [GenerationRequest(request_id=f"r{place}", model=MODEL, prompt=str(place)) for place in range(count)]
+    return [
+        GenerationRequest(request_id=f"r{place}", model=MODEL, prompt=str(place))
+        for place in range(count)
+    ]
 
 
 async def collect(gateway: ScriptedGateway, count: int) -> list[OutputEvent]:
@@ -29,7 +38,11 @@ async def collect(gateway: ScriptedGateway, count: int) -> list[OutputEvent]:
 
 async def test_the_events_of_all_prompts_come_with_indices_counted_through() -> None:
     events = await collect(ScriptedGateway(script=lambda request: answer(request.request_id)), 3)
-    assert {(event.index, event.text) for event in events if isinstance(event, TextDelta)} == {(0, "r0"), (1, "r1"), (2, "r2")}
+    assert {(event.index, event.text) for event in events if isinstance(event, TextDelta)} == {
+        (0, "r0"),
+        (1, "r1"),
+        (2, "r2"),
+    }
     assert len(events) == 6
 
 
@@ -82,8 +95,12 @@ class CrowdedGateway(ScriptedGateway):
         raise QueueFull(queued=10, limit=10, retry_after_seconds=1.0)
 
 
-@pytest.mark.parametrize(("prompts", "choices", "field"), [(11, 1, "prompt"), (4, 3, "prompt"), (1, 11, "n")])
-async def test_what_would_never_find_room_is_told_so(prompts: int, choices: int, field: str) -> None:
+@pytest.mark.parametrize(
+    ("prompts", "choices", "field"), [(11, 1, "prompt"), (4, 3, "prompt"), (1, 11, "n")]
+)
+async def test_what_would_never_find_room_is_told_so(
+    prompts: int, choices: int, field: str
+) -> None:
     wanted = [msgspec.structs.replace(request, choices=choices) for request in requests(prompts)]
     with pytest.raises(RequestRefused, match=rf"{prompts * choices} answers .* \(10\)") as refusal:
         await open_streams(CrowdedGateway().generate, wanted)

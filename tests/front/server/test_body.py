@@ -59,10 +59,15 @@ HALVES = {
 
 
 @pytest.mark.parametrize(("written", "read"), HALVES.items())
-async def test_half_of_a_surrogate_pair_counts_as_the_replacement_character(written: bytes, read: str) -> None:
+async def test_half_of_a_surrogate_pair_counts_as_the_replacement_character(
+    written: bytes, read: str
+) -> None:
     """Clients cut texts within an emoji; refused, such a conversation could never go on."""
     gateway = ScriptedGateway()
-    body = b'{"messages": [{"role": "user", "content": "%b"}], "metadata": {"%b": "\\udfff"}}' % (written, written)
+    body = b'{"messages": [{"role": "user", "content": "%b"}], "metadata": {"%b": "\\udfff"}}' % (
+        written,
+        written,
+    )
     async with client_of(gateway) as client:
         response = await client.post(CHAT, content=body)
     assert response.status_code == 200
@@ -71,7 +76,9 @@ async def test_half_of_a_surrogate_pair_counts_as_the_replacement_character(writ
     assert prompt.messages[0]["content"] == read
 
 
-texts = st.text(alphabet=st.characters() | st.sampled_from('\ud83d\ude00\udfff\ud800\\u"'), max_size=30)
+texts = st.text(
+    alphabet=st.characters() | st.sampled_from('\ud83d\ude00\udfff\ud800\\u"'), max_size=30
+)
 
 
 @given(text=texts, ascii_only=st.booleans())
@@ -91,7 +98,9 @@ async def test_json_that_is_no_object_is_refused_with_a_400(body: bytes) -> None
     assert "object" in response.json()["error"]["message"]
 
 
-async def test_a_body_over_the_limit_is_refused_by_its_announced_length_and_by_its_real_one() -> None:
+async def test_a_body_over_the_limit_is_refused_by_its_announced_length_and_by_its_real_one() -> (
+    None
+):
     async def parts() -> Any:
         for _ in range(5):
             yield b" " * 1000
@@ -117,7 +126,10 @@ def raw_deflate(body: bytes) -> bytes:
 COMPRESSED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "gzip": ("gzip", gzip.compress),
     "gzip by its older name": ("X-GZip", gzip.compress),
-    "gzip of two members": ("gzip", lambda body: gzip.compress(body[:9], mtime=0) + gzip.compress(body[9:], mtime=0)),
+    "gzip of two members": (
+        "gzip",
+        lambda body: gzip.compress(body[:9], mtime=0) + gzip.compress(body[9:], mtime=0),
+    ),
     "deflate": ("deflate", zlib.compress),
     "deflate without a header": ("deflate", raw_deflate),
     "nothing": ("identity", bytes),
@@ -129,7 +141,9 @@ async def sent(pieces: list[bytes], encoding: str, *, most_bytes: int = 1 << 20)
         for piece in pieces:
             yield piece
 
-    async with client_of(ScriptedGateway(), limits=LimitsSettings(max_body_bytes=most_bytes)) as client:
+    async with client_of(
+        ScriptedGateway(), limits=LimitsSettings(max_body_bytes=most_bytes)
+    ) as client:
         return await client.post(CHAT, content=stream(), headers={"content-encoding": encoding})
 
 
@@ -139,7 +153,9 @@ async def test_a_compressed_body_is_read_however_it_is_cut(name: str, pieces: in
     encoding, compress = COMPRESSED[name]
     body = compress(json.dumps(chat_body()).encode())
     size = -(-len(body) // pieces)
-    response = await sent([body[start : start + size] for start in range(0, len(body), size)], encoding)
+    response = await sent(
+        [body[start : start + size] for start in range(0, len(body), size)], encoding
+    )
     assert response.status_code == 200, response.text
 
 
@@ -172,20 +188,29 @@ def test_a_body_whose_size_is_near_a_multiple_of_the_piece_is_read_whole(
 async def test_an_unknown_encoding_is_a_415_that_names_the_header(encoding: str) -> None:
     response = await sent([b"x"], encoding)
     error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (415, "content-encoding", "unsupported_encoding")
+    assert (response.status_code, error["param"], error["code"]) == (
+        415,
+        "content-encoding",
+        "unsupported_encoding",
+    )
     assert response.headers["accept-encoding"] == "gzip, deflate"
 
 
-EMPTY_OBJECT = gzip.compress(b"{}", mtime=0)  # without the time, so that the test has the same name in every process
+# without the time, so that the test has the same name in every process
+EMPTY_OBJECT = gzip.compress(b"{}", mtime=0)
 
 
-@pytest.mark.parametrize("body", [b"{}", EMPTY_OBJECT[:-9], EMPTY_OBJECT + b"more", zlib.compress(b"{}")])
+@pytest.mark.parametrize(
+    "body", [b"{}", EMPTY_OBJECT[:-9], EMPTY_OBJECT + b"more", zlib.compress(b"{}")]
+)
 async def test_damaged_compressed_data_is_a_400_that_names_the_header(body: bytes) -> None:
     response = await sent([body], "gzip")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "content-encoding")
 
 
-async def test_a_body_that_decompresses_to_more_than_the_limit_is_refused_before_it_is_decompressed() -> None:
+async def test_a_body_that_decompresses_to_more_than_the_limit_is_refused_before_it_is_decompressed() -> (
+    None
+):
     bomb = gzip.compress(b" " * (64 << 20), compresslevel=1)
     tracemalloc.start()
     response = await sent([bomb], "gzip")

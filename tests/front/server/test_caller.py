@@ -30,7 +30,13 @@ def ring_of(folder: Path, *, admin: str = "") -> KeyRing:
     write_keys(
         folder / "keys.json",
         tuple(
-            named_key(name, f"{name}-key", is_admin=name == admin, priority="interactive", max_requests=None)
+            named_key(
+                name,
+                f"{name}-key",
+                is_admin=name == admin,
+                priority="interactive",
+                max_requests=None,
+            )
             for name in ("alice", "bob", "root")
         ),
     )
@@ -38,14 +44,21 @@ def ring_of(folder: Path, *, admin: str = "") -> KeyRing:
 
 
 async def answer(
-    *, key: str = "", keys: KeyRing | None = None, server_key: str = "", address: str = "127.0.0.1", header: str = ""
+    *,
+    key: str = "",
+    keys: KeyRing | None = None,
+    server_key: str = "",
+    address: str = "127.0.0.1",
+    header: str = "",
 ) -> int:
     sent = {"x-api-key": key} if key else {}
     if header:
         sent[header] = "127.0.0.1"
     server = ServerSettings(api_key=server_key)
     dialects = (*DIALECTS, ADMIN)
-    async with client_of(ScriptedGateway(), keys=keys, server=server, address=address, dialects=dialects) as client:
+    async with client_of(
+        ScriptedGateway(), keys=keys, server=server, address=address, dialects=dialects
+    ) as client:
         return (await client.post("/admin/ping", headers=sent)).status_code
 
 
@@ -55,14 +68,19 @@ async def test_without_any_key_the_server_is_administered_from_its_own_machine_o
     assert await answer(address="192.168.1.7") == 403
 
 
-@pytest.mark.parametrize("header", ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded", "x-real-ip", "via"])
+@pytest.mark.parametrize(
+    "header",
+    ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded", "x-real-ip", "via"],
+)
 async def test_what_came_through_a_proxy_is_not_of_this_machine(header: str) -> None:
     assert await answer(header=header) == 403
 
 
 async def test_a_container_does_not_administer() -> None:
     async with client_of(ScriptedGateway(), dialects=(*DIALECTS, ADMIN)) as client:
-        from_container = await client.post("/admin/ping", headers={"host": "host.docker.internal:8321"})
+        from_container = await client.post(
+            "/admin/ping", headers={"host": "host.docker.internal:8321"}
+        )
         from_here = await client.post("/admin/ping", headers={"host": "localhost:8321"})
     assert (from_container.status_code, from_here.status_code) == (403, 200)
 
@@ -86,7 +104,9 @@ async def test_a_web_page_that_everybody_may_have_written_does_not_administer(
 ) -> None:
     server = ServerSettings(cors_origins=origins, api_key=key)
     async with client_of(ScriptedGateway(), server=server, dialects=(*DIALECTS, ADMIN)) as client:
-        answered = await client.post("/admin/ping", headers={"origin": origin, "x-api-key": key or "none"})
+        answered = await client.post(
+            "/admin/ping", headers={"origin": origin, "x-api-key": key or "none"}
+        )
     assert answered.status_code == expected
 
 
@@ -102,45 +122,62 @@ async def test_the_single_key_is_an_admins_until_a_named_one_is(tmp_path: Path) 
     assert await answer(server_key="single", key="single") == 200
     assert await answer(server_key="single") == 401
     assert await answer(server_key="single", key="single", keys=ring_of(tmp_path)) == 200
-    assert await answer(server_key="single", key="single", keys=ring_of(tmp_path, admin="root")) == 403
+    assert (
+        await answer(server_key="single", key="single", keys=ring_of(tmp_path, admin="root")) == 403
+    )
 
 
 async def tenant(folder: Path, key: str, *, server_key: str = "", name: str = "") -> str:
     gateway = ScriptedGateway()
     headers = {"authorization": f"Bearer {key}", "x-holdfast-tenant": name}
-    async with client_of(gateway, keys=KeyRing(str(folder / "keys.json")), server=ServerSettings(api_key=server_key)) as client:
+    async with client_of(
+        gateway, keys=KeyRing(str(folder / "keys.json")), server=ServerSettings(api_key=server_key)
+    ) as client:
         response = await client.post(CHAT, json=chat_body(), headers=headers)
     assert response.status_code == 200
     return gateway.requests[-1].tenant
 
 
-async def test_a_tenant_is_the_name_of_a_key_so_a_rotated_one_keeps_its_memory(tmp_path: Path) -> None:
+async def test_a_tenant_is_the_name_of_a_key_so_a_rotated_one_keeps_its_memory(
+    tmp_path: Path,
+) -> None:
     ring_of(tmp_path)
     before = await tenant(tmp_path, "alice-key")
     assert before != await tenant(tmp_path, "bob-key")
     assert before != await tenant(tmp_path, "alice-key", name="team")
-    write_keys(tmp_path / "keys.json", (named_key("alice", "fresh", is_admin=False, priority="interactive", max_requests=None),))
+    write_keys(
+        tmp_path / "keys.json",
+        (named_key("alice", "fresh", is_admin=False, priority="interactive", max_requests=None),),
+    )
     assert await tenant(tmp_path, "fresh") == before
 
 
-async def test_a_stream_of_a_key_that_is_revoked_goes_on_to_its_end_and_the_next_request_is_refused(tmp_path: Path) -> None:
+async def test_a_stream_of_a_key_that_is_revoked_goes_on_to_its_end_and_the_next_request_is_refused(
+    tmp_path: Path,
+) -> None:
     keys, gate = ring_of(tmp_path), asyncio.Event()
     first, *rest = answer_script("Hel", "lo")
     gateway = ScriptedGateway(script=[first, gate, *rest])
     headers = {"authorization": "Bearer alice-key"}
     async with client_of(gateway, keys=keys) as client:
-        running = asyncio.create_task(client.post(CHAT, json=chat_body(stream=True), headers=headers))
+        running = asyncio.create_task(
+            client.post(CHAT, json=chat_body(stream=True), headers=headers)
+        )
         await gateway.until(lambda: bool(gateway.requests))
         write_keys(tmp_path / "keys.json", ())
         keys.reload()
         assert (await client.post(CHAT, json=chat_body(), headers=headers)).status_code == 401
         gate.set()
         stream = events_of((await running).text)
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in stream[:-1]) == "Hello"
+    assert (
+        "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in stream[:-1]) == "Hello"
+    )
     assert stream[-1] == "[DONE]"
 
 
-async def test_what_the_single_key_has_read_is_still_there_for_it_beside_named_ones(tmp_path: Path) -> None:
+async def test_what_the_single_key_has_read_is_still_there_for_it_beside_named_ones(
+    tmp_path: Path,
+) -> None:
     ring_of(tmp_path)
     gateway = ScriptedGateway()
     async with client_of(gateway, server=ServerSettings(api_key="single")) as client:
@@ -163,5 +200,7 @@ async def test_a_key_of_the_file_may_come_in_by_any_header_and_no_other(tmp_path
         ):
             response = await client.post(CHAT, json=chat_body(), headers={header: value})
             assert response.status_code == expected, (header, value)
-        both = await client.post(CHAT, json=chat_body(), headers={"x-api-key": "alice-key", "api-key": "bob-key"})
+        both = await client.post(
+            CHAT, json=chat_body(), headers={"x-api-key": "alice-key", "api-key": "bob-key"}
+        )
         assert both.status_code == 400

@@ -1,4 +1,7 @@
-"""What a client may hold of the server, through real sockets. Limits are short here; what waits is the client, for the server."""
+"""What a client may hold of the server, through real sockets.
+
+Limits are short here; what waits is the client, for the server.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def short(**settings: Any) -> ServerSettings:
-    return ServerSettings(port=0, shutdown_seconds=0, **{"head_seconds": SHORT, "body_seconds": SHORT, **settings})
+    return ServerSettings(
+        port=0, shutdown_seconds=0, **{"head_seconds": SHORT, "body_seconds": SHORT, **settings}
+    )
 
 
 class Peer:
@@ -54,13 +59,16 @@ async def peer(url: str) -> AsyncIterator[Peer]:
 
 @asynccontextmanager
 async def trickle(one: Peer, piece: bytes) -> AsyncIterator[None]:
-    """Something is sent all the time, a little at a time: the server, on the same loop, has many turns for each piece."""
+    """Something is sent all the time, a little at a time: the server, on the same loop, has many
+    turns for each piece.
+    """
 
     async def send() -> None:
         with suppress(ConnectionError):
             while True:
                 await one.send(piece)
-                for _ in range(2000):  # few pieces: one that crosses the answer would reset the connection
+                # few pieces: one that crosses the answer would reset the connection
+                for _ in range(2000):
                     await asyncio.sleep(0)
 
     sending = asyncio.create_task(send())
@@ -103,14 +111,20 @@ async def test_a_head_may_have_only_so_many_bytes(line: bytes) -> None:
 
 async def test_a_long_head_in_one_piece_is_too_long_as_well() -> None:
     async with served(ScriptedGateway(), settings=short(head_seconds=60)) as url, peer(url) as one:
-        await one.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * (MOST_HEAD_BYTES + 1) + b"\r\n\r\n")
+        await one.send(
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "
+            + b"a" * (MOST_HEAD_BYTES + 1)
+            + b"\r\n\r\n"
+        )
         got = await one.rest()
     assert got.startswith(b"HTTP/1.1 431 ")
     assert got.count(b"HTTP/1.1 ") == 1
 
 
 @pytest.mark.parametrize("body", [b"", b'{"model"'])
-@pytest.mark.parametrize("length", [b"Content-Length: 1000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n"])
+@pytest.mark.parametrize(
+    "length", [b"Content-Length: 1000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n"]
+)
 async def test_a_body_that_stops_is_waited_for_and_then_told_so(length: bytes, body: bytes) -> None:
     gateway = ScriptedGateway()
     async with served(gateway, settings=short()) as url, peer(url) as one:
@@ -124,7 +138,9 @@ async def test_a_body_that_stops_is_waited_for_and_then_told_so(length: bytes, b
 async def test_what_is_around_chunks_is_no_body(around: bytes) -> None:
     """Extensions and zeros in front of a chunk's size could be sent for ever."""
     async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
-        await one.send(POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" if around == b";a" else b""))
+        await one.send(
+            POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" if around == b";a" else b"")
+        )
         async with trickle(one, around):
             assert (await one.rest())[:12] in (b"HTTP/1.1 408", b"HTTP/1.1 400")
 
@@ -147,7 +163,9 @@ async def test_headers_behind_a_chunked_body_are_none_and_end() -> None:
 
 async def test_who_has_its_answer_may_not_go_on_sending_for_ever() -> None:
     async with served(ScriptedGateway(), settings=short()) as url, peer(url) as one:
-        await one.send(b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n")
+        await one.send(
+            b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000\r\n\r\n"
+        )
         async with trickle(one, b"x"):
             got = await one.rest()
     assert got.startswith(b"HTTP/1.1 404 ")
@@ -158,7 +176,10 @@ async def test_an_answer_may_take_longer_than_a_request() -> None:
     ready = asyncio.Event()
     asyncio.get_running_loop().call_later(4 * SHORT, ready.set)
     gateway = ScriptedGateway(script=[ready, *answer("done")])
-    async with served(gateway, settings=short()) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with (
+        served(gateway, settings=short()) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
         response = await client.post(CHAT, json=chat_body())
     assert response.json()["choices"][0]["message"]["content"] == "done"
 
@@ -179,7 +200,10 @@ async def test_half_a_head_behind_a_request_ends_nothing_before_that_is_answered
 async def test_a_slow_application_is_not_the_clients_fault() -> None:
     gateway = ScriptedGateway()
     body = httpx.Request("POST", "http://h", json=chat_body(user="u" * 1_000_000)).content
-    async with served(gateway, settings=short()) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with (
+        served(gateway, settings=short()) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
         response = await client.post(CHAT, content=body)
     assert response.status_code == 200
 
@@ -221,16 +245,25 @@ async def test_a_length_that_can_be_read_in_two_ways_is_never_served(headers: by
     assert gateway.requests == []
 
 
-async def test_an_upgrade_that_is_not_known_is_passed_over_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    async with served(ScriptedGateway(), settings=short()) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+async def test_an_upgrade_that_is_not_known_is_passed_over_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        served(ScriptedGateway(), settings=short()) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
+    ):
         with caplog.at_level(logging.INFO):
             for upgrade in ("h2c", "websocket"):
-                response = await client.get("/v1/models", headers={"connection": "upgrade", "upgrade": upgrade})
+                response = await client.get(
+                    "/v1/models", headers={"connection": "upgrade", "upgrade": upgrade}
+                )
                 assert response.status_code == 200
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_one_address_may_have_only_so_many_connections_and_each_makes_room_when_it_goes() -> None:
+async def test_one_address_may_have_only_so_many_connections_and_each_makes_room_when_it_goes() -> (
+    None
+):
     settings = short(max_connections_per_address=2, head_seconds=60)
     async with served(ScriptedGateway(), settings=settings) as url, peer(url) as first:
         async with peer(url) as second:
@@ -241,22 +274,31 @@ async def test_one_address_may_have_only_so_many_connections_and_each_makes_room
                 got = await third.rest()
                 assert got.startswith(b"HTTP/1.1 429 ")
                 assert b"too_many_connections" in got
-            await second.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            await second.send(
+                b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
             await second.rest()
         async with peer(url) as fourth:
-            await fourth.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            await fourth.send(
+                b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
             assert (await fourth.rest()).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_an_idle_connection_is_closed_without_a_word() -> None:
-    async with served(ScriptedGateway(), settings=short(keep_alive_seconds=SHORT)) as url, peer(url) as one:
+    async with (
+        served(ScriptedGateway(), settings=short(keep_alive_seconds=SHORT)) as url,
+        peer(url) as one,
+    ):
         await one.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
         got = await one.rest()
     assert got.startswith(b"HTTP/1.1 200 ")
     assert got.count(b"HTTP/1.1 ") == 1
 
 
-async def test_many_bad_connections_of_one_address_are_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_many_bad_connections_of_one_address_are_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO):
         async with served(ScriptedGateway(), settings=short()) as url:
             for _ in range(5):
@@ -268,7 +310,9 @@ async def test_many_bad_connections_of_one_address_are_one_line_in_the_log(caplo
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_each_address_is_logged_once_a_minute_and_no_more_of_them_than_fit(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_address_is_logged_once_a_minute_and_no_more_of_them_than_fit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now = [0.0]
     addresses = Addresses(1, clock=lambda: now[0])
     with caplog.at_level(logging.INFO):

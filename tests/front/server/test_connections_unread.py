@@ -40,15 +40,23 @@ def unread(url: str) -> socket.socket:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect((host, int(port)))
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(BODY)}\r\n\r\n"
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: "
+        f"application/json\r\ncontent-length: {len(BODY)}\r\n\r\n"
+    )
     client.sendall(head.encode() + BODY)
     return client
 
 
-async def test_a_client_that_reads_nothing_is_given_up_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_reads_nothing_is_given_up_with_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     gateway = EndlessGateway()
     async with served(
-        gateway, settings=ServerSettings(port=0, shutdown_seconds=0, stalled_seconds=0.2, reconnect_seconds=0)
+        gateway,
+        settings=ServerSettings(
+            port=0, shutdown_seconds=0, stalled_seconds=0.2, reconnect_seconds=0
+        ),
     ) as url:
         with caplog.at_level(logging.INFO):
             client = await asyncio.to_thread(unread, url)

@@ -12,7 +12,10 @@ from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
 
 TABLE = DialectTable(DIALECTS)
 segments = st.lists(
-    st.sampled_from(["v1", "chat", "completions", "models", "health", "api", "a", "sessions", "..", "x y"]), max_size=5
+    st.sampled_from(
+        ["v1", "chat", "completions", "models", "health", "api", "a", "sessions", "..", "x y"]
+    ),
+    max_size=5,
 )
 
 
@@ -34,7 +37,16 @@ async def test_a_conversation_is_answered_however_the_base_url_was_written(path:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/health", "/health/", "//health", "/v1/metrics", "/v1/openapi.json", "/sessions", f"/models/{MODEL}"]
+    "path",
+    [
+        "/v1/health",
+        "/health/",
+        "//health",
+        "/v1/metrics",
+        "/v1/openapi.json",
+        "/sessions",
+        f"/models/{MODEL}",
+    ],
 )
 async def test_so_are_the_other_paths(path: str) -> None:
     async with client_of(ScriptedGateway()) as client:
@@ -43,14 +55,24 @@ async def test_so_are_the_other_paths(path: str) -> None:
 
 async def test_a_slash_too_many_opens_no_door_that_needs_a_key() -> None:
     async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
-        statuses = [(await client.get(path)).status_code for path in ("//", "//v1//models", "/v1/models//", "/v1/v1/metrics")]
+        statuses = [
+            (await client.get(path)).status_code
+            for path in ("//", "//v1//models", "/v1/models//", "/v1/v1/metrics")
+        ]
     assert statuses == [200, 401, 401, 401]
 
 
 @pytest.mark.parametrize(
-    ("path", "named"), [("/openai/v2/chat/completions", CHAT), ("/v2/completions", COMPLETIONS), ("/x/models", "/v1/models")]
+    ("path", "named"),
+    [
+        ("/openai/v2/chat/completions", CHAT),
+        ("/v2/completions", COMPLETIONS),
+        ("/x/models", "/v1/models"),
+    ],
 )
-async def test_a_path_that_nobody_can_guess_is_a_404_that_names_the_right_one(path: str, named: str) -> None:
+async def test_a_path_that_nobody_can_guess_is_a_404_that_names_the_right_one(
+    path: str, named: str
+) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(path, json={})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_path")
@@ -67,7 +89,12 @@ async def test_any_other_unknown_path_names_what_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "methods"), [("/v1/sessions", "GET, POST"), ("/v1/sessions/s", "DELETE, GET, PATCH"), ("/v1/sessions/", "GET, POST")]
+    ("path", "methods"),
+    [
+        ("/v1/sessions", "GET, POST"),
+        ("/v1/sessions/s", "DELETE, GET, PATCH"),
+        ("/v1/sessions/", "GET, POST"),
+    ],
 )
 async def test_a_wrong_method_is_told_all_that_the_path_takes(path: str, methods: str) -> None:
     async with client_of(ScriptedGateway()) as client:

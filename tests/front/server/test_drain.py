@@ -25,8 +25,12 @@ def test_looking_at_things_and_ending_them_goes_on(method: str, path: str) -> No
     assert drain.refusal(method, path) is None
 
 
-@pytest.mark.parametrize(("limit", "passed", "retry_after"), [(10.0, 4.0, "8"), (0.0, 1.0, "2"), (3600.0, 0.0, "60")])
-def test_what_begins_something_is_told_when_to_try_again(limit: float, passed: float, retry_after: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "passed", "retry_after"), [(10.0, 4.0, "8"), (0.0, 1.0, "2"), (3600.0, 0.0, "60")]
+)
+def test_what_begins_something_is_told_when_to_try_again(
+    limit: float, passed: float, retry_after: str
+) -> None:
     now = [1000.0]
     drain = Drain(clock=lambda: now[0])
     drain.begin(limit)
@@ -34,5 +38,9 @@ def test_what_begins_something_is_told_when_to_try_again(limit: float, passed: f
     refusal = drain.refusal("POST", "/v1/chat/completions")
     assert isinstance(refusal, ServerStopping)
     problem = problem_of(refusal)
-    assert (problem.status, problem.code, problem.headers["retry-after"]) == (503, "server_stopping", retry_after)
+    assert (problem.status, problem.code, problem.headers["retry-after"]) == (
+        503,
+        "server_stopping",
+        retry_after,
+    )
     assert f"try again in {retry_after} s" in problem.message

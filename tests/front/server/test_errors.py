@@ -27,7 +27,9 @@ async def test_a_failure_before_the_first_text_has_its_own_status(stream: bool) 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("is_deadly", [False, True])
-async def test_clients_are_told_not_to_retry_what_kills_workers(is_deadly: bool, stream: bool) -> None:
+async def test_clients_are_told_not_to_retry_what_kills_workers(
+    is_deadly: bool, stream: bool
+) -> None:
     failure = GenerationFailed("the worker died", is_deadly=is_deadly)
     async with client_of(ScriptedGateway(script=[failure])) as client:
         response = await client.post(CHAT, json=chat_body(stream=stream))
@@ -42,13 +44,20 @@ async def test_a_failure_within_a_stream_is_an_error_event_and_no_done_follows()
     await exchange.run(CHAT, chat_body(stream=True))
     assert exchange.status == 200
     events = events_of(exchange.text)
-    assert [event["choices"][0]["delta"] for event in events[:-1]] == [{"role": "assistant", "content": ""}, {"content": "Hel"}]
+    assert [event["choices"][0]["delta"] for event in events[:-1]] == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hel"},
+    ]
     assert events[-1]["error"]["message"] == "the worker died"
     assert exchange.messages[-1]["more_body"] is False
 
 
-@pytest.mark.parametrize(("reason", "status"), [(FinishReason.CANCELLED, 503), (FinishReason.FAILED, 500)])
-async def test_an_end_that_is_no_end_of_an_answer_is_never_shown_as_one(reason: FinishReason, status: int) -> None:
+@pytest.mark.parametrize(
+    ("reason", "status"), [(FinishReason.CANCELLED, 503), (FinishReason.FAILED, 500)]
+)
+async def test_an_end_that_is_no_end_of_an_answer_is_never_shown_as_one(
+    reason: FinishReason, status: int
+) -> None:
     async with client_of(ScriptedGateway(script=answer("Hel", reason=reason))) as client:
         response = await client.post(CHAT, json=chat_body())
     assert response.status_code == status
@@ -65,14 +74,23 @@ async def test_an_error_after_the_answer_was_begun_does_not_begin_a_second_answe
 
     late = replace(OPENAI, operations=(broken,))
     exchange = Exchange(ScriptedGateway(), dialects=[late])
-    with pytest.raises(RuntimeError):  # goes on to the server, which logs it and closes the connection
+    # goes on to the server, which logs it and closes the connection
+    with pytest.raises(RuntimeError):
         await exchange.run("/late", {})
-    assert [message["type"] for message in exchange.messages] == ["http.response.start", "http.response.body"]
+    assert [message["type"] for message in exchange.messages] == [
+        "http.response.start",
+        "http.response.body",
+    ]
     assert exchange.text == "a"
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nope", 404), ("GET", CHAT, 405), ("DELETE", "/health", 405)])
-async def test_the_frameworks_own_errors_have_the_same_form(method: str, path: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nope", 404), ("GET", CHAT, 405), ("DELETE", "/health", 405)],
+)
+async def test_the_frameworks_own_errors_have_the_same_form(
+    method: str, path: str, status: int
+) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.request(method, path)
     assert response.status_code == status

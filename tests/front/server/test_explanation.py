@@ -34,7 +34,9 @@ def end(memory: CacheReport = DIVERGED, *, index: int = 0) -> ChoiceFinished:
         completion_tokens=1,
         timings=Timings(queue_seconds=1.0, prefill_seconds=2.0),
         memory=memory,
-        divergent=DivergentTexts(before="It is ", stored="noon", prompt="dusk") if memory.divergence else None,
+        divergent=DivergentTexts(before="It is ", stored="noon", prompt="dusk")
+        if memory.divergence
+        else None,
     )
 
 
@@ -68,13 +70,22 @@ def check(explained: Any) -> None:
         },
     }
     assert seconds.pop("first_text") >= seconds.pop("accept") >= 0
-    assert seconds == {"queue": 1.0, "lookup": 0.25, "waited_for_another": 0.75, "restore": 0.5, "prefill": 2.0}
+    assert seconds == {
+        "queue": 1.0,
+        "lookup": 0.25,
+        "waited_for_another": 0.75,
+        "restore": 0.5,
+        "prefill": 2.0,
+    }
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "shape"), [(CHAT, chat_body(), ChatCompletion), (COMPLETIONS, {"prompt": "a"}, TextCompletion)]
+    ("path", "body", "shape"),
+    [(CHAT, chat_body(), ChatCompletion), (COMPLETIONS, {"prompt": "a"}, TextCompletion)],
 )
-async def test_a_whole_answer_has_it_beside_the_usage(path: str, body: dict[str, Any], shape: type) -> None:
+async def test_a_whole_answer_has_it_beside_the_usage(
+    path: str, body: dict[str, Any], shape: type
+) -> None:
     async with client_of(ScriptedGateway(script=script())) as client:
         response = await client.post(path, json={**body, "holdfast": {"explain": True}})
     msgspec.json.decode(response.content, type=shape, strict=True)
@@ -83,12 +94,17 @@ async def test_a_whole_answer_has_it_beside_the_usage(path: str, body: dict[str,
 
 @pytest.mark.parametrize("shows_usage", [True, False])
 @pytest.mark.parametrize(
-    ("path", "body", "shape"), [(CHAT, chat_body(), ChatCompletion), (COMPLETIONS, {"prompt": "a"}, TextCompletion)]
+    ("path", "body", "shape"),
+    [(CHAT, chat_body(), ChatCompletion), (COMPLETIONS, {"prompt": "a"}, TextCompletion)],
 )
-async def test_a_stream_has_it_in_its_last_chunk(path: str, body: dict[str, Any], shape: type, shows_usage: bool) -> None:
+async def test_a_stream_has_it_in_its_last_chunk(
+    path: str, body: dict[str, Any], shape: type, shows_usage: bool
+) -> None:
     options = {"stream_options": {"include_usage": True}} if shows_usage else {}
     async with client_of(ScriptedGateway(script=script())) as client:
-        response = await client.post(path, json={**body, "stream": True, "holdfast": {"explain": True}, **options})
+        response = await client.post(
+            path, json={**body, "stream": True, "holdfast": {"explain": True}, **options}
+        )
     events = events_of(response.text)
     assert events.pop() == "[DONE]"
     for event in events:
@@ -100,7 +116,10 @@ async def test_a_stream_has_it_in_its_last_chunk(path: str, body: dict[str, Any]
 
 
 def test_further_choices_follow_the_first_in_their_order() -> None:
-    choices = [explain_choice(end(index=index), accept_seconds=0.0, first_text_seconds=None) for index in (2, 0, 1)]
+    choices = [
+        explain_choice(end(index=index), accept_seconds=0.0, first_text_seconds=None)
+        for index in (2, 0, 1)
+    ]
     explained = explanation_of(choices)
     assert explained is not None
     assert explained.index == 0
@@ -115,7 +134,11 @@ def test_every_outcome_has_words_of_its_own(outcome: CacheOutcome) -> None:
 
     divergence = DIVERGED.divergence if outcome is CacheOutcome.DIVERGED else None
     report = CacheReport(outcome=outcome, unused_tokens=1234, divergence=divergence)
-    others = {words(msgspec.structs.replace(report, outcome=other)) for other in CacheOutcome if other is not outcome}
+    others = {
+        words(msgspec.structs.replace(report, outcome=other))
+        for other in CacheOutcome
+        if other is not outcome
+    }
     assert words(report).endswith(".")
     assert words(report) not in others
     assert ("differs" in words(report)) == (outcome is CacheOutcome.DIVERGED)

@@ -16,8 +16,12 @@ texts = st.text(max_size=5)
 
 
 @given(one=st.tuples(texts, texts, texts), other=st.tuples(texts, texts, texts))
-def test_two_tenants_are_the_same_only_if_key_name_and_salt_are(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
-    first, second = (tenant_of(api_key=key, name=name, cache_salt=salt) for key, name, salt in (one, other))
+def test_two_tenants_are_the_same_only_if_key_name_and_salt_are(
+    one: tuple[str, str, str], other: tuple[str, str, str]
+) -> None:
+    first, second = (
+        tenant_of(api_key=key, name=name, cache_salt=salt) for key, name, salt in (one, other)
+    )
     assert (first == second) == (one == other)
 
 
@@ -27,7 +31,11 @@ def test_nobody_in_particular_has_no_name_and_a_secret_is_not_told() -> None:
 
 
 async def requests(
-    headers: dict[str, str], *, path: str = CHAT, server: ServerSettings | None = None, **fields: Any
+    headers: dict[str, str],
+    *,
+    path: str = CHAT,
+    server: ServerSettings | None = None,
+    **fields: Any,
 ) -> list[GenerationRequest]:
     gateway = ScriptedGateway(script=answer("a"))
     body = chat_body(**fields) if path == CHAT else {"prompt": "a", **fields}
@@ -67,7 +75,9 @@ async def test_what_is_only_counted_is_its_tenant_s_own(path: str, body: dict[st
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         for tenant in ("t", "u"):
-            assert (await client.post(path, json=body, headers={"X-Holdfast-Tenant": tenant})).status_code == 200
+            assert (
+                await client.post(path, json=body, headers={"X-Holdfast-Tenant": tenant})
+            ).status_code == 200
         assert (await client.post(path, json={**body, "cache_salt": "s"})).status_code == 200
     assert len({"", *(request.tenant for request in gateway.requests)}) == 4
 
@@ -113,7 +123,13 @@ async def test_the_session_is_named_by_header_field_or_cache_key_in_this_order(p
         await requests({}, path=path),
         await requests({}, path=path, prompt_cache_key=""),
     ]
-    assert [request.session_id for (request,) in asked] == ["from header", "from field", "from key", "", ""]
+    assert [request.session_id for (request,) in asked] == [
+        "from header",
+        "from field",
+        "from key",
+        "",
+        "",
+    ]
 
 
 async def test_any_cache_key_will_do_and_different_ones_stay_different() -> None:
@@ -127,7 +143,9 @@ async def test_any_cache_key_will_do_and_different_ones_stay_different() -> None
     ({}, {"session_id": "x" * 257}, "session_id"),
     ({}, {"session_id": "a\nb"}, "session_id"),
 ])  # fmt: skip
-async def test_what_cannot_be_a_session_is_refused_by_name(headers: dict[str, str], fields: dict[str, str], field: str) -> None:
+async def test_what_cannot_be_a_session_is_refused_by_name(
+    headers: dict[str, str], fields: dict[str, str], field: str
+) -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json=chat_body(**fields), headers=headers)
     assert response.status_code == 400

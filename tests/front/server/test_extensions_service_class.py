@@ -14,11 +14,15 @@ from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import ScriptedGateway
 
 
-async def service(folder: Path, *, key: str = "", body: dict[str, Any] | None = None, **headers: str) -> ServiceClass:
+async def service(
+    folder: Path, *, key: str = "", body: dict[str, Any] | None = None, **headers: str
+) -> ServiceClass:
     gateway = ScriptedGateway()
     keys = None
     if key:
-        made = [named_key("fast", "fast", is_admin=False, priority="interactive", max_requests=None)]
+        made = [
+            named_key("fast", "fast", is_admin=False, priority="interactive", max_requests=None)
+        ]
         made.append(named_key("slow", "slow", is_admin=False, priority="batch", max_requests=None))
         write_keys(folder / "keys.json", made)
         keys, headers["x_api_key"] = KeyRing(str(folder / "keys.json")), key
@@ -40,7 +44,8 @@ async def service(folder: Path, *, key: str = "", body: dict[str, Any] | None = 
         ("", {}, "batch", "batch"),
         ("fast", {}, "", "interactive"),
         ("slow", {}, "", "batch"),
-        ("slow", {"service_tier": "priority"}, "interactive", "batch"),  # nobody raises what the key has
+        # nobody raises what the key has
+        ("slow", {"service_tier": "priority"}, "interactive", "batch"),
         ("fast", {"service_tier": "flex"}, "interactive", "batch"),
     ],
 )
@@ -51,9 +56,16 @@ async def test_key_header_and_body_may_each_make_a_request_wait(
     assert (await service(tmp_path, key=key, body=body, **headers)).priority == expected
 
 
-async def test_a_flow_is_who_asks_and_no_salt_or_header_makes_a_key_into_many(tmp_path: Path) -> None:
+async def test_a_flow_is_who_asks_and_no_salt_or_header_makes_a_key_into_many(
+    tmp_path: Path,
+) -> None:
     plain = (await service(tmp_path, key="fast")).flow
-    assert plain == (await service(tmp_path, key="fast", body={"cache_salt": "x"}, x_holdfast_tenant="other")).flow
+    assert (
+        plain
+        == (
+            await service(tmp_path, key="fast", body={"cache_salt": "x"}, x_holdfast_tenant="other")
+        ).flow
+    )
     assert plain != (await service(tmp_path, key="slow")).flow
     keyless = (await service(tmp_path)).flow
     assert keyless == (await service(tmp_path, body={"cache_salt": "x"})).flow
@@ -62,6 +74,8 @@ async def test_a_flow_is_who_asks_and_no_salt_or_header_makes_a_key_into_many(tm
 
 async def test_a_priority_that_is_none_is_refused() -> None:
     async with client_of(ScriptedGateway()) as client:
-        response = await client.post(CHAT, json=chat_body(), headers={"x-holdfast-priority": "urgent"})
+        response = await client.post(
+            CHAT, json=chat_body(), headers={"x-holdfast-priority": "urgent"}
+        )
     assert response.status_code == 400
     assert "interactive or batch" in response.text

@@ -9,7 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes.http_clients import CHAT, COMPLETIONS, Exchange, chat_body, completion_body, events_of, served
+from tests.fakes.http_clients import (
+    CHAT,
+    COMPLETIONS,
+    Exchange,
+    chat_body,
+    completion_body,
+    events_of,
+    served,
+)
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
 
 
@@ -48,7 +56,9 @@ async def test_a_client_that_leaves_while_its_request_waits_to_be_accepted_ends_
     assert exchange.messages == []
 
 
-async def test_a_client_that_leaves_during_its_upload_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_leaves_during_its_upload_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     gateway = ScriptedGateway()
     exchange = Exchange(gateway)
     exchange.gone.set()
@@ -59,7 +69,9 @@ async def test_a_client_that_leaves_during_its_upload_is_no_error(caplog: pytest
 async def test_a_client_that_leaves_a_batch_ends_all_of_it() -> None:
     gateway = ScriptedGateway(script=lambda _: endless())
     exchange = Exchange(gateway)
-    running = asyncio.create_task(exchange.run(COMPLETIONS, completion_body(prompt=["a", "b", "c"], stream=True)))
+    running = asyncio.create_task(
+        exchange.run(COMPLETIONS, completion_body(prompt=["a", "b", "c"], stream=True))
+    )
     await exchange.first_body.wait()
     exchange.gone.set()
     await running
@@ -96,11 +108,16 @@ async def test_a_whole_answer_that_the_servers_stop_cuts_off_is_a_503() -> None:
     assert exchange.status == 503
 
 
-async def test_the_servers_stop_does_not_wait_for_ever_and_leaves_no_client_without_an_end() -> None:
+async def test_the_servers_stop_does_not_wait_for_ever_and_leaves_no_client_without_an_end() -> (
+    None
+):
     gateway = ScriptedGateway(script=lambda _: endless())
     async with httpx.AsyncClient(timeout=60) as client:
         async with served(gateway) as url:
-            answers = [asyncio.create_task(client.post(url + CHAT, json=chat_body(stream=stream))) for stream in (True, False)]
+            answers = [
+                asyncio.create_task(client.post(url + CHAT, json=chat_body(stream=stream)))
+                for stream in (True, False)
+            ]
             await gateway.until(lambda: len(gateway.requests) == 2)
         streamed, whole = await asyncio.gather(*answers)
     assert "model_unavailable" in streamed.text
@@ -110,7 +127,10 @@ async def test_the_servers_stop_does_not_wait_for_ever_and_leaves_no_client_with
 def raw_request(url: str, body: bytes) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: "
+        f"application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     connection.sendall(head.encode() + body)
     return connection
 
@@ -118,7 +138,11 @@ def raw_request(url: str, body: bytes) -> socket.socket:
 @pytest.mark.parametrize("stream", [b"true", b"false"])
 async def test_a_closed_socket_ends_the_work_of_its_request_and_of_no_other(stream: bytes) -> None:
     gateway = ScriptedGateway(script=lambda _: endless())
-    body = b'{"model": "demo/tiny", "messages": [{"role": "user", "content": "x"}], "stream": ' + stream + b"}"
+    body = (
+        b'{"model": "demo/tiny", "messages": [{"role": "user", "content": "x"}], "stream": '
+        + stream
+        + b"}"
+    )
     async with served(gateway) as url:
         connections = [await asyncio.to_thread(raw_request, url, body) for _ in range(2)]
         async with asyncio.timeout(60):

@@ -1,4 +1,6 @@
-"""Requests that come while their model is being loaded: what the client hears meanwhile, and how it ends."""
+"""Requests that come while their model is being loaded: what the client hears meanwhile, and how it
+ends.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import pytest
 from holdfast.errors import QueueFull, WorkerUnavailable
 from holdfast.front.server import sse
 from tests.fakes.http_clients import CHAT, Exchange, chat_body, events_of
-from tests.fakes.scripted_gateway import ScriptedDirectory, ScriptedGateway, ScriptedSessions, model_status
+from tests.fakes.scripted_gateway import (
+    ScriptedDirectory,
+    ScriptedGateway,
+    ScriptedSessions,
+    model_status,
+)
 
 LOADING = ScriptedDirectory(models=(model_status(state="loading"),))
 
@@ -39,7 +46,9 @@ async def test_a_stream_is_kept_open_by_empty_chunks_until_its_model_serves(stat
     gateway.accept_when.set()
     await running
     assert events_of(exchange.text)[-1] == "[DONE]"
-    texts = [event["choices"][0]["delta"].get("content", "") for event in events_of(exchange.text)[:-1]]
+    texts = [
+        event["choices"][0]["delta"].get("content", "") for event in events_of(exchange.text)[:-1]
+    ]
     assert "".join(texts) == "Hello"
 
 
@@ -57,15 +66,21 @@ async def test_a_stream_whose_model_is_not_loaded_in_time_ends_with_an_error_eve
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_refusal_at_once_has_its_own_status_although_the_model_is_being_loaded(*, stream: bool) -> None:
+async def test_a_refusal_at_once_has_its_own_status_although_the_model_is_being_loaded(
+    *, stream: bool
+) -> None:
     gateway = ScriptedGateway(refusal=QueueFull(queued=9, limit=9, retry_after_seconds=5))
     exchange = Exchange(gateway, directory=LOADING)
     await exchange.run(CHAT, chat_body(stream=stream))
     assert exchange.status == 503
 
 
-async def test_a_stream_of_a_model_that_serves_says_nothing_before_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full queue is told later than half a second by a worker in a long step, and still with its own status."""
+async def test_a_stream_of_a_model_that_serves_says_nothing_before_it_is_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full queue is told later than half a second by a worker in a long step, and still with its
+    own status.
+    """
     monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.0)
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway)
@@ -81,7 +96,9 @@ async def test_a_stream_of_a_model_that_serves_says_nothing_before_it_is_accepte
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_who_leaves_while_the_model_is_being_loaded_is_waited_for_no_more(*, stream: bool) -> None:
+async def test_who_leaves_while_the_model_is_being_loaded_is_waited_for_no_more(
+    *, stream: bool
+) -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway, directory=LOADING)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=stream)))
@@ -95,16 +112,22 @@ async def test_who_leaves_while_the_model_is_being_loaded_is_waited_for_no_more(
 async def test_what_was_waited_for_the_model_counts() -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway, directory=LOADING)
-    running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True, holdfast={"explain": True})))
+    running = asyncio.create_task(
+        exchange.run(CHAT, chat_body(stream=True, holdfast={"explain": True}))
+    )
     await signs_of_life(exchange, 3)
     assert gateway.accept_when is not None
     gateway.accept_when.set()
     await running
-    (explained,) = [event["holdfast"] for event in events_of(exchange.text)[:-1] if "holdfast" in event]
+    (explained,) = [
+        event["holdfast"] for event in events_of(exchange.text)[:-1] if "holdfast" in event
+    ]
     assert explained["seconds"]["accept"] >= 0.03  # a header and three comments, 10 ms apart
 
 
-async def test_a_session_command_whose_client_leaves_while_the_model_is_being_loaded_is_dropped() -> None:
+async def test_a_session_command_whose_client_leaves_while_the_model_is_being_loaded_is_dropped() -> (
+    None
+):
     sessions = ScriptedSessions(answers_when=asyncio.Event())
     exchange = Exchange(ScriptedGateway(), directory=LOADING, sessions=sessions)
     nothing: dict[str, Any] = {}

@@ -20,14 +20,25 @@ async def status(headers: dict[str, Any], **settings: Any) -> int:
     return response.status_code
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:8321", "127.0.0.1:9", "[::1]:8321", "LOCALHOST:1", "localhost."])
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:8321", "127.0.0.1:9", "[::1]:8321", "LOCALHOST:1", "localhost."],
+)
 async def test_loopback_names_are_always_answered(host: str) -> None:
     assert await status({"host": host}) == 200
 
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:8321", "localhost.evil.example", "127.0.0.1.nip.io", "10.0.0.7", "", "localhost:80@evil.com"],
+    [
+        "evil.example",
+        "evil.example:8321",
+        "localhost.evil.example",
+        "127.0.0.1.nip.io",
+        "10.0.0.7",
+        "",
+        "localhost:80@evil.com",
+    ],
 )
 async def test_other_names_are_misdirected(host: str) -> None:
     assert await status({"host": host}) == 421
@@ -69,29 +80,51 @@ async def test_more_names_are_a_setting(settings: dict[str, Any], host: str, exp
         ("Bearer sésame", 401),
     ],
 )
-async def test_the_key_opens_the_door_and_nothing_else_does(authorization: str, expected: int) -> None:
-    assert await status({"authorization": authorization.encode("latin-1")}, api_key="sesame") == expected
+async def test_the_key_opens_the_door_and_nothing_else_does(
+    authorization: str, expected: int
+) -> None:
+    assert (
+        await status({"authorization": authorization.encode("latin-1")}, api_key="sesame")
+        == expected
+    )
 
 
 @pytest.mark.parametrize("name", ["x-api-key", "api-key", "X-Api-Key"])
 async def test_the_key_may_come_as_other_vendors_clients_send_it(name: str) -> None:
     assert await status({name: "sesame"}, api_key="sesame") == 200
     assert await status({name: "wrong"}, api_key="sesame") == 401
-    assert await status({name: "sesame", "authorization": "Basic of-a-proxy"}, api_key="sesame") == 200
+    assert (
+        await status({name: "sesame", "authorization": "Basic of-a-proxy"}, api_key="sesame") == 200
+    )
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
-async def test_a_wrong_key_is_told_in_the_words_that_clients_look_for(headers: dict[str, str]) -> None:
+async def test_a_wrong_key_is_told_in_the_words_that_clients_look_for(
+    headers: dict[str, str],
+) -> None:
     async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
         response = await client.post(CHAT, json=chat_body(), headers=headers)
     error = response.json()["error"]
-    assert (response.status_code, response.headers["www-authenticate"], error["code"]) == (401, "Bearer", "invalid_api_key")
+    assert (response.status_code, response.headers["www-authenticate"], error["code"]) == (
+        401,
+        "Bearer",
+        "invalid_api_key",
+    )
     assert response.headers["x-should-retry"] == "false"  # else Claude Code tries for three minutes
     assert error["message"].startswith("Incorrect API key provided")
     assert "wrong" not in error["message"]
 
 
-ONCE = ["host", "x-holdfast-tenant", "x-session-id", "authorization", "x-api-key", "api-key", "origin", "transfer-encoding"]
+ONCE = [
+    "host",
+    "x-holdfast-tenant",
+    "x-session-id",
+    "authorization",
+    "x-api-key",
+    "api-key",
+    "origin",
+    "transfer-encoding",
+]
 
 
 @pytest.mark.parametrize("name", ONCE)
@@ -99,10 +132,15 @@ async def test_of_two_headers_that_decide_something_neither_counts(name: str) ->
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:
         response = await client.post(
-            CHAT, json=chat_body(), headers=[("host", "localhost")] * (name != "host") + [(name, "a"), (name, "a")]
+            CHAT,
+            json=chat_body(),
+            headers=[("host", "localhost")] * (name != "host") + [(name, "a"), (name, "a")],
         )
     assert (response.status_code, gateway.requests) == (400, [])
-    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == ("repeated_header", name)
+    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == (
+        "repeated_header",
+        name,
+    )
 
 
 async def test_keys_that_contradict_each_other_are_refused_where_a_key_is_needed() -> None:
@@ -143,7 +181,9 @@ async def test_everything_but_health_needs_the_key(path: str) -> None:
         ("https://evil.example", {"cors_origins": ("*",)}, 200),
     ],
 )
-async def test_web_pages_of_others_cannot_make_the_server_work(origin: str, settings: dict[str, Any], expected: int) -> None:
+async def test_web_pages_of_others_cannot_make_the_server_work(
+    origin: str, settings: dict[str, Any], expected: int
+) -> None:
     assert await status({"host": "localhost:8321", "origin": origin}, **settings) == expected
 
 
@@ -162,9 +202,15 @@ LOCAL_ORIGINS = [
 ]
 
 
-async def preflight_and_answer(origin: str, **settings: Any) -> tuple[httpx.Response, httpx.Response]:
+async def preflight_and_answer(
+    origin: str, **settings: Any
+) -> tuple[httpx.Response, httpx.Response]:
     """What a browser is told before a request from this origin, and the answer to it."""
-    asked = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    asked = {
+        "origin": origin,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
     async with client_of(ScriptedGateway(), server=ServerSettings(**settings)) as client:
         preflight = await client.options(CHAT, headers=asked)
         return preflight, await client.post(CHAT, json=chat_body(), headers={"origin": origin})
@@ -174,7 +220,11 @@ async def preflight_and_answer(origin: str, **settings: Any) -> tuple[httpx.Resp
 async def test_pages_and_apps_of_the_callers_machine_may_call(origin: str) -> None:
     preflight, answer = await preflight_and_answer(origin)
     assert (preflight.status_code, answer.status_code) == (200, 200)
-    assert preflight.headers["access-control-allow-origin"] == answer.headers["access-control-allow-origin"] == origin
+    assert (
+        preflight.headers["access-control-allow-origin"]
+        == answer.headers["access-control-allow-origin"]
+        == origin
+    )
 
 
 async def test_a_page_of_this_machine_needs_the_key_where_there_is_one() -> None:
@@ -192,17 +242,23 @@ async def test_no_origin_is_allowed_in_cors_headers_unless_a_setting_names_it(or
     assert answer.headers["access-control-allow-origin"] == origin
 
 
-@pytest.mark.parametrize("host", ["host.docker.internal:8321", "host.containers.internal", "HOST.docker.internal."])
+@pytest.mark.parametrize(
+    "host", ["host.docker.internal:8321", "host.containers.internal", "HOST.docker.internal."]
+)
 async def test_containers_may_call_their_host_by_the_name_that_they_have_for_it(host: str) -> None:
     assert await status({"host": host}) == 200
 
 
-@pytest.mark.parametrize("origin", ["http://host.docker.internal:8321", "http://localhost:3000", "https://evil.example"])
+@pytest.mark.parametrize(
+    "origin", ["http://host.docker.internal:8321", "http://localhost:3000", "https://evil.example"]
+)
 async def test_a_web_page_cannot_use_the_name_that_containers_use(origin: str) -> None:
     assert await status({"host": "host.docker.internal:8321", "origin": origin}) == 421
 
 
-@pytest.mark.parametrize("host", ["docker.internal", "evil.docker.internal", "host.docker.internal.evil.example"])
+@pytest.mark.parametrize(
+    "host", ["docker.internal", "evil.docker.internal", "host.docker.internal.evil.example"]
+)
 async def test_names_like_those_of_containers_are_misdirected(host: str) -> None:
     assert await status({"host": host}) == 421
 

@@ -18,12 +18,33 @@ from holdfast.errors import GenerationFailed, QueueFull
 from holdfast.front.application import create_application
 from holdfast.front.openai.chat_answer import ChatAnswer
 from holdfast.front.server.answers import AnswerPlan
-from holdfast.front.server.held_answers import RETRY_HEADER, HeldAnswer, HeldAnswers, RequestIdentity
+from holdfast.front.server.held_answers import (
+    RETRY_HEADER,
+    HeldAnswer,
+    HeldAnswers,
+    RequestIdentity,
+)
 from holdfast.front.server.services import Services
 from holdfast.telemetry.request_log import RequestRecord
 from holdfast.wire.requests import SamplingParams
-from tests.fakes.http_clients import CHAT, COMPLETIONS, MESSAGES, Exchange, chat_body, completion_body, message_body, served
-from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, ScriptedStream, answer, calling, scripted_services
+from tests.fakes.http_clients import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    Exchange,
+    chat_body,
+    completion_body,
+    message_body,
+    served,
+)
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    ScriptedGateway,
+    ScriptedStream,
+    answer,
+    calling,
+    scripted_services,
+)
 
 PATIENT = ServerSettings(port=0, shutdown_seconds=0)
 PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -32,14 +53,21 @@ PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "messages": (MESSAGES, message_body()),
     "responses": ("/v1/responses", {"model": MODEL, "input": "hello"}),
     "responses not stored": ("/v1/responses", {"model": MODEL, "input": "hello", "store": False}),
-    "ollama chat": ("/api/chat", {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}),
+    "ollama chat": (
+        "/api/chat",
+        {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]},
+    ),
     "ollama generate": ("/api/generate", {"model": MODEL, "prompt": "hello"}),
 }
 
 
 def greedy(path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The body with temperature 0: the same tokens come however often it is sent."""
-    return {**body, "options": {"temperature": 0}} if path.startswith("/api/") else {**body, "temperature": 0}
+    return (
+        {**body, "options": {"temperature": 0}}
+        if path.startswith("/api/")
+        else {**body, "temperature": 0}
+    )
 
 
 def greedy_chat(**fields: Any) -> dict[str, Any]:
@@ -69,7 +97,11 @@ class Line:
         return exchange
 
     async def lost(
-        self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None, address: str = "127.0.0.1"
+        self,
+        path: str,
+        body: dict[str, Any],
+        headers: dict[str, str] | None = None,
+        address: str = "127.0.0.1",
     ) -> tuple[Exchange, asyncio.Task[None]]:
         """A client whose connection breaks in mid-answer; of a stream it has the beginning."""
         exchange = self.exchange()
@@ -113,7 +145,9 @@ async def line(script: Any, **given: Any) -> AsyncIterator[Line]:
 
 
 @EVERY_PROTOCOL
-async def test_a_stream_whose_connection_was_lost_is_given_whole_to_the_same_request(name: str) -> None:
+async def test_a_stream_whose_connection_was_lost_is_given_whole_to_the_same_request(
+    name: str,
+) -> None:
     path, body = PROTOCOLS[name]
     body = {**greedy(path, body), "stream": True}
     goes_on = asyncio.Event()
@@ -131,7 +165,9 @@ async def test_a_stream_whose_connection_was_lost_is_given_whole_to_the_same_req
 
 
 @EVERY_PROTOCOL
-async def test_a_whole_answer_whose_connection_was_lost_is_given_to_the_same_request(name: str) -> None:
+async def test_a_whole_answer_whose_connection_was_lost_is_given_to_the_same_request(
+    name: str,
+) -> None:
     path, body = PROTOCOLS[name]
     body = {**greedy(path, body), "stream": False}
     goes_on = asyncio.Event()
@@ -149,7 +185,9 @@ async def test_a_whole_answer_whose_connection_was_lost_is_given_to_the_same_req
 
 @pytest.mark.parametrize("streams", [True, False])
 @EVERY_PROTOCOL
-async def test_a_request_after_stop_gets_another_answer_where_another_one_can_be_drawn(name: str, streams: bool) -> None:
+async def test_a_request_after_stop_gets_another_answer_where_another_one_can_be_drawn(
+    name: str, streams: bool
+) -> None:
     path, body = PROTOCOLS[name]
     body = {**body, "stream": streams}
     goes_on = asyncio.Event()
@@ -214,7 +252,9 @@ async def test_events_are_recorded_only_where_another_request_could_be_given_the
     goes_on = asyncio.Event()
     async with line(in_two_parts(until=goes_on), settings=settings) as server:
         exchange = server.exchange()
-        running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True, **fields), headers=headers))
+        running = asyncio.create_task(
+            exchange.run(CHAT, chat_body(stream=True, **fields), headers=headers)
+        )
         await exchange.first_body.wait()
         assert (server.services.held.held_bytes > 0) == holds
         goes_on.set()
@@ -230,7 +270,9 @@ async def test_a_request_with_another_query_gets_an_answer_of_its_own() -> None:
         assert len(server.gateway.requests) == 2
 
 
-async def test_who_shares_a_key_gets_the_whole_answer_although_the_first_client_leaves_during_the_drain() -> None:
+async def test_who_shares_a_key_gets_the_whole_answer_although_the_first_client_leaves_during_the_drain() -> (
+    None
+):
     goes_on = asyncio.Event()
     key = {"idempotency-key": "k"}
     async with line(in_two_parts(until=goes_on)) as server:
@@ -341,16 +383,22 @@ async def test_lost_answers_that_have_ended_give_way_first() -> None:
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_request_that_rejoins_is_shown_and_can_be_cancelled(streams: bool) -> None:
     async with line(lambda _: in_two_parts(until=asyncio.Event())) as server:
-        _, running = await server.lost(CHAT, greedy_chat(stream=streams), headers={"x-request-id": "first"})
+        _, running = await server.lost(
+            CHAT, greedy_chat(stream=streams), headers={"x-request-id": "first"}
+        )
         again = server.exchange()
         headers = {"x-request-id": "second"}
-        following = asyncio.create_task(again.run(CHAT, greedy_chat(stream=streams), headers=headers))
+        following = asyncio.create_task(
+            again.run(CHAT, greedy_chat(stream=streams), headers=headers)
+        )
         while len(list(server.services.active)) < 2:
             await asyncio.sleep(0)
         if streams:
             await again.first_body.wait()
         transport = httpx.ASGITransport(server.app, client=("127.0.0.1", 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as admin:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8321"
+        ) as admin:
             shown = (await admin.get("/admin/requests")).json()["requests"]
             assert [each["id"] for each in shown] == ["first", "second"]
             assert "abandoned" not in [each["state"] for each in shown]
@@ -372,7 +420,9 @@ async def test_a_model_that_is_to_be_unloaded_does_not_wait_for_a_client_that_le
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_an_answer_that_ends_while_nobody_is_there_waits_for_the_same_request(streams: bool) -> None:
+async def test_an_answer_that_ends_while_nobody_is_there_waits_for_the_same_request(
+    streams: bool,
+) -> None:
     goes_on = asyncio.Event()
     async with line(in_two_parts(until=goes_on)) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=streams))
@@ -438,10 +488,14 @@ async def test_a_client_that_leaves_with_the_last_event_has_had_its_answer(
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_real_server_makes_a_new_answer_for_each_request_that_was_answered(streams: bool) -> None:
+async def test_a_real_server_makes_a_new_answer_for_each_request_that_was_answered(
+    streams: bool,
+) -> None:
     gateway = ScriptedGateway(script=lambda _: answer("Hel", "lo"))
     async with served(gateway, settings=PATIENT) as url, httpx.AsyncClient(timeout=60) as client:
-        texts = [(await client.post(url + CHAT, json=greedy_chat(stream=streams))).text for _ in range(5)]
+        texts = [
+            (await client.post(url + CHAT, json=greedy_chat(stream=streams))).text for _ in range(5)
+        ]
     assert len(gateway.requests) == len(set(texts)) == 5
 
 
@@ -480,12 +534,18 @@ async def test_a_lost_answer_has_one_taker() -> None:
         (COMPLETIONS, {"messages": None, "prompt": "hello"}, {}),
     ],
 )
-async def test_a_request_that_differs_gets_an_answer_of_its_own(path: str, changed: Any, headers: dict[str, str]) -> None:
+async def test_a_request_that_differs_gets_an_answer_of_its_own(
+    path: str, changed: Any, headers: dict[str, str]
+) -> None:
     goes_on = asyncio.Event()
     async with line(lambda _: in_two_parts(until=goes_on)) as server:
         await server.lost(CHAT, greedy_chat(stream=True))
         goes_on.set()
-        body = {name: value for name, value in greedy_chat(stream=True, **changed).items() if value is not None}
+        body = {
+            name: value
+            for name, value in greedy_chat(stream=True, **changed).items()
+            if value is not None
+        }
         await server.whole(path, body, headers=headers)
         assert len(server.gateway.requests) == 2
 
@@ -493,7 +553,11 @@ async def test_a_request_that_differs_gets_an_answer_of_its_own(path: str, chang
 async def test_what_changes_from_one_attempt_to_the_next_makes_no_other_request() -> None:
     goes_on = asyncio.Event()
     async with line(in_two_parts(until=goes_on)) as server:
-        await server.lost(CHAT, greedy_chat(stream=True), headers={"x-stainless-retry-count": "0", "x-request-id": "a"})
+        await server.lost(
+            CHAT,
+            greedy_chat(stream=True),
+            headers={"x-stainless-retry-count": "0", "x-request-id": "a"},
+        )
         goes_on.set()
         again = {"x-stainless-retry-count": "1", "x-request-id": "b", "traceparent": "00-1-1-01"}
         await server.whole(CHAT, greedy_chat(stream=True), headers=again)
@@ -538,7 +602,9 @@ def stream_of(server: Line) -> ScriptedStream:
     return stream
 
 
-async def test_an_abandoned_answer_pauses_after_a_while_and_goes_on_for_whoever_comes_back() -> None:
+async def test_an_abandoned_answer_pauses_after_a_while_and_goes_on_for_whoever_comes_back() -> (
+    None
+):
     goes_on = asyncio.Event()
     settings = ServerSettings(unattended_seconds=0)
     async with line(in_two_parts(until=goes_on), settings=settings) as server:
@@ -564,7 +630,9 @@ async def test_an_abandoned_answer_pauses_at_once_when_somebody_else_wants_one()
         await server.gateway.until(lambda: len(server.gateway.requests) == 2)
         assert server.gateway.streams[0].is_paused
         _, running = await server.lost(CHAT, greedy_chat(stream=True, seed=2))
-        assert server.gateway.streams[2].is_paused, "one that is lost while others run pauses at once"
+        assert server.gateway.streams[2].is_paused, (
+            "one that is lost while others run pauses at once"
+        )
         goes_on.set()
         await other
         await running
@@ -590,7 +658,9 @@ async def test_without_time_to_reconnect_the_work_ends_with_the_connection() -> 
 
 async def test_an_answer_that_fails_while_nobody_is_there_is_made_anew() -> None:
     fails = asyncio.Event()
-    scripts = iter([[*answer("Hel")[:1], fails, GenerationFailed("the worker died")], answer("Hel", "lo")])
+    scripts = iter(
+        [[*answer("Hel")[:1], fails, GenerationFailed("the worker died")], answer("Hel", "lo")]
+    )
     async with line(lambda _: next(scripts)) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
         fails.set()
@@ -634,7 +704,9 @@ async def test_an_abandoned_answer_is_shown_as_such_and_can_be_cancelled() -> No
     async with line(lambda _: in_two_parts(until=asyncio.Event())) as server:
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
         transport = httpx.ASGITransport(server.app, client=("127.0.0.1", 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as admin:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8321"
+        ) as admin:
             (shown,) = (await admin.get("/admin/requests")).json()["requests"]
             assert shown["state"] == "abandoned"
             await admin.delete(f"/admin/requests/{shown['id']}")
@@ -642,11 +714,15 @@ async def test_an_abandoned_answer_is_shown_as_such_and_can_be_cancelled() -> No
         assert len(server.services.held) == 0
 
 
-async def test_the_line_of_the_log_says_whose_answer_a_request_got(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_line_of_the_log_says_whose_answer_a_request_got(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO")
     goes_on = asyncio.Event()
     async with line(in_two_parts(until=goes_on)) as server:
-        _, running = await server.lost(CHAT, greedy_chat(stream=True), headers={"x-request-id": "first"})
+        _, running = await server.lost(
+            CHAT, greedy_chat(stream=True), headers={"x-request-id": "first"}
+        )
         goes_on.set()
         await server.whole(CHAT, greedy_chat(stream=True), headers={"x-request-id": "second"})
         await running
@@ -660,13 +736,17 @@ async def test_the_line_of_the_log_says_whose_answer_a_request_got(caplog: pytes
 
 async def test_no_more_than_so_many_are_abandoned_and_the_oldest_give_way() -> None:
     async with line(lambda _: in_two_parts(until=asyncio.Event())) as server:
-        lost = [(await server.lost(CHAT, greedy_chat(stream=True, seed=seed)))[1] for seed in range(17)]
+        lost = [
+            (await server.lost(CHAT, greedy_chat(stream=True, seed=seed)))[1] for seed in range(17)
+        ]
         async with asyncio.timeout(60):
             await lost[0]
         assert not any(running.done() for running in lost[1:])
 
 
-async def test_an_answer_that_is_larger_than_the_room_for_all_is_cancelled_with_its_connection() -> None:
+async def test_an_answer_that_is_larger_than_the_room_for_all_is_cancelled_with_its_connection() -> (
+    None
+):
     async with line(in_two_parts(until=asyncio.Event())) as server:
         server.services.held._most_bytes = 100
         _, running = await server.lost(CHAT, greedy_chat(stream=True))
@@ -676,7 +756,9 @@ async def test_an_answer_that_is_larger_than_the_room_for_all_is_cancelled_with_
 
 
 def plan() -> AnswerPlan:
-    return AnswerPlan(requests=(), form=ChatAnswer(choices=1, model=MODEL, version="1"), streams=True)
+    return AnswerPlan(
+        requests=(), form=ChatAnswer(choices=1, model=MODEL, version="1"), streams=True
+    )
 
 
 def record() -> RequestRecord:
@@ -691,14 +773,18 @@ def stream_at(*, temperature: float) -> ScriptedStream:
 
 ACTS = st.lists(
     st.tuples(
-        st.sampled_from(["begin", "keep", "lose", "take", "read", "leave", "end", "way"]), st.integers(0, 3), st.booleans()
+        st.sampled_from(["begin", "keep", "lose", "take", "read", "leave", "end", "way"]),
+        st.integers(0, 3),
+        st.booleans(),
     ),
     max_size=40,
 )
 
 
 @given(acts=ACTS)
-def test_whatever_clients_do_nothing_is_counted_twice_and_no_lost_answer_goes_to_two(acts: list[tuple[str, int, bool]]) -> None:
+def test_whatever_clients_do_nothing_is_counted_twice_and_no_lost_answer_goes_to_two(
+    acts: list[tuple[str, int, bool]],
+) -> None:
     async def live() -> None:
         held = HeldAnswers(most_bytes=1500, most_lost=2)
         made: list[HeldAnswer] = []

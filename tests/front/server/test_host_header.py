@@ -14,12 +14,16 @@ names = st.lists(labels, min_size=1, max_size=4).map(".".join)
 
 
 @given(name=names, dot=st.sampled_from(["", "."]), port=ports)
-def test_a_name_is_read_whatever_its_case_its_port_and_a_dot_behind_it(name: str, dot: str, port: str) -> None:
+def test_a_name_is_read_whatever_its_case_its_port_and_a_dot_behind_it(
+    name: str, dot: str, port: str
+) -> None:
     assert host_name(f"{name}{dot}{port}") == normal_name(name)
 
 
 @given(address=st.ip_addresses(), port=ports)
-def test_addresses_come_out_in_their_short_form(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: str) -> None:
+def test_addresses_come_out_in_their_short_form(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: str
+) -> None:
     written = f"[{address.exploded.upper()}]" if address.version == 6 else str(address)
     assert host_name(f"{written}{port}") == str(address)
 
@@ -38,7 +42,22 @@ def test_what_is_read_can_be_written_back_from_nothing_but_a_name_and_a_port(tex
     good=st.sampled_from(["localhost", "127.0.0.1", "[::1]"]),
     port=ports,
     bad=st.sampled_from(
-        ["@evil.com", ":80@evil.com", " ", "\t", "/", "?", "#", "\\", ",evil.com", ":", ":x", ":-1", "%00", "\n"]
+        [
+            "@evil.com",
+            ":80@evil.com",
+            " ",
+            "\t",
+            "/",
+            "?",
+            "#",
+            "\\",
+            ",evil.com",
+            ":",
+            ":x",
+            ":-1",
+            "%00",
+            "\n",
+        ]
     ),
     in_front=st.booleans(),
 )
@@ -47,9 +66,35 @@ def test_nothing_is_cut_off_to_make_it_fit(good: str, port: str, bad: str, in_fr
 
 
 LONG_NAME = ".".join(["a" * 60] * 5)
-BAD_NAMES = ["", ".", "..", "a..b", "a" * 64, LONG_NAME, "ⅼocalhost", "user@localhost", "user:pw@localhost"]
-BAD_PORTS = ["localhost:80@evil.com", "localhost:", "localhost:99999", "localhost:8o", "localhost:８０", "localhost.:80."]
-BAD_BRACKETS = ["::1", "[::1", "::1]", "[::1]x", "[[::1]]", "[fe80::1%eth0]", "[1.2.3.4]", "[localhost]"]
+BAD_NAMES = [
+    "",
+    ".",
+    "..",
+    "a..b",
+    "a" * 64,
+    LONG_NAME,
+    "ⅼocalhost",
+    "user@localhost",
+    "user:pw@localhost",
+]
+BAD_PORTS = [
+    "localhost:80@evil.com",
+    "localhost:",
+    "localhost:99999",
+    "localhost:8o",
+    "localhost:８０",
+    "localhost.:80.",
+]
+BAD_BRACKETS = [
+    "::1",
+    "[::1",
+    "::1]",
+    "[::1]x",
+    "[[::1]]",
+    "[fe80::1%eth0]",
+    "[1.2.3.4]",
+    "[localhost]",
+]
 
 
 @pytest.mark.parametrize("header", [*BAD_NAMES, *BAD_PORTS, *BAD_BRACKETS])
@@ -57,7 +102,10 @@ def test_what_is_not_well_formed_is_no_name_at_all(header: str) -> None:
     assert host_name(header) is None
 
 
-@pytest.mark.parametrize(("host", "wildcard", "loopback"), [("", True, False), ("0.0.0.0", True, False), ("::", True, False)])
+@pytest.mark.parametrize(
+    ("host", "wildcard", "loopback"),
+    [("", True, False), ("0.0.0.0", True, False), ("::", True, False)],
+)
 def test_wildcards_are_known(host: str, wildcard: bool, loopback: bool) -> None:
     assert (is_wildcard(host), is_loopback(host)) == (wildcard, loopback)
 

@@ -6,16 +6,30 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.front.server.key_file import hash_of, key_file_of, named_key, new_secret, read_keys, write_keys
+from holdfast.front.server.key_file import (
+    hash_of,
+    key_file_of,
+    named_key,
+    new_secret,
+    read_keys,
+    write_keys,
+)
 
 
 def a_key(name: str, secret: str = "secret", **options: object) -> object:
-    return named_key(name, secret, **{"is_admin": False, "priority": "interactive", "max_requests": None, **options})  # type: ignore[arg-type]
+    return named_key(
+        name,
+        secret,
+        **{"is_admin": False, "priority": "interactive", "max_requests": None, **options},
+    )  # type: ignore[arg-type]
 
 
 def test_what_is_written_is_read_and_no_key_is_in_it(tmp_path: Path) -> None:
     path, secret = tmp_path / "new" / "keys.json", new_secret()
-    written = (a_key("alice", secret, is_admin=True), a_key("bob", "other", priority="batch", max_requests=3))
+    written = (
+        a_key("alice", secret, is_admin=True),
+        a_key("bob", "other", priority="batch", max_requests=3),
+    )
     write_keys(path, written)  # type: ignore[arg-type]
     assert read_keys(path) == written
     assert secret not in path.read_text() and hash_of(secret.encode()) in path.read_text()
@@ -28,7 +42,9 @@ def test_no_two_keys_are_equal_and_each_has_256_bits() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-def test_a_file_that_others_may_read_or_change_is_refused_with_what_to_do(tmp_path: Path, mode: int) -> None:
+def test_a_file_that_others_may_read_or_change_is_refused_with_what_to_do(
+    tmp_path: Path, mode: int
+) -> None:
     path = tmp_path / "keys.json"
     write_keys(path, ())
     path.chmod(mode)
@@ -52,8 +68,14 @@ HASH = "0" * 64
         (f'{{"keys": [{{"name": "a", "sha256": "{HASH}", "max_requests": 0}}]}}', "at least 1"),
         (f'{{"keys": [{{"name": "a", "sha256": "{HASH}", "priority": "urgent"}}]}}', "priority"),
         (f'{{"keys": [{{"name": "a", "sha256": "{HASH}", "admin": true}}]}}', "admin"),
-        (f'{{"keys": [{{"name": "a", "sha256": "{HASH}"}}, {{"name": "b", "sha256": "{HASH}"}}]}}', "two keys of one sha256"),
-        (f'{{"keys": [{{"name": "a", "sha256": "{HASH}"}}, {{"name": "a", "sha256": "{"1" * 64}"}}]}}', "two keys of one name"),
+        (
+            f'{{"keys": [{{"name": "a", "sha256": "{HASH}"}}, {{"name": "b", "sha256": "{HASH}"}}]}}',
+            "two keys of one sha256",
+        ),
+        (
+            f'{{"keys": [{{"name": "a", "sha256": "{HASH}"}}, {{"name": "a", "sha256": "{"1" * 64}"}}]}}',
+            "two keys of one name",
+        ),
         ('{"format": 2, "keys": []}', "format 2"),
     ],
 )

@@ -10,7 +10,12 @@ from holdfast.front.server.key_ring import KeyRing
 
 
 def written(path: Path, *names: str, admin: str = "") -> None:
-    keys = (named_key(each, f"{each}'s", is_admin=each == admin, priority="interactive", max_requests=None) for each in names)
+    keys = (
+        named_key(
+            each, f"{each}'s", is_admin=each == admin, priority="interactive", max_requests=None
+        )
+        for each in names
+    )
     write_keys(path, tuple(keys))
 
 
@@ -23,11 +28,15 @@ def test_keys_are_found_and_read_again(tmp_path: Path) -> None:
     written(path, "bob", "carol", admin="carol")
     assert ring.find(b"alice's") is alice and not ring.names_an_admin  # until it is told
     assert ring.reload() == f"2 API keys in {path}: bob, carol"
-    assert ring.find(b"alice's") is None and ring.find(b"carol's") is not None and ring.names_an_admin
+    assert (
+        ring.find(b"alice's") is None and ring.find(b"carol's") is not None and ring.names_an_admin
+    )
 
 
 @pytest.mark.parametrize("damage", ["gone", "broken", "emptied", "open"])
-def test_a_file_that_went_bad_changes_nothing_and_never_opens_the_server(tmp_path: Path, damage: str) -> None:
+def test_a_file_that_went_bad_changes_nothing_and_never_opens_the_server(
+    tmp_path: Path, damage: str
+) -> None:
     path = tmp_path / "holdfast" / "keys.json"
     written(path, "alice")
     ring = KeyRing("auto", {"XDG_CONFIG_HOME": str(tmp_path)})

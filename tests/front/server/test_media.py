@@ -12,8 +12,17 @@ PNG = "data:image/png;base64,AAAA"
 @pytest.mark.parametrize(
     ("part", "what"),
     [
-        ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}, "image/png"),
-        ({"type": "document", "source": {"type": "base64", "media_type": "application/pdf"}}, "application/pdf"),
+        (
+            {
+                "type": "image",
+                "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"},
+            },
+            "image/png",
+        ),
+        (
+            {"type": "document", "source": {"type": "base64", "media_type": "application/pdf"}},
+            "application/pdf",
+        ),
         ({"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}, "image"),
         ({"type": "image_url", "image_url": {"url": PNG}}, "image/png"),
         ({"type": "input_image", "image_url": PNG}, "image/png"),
@@ -25,7 +34,10 @@ PNG = "data:image/png;base64,AAAA"
 )
 def test_media_are_named_by_their_type(part: dict[str, Any], what: str) -> None:
     said = {"type": "text", "text": "x"}
-    assert without_media([said, part]) == [said, {"type": "text", "text": f"[{what} left out: this model takes text only]"}]
+    assert without_media([said, part]) == [
+        said,
+        {"type": "text", "text": f"[{what} left out: this model takes text only]"},
+    ]
 
 
 @pytest.mark.parametrize("kind", ["text", "thinking", "refusal", "smell"])

@@ -42,7 +42,10 @@ async def test_every_path_is_described() -> None:
         "/v1/responses/compact",
         *(f"/v1/responses/{{response_id}}{rest}" for rest in ("", "/cancel", "/input_items")),
         "/v1/conversations",
-        *(f"/v1/conversations/{{conversation_id}}{rest}" for rest in ("", "/items", "/items/{item_id}")),
+        *(
+            f"/v1/conversations/{{conversation_id}}{rest}"
+            for rest in ("", "/items", "/items/{item_id}")
+        ),
         "/v1/sessions",
         "/v1/sessions/import",
         "/v1/sessions/{session_id}",
@@ -53,8 +56,24 @@ async def test_every_path_is_described() -> None:
         "/metrics",
         *("/admin/models/events", "/admin/requests", "/admin/requests/{id}", "/admin/store"),
         *(f"/admin/models/{{id}}{rest}" for rest in ("", "/load", "/unload", "/pin")),
-        *("/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version", "/api/embed"),
-        *("/api/embeddings", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}"),
+        *(
+            "/api/chat",
+            "/api/generate",
+            "/api/tags",
+            "/api/show",
+            "/api/ps",
+            "/api/version",
+            "/api/embed",
+        ),
+        *(
+            "/api/embeddings",
+            "/api/pull",
+            "/api/push",
+            "/api/create",
+            "/api/copy",
+            "/api/delete",
+            "/api/blobs/{digest}",
+        ),
     }
 
 
@@ -83,7 +102,10 @@ async def test_what_can_be_got_comes_in_a_form_that_is_described(accept: str, st
                 assert response.headers["content-type"].partition(";")[0] in described, path
 
 
-@pytest.mark.parametrize(("method", "path"), [("post", CHAT), ("post", COMPLETIONS), ("patch", "/v1/sessions/{session_id}")])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("post", CHAT), ("post", COMPLETIONS), ("patch", "/v1/sessions/{session_id}")],
+)
 async def test_a_body_that_is_said_to_be_required_is(method: str, path: str) -> None:
     assert (await description())["paths"][path][method]["requestBody"]["required"] is True
     async with client_of(ScriptedGateway()) as client:
@@ -101,7 +123,11 @@ async def test_a_body_that_is_not_required_is_not(path: str) -> None:
 async def test_the_form_of_a_sessions_id_is_described() -> None:
     found = await description()
     schema = json.dumps(found["components"]["schemas"]["SessionOpening"]["properties"]["id"])
-    (query,) = [each for each in found["paths"]["/v1/sessions/import"]["post"]["parameters"] if each["name"] == "id"]
+    (query,) = [
+        each
+        for each in found["paths"]["/v1/sessions/import"]["post"]["parameters"]
+        if each["name"] == "id"
+    ]
     for text in (schema, json.dumps(query)):
         assert '"maxLength": 256' in text
         assert '"minLength": 1' in text
@@ -120,12 +146,19 @@ async def test_every_reference_leads_somewhere() -> None:
 
 async def test_the_request_says_what_its_fields_are_and_may_be() -> None:
     found = await description()
-    reference = found["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    reference = found["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]["$ref"]
     schema = found["components"]["schemas"][reference.rsplit("/", 1)[1]]
     assert schema["required"] == ["messages"]
     assert schema["properties"]["temperature"]["anyOf"][0]["maximum"] == 2
-    assert all("description" in field or "$ref" in json.dumps(field) for field in schema["properties"].values())
+    assert all(
+        "description" in field or "$ref" in json.dumps(field)
+        for field in schema["properties"].values()
+    )
 
 
 async def test_tags_that_are_only_for_error_messages_do_not_show() -> None:
-    assert "|" not in json.dumps((await description())["components"]["schemas"]["ChatCompletionRequest"])
+    assert "|" not in json.dumps(
+        (await description())["components"]["schemas"]["ChatCompletionRequest"]
+    )

@@ -22,7 +22,12 @@ CASES: list[tuple[Exception, int, str, str | None]] = [
     (InvalidRequest("no", field="stop"), 400, "invalid_value", "stop"),
     (UnknownModel(model="x", available=("demo",)), 404, "model_not_found", "model"),
     (PromptTooLong(prompt_tokens=9, context_tokens=8), 400, "context_length_exceeded", "messages"),
-    (TooLargeForMemory(needed_bytes=9, budget_bytes=8), 400, "request_too_large_for_memory", "max_tokens"),
+    (
+        TooLargeForMemory(needed_bytes=9, budget_bytes=8),
+        400,
+        "request_too_large_for_memory",
+        "max_tokens",
+    ),
     (QueueFull(queued=256, limit=256, retry_after_seconds=0.2), 503, "queue_full", None),
     (WorkerUnavailable("the worker is restarting"), 503, "model_unavailable", None),
     (RenderingUnavailable(template="default", why="no process"), 503, "model_unavailable", None),
@@ -32,7 +37,9 @@ CASES: list[tuple[Exception, int, str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "status", "code", "param"), CASES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    ("error", "status", "code", "param"), CASES, ids=lambda value: type(value).__name__
+)
 async def test_every_error_of_the_gateway_becomes_its_status_in_openais_form(
     error: Exception, status: int, code: str, param: str | None
 ) -> None:
@@ -47,7 +54,9 @@ async def test_every_error_of_the_gateway_becomes_its_status_in_openais_form(
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0, "1"), (0.2, "1"), (1.1, "2"), (30.0, "30")])
-def test_a_full_queue_says_when_to_come_back_in_whole_seconds_from_one_on(seconds: float, shown: str) -> None:
+def test_a_full_queue_says_when_to_come_back_in_whole_seconds_from_one_on(
+    seconds: float, shown: str
+) -> None:
     problem = problem_of(QueueFull(queued=4, limit=4, retry_after_seconds=seconds))
     assert problem.headers == {"retry-after": shown}
 
@@ -56,7 +65,9 @@ def test_an_unavailable_worker_says_when_to_come_back() -> None:
     assert int(problem_of(WorkerUnavailable("gone")).headers["retry-after"]) >= 1
 
 
-async def test_an_error_that_is_not_ours_becomes_a_500_without_its_inner_words(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_that_is_not_ours_becomes_a_500_without_its_inner_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with client_of(ScriptedGateway(refusal=RuntimeError("the secret"))) as client:
         response = await client.post(CHAT, json=chat_body())
     assert response.status_code == 500

@@ -38,7 +38,8 @@ def forwarded(text: str) -> Headers:
     [
         ([], PROXY),
         (xff("203.0.113.9"), "203.0.113.9"),
-        (xff("1.2.3.4, 203.0.113.9"), "203.0.113.9"),  # what stands before it was written by who knows whom
+        # what stands before it was written by who knows whom
+        (xff("1.2.3.4, 203.0.113.9"), "203.0.113.9"),
         (xff("203.0.113.9, 10.2.2.2"), "203.0.113.9"),
         (xff("1.2.3.4") + xff("203.0.113.9"), "203.0.113.9"),
         (xff("203.0.113.9:4711"), "203.0.113.9"),
@@ -51,10 +52,13 @@ def forwarded(text: str) -> Headers:
         (forwarded("for=1.2.3.4, for=203.0.113.9;by=10.0.0.1"), "203.0.113.9"),
         (forwarded("for=_hidden"), PROXY),
         (xff("203.0.113.9") + forwarded("for=203.0.113.9"), "203.0.113.9"),
-        (xff("203.0.113.9") + forwarded("for=127.0.0.1"), PROXY),  # one of the two is the client's own
+        # one of the two is the client's own
+        (xff("203.0.113.9") + forwarded("for=127.0.0.1"), PROXY),
     ],
 )
-async def test_a_trusted_proxy_says_where_a_request_comes_from(headers: Headers, expected: str) -> None:
+async def test_a_trusted_proxy_says_where_a_request_comes_from(
+    headers: Headers, expected: str
+) -> None:
     assert await seen(headers) == expected
 
 
@@ -63,8 +67,13 @@ async def test_nobody_else_is_listened_to(peer: str) -> None:
     assert await seen(xff("1.2.3.4") + forwarded("for=1.2.3.4"), peer=peer) == peer
 
 
-@given(claimed=st.text(max_size=60), real=st.ip_addresses(v=4).filter(lambda address: not str(address).startswith("10.")))
-async def test_whatever_a_client_writes_it_is_seen_at_the_address_that_its_proxy_saw(claimed: str, real: object) -> None:
+@given(
+    claimed=st.text(max_size=60),
+    real=st.ip_addresses(v=4).filter(lambda address: not str(address).startswith("10.")),
+)
+async def test_whatever_a_client_writes_it_is_seen_at_the_address_that_its_proxy_saw(
+    claimed: str, real: object
+) -> None:
     raw = claimed.encode("utf-8", "replace") + b", " + str(real).encode()
     assert await seen([(b"x-forwarded-for", raw)]) == str(real)
 

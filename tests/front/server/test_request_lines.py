@@ -11,8 +11,21 @@ from holdfast.config import LogSettings, ServerSettings
 from holdfast.errors import GenerationFailed, InvalidRequest
 from holdfast.front.application import create_application
 from holdfast.telemetry.request_log import RequestRecord
-from tests.fakes.http_clients import CHAT, COMPLETIONS, Exchange, chat_body, client_of, completion_body
-from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, scripted_services
+from tests.fakes.http_clients import (
+    CHAT,
+    COMPLETIONS,
+    Exchange,
+    chat_body,
+    client_of,
+    completion_body,
+)
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    PROMPT_TOKENS,
+    ScriptedGateway,
+    answer,
+    scripted_services,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +59,14 @@ async def test_an_answer_is_one_line(stream: bool, caplog: pytest.LogCaptureFixt
     assert "prompt" not in line
 
 
-async def test_a_refusal_has_its_reason_but_not_what_was_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_has_its_reason_but_not_what_was_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
         await client.post(CHAT, json=chat_body(), headers={"authorization": "Bearer hush"})
-        await client.post(CHAT, json=chat_body(messages="my secret"), headers={"authorization": "Bearer sesame"})
+        await client.post(
+            CHAT, json=chat_body(messages="my secret"), headers={"authorization": "Bearer sesame"}
+        )
         await client.get("/nope", headers={"authorization": "Bearer sesame"})
     locked, wrong, unknown = lines(caplog)
     assert (locked["status"], locked["error_code"]) == (401, "invalid_api_key")
@@ -62,7 +79,9 @@ async def test_a_refusal_has_its_reason_but_not_what_was_said(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("kind", ["my secret", "my secret image"])
-async def test_the_type_of_a_part_is_quoted_to_the_client_only(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_type_of_a_part_is_quoted_to_the_client_only(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with client_of(ScriptedGateway()) as client:
         body = chat_body(messages=[{"role": "user", "content": [{"type": kind}]}])
         assert kind in (await client.post(CHAT, json=body)).json()["error"]["message"]
@@ -71,7 +90,9 @@ async def test_the_type_of_a_part_is_quoted_to_the_client_only(kind: str, caplog
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_refusal_of_the_intake_quotes_is_not_logged_either(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_refusal_of_the_intake_quotes_is_not_logged_either(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     refusal = InvalidRequest("the template refuses it", shown=": my secret")
     async with client_of(ScriptedGateway(refusal=refusal)) as client:
         response = await client.post(CHAT, json=chat_body(stream=stream))
@@ -102,24 +123,36 @@ async def test_an_upload_that_breaks_off_is_said_so(caplog: pytest.LogCaptureFix
     assert (line["aborted"], line["status"]) == (True, 499)
 
 
-async def test_a_stream_that_fails_has_the_reason_in_its_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stream_that_fails_has_the_reason_in_its_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     gateway = ScriptedGateway()
     exchange = Exchange(gateway)
     gateway.script = [*answer("Hel")[:1], exchange.first_body, GenerationFailed("the worker died")]
     await exchange.run(CHAT, chat_body(stream=True))
     (line,) = lines(caplog)
-    assert (line["status"], line["error_code"], line["error_message"]) == (200, "generation_failed", "the worker died")
+    assert (line["status"], line["error_code"], line["error_message"]) == (
+        200,
+        "generation_failed",
+        "the worker died",
+    )
 
 
 async def test_polls_are_quiet(caplog: pytest.LogCaptureFixture) -> None:
     async with client_of(ScriptedGateway()) as client:
         for path in ("/health", "/metrics", "/"):
             await client.get(path)
-    assert {record.levelno for record in caplog.records if isinstance(record.msg, RequestRecord)} == {logging.DEBUG}
+    assert {
+        record.levelno for record in caplog.records if isinstance(record.msg, RequestRecord)
+    } == {logging.DEBUG}
 
 
-async def test_contents_are_in_the_line_only_when_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    services = scripted_services(ScriptedGateway(script=answer("Hel", "lo")), log=LogSettings(content=True))
+async def test_contents_are_in_the_line_only_when_they_are_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    services = scripted_services(
+        ScriptedGateway(script=answer("Hel", "lo")), log=LogSettings(content=True)
+    )
     transport = httpx.ASGITransport(create_application(services))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         await client.post(CHAT, json=chat_body())
@@ -130,7 +163,9 @@ async def test_contents_are_in_the_line_only_when_they_are_asked_for(caplog: pyt
     assert (text["prompt"], tokens["prompt"]) == ("hello", "[1,2]")
 
 
-async def test_nothing_that_clients_do_is_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_that_clients_do_is_logged_as_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with client_of(ScriptedGateway()) as client:
         for body in (b"", b"{", b"[]", b'{"messages": 1}', b"\xff"):
             await client.post(CHAT, content=body)
@@ -139,10 +174,16 @@ async def test_nothing_that_clients_do_is_logged_as_an_error(caplog: pytest.LogC
         await client.post("/v1/messages", json={})
         await client.get("/health", headers={"host": "evil.example\x1b"})
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-    assert all(record.getMessage().isprintable() for record in caplog.records if isinstance(record.msg, RequestRecord))
+    assert all(
+        record.getMessage().isprintable()
+        for record in caplog.records
+        if isinstance(record.msg, RequestRecord)
+    )
 
 
-async def test_a_request_that_the_server_stops_gets_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_that_the_server_stops_gets_an_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     exchange = Exchange(ScriptedGateway())
     running = asyncio.create_task(exchange.run(CHAT, chat_body(), upload_breaks_off=True))
     await asyncio.sleep(0)

@@ -43,7 +43,10 @@ def test_a_taken_port_is_one_clear_line() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError) as refusal:
             listen(ServerSettings(port=port))
-    assert str(refusal.value) == f"port {port} on 127.0.0.1 is taken by another program; stop it or choose another port (--port)"
+    assert (
+        str(refusal.value)
+        == f"port {port} on 127.0.0.1 is taken by another program; stop it or choose another port (--port)"
+    )
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-name.invalid", "a" * 300, "1.2.3.4.5"])
@@ -63,7 +66,9 @@ def test_the_url_is_one_that_can_be_called(host: str, shown: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_server_in_order(number: signal.Signals) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("http://127.0.0.1:")
         process.send_signal(number)
@@ -87,9 +92,15 @@ async def test_on_its_way_to_the_end_it_answers_what_runs_and_refuses_what_is_ne
                 running.should_exit = True
                 while (health := await client.get("/health")).status_code == 200:
                     continue
-                assert (health.json()["status"], health.headers["connection"]) == ("stopping", "close")
+                assert (health.json()["status"], health.headers["connection"]) == (
+                    "stopping",
+                    "close",
+                )
                 refused = await client.post(CHAT, json=chat_body())
-                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
+                assert (refused.status_code, refused.json()["error"]["code"]) == (
+                    503,
+                    "server_stopping",
+                )
                 assert int(refused.headers["retry-after"]) > 1
                 assert refused.headers["connection"] == "close"
                 assert len(gateway.requests) == 1

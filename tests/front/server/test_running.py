@@ -29,7 +29,11 @@ def test_whenever_and_wherever_one_begins_to_read_one_reads_all_that_follows(
         log = EventLog()
         readers: list[tuple[int, asyncio.Task[list[int]]]] = []
         for step, number in enumerate([*numbers, None]):
-            readers += [(after, asyncio.create_task(read(log, after))) for when, after in places if when == step]
+            readers += [
+                (after, asyncio.create_task(read(log, after)))
+                for when, after in places
+                if when == step
+            ]
             await asyncio.sleep(0)
             if number is not None:
                 log.add(event(number))

@@ -31,7 +31,11 @@ def test_a_changed_byte_opens_nothing(text: str, place: int, flip: int) -> None:
     assert SEAL.open(f"{version}.{base64.b64encode(raw).decode()}") is None
 
 
-@given(text=st.text(min_size=1, max_size=40), place=st.integers(0), other=st.characters(max_codepoint=127))
+@given(
+    text=st.text(min_size=1, max_size=40),
+    place=st.integers(0),
+    other=st.characters(max_codepoint=127),
+)
 def test_a_changed_character_opens_nothing(text: str, place: int, other: str) -> None:
     sealed = SEAL.close(text)
     place %= len(sealed)
@@ -39,7 +43,10 @@ def test_a_changed_character_opens_nothing(text: str, place: int, other: str) ->
     assert SEAL.open(changed) == (text if changed == sealed else None)
 
 
-@given(sealed=st.text(max_size=40) | st.binary(max_size=40).map(lambda raw: "hf1." + base64.b64encode(raw).decode()))
+@given(
+    sealed=st.text(max_size=40)
+    | st.binary(max_size=40).map(lambda raw: "hf1." + base64.b64encode(raw).decode())
+)
 def test_anything_else_is_not_ours(sealed: str) -> None:
     assert SEAL.open(sealed) is None
     assert not SEAL.is_signed("x", sealed)
@@ -94,7 +101,9 @@ def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
-def test_a_damaged_key_costs_old_seals_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_key_costs_old_seals_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "seal.key").write_bytes(b"short")
     seal = Seal(tmp_path)
     assert seal.open(seal.close("x")) == "x"

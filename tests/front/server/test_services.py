@@ -5,13 +5,22 @@ import pytest
 from holdfast.config import ServerSettings
 from holdfast.errors import UnknownModel
 from holdfast.front.server.services import Services, model_of, named_model
-from tests.fakes.scripted_gateway import ScriptedDirectory, ScriptedGateway, model_status, scripted_services
+from tests.fakes.scripted_gateway import (
+    ScriptedDirectory,
+    ScriptedGateway,
+    model_status,
+    scripted_services,
+)
 
 
 def services(*aliases: str, models: tuple[str, ...] = ("big", "small")) -> Services:
     """Of models of which each has an alias as well: its name and a 2."""
-    directory = ScriptedDirectory(models=tuple(model_status(id=model, aliases=(model + "2",)) for model in models))
-    return scripted_services(ScriptedGateway(), directory=directory, server=ServerSettings(model_aliases=aliases))
+    directory = ScriptedDirectory(
+        models=tuple(model_status(id=model, aliases=(model + "2",)) for model in models)
+    )
+    return scripted_services(
+        ScriptedGateway(), directory=directory, server=ServerSettings(model_aliases=aliases)
+    )
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ class Socket:
 
     @property
     def bodies(self) -> list[bytes]:
-        return [message["body"] for message in self.messages if message["type"] == "http.response.body"]
+        return [
+            message["body"] for message in self.messages if message["type"] == "http.response.body"
+        ]
 
 
 async def write(opening: bytes, produce: Callable[[Socket], AsyncIterator[bytes]]) -> Socket:
@@ -49,7 +51,9 @@ async def write(opening: bytes, produce: Callable[[Socket], AsyncIterator[bytes]
 
     await EventWriter(out.send, FORM, events()).run()
     assert out.messages[0]["type"] == "http.response.start"
-    assert [message["more_body"] for message in out.messages[1:]] == [True] * (len(out.messages) - 2) + [False]
+    assert [message["more_body"] for message in out.messages[1:]] == [True] * (
+        len(out.messages) - 2
+    ) + [False]
     return out
 
 
@@ -71,7 +75,9 @@ async def test_an_event_is_written_at_once_without_waiting_for_the_next() -> Non
     assert (await write(b"", produce)).bodies == [b"a", b"b", b""]
 
 
-async def test_a_long_silence_is_filled_with_comments_after_the_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_silence_is_filled_with_comments_after_the_opening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.01)
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
 
@@ -84,7 +90,9 @@ async def test_a_long_silence_is_filled_with_comments_after_the_opening(monkeypa
     assert b"a" in b"".join(bodies[3:])
 
 
-async def test_an_opening_that_comes_after_the_headers_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_opening_that_comes_after_the_headers_is_written_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.01)
     out = Socket()
 
@@ -135,7 +143,9 @@ async def test_each_delta_is_an_event_of_its_own_even_when_written_together() ->
     assert exchange.text.endswith("data: [DONE]\n\n")
 
 
-async def test_a_client_that_does_not_read_stops_who_writes_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_stops_who_writes_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sse, "MOST_READY_BYTES", 100)
     reads = asyncio.Event()
     made = written = 0

@@ -26,13 +26,19 @@ async def posted(**fields: Any) -> tuple[Any, ScriptedGateway]:
         ({"enable_thinking": False}, Thinking(effort="off")),
         ({"thinking": True}, Thinking(effort="on")),
         ({"thinking": {"type": "disabled"}}, Thinking(effort="off")),
-        ({"thinking": {"type": "enabled", "budget_tokens": 512}}, Thinking(effort="on", budget_tokens=512)),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 512}},
+            Thinking(effort="on", budget_tokens=512),
+        ),
         ({"thinking": {"budget_tokens": 512}}, Thinking(effort="on", budget_tokens=512)),
         ({"thinking": {}}, Thinking()),
         ({"think": False}, Thinking(effort="off")),
         ({"think": "high"}, Thinking(effort="high")),
         ({"reasoning": {"effort": "low"}}, Thinking(effort="low")),
-        ({"reasoning": {"max_tokens": 64, "enabled": True}}, Thinking(effort="on", budget_tokens=64)),
+        (
+            {"reasoning": {"max_tokens": 64, "enabled": True}},
+            Thinking(effort="on", budget_tokens=64),
+        ),
         ({"thinking_budget": 100}, Thinking(budget_tokens=100)),
         ({"thinking_token_budget": 100}, Thinking(budget_tokens=100)),
         ({"thinking_budget": -1}, Thinking()),
@@ -41,12 +47,20 @@ async def posted(**fields: Any) -> tuple[Any, ScriptedGateway]:
         ({"enable_thinking": False, "reasoning_effort": "low"}, Thinking(effort="off")),
         ({"think": False, "thinking_budget": 100}, Thinking(effort="off")),
         ({"chat_template_kwargs": {"enable_thinking": False}}, Thinking(effort="off")),
-        ({"chat_template_kwargs": {"thinking": True, "reasoning_effort": "high"}}, Thinking(effort="high")),
-        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, Thinking(effort="on")),
+        (
+            {"chat_template_kwargs": {"thinking": True, "reasoning_effort": "high"}},
+            Thinking(effort="high"),
+        ),
+        (
+            {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}},
+            Thinking(effort="on"),
+        ),
         ({"chat_template_kwargs": {"reasoning_effort": "as the template likes"}}, Thinking()),
     ],
 )
-async def test_all_ways_to_ask_for_a_thought_come_to_one(fields: dict[str, Any], thinking: Thinking) -> None:
+async def test_all_ways_to_ask_for_a_thought_come_to_one(
+    fields: dict[str, Any], thinking: Thinking
+) -> None:
     response, gateway = await posted(**fields)
     assert response.status_code == 200, response.text
     assert gateway.request.thinking == thinking

@@ -26,7 +26,9 @@ async def test_a_request_that_takes_too_long_ends_with_a_clear_error(said_by: st
 async def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
     gateway = ScriptedGateway([TextDelta(index=0, text="a"), asyncio.Event()])
     async with client_of(gateway) as client:
-        response = await client.post(CHAT, json=chat_body(stream=True), headers={TIME_LIMIT_HEADER: "0.01"})
+        response = await client.post(
+            CHAT, json=chat_body(stream=True), headers={TIME_LIMIT_HEADER: "0.01"}
+        )
     assert response.status_code == 200
     assert '"content":"a"' in response.text
     assert "time_limit_exceeded" in response.text

@@ -28,19 +28,29 @@ def files(tmp_path: Path) -> CertificateFiles:
 
 
 def settings_of(files: CertificateFiles) -> ServerSettings:
-    return ServerSettings(port=0, shutdown_seconds=0, tls_cert=str(files.certificate), tls_key=str(files.key))
+    return ServerSettings(
+        port=0, shutdown_seconds=0, tls_cert=str(files.certificate), tls_key=str(files.key)
+    )
 
 
 @asynccontextmanager
-async def serving(files: CertificateFiles, certificate: ServerCertificate | None = None) -> AsyncIterator[str]:
+async def serving(
+    files: CertificateFiles, certificate: ServerCertificate | None = None
+) -> AsyncIterator[str]:
     settings = settings_of(files)
-    async with served(ScriptedGateway(), settings=settings, certificate=certificate or certificate_of(settings)) as url:
+    async with served(
+        ScriptedGateway(), settings=settings, certificate=certificate or certificate_of(settings)
+    ) as url:
         yield url
 
 
-async def connected(url: str, files: CertificateFiles) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+async def connected(
+    url: str, files: CertificateFiles
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
     """A connection, and the certificate that it was shown."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), ssl=files.trust())
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", int(url.rpartition(":")[2]), ssl=files.trust()
+    )
     return reader, writer, writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
 
 
@@ -48,13 +58,20 @@ async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     """Whether a connection still serves."""
     writer.write(REQUEST)
     head = await reader.readuntil(b"\r\n\r\n")
-    length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+    length = next(
+        int(line.split(b":")[1])
+        for line in head.lower().split(b"\r\n")
+        if line.startswith(b"content-length")
+    )
     await reader.readexactly(length)
     return head.startswith(b"HTTP/1.1 ")
 
 
 async def test_requests_are_answered_over_https_whole_and_streamed(files: CertificateFiles) -> None:
-    async with serving(files) as url, httpx.AsyncClient(base_url=url, verify=files.trust(), timeout=60) as client:
+    async with (
+        serving(files) as url,
+        httpx.AsyncClient(base_url=url, verify=files.trust(), timeout=60) as client,
+    ):
         assert url.startswith("https://127.0.0.1:")
         whole = await client.post(CHAT, json=chat_body())
         streamed = await client.post(CHAT, json=chat_body(stream=True))
@@ -64,7 +81,9 @@ async def test_requests_are_answered_over_https_whole_and_streamed(files: Certif
     assert f"curl {url}/v1" in page.text
 
 
-async def test_who_does_not_trust_it_gets_nothing_and_nor_does_plain_http(files: CertificateFiles) -> None:
+async def test_who_does_not_trust_it_gets_nothing_and_nor_does_plain_http(
+    files: CertificateFiles,
+) -> None:
     async with serving(files) as url:
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await _get(url)
@@ -77,7 +96,9 @@ async def _get(url: str) -> httpx.Response:
         return await client.get(url)
 
 
-async def test_a_renewed_certificate_is_for_new_connections_and_cuts_none(files: CertificateFiles) -> None:
+async def test_a_renewed_certificate_is_for_new_connections_and_cuts_none(
+    files: CertificateFiles,
+) -> None:
     certificate = certificate_of(settings_of(files))
     assert certificate is not None
     async with serving(files, certificate) as url:
@@ -100,7 +121,9 @@ async def test_files_that_are_broken_leave_all_as_it_is_and_one_line(
         if broken == "missing":
             files.key.unlink()
         else:
-            (files.certificate if broken == "cert" else files.key).write_text("-----BEGIN NONSENSE-----\n")
+            (files.certificate if broken == "cert" else files.key).write_text(
+                "-----BEGIN NONSENSE-----\n"
+            )
         with caplog.at_level(logging.INFO, "holdfast.front.server.tls"):
             certificate.reload()
         assert (await connected(url, files))[2] == old
@@ -122,7 +145,11 @@ def _of_another(files: CertificateFiles) -> None:
 def _locked(files: CertificateFiles) -> None:
     key = serialization.load_pem_private_key(files.key.read_bytes(), None)
     form = serialization.PrivateFormat.TraditionalOpenSSL
-    files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.BestAvailableEncryption(b"secret")))
+    files.key.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, form, serialization.BestAvailableEncryption(b"secret")
+        )
+    )
 
 
 def _folder(files: CertificateFiles) -> None:
@@ -133,16 +160,24 @@ def _folder(files: CertificateFiles) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda files: files.certificate.unlink(), "server.tls_cert: .*cert.pem: No such file or directory"),
+        (
+            lambda files: files.certificate.unlink(),
+            "server.tls_cert: .*cert.pem: No such file or directory",
+        ),
         (lambda files: files.key.unlink(), "server.tls_key: .*key.pem: No such file or directory"),
         (_folder, "server.tls_cert: .*Is a directory"),
         (_of_another, "the key is not the certificate's"),
         (_locked, "locked by a password"),
         (lambda files: files.key.write_text("hello"), "no certificate and key in PEM form"),
-        (lambda files: files.certificate.write_bytes(b"\0\1"), "no certificate and key in PEM form"),
+        (
+            lambda files: files.certificate.write_bytes(b"\0\1"),
+            "no certificate and key in PEM form",
+        ),
     ],
 )
-def test_files_that_cannot_be_used_are_named_in_one_line(files: CertificateFiles, spoil: object, said: str) -> None:
+def test_files_that_cannot_be_used_are_named_in_one_line(
+    files: CertificateFiles, spoil: object, said: str
+) -> None:
     assert callable(spoil)
     spoil(files)
     with pytest.raises(ConfigError, match=said) as refused:

@@ -1,4 +1,6 @@
-"""The grammar of an answer: which texts it takes, with a thought in front, and which forms are refused."""
+"""The grammar of an answer: which texts it takes, with a thought in front, and which forms are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +18,44 @@ from tests.fakes.grammar_walker import accepts, demo_token_ids
 
 _TEXT_MARKERS = ModelDialect(reasoning=ReasoningFormat(start="<seed:think>", end="</seed:think>"))
 _NO_PROMPT = PromptText()
-_PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]}
+_PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name"],
+}
 
 
 def _dialect() -> ModelDialect:
-    return ModelDialect(reasoning=ReasoningFormat(start="<think>", end="</think>"), marker_ids=demo_token_ids())
+    return ModelDialect(
+        reasoning=ReasoningFormat(start="<think>", end="</think>"), marker_ids=demo_token_ids()
+    )
 
 
-def _grammar(form: OutputFormat, *, dialect: ModelDialect = PLAIN, prompt: PromptText = _NO_PROMPT) -> str:
-    request = GenerationRequest(request_id="r", model="m", prompt=ChatPrompt(messages=()), output_format=form)
-    return answer_grammar(request, dialect, prompt=prompt, limits=LimitsSettings(), tools=ToolsSettings()).text
+def _grammar(
+    form: OutputFormat, *, dialect: ModelDialect = PLAIN, prompt: PromptText = _NO_PROMPT
+) -> str:
+    request = GenerationRequest(
+        request_id="r", model="m", prompt=ChatPrompt(messages=()), output_format=form
+    )
+    return answer_grammar(
+        request, dialect, prompt=prompt, limits=LimitsSettings(), tools=ToolsSettings()
+    ).text
 
 
 def _schema(schema: Any) -> OutputFormat:
-    return OutputFormat(kind="json_schema", schema=schema, field="response_format.json_schema.schema")
+    return OutputFormat(
+        kind="json_schema", schema=schema, field="response_format.json_schema.schema"
+    )
 
 
 def test_an_answer_without_a_form_has_no_grammar() -> None:
     request = GenerationRequest(request_id="r", model="m", prompt=ChatPrompt(messages=()))
-    assert answer_grammar(request, PLAIN, prompt=_NO_PROMPT, limits=LimitsSettings(), tools=ToolsSettings()) is UNCONSTRAINED
+    assert (
+        answer_grammar(
+            request, PLAIN, prompt=_NO_PROMPT, limits=LimitsSettings(), tools=ToolsSettings()
+        )
+        is UNCONSTRAINED
+    )
 
 
 def test_a_json_object_is_an_object_of_anything() -> None:
@@ -63,14 +84,28 @@ def test_white_space_is_what_models_write_and_bounded() -> None:
 @pytest.mark.parametrize(
     ("form", "right", "wrong"),
     [
-        (OutputFormat(kind="choice", choices=("yes", 'no "way"', "é\n/")), ("yes", 'no "way"', "é\n/"), ("y", "yes yes", "")),
+        (
+            OutputFormat(kind="choice", choices=("yes", 'no "way"', "é\n/")),
+            ("yes", 'no "way"', "é\n/"),
+            ("y", "yes yes", ""),
+        ),
         (OutputFormat(kind="regex", pattern=r"a/\d+é?\"x"), ('a/12é"x',), ('a/"x', '/12"x')),
-        (OutputFormat(kind="lark", pattern='start: "x" y\ny: %json {"type": "integer"}'), ("x12",), ("x", "12")),
-        (_schema({"type": "array", "items": {"type": "integer"}}), ("[1, 2]", "[]"), ('["a"]', "{}")),
+        (
+            OutputFormat(kind="lark", pattern='start: "x" y\ny: %json {"type": "integer"}'),
+            ("x12",),
+            ("x", "12"),
+        ),
+        (
+            _schema({"type": "array", "items": {"type": "integer"}}),
+            ("[1, 2]", "[]"),
+            ('["a"]', "{}"),
+        ),
         (_schema(True), ("1", '"a"', "null"), ("nil",)),
     ],
 )
-def test_a_form_takes_what_is_right_and_nothing_else(form: OutputFormat, right: tuple[str, ...], wrong: tuple[str, ...]) -> None:
+def test_a_form_takes_what_is_right_and_nothing_else(
+    form: OutputFormat, right: tuple[str, ...], wrong: tuple[str, ...]
+) -> None:
     grammar = _grammar(form)
     for text in right:
         assert accepts(grammar, text), text
@@ -89,21 +124,31 @@ def test_a_thought_may_come_first_and_is_free() -> None:
 
 def test_a_thought_that_the_prompt_has_opened_must_be_ended() -> None:
     grammar = _grammar(
-        _schema(_PERSON), dialect=_dialect(), prompt=PromptText(text="<|im_start|>assistant\n<think>\n", in_reasoning=True)
+        _schema(_PERSON),
+        dialect=_dialect(),
+        prompt=PromptText(text="<|im_start|>assistant\n<think>\n", in_reasoning=True),
     )
     assert accepts(grammar, 'hm</think>{"name": "Ada"}')
     assert not accepts(grammar, '{"name": "Ada"}')
 
 
 def test_a_thought_that_the_prompt_has_closed_does_not_come_again() -> None:
-    grammar = _grammar(_schema(_PERSON), dialect=_dialect(), prompt=PromptText(text="assistant\n<think>\n\n</think>\n\n"))
+    grammar = _grammar(
+        _schema(_PERSON),
+        dialect=_dialect(),
+        prompt=PromptText(text="assistant\n<think>\n\n</think>\n\n"),
+    )
     assert accepts(grammar, '{"name": "Ada"}')
     assert not accepts(grammar, '<think>hm</think>{"name": "Ada"}')
 
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_markers_that_are_no_tokens_are_text_of_the_grammar(is_open: bool) -> None:
-    grammar = _grammar(_schema(_PERSON), dialect=_TEXT_MARKERS, prompt=PromptText(text="<seed:think>", in_reasoning=is_open))
+    grammar = _grammar(
+        _schema(_PERSON),
+        dialect=_TEXT_MARKERS,
+        prompt=PromptText(text="<seed:think>", in_reasoning=is_open),
+    )
     opened = "" if is_open else "<seed:think>"
     assert accepts(grammar, opened + 'a </seed b</seed:think>\n{"name": "Ada"}')
     assert accepts(grammar, '{"name": "Ada"}') is not is_open
@@ -112,18 +157,40 @@ def test_markers_that_are_no_tokens_are_text_of_the_grammar(is_open: bool) -> No
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        (OutputFormat(kind="regex", pattern="a(", field="structured_outputs.regex"), "unclosed group"),
+        (
+            OutputFormat(kind="regex", pattern="a(", field="structured_outputs.regex"),
+            "unclosed group",
+        ),
         (OutputFormat(kind="regex", pattern="(?=a)b", field="guided_regex"), "look-ahead"),
-        (OutputFormat(kind="regex", pattern="(a{1000}){1000}", field="guided_regex"), "repeats too often"),
-        (OutputFormat(kind="lark", pattern="start: /(a{1000}){1000}/", field="guided_grammar"), "repeats too often"),
-        (OutputFormat(kind="lark", pattern="start: /a/ " * 2000, field="guided_grammar"), "characters"),
+        (
+            OutputFormat(kind="regex", pattern="(a{1000}){1000}", field="guided_regex"),
+            "repeats too often",
+        ),
+        (
+            OutputFormat(kind="lark", pattern="start: /(a{1000}){1000}/", field="guided_grammar"),
+            "repeats too often",
+        ),
+        (
+            OutputFormat(kind="lark", pattern="start: /a/ " * 2000, field="guided_grammar"),
+            "characters",
+        ),
         (OutputFormat(kind="choice", choices=("x" * 30_000,), field="guided_choice"), "characters"),
         (
-            OutputFormat(kind="lark", pattern='start: %json {"type": "integer", "const": -1e19}', field="guided_grammar"),
+            OutputFormat(
+                kind="lark",
+                pattern='start: %json {"type": "integer", "const": -1e19}',
+                field="guided_grammar",
+            ),
             "64 bits",
         ),
-        (OutputFormat(kind="lark", pattern='start: "a" start', field="guided_grammar"), "Too many items"),
-        (OutputFormat(kind="lark", pattern="start: missing", field="guided_grammar"), 'unknown name: "missing"'),
+        (
+            OutputFormat(kind="lark", pattern='start: "a" start', field="guided_grammar"),
+            "Too many items",
+        ),
+        (
+            OutputFormat(kind="lark", pattern="start: missing", field="guided_grammar"),
+            'unknown name: "missing"',
+        ),
         (OutputFormat(kind="lark", pattern="first: /a/", field="guided_grammar"), "start"),
         (
             _schema({"type": "object", "properties": {"a": {"uniqueItems": True}}}),
@@ -133,7 +200,9 @@ def test_markers_that_are_no_tokens_are_text_of_the_grammar(is_open: bool) -> No
         (_schema({"type": "string", "minLength": 3, "maxLength": 2}), "minLength"),
     ],
 )
-def test_a_form_that_cannot_be_had_is_refused_with_its_field_and_the_reason(form: OutputFormat, said: str) -> None:
+def test_a_form_that_cannot_be_had_is_refused_with_its_field_and_the_reason(
+    form: OutputFormat, said: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         _grammar(form)
     assert caught.value.field == form.field

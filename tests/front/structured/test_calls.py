@@ -1,4 +1,6 @@
-"""Grammars of calls, for every family: what they draw at random is read as valid calls, and what the family writes fits."""
+"""Grammars of calls, for every family: what they draw at random is read as valid calls, and what
+the family writes fits.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,20 @@ _NODE: Final = {
 }
 _EDIT: Final = {
     "type": "object",
-    "properties": {"line": {"type": "integer"}, "text": {"type": ["string", "null"], "maxLength": 8}},
+    "properties": {
+        "line": {"type": "integer"},
+        "text": {"type": ["string", "null"], "maxLength": 8},
+    },
     "required": ["line"],
 }
 _TOOLS: Final = (
     _tool(
         "get_weather",
-        {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "maximum": 14}, "unit": {"enum": ["C", "F"]}},
+        {
+            "city": {"type": "string", "maxLength": 20},
+            "days": {"type": "integer", "maximum": 14},
+            "unit": {"enum": ["C", "F"]},
+        },
         "city",
     ),
     _tool("list_all", {}),
@@ -61,7 +70,13 @@ _TOOLS: Final = (
         "tree",
         {
             "node": {"$ref": "#/$defs/node"},
-            "mixed": {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "integer", "minimum": 5}, {"type": "null"}]},
+            "mixed": {
+                "anyOf": [
+                    {"type": "string", "maxLength": 9},
+                    {"type": "integer", "minimum": 5},
+                    {"type": "null"},
+                ]
+            },
         },
         "node",
         **{"$defs": {"node": _NODE}},
@@ -71,7 +86,9 @@ _SCHEMAS: Final = {tool["function"]["name"]: tool["function"]["parameters"] for 
 _WEATHER: Final = Call("get_weather", {"city": 'Rome é"x', "days": 3})
 _CALLS: Final = (
     _WEATHER,
-    Call("edit", {"path": "/a/b", "edits": [{"line": 1, "text": "x"}, {"line": 2}], "dry_run": True}),
+    Call(
+        "edit", {"path": "/a/b", "edits": [{"line": 1, "text": "x"}, {"line": 2}], "dry_run": True}
+    ),
     Call("list_all", {}),
     Call("tree", {"node": {"value": 1.5, "parts": [{"value": 0}]}, "mixed": "so"}),
 )
@@ -96,11 +113,20 @@ def _dialect(family: str, *, as_tokens: bool = False) -> ModelDialect:
 
 
 def _grammar(
-    dialect: ModelDialect, choice: ToolChoice, *, tools: Any = _TOOLS, settings: ToolsSettings = _ALL_HELD, **more: Any
+    dialect: ModelDialect,
+    choice: ToolChoice,
+    *,
+    tools: Any = _TOOLS,
+    settings: ToolsSettings = _ALL_HELD,
+    **more: Any,
 ) -> AnswerGrammar:
     prompt = ChatPrompt(messages=(), tools=tools)
-    request = GenerationRequest(request_id="r", model="m", prompt=prompt, tool_choice=choice, **more)
-    return answer_grammar(request, dialect, prompt=PromptText(), limits=LimitsSettings(), tools=settings)
+    request = GenerationRequest(
+        request_id="r", model="m", prompt=prompt, tool_choice=choice, **more
+    )
+    return answer_grammar(
+        request, dialect, prompt=PromptText(), limits=LimitsSettings(), tools=settings
+    )
 
 
 def _check(dialect: ModelDialect, answer: str) -> None:
@@ -114,9 +140,12 @@ def _check(dialect: ModelDialect, answer: str) -> None:
         jsonschema.validate(arguments, _SCHEMAS[name], format_checker=jsonschema.FormatChecker())
 
 
-@pytest.mark.parametrize("family", [name for name in _CONSTRAINED if name != "harmony"])  # whose thought has no end at random
+# whose thought has no end at random
+@pytest.mark.parametrize("family", [name for name in _CONSTRAINED if name != "harmony"])
 @pytest.mark.parametrize("seed", range(2))
-def test_what_is_drawn_at_random_is_read_as_calls_that_fit_their_schemas(family: str, seed: int) -> None:
+def test_what_is_drawn_at_random_is_read_as_calls_that_fit_their_schemas(
+    family: str, seed: int
+) -> None:
     dialect = _dialect(family)
     _check(dialect, random_answer(_grammar(dialect, ToolChoice(mode="required")).text, seed=seed))
 
@@ -137,12 +166,19 @@ def test_what_a_family_writes_fits_its_grammar(family: str) -> None:
     assert not accepts(grammar, "Hello!")
     assert not accepts(grammar, _written(dialect, Call("unknown", {})))
     assert not accepts(grammar, _written(dialect, Call("get_weather", {"days": 3})))
-    assert not accepts(grammar, _written(dialect, Call("get_weather", {"city": "Rome", "days": 15})))
+    assert not accepts(
+        grammar, _written(dialect, Call("get_weather", {"city": "Rome", "days": 15}))
+    )
 
 
-@pytest.mark.parametrize("family", ["hermes", "mistral_v13", "kimi_k2", "deepseek_v31", "pythonic", "lfm2"])
+@pytest.mark.parametrize(
+    "family", ["hermes", "mistral_v13", "kimi_k2", "deepseek_v31", "pythonic", "lfm2"]
+)
 def test_a_held_call_may_escape_characters_of_its_strings(family: str) -> None:
-    dialect, tool = _dialect(family), _tool("find", {"city": {"type": "string", "maxLength": 8}}, "city")
+    dialect, tool = (
+        _dialect(family),
+        _tool("find", {"city": {"type": "string", "maxLength": 8}}, "city"),
+    )
     grammar = _grammar(dialect, ToolChoice(mode="required"), tools=[tool]).text
     written = _written(dialect, Call("find", {"city": "Zürich 🙂"}))
     escaped = written.replace("ü", "\\u00fc").replace("🙂", "\\ud83d\\ude42")
@@ -169,7 +205,9 @@ def test_a_model_that_may_call_or_not_is_held_to_the_schema_when_it_calls(family
     assert accepts(grammar, "Hello, <you> [and] {me}.")
     assert accepts(grammar, written)
     assert not accepts(grammar, written + "More.")
-    assert not accepts(grammar, _written(dialect, Call("get_weather", {"city": "Rome", "days": 15})))
+    assert not accepts(
+        grammar, _written(dialect, Call("get_weather", {"city": "Rome", "days": 15}))
+    )
 
 
 @pytest.mark.parametrize("family", _MARKED)
@@ -184,7 +222,11 @@ def test_tools_that_are_too_many_together_are_refused_in_one_short_sentence() ->
     # Each is fine alone; it takes so many to come to more than a grammar may be.
     listed = [[f"value {number} of {place}" for number in range(60)] for place in range(8)]
     tools = [
-        _tool(f"tool_{at}", {f"a{place}_{at}": {"enum": values} for place, values in enumerate(listed)}) for at in range(150)
+        _tool(
+            f"tool_{at}",
+            {f"a{place}_{at}": {"enum": values} for place, values in enumerate(listed)},
+        )
+        for at in range(150)
     ]
     with pytest.raises(InvalidRequest) as caught:
         _grammar(_dialect("hermes"), ToolChoice(mode="required"), tools=tools)
@@ -195,7 +237,9 @@ def test_tools_that_are_too_many_together_are_refused_in_one_short_sentence() ->
 
 @pytest.mark.parametrize("family", _CONSTRAINED)
 @pytest.mark.parametrize("mode", ["required", "auto"])
-def test_all_tools_of_an_agent_are_not_too_many(family: str, mode: Literal["required", "auto"]) -> None:
+def test_all_tools_of_an_agent_are_not_too_many(
+    family: str, mode: Literal["required", "auto"]
+) -> None:
     tools = [
         {"type": "function", "function": {"name": name.replace(" ", "_"), "parameters": schema}}
         for name, schema in AGENTS.items()
@@ -207,15 +251,21 @@ def test_a_named_tool_is_the_only_one_that_is_called() -> None:
     dialect = _dialect("hermes", as_tokens=True)
     grammar = _grammar(dialect, ToolChoice(mode="required", names=("list_all",))).text
     assert accepts(grammar, '<tool_call>\n{"name": "list_all", "arguments": {}}\n</tool_call>')
-    assert not accepts(grammar, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>')
-    assert not accepts(grammar, "\n".join(['<tool_call>\n{"name": "list_all", "arguments": {}}\n</tool_call>'] * 2))
+    assert not accepts(
+        grammar, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    )
+    assert not accepts(
+        grammar, "\n".join(['<tool_call>\n{"name": "list_all", "arguments": {}}\n</tool_call>'] * 2)
+    )
 
 
 def test_some_tools_are_allowed_and_their_arguments_are_free() -> None:
     dialect = _dialect("hermes", as_tokens=True)
     grammar = _grammar(dialect, ToolChoice(names=("get_weather",)), settings=ToolsSettings()).text
     assert accepts(grammar, "Hello!")
-    assert accepts(grammar, '<tool_call>\n{"name": "get_weather", "arguments": {"city": 3}}\n</tool_call>')
+    assert accepts(
+        grammar, '<tool_call>\n{"name": "get_weather", "arguments": {"city": 3}}\n</tool_call>'
+    )
     assert not accepts(grammar, '<tool_call>\n{"name": "list_all", "arguments": {}}\n</tool_call>')
 
 
@@ -225,10 +275,21 @@ def test_without_anything_asked_for_calls_are_not_constrained() -> None:
 
 def test_a_strict_tool_is_held_to_its_schema_and_others_to_their_names() -> None:
     strict = {"type": "function", "function": {**_TOOLS[0]["function"], "strict": True}}
-    grammar = _grammar(_dialect("hermes", as_tokens=True), ToolChoice(), tools=(strict, _TOOLS[2]), settings=ToolsSettings()).text
-    assert accepts(grammar, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>')
-    assert not accepts(grammar, '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Rome"}}\n</tool_call>')
-    assert accepts(grammar, '<tool_call>\n{"name": "edit", "arguments": {"anything": 1}}\n</tool_call>')
+    grammar = _grammar(
+        _dialect("hermes", as_tokens=True),
+        ToolChoice(),
+        tools=(strict, _TOOLS[2]),
+        settings=ToolsSettings(),
+    ).text
+    assert accepts(
+        grammar, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    )
+    assert not accepts(
+        grammar, '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Rome"}}\n</tool_call>'
+    )
+    assert accepts(
+        grammar, '<tool_call>\n{"name": "edit", "arguments": {"anything": 1}}\n</tool_call>'
+    )
 
 
 def test_no_call_is_possible_where_none_is_wanted() -> None:
@@ -241,7 +302,9 @@ def test_no_call_is_possible_where_none_is_wanted() -> None:
 
 
 def test_an_answer_of_a_form_may_be_a_call_instead() -> None:
-    form = OutputFormat(kind="json_schema", schema={"type": "object", "properties": {"x": {"type": "integer"}}})
+    form = OutputFormat(
+        kind="json_schema", schema={"type": "object", "properties": {"x": {"type": "integer"}}}
+    )
     grammar = _grammar(_dialect("hermes", as_tokens=True), ToolChoice(), output_format=form).text
     assert accepts(grammar, '{"x": 1}')
     assert accepts(grammar, '<tool_call>\n{"name": "list_all", "arguments": {}}\n</tool_call>')
@@ -257,7 +320,9 @@ def test_messages_in_channels_have_their_headers() -> None:
         assert accepts(called, answer)
         assert told(dialect, _TOOLS, answer)[-1] == ("get_weather", {"city": "Rome"}, ())
     assert not accepts(called, "<|channel|>final<|message|>Hello!")
-    said = _grammar(dialect, ToolChoice(mode="none"), output_format=OutputFormat(kind="json_object")).text
+    said = _grammar(
+        dialect, ToolChoice(mode="none"), output_format=OutputFormat(kind="json_object")
+    ).text
     assert accepts(said, thought + '<|channel|>final<|message|>{"a": 1}')
     assert not accepts(said, '{"a": 1}')
 
@@ -269,9 +334,13 @@ def test_a_call_that_cannot_be_enforced_is_refused_and_not_ignored() -> None:
 
 
 def test_a_keyword_that_no_grammar_enforces_is_told_or_refused_when_it_is_strict() -> None:
-    tool = _tool("tags", {"names": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}})
+    tool = _tool(
+        "tags", {"names": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}
+    )
     dialect = _dialect("hermes")
-    assert _grammar(dialect, ToolChoice(mode="required"), tools=(tool,)).unenforced == ("tags/properties/names/uniqueItems",)
+    assert _grammar(dialect, ToolChoice(mode="required"), tools=(tool,)).unenforced == (
+        "tags/properties/names/uniqueItems",
+    )
     strict = {"type": "function", "function": {**tool["function"], "strict": True}}
     with pytest.raises(InvalidRequest) as caught:
         _grammar(dialect, ToolChoice(), tools=(_TOOLS[0], strict))

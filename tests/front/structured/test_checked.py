@@ -1,4 +1,6 @@
-"""Schemas before a grammar is made of them: what is refused with its place, what is left out, what would explode."""
+"""Schemas before a grammar is made of them: what is refused with its place, what is left out, what
+would explode.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def _fault(schema: Any) -> SchemaFault:
 
 
 def _takes(schema: Any, value: Any, *, strict: bool = True) -> bool:
-    return accepts(grammar_text(f"start: {json_value(_checked(schema, strict=strict).schema)}"), json.dumps(value))
+    return accepts(
+        grammar_text(f"start: {json_value(_checked(schema, strict=strict).schema)}"),
+        json.dumps(value),
+    )
 
 
 def _inside(node: Any) -> dict[str, Any]:
@@ -76,7 +81,9 @@ def test_what_agents_and_others_send_is_enforced_in_full(schema: Any) -> None:
         ({"type": "object", "required": ["c"], "additionalProperties": False}, "required"),
     ],
 )
-def test_what_no_grammar_enforces_is_named_with_its_place_or_left_out(node: Any, keyword: str) -> None:
+def test_what_no_grammar_enforces_is_named_with_its_place_or_left_out(
+    node: Any, keyword: str
+) -> None:
     fault = _fault(_inside(node))
     assert fault.place == f"#/properties/a/properties/b/{keyword}"
     assert keyword in fault.reason
@@ -86,7 +93,10 @@ def test_what_no_grammar_enforces_is_named_with_its_place_or_left_out(node: Any,
 
 
 def test_the_place_of_a_fault_behind_a_reference_is_the_clients() -> None:
-    schema = {"$ref": "#/definitions/x", "definitions": {"x": _inside({"type": "string", "minLength": 3, "maxLength": 2})}}
+    schema = {
+        "$ref": "#/definitions/x",
+        "definitions": {"x": _inside({"type": "string", "minLength": 3, "maxLength": 2})},
+    }
     assert _fault(schema).place == "#/definitions/x/properties/a/properties/b/minLength"
 
 
@@ -99,10 +109,21 @@ def test_the_place_of_a_fault_behind_a_reference_is_the_clients() -> None:
         {"type": "object", "unevaluatedProperties": True},
         {"if": {"type": "null"}},
         {"type": "integer", "format": "int64"},
-        *({"type": "string", "format": name} for name in ("path", "password", "byte", "binary", "ipv4network", "no such one")),
+        *(
+            {"type": "string", "format": name}
+            for name in ("path", "password", "byte", "binary", "ipv4network", "no such one")
+        ),
         {"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 1},
         {"type": "object", "properties": {"a": {}}, "maxProperties": 1},
-        {"description": "x", "title": "x", "default": 1, "examples": [1], "x-anything": {}, "$comment": "x", "deprecated": True},
+        {
+            "description": "x",
+            "title": "x",
+            "default": 1,
+            "examples": [1],
+            "x-anything": {},
+            "$comment": "x",
+            "deprecated": True,
+        },
     ],
 )
 def test_what_says_nothing_is_no_reason_to_refuse(node: Any) -> None:
@@ -136,25 +157,49 @@ def test_overlapping_branches_of_one_of_are_taken_as_any_of() -> None:
 
 
 def test_a_clients_own_options_for_the_grammar_are_no_part_of_the_schema() -> None:
-    schema = {"type": "object", "x-guidance": {"whitespace_pattern": " *"}, "properties": {"a": {"type": "integer"}}}
-    assert not accepts(grammar_text(f"start: {json_value(_checked(schema).schema)}"), '{     "a": 1}')
+    schema = {
+        "type": "object",
+        "x-guidance": {"whitespace_pattern": " *"},
+        "properties": {"a": {"type": "integer"}},
+    }
+    assert not accepts(
+        grammar_text(f"start: {json_value(_checked(schema).schema)}"), '{     "a": 1}'
+    )
 
 
 _MANY = 100_000
 _EXPLOSIVE: dict[str, Any] = {
     "many values": {"enum": [f"x{number}" for number in range(20_000)]},
-    "many properties": {"type": "object", "properties": {f"a{number}": {"type": "string"} for number in range(20_000)}},
-    "branches that multiply": {
-        "allOf": [{"anyOf": [{"properties": {f"{name}{number}": {}}} for name in "ab"]} for number in range(12)]
+    "many properties": {
+        "type": "object",
+        "properties": {f"a{number}": {"type": "string"} for number in range(20_000)},
     },
-    "nested repetitions": {"type": "string", "pattern": "((((a{0,100}){0,100}){0,100}){0,100}){0,100}"},
-    "a long pattern": {"type": "string", "pattern": "|".join(f"(.*{number}.*)" for number in range(3000))},
+    "branches that multiply": {
+        "allOf": [
+            {"anyOf": [{"properties": {f"{name}{number}": {}}} for name in "ab"]}
+            for number in range(12)
+        ]
+    },
+    "nested repetitions": {
+        "type": "string",
+        "pattern": "((((a{0,100}){0,100}){0,100}){0,100}){0,100}",
+    },
+    "a long pattern": {
+        "type": "string",
+        "pattern": "|".join(f"(.*{number}.*)" for number in range(3000)),
+    },
     "a long value": {"const": "x" * _MANY},
     "a long name": {"type": "object", "properties": {"x" * _MANY: {}}},
-    "a costly remainder": {"type": "integer", "multipleOf": 1_000_003, "minimum": 7, "maximum": 10**15},
+    "a costly remainder": {
+        "type": "integer",
+        "multipleOf": 1_000_003,
+        "minimum": 7,
+        "maximum": 10**15,
+    },
     "references that double": {
         "$ref": "#/$defs/d0",
-        "$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)} | {"d60": {}},
+        "$defs": {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
+        | {"d60": {}},
     },
 }
 for _name, _word in (("deep objects", "properties"), ("deep arrays", "items")):
@@ -167,7 +212,9 @@ for _name, _word in (("deep objects", "properties"), ("deep arrays", "items")):
 @pytest.mark.parametrize("name", _EXPLOSIVE)
 def test_a_schema_that_explodes_is_refused_or_left_unenforced(name: str) -> None:
     _fault(_EXPLOSIVE[name])
-    unenforced = _checked({"type": "object", "properties": {"a": _EXPLOSIVE[name]}}, strict=False).unenforced
+    unenforced = _checked(
+        {"type": "object", "properties": {"a": _EXPLOSIVE[name]}}, strict=False
+    ).unenforced
     assert unenforced
 
 
@@ -188,7 +235,9 @@ def test_what_is_no_schema_is_refused() -> None:
         {"items": {"type": "integer"}, "const": [-1e30]},
     ],
 )
-def test_the_least_integer_of_64_bits_which_overflows_the_stack_of_llguidance_never_gets_there(schema: Any) -> None:
+def test_the_least_integer_of_64_bits_which_overflows_the_stack_of_llguidance_never_gets_there(
+    schema: Any,
+) -> None:
     assert "below what 64 bits hold" in _fault(schema).reason
     assert _checked(_inside(schema), strict=False).unenforced
 
@@ -196,7 +245,11 @@ def test_the_least_integer_of_64_bits_which_overflows_the_stack_of_llguidance_ne
 @pytest.mark.parametrize("keyword", PLAIN)
 @pytest.mark.parametrize("value", [None, True, 5, 1.5, "a", [5], [[]], {}])
 def test_a_keyword_with_a_value_of_any_type_is_no_error_of_ours(keyword: str, value: Any) -> None:
-    for beside in ({}, {"type": "object", "properties": {"a": {}}}, {"type": "array", "items": {"type": "null"}}):
+    for beside in (
+        {},
+        {"type": "object", "properties": {"a": {}}},
+        {"type": "array", "items": {"type": "null"}},
+    ):
         with contextlib.suppress(SchemaFault):
             _checked(beside | {keyword: value})
         _checked(_inside(beside | {keyword: value}), strict=False)
@@ -218,7 +271,11 @@ def test_bounds_beyond_64_bits_are_the_last_that_can_be_told_apart(kind: str) ->
     ("schema", "fits", "fails"),
     [
         ({"type": "string", "minLength": 2.0, "maxLength": 3.0}, "ab", "a"),
-        ({"type": "array", "items": {"type": "null"}, "minItems": 1.0, "maxItems": 2.0}, [None], []),
+        (
+            {"type": "array", "items": {"type": "null"}, "minItems": 1.0, "maxItems": 2.0},
+            [None],
+            [],
+        ),
         ({"type": "object", "minProperties": 1.0}, {"a": 1}, {}),
         ({"type": "object", "maxProperties": 1.0}, {"a": 1}, {"a": 1, "b": 2}),
     ],
@@ -233,7 +290,16 @@ _HOST = "a" * 63
 _OF_FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "date": (
         ("2024-02-29", "2000-02-29", "0004-02-29", "2021-12-31", "0001-01-01"),
-        ("2021-02-29", "1900-02-29", "2021-04-31", "2021-13-01", "2021-00-10", "2021-01-00", "0000-01-01", "21-01-01"),
+        (
+            "2021-02-29",
+            "1900-02-29",
+            "2021-04-31",
+            "2021-13-01",
+            "2021-00-10",
+            "2021-01-00",
+            "0000-01-01",
+            "21-01-01",
+        ),
     ),
     "time": (
         ("00:00:00Z", "23:59:59.25+23:59"),
@@ -241,23 +307,63 @@ _OF_FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "date-time": (
         ("2024-02-29T12:00:00Z",),
-        ("2023-02-29T12:00:00Z", "1998-12-31T23:59:60Z", "2024-02-29 12:00:00Z", "2024-02-29T12:00:00"),
+        (
+            "2023-02-29T12:00:00Z",
+            "1998-12-31T23:59:60Z",
+            "2024-02-29 12:00:00Z",
+            "2024-02-29T12:00:00",
+        ),
     ),
     "hostname": (
         ("a", "a1", "a-b", "a--b", "a.b-c.d", "xn--nxasmq6b", _HOST + ".com", "1.2.3.4"),
-        ("", "-a", "a-", "a.-b", "ab--cd", "a_b", "a..b", "a.", ".a", _HOST + "a.com", ".".join([_HOST] * 4)),
+        (
+            "",
+            "-a",
+            "a-",
+            "a.-b",
+            "ab--cd",
+            "a_b",
+            "a..b",
+            "a.",
+            ".a",
+            _HOST + "a.com",
+            ".".join([_HOST] * 4),
+        ),
     ),
-    "ipv4": (("1.2.3.4", "255.255.255.255", "0.0.0.0"), ("256.1.1.1", "01.2.3.4", "1.2.3", "1.2.3.4.5")),
+    "ipv4": (
+        ("1.2.3.4", "255.255.255.255", "0.0.0.0"),
+        ("256.1.1.1", "01.2.3.4", "1.2.3", "1.2.3.4.5"),
+    ),
     "ipv6": (
-        ("::", "::1", "1::", "1:2:3:4:5:6:7:8", "::ffff:192.168.0.1", "1:2:3:4:5:6:1.2.3.4", "64:ff9b::192.0.2.33"),
-        ("1", ":::", "1::2::3", "12345::", "1:2:3:4:5:6:7:8:9", "1:2:3:4:5:6:7:1.2.3.4", "::1.2.3", "::256.1.1.1", "::1%eth0"),
+        (
+            "::",
+            "::1",
+            "1::",
+            "1:2:3:4:5:6:7:8",
+            "::ffff:192.168.0.1",
+            "1:2:3:4:5:6:1.2.3.4",
+            "64:ff9b::192.0.2.33",
+        ),
+        (
+            "1",
+            ":::",
+            "1::2::3",
+            "12345::",
+            "1:2:3:4:5:6:7:8:9",
+            "1:2:3:4:5:6:7:1.2.3.4",
+            "::1.2.3",
+            "::256.1.1.1",
+            "::1%eth0",
+        ),
     ),
 }
 
 
 @pytest.mark.parametrize("name", _OF_FORMATS)
 def test_a_format_takes_what_is_right_and_nothing_else(name: str) -> None:
-    grammar = grammar_text(f"start: {json_value(_checked({'type': 'string', 'format': name}).schema)}")
+    grammar = grammar_text(
+        f"start: {json_value(_checked({'type': 'string', 'format': name}).schema)}"
+    )
     right, wrong = _OF_FORMATS[name]
     assert [text for text in right if not accepts(grammar, json.dumps(text))] == []
     assert [text for text in wrong if accepts(grammar, json.dumps(text))] == []
@@ -281,7 +387,12 @@ def test_a_date_is_one_of_the_calendar(year: int, month: int, day: int) -> None:
         assert re.fullmatch(DATE, text)
 
 
-@given(st.lists(st.sampled_from(["0", "1", "12", "fff", "ffff", "12345", ":", "::", "1.2.3.4", "01.2.3.4"]), max_size=16))
+@given(
+    st.lists(
+        st.sampled_from(["0", "1", "12", "fff", "ffff", "12345", ":", "::", "1.2.3.4", "01.2.3.4"]),
+        max_size=16,
+    )
+)
 def test_an_address_is_one_that_python_reads(pieces: list[str]) -> None:
     for text in ("".join(pieces), ":".join(pieces)):
         try:
@@ -299,15 +410,23 @@ def _written(draw: st.DrawFn) -> tuple[str, str]:
     written = ""
     for character in text:
         plain = json.dumps(character, ensure_ascii=False)[1:-1]
-        escaped = "".join(f"\\u{unit:04x}" for unit in memoryview(character.encode("utf-16-le")).cast("H"))
+        escaped = "".join(
+            f"\\u{unit:04x}" for unit in memoryview(character.encode("utf-16-le")).cast("H")
+        )
         as_escape = character == "\x7f" or draw(st.booleans())
-        written += draw(st.sampled_from([escaped, escaped.upper().replace("U", "u")])) if as_escape else plain
+        written += (
+            draw(st.sampled_from([escaped, escaped.upper().replace("U", "u")]))
+            if as_escape
+            else plain
+        )
     return text, f'"{written}"'
 
 
 @settings(max_examples=60)
 @given(_written(), st.integers(0, 4), st.integers(0, 4))
-def test_any_character_of_a_string_may_be_escaped_and_counts_as_one(said: tuple[str, str], least: int, more: int) -> None:
+def test_any_character_of_a_string_may_be_escaped_and_counts_as_one(
+    said: tuple[str, str], least: int, more: int
+) -> None:
     text, written = said
     schema = {"type": "string", "minLength": least, "maxLength": least + more}
     grammar = grammar_text(f"start: {json_value(_checked(schema).schema)}")
@@ -320,10 +439,16 @@ def test_half_of_a_character_is_none(half: str) -> None:
 
 
 _NAMES = {
-    "declared": {"properties": {"a": {"type": "integer"}, "é": {"type": "integer"}}, "additionalProperties": True},
+    "declared": {
+        "properties": {"a": {"type": "integer"}, "é": {"type": "integer"}},
+        "additionalProperties": True,
+    },
     "required": {"required": ["a"], "additionalProperties": {"type": "string"}},
     "patterns": {"patternProperties": {"^é": {"type": "integer"}}, "additionalProperties": True},
-    "both": {"properties": {"a": {"type": "integer"}}, "patternProperties": {"^(a.|é)": {"type": "string"}}},
+    "both": {
+        "properties": {"a": {"type": "integer"}},
+        "patternProperties": {"^(a.|é)": {"type": "string"}},
+    },
     "both and no others": {
         "properties": {"a": {"type": "integer"}},
         "patternProperties": {"^(a.|é)": {"type": "string"}},
@@ -332,7 +457,10 @@ _NAMES = {
     "closed": {"properties": {"a": {"type": "integer"}}, "additionalProperties": False},
     "any": {},
     "put together": {
-        "allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"é": {"type": "integer"}}, "required": ["b"]}]
+        "allOf": [
+            {"properties": {"a": {"type": "integer"}}},
+            {"properties": {"é": {"type": "integer"}}, "required": ["b"]},
+        ]
     },
     "of free ones that are held": {
         "properties": {"a": {"type": "integer"}},
@@ -341,7 +469,17 @@ _NAMES = {
 }
 
 
-_SPELLINGS = ('"a"', '"\\u0061"', '"é"', '"\\u00e9"', '"\\u00E9"', '"a\\n"', '"a\\u000a"', '"b"', '"\\u0062"')
+_SPELLINGS = (
+    '"a"',
+    '"\\u0061"',
+    '"é"',
+    '"\\u00e9"',
+    '"\\u00E9"',
+    '"a\\n"',
+    '"a\\u000a"',
+    '"b"',
+    '"\\u0062"',
+)
 
 
 @pytest.mark.parametrize("kind", _NAMES)
@@ -356,7 +494,12 @@ def test_an_object_whose_names_are_escaped_fits_its_schema_or_is_not_accepted(ki
 
 
 def test_names_of_one_kind_leave_strings_their_escapes() -> None:
-    closed = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+    closed = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
     grammar = grammar_text(f"start: {json_value(_checked(closed).schema)}")
     assert accepts(grammar, '{"city": "Z\\u00fcrich"}')
     mixed = {**closed, "additionalProperties": True}

@@ -23,13 +23,22 @@ async def called(path: str, *, gateway: ScriptedGateway | None = None, **body: A
 async def test_a_text_becomes_the_tokens_that_its_model_reads() -> None:
     body = (await called("/tokenize", content="hello world")).json()
     expected = TOKENIZER.encode("hello world", add_special_tokens=False)
-    assert body == {"tokens": expected, "count": len(expected), "max_model_len": 2048, "token_strs": None}
+    assert body == {
+        "tokens": expected,
+        "count": len(expected),
+        "max_model_len": 2048,
+        "token_strs": None,
+    }
 
 
 async def test_pieces_are_texts_or_the_bytes_of_a_part_of_a_character() -> None:
-    body = (await called("/tokenize", content="hello 😀", with_pieces=True, return_token_strs=True)).json()
+    body = (
+        await called("/tokenize", content="hello 😀", with_pieces=True, return_token_strs=True)
+    ).json()
     pieces = [token["piece"] for token in body["tokens"]]
-    joined = b"".join(piece.encode() if isinstance(piece, str) else bytes(piece) for piece in pieces)
+    joined = b"".join(
+        piece.encode() if isinstance(piece, str) else bytes(piece) for piece in pieces
+    )
     assert joined.decode() == "hello 😀"
     assert any(isinstance(piece, list) for piece in pieces)
     assert body["token_strs"][0] == "hello"
@@ -45,12 +54,18 @@ def test_the_bytes_of_all_pieces_are_the_text(text: str) -> None:
 
 async def test_tokens_become_the_text_again_by_both_names() -> None:
     tokens = (await called("/tokenize", prompt="hello <|im_end|>")).json()["tokens"]
-    assert (await called("/detokenize", tokens=tokens)).json() == {"content": "hello <|im_end|>", "prompt": "hello <|im_end|>"}
+    assert (await called("/detokenize", tokens=tokens)).json() == {
+        "content": "hello <|im_end|>",
+        "prompt": "hello <|im_end|>",
+    }
     assert (await called("/detokenize", tokens=[])).json()["content"] == ""
 
 
 async def test_what_spells_a_special_token_is_text_where_that_is_asked() -> None:
-    counts = [(await called("/tokenize", content="<|im_end|>", parse_special=parses)).json()["count"] for parses in (True, False)]
+    counts = [
+        (await called("/tokenize", content="<|im_end|>", parse_special=parses)).json()["count"]
+        for parses in (True, False)
+    ]
     assert counts[0] == 1 < counts[1]
 
 
@@ -82,6 +97,10 @@ async def test_a_conversation_is_counted_and_shown_as_its_model_reads_it() -> No
     ],
     ids=lambda value: str(value)[:60],
 )
-async def test_a_bad_field_is_named(path: str, body: dict[str, Any], status: int, param: str) -> None:
+async def test_a_bad_field_is_named(
+    path: str, body: dict[str, Any], status: int, param: str
+) -> None:
     response = await called(path, **body)
-    assert (response.status_code, response.json()["error"]["param"]) == (status, param), response.text
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param), (
+        response.text
+    )

@@ -1,4 +1,6 @@
-"""Calls of the families that write them as JSON: read back as they are written, however cut, and mended where models err."""
+"""Calls of the families that write them as JSON: read back as they are written, however cut, and
+mended where models err.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,22 @@ TOOLS = DeclaredTools(mistaken_json.TOOLS)
 NAMES = sorted(name for name, form in FAMILIES.items() if isinstance(form, (JsonCalls, NamedJson)))
 CALLS = (
     Call(
-        "get_weather", {"city": 'R"om\n<é🙂', "days": 3, "at": {"a": [1.5, None, True, {}], "b": {}}}, "functions.get_weather:0"
+        "get_weather",
+        {"city": 'R"om\n<é🙂', "days": 3, "at": {"a": [1.5, None, True, {}], "b": {}}},
+        "functions.get_weather:0",
     ),
     Call("write_file", {}, "functions.write_file:1"),
 )
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(["</tool_call>", "{", '"', "\\"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.sampled_from(["</tool_call>", "{", '"', "\\"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 arguments = st.dictionaries(st.text(max_size=6), values, max_size=3)
@@ -40,7 +50,9 @@ cuts = st.lists(st.integers(0, 2000), max_size=10)
 def dialect(name: str, *, tokens: bool) -> ModelDialect:
     form = FAMILIES[name]
     return ModelDialect(
-        family=name, calls=form, marker_ids={mark: place for place, mark in enumerate(form.marks)} if tokens else {}
+        family=name,
+        calls=form,
+        marker_ids={mark: place for place, mark in enumerate(form.marks)} if tokens else {},
     )
 
 
@@ -52,14 +64,20 @@ def read(text: str, name: str = "hermes", *, tokens: bool = True) -> WholeAnswer
 @pytest.mark.parametrize("name", NAMES)
 def test_calls_come_back_as_they_were_written(name: str, tokens: bool) -> None:
     found = read("\n" + FAMILIES[name].write(CALLS), name, tokens=tokens)
-    assert [(call.name, call.arguments) for call in found.calls] == [(call.name, call.arguments) for call in CALLS]
+    assert [(call.name, call.arguments) for call in found.calls] == [
+        (call.name, call.arguments) for call in CALLS
+    ]
     assert found.text == "" and found.repairs == ()
 
 
 @given(name=st.sampled_from(NAMES), given=arguments, at=cuts)
-def test_any_arguments_come_back_however_the_text_is_cut(name: str, given: dict[str, object], at: list[int]) -> None:
+def test_any_arguments_come_back_however_the_text_is_cut(
+    name: str, given: dict[str, object], at: list[int]
+) -> None:
     model = dialect(name, tokens=True)
-    text = model.markers.encode(f"Now:\n\n{FAMILIES[name].write([Call('write_file', given, 'functions.write_file:0')])}")
+    text = model.markers.encode(
+        f"Now:\n\n{FAMILIES[name].write([Call('write_file', given, 'functions.write_file:0')])}"
+    )
     reader = AnswerReader(model, tools=TOOLS)
     edges = [0, *sorted(place % (len(text) + 1) for place in at), len(text)]
     parts = [part for start, end in pairwise(edges) for part in reader.push(text[start:end])]
@@ -70,14 +88,18 @@ def test_any_arguments_come_back_however_the_text_is_cut(name: str, given: dict[
 
 @pytest.mark.parametrize(("text", "repairs"), MISTAKEN_CALLS)
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
-def test_a_mistaken_call_is_mended_and_the_repair_named(text: str, repairs: tuple[str, ...], tokens: bool) -> None:
+def test_a_mistaken_call_is_mended_and_the_repair_named(
+    text: str, repairs: tuple[str, ...], tokens: bool
+) -> None:
     found = read(text, tokens=tokens)
     assert [(call.name, call.arguments) for call in found.calls] == [("get_weather", ROM)]
     assert (found.text, found.repairs) == ("", repairs)
 
 
 @pytest.mark.parametrize(("written", "arguments", "repairs"), MISTAKEN_ARGUMENTS)
-def test_mistaken_arguments_are_mended_as_they_come(written: str, arguments: dict[str, object], repairs: tuple[str, ...]) -> None:
+def test_mistaken_arguments_are_mended_as_they_come(
+    written: str, arguments: dict[str, object], repairs: tuple[str, ...]
+) -> None:
     found = read(f'<tool_call>{{"name": "write_file", "arguments": {written}}}</tool_call>')
     assert [call.arguments for call in found.calls] == [arguments]
     assert found.repairs == repairs
@@ -89,7 +111,9 @@ def test_several_objects_in_one_pair_are_several_calls() -> None:
 
 
 def test_a_marker_in_a_string_that_goes_on_is_a_part_of_it() -> None:
-    text = '<tool_call>{"name": "write_file", "arguments": {"text": "a </tool_call> b"}}</tool_call>'
+    text = (
+        '<tool_call>{"name": "write_file", "arguments": {"text": "a </tool_call> b"}}</tool_call>'
+    )
     assert [call.arguments for call in read(text).calls] == [{"text": "a </tool_call> b"}]
 
 
@@ -114,7 +138,9 @@ def test_what_is_no_call_is_text(text: str) -> None:
 def test_a_word_before_other_markup_names_a_call_only_if_it_is_a_declared_tool(name: str) -> None:
     text = '[TOOL_CALLS] junk [{"name": "get_weather", "arguments": {"city": "Rom"}}]'
     assert read(text, name).text == text
-    assert [call.name for call in read('[TOOL_CALLS]junk[ARGS]{"city": "Rom"}', name).calls] == ["junk"]
+    assert [call.name for call in read('[TOOL_CALLS]junk[ARGS]{"city": "Rom"}', name).calls] == [
+        "junk"
+    ]
 
 
 @pytest.mark.parametrize(("name", "text", "repairs"), OTHER_FORMS)

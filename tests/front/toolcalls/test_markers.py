@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from holdfast.front.toolcalls.markers import Markers, is_marker
 
 MARKERS = Markers({"<think>": 7, "<thinking>": 8, "[ARGS]": 9})
-texts = st.lists(st.sampled_from(["<think>", "<thinking>", "[ARGS]", "<thin", "k>", "a", "🙂"])).map("".join)
+texts = st.lists(
+    st.sampled_from(["<think>", "<thinking>", "[ARGS]", "<thin", "k>", "a", "🙂"])
+).map("".join)
 
 
 @given(texts)
@@ -22,7 +24,9 @@ def test_a_text_comes_back_from_its_encoding(text: str) -> None:
 
 def test_of_two_markers_at_a_place_the_longer_one_counts() -> None:
     assert MARKERS.encode("<thinking>") == MARKERS.characters[8]
-    assert is_marker(MARKERS.encode("<think>ing>")) and not is_marker("<think>") and not is_marker("")
+    assert (
+        is_marker(MARKERS.encode("<think>ing>")) and not is_marker("<think>") and not is_marker("")
+    )
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,9 @@ class Form:
 
 def test_all_strings_of_a_dataclass_are_encoded() -> None:
     think, args = MARKERS.characters[7], MARKERS.characters[9]
-    assert MARKERS.encoded(Form(("<think>\n", "x"), Inner("a[ARGS]"))) == Form((think + "\n", "x"), Inner("a" + args))
+    assert MARKERS.encoded(Form(("<think>\n", "x"), Inner("a[ARGS]"))) == Form(
+        (think + "\n", "x"), Inner("a" + args)
+    )
     assert MARKERS.encoded(None) is None
 
 

@@ -36,7 +36,10 @@ TOOLS: list[dict[str, Any]] = [
                     "share": {"type": "number"},
                     "deep": {"type": "boolean"},
                     "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-                    "point": {"type": "object", "properties": {"x": {"type": "integer"}, "note": {"type": "string"}}},
+                    "point": {
+                        "type": "object",
+                        "properties": {"x": {"type": "integer"}, "note": {"type": "string"}},
+                    },
                     "list": {"type": "array", "items": {"type": "number"}},
                 },
             },
@@ -67,7 +70,11 @@ FRAGMENTS = [
     ", ",
 ]
 # What ends a value and a call is the end of both: no reader can tell.
-strings = st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join).filter(lambda text: not AMBIGUOUS.search(text))
+strings = (
+    st.lists(st.sampled_from(FRAGMENTS), max_size=8)
+    .map("".join)
+    .filter(lambda text: not AMBIGUOUS.search(text))
+)
 numbers = st.integers(-(10**20), 10**20)
 floats = st.floats(allow_nan=False, allow_infinity=False)
 values = {
@@ -80,7 +87,12 @@ values = {
     "list": st.lists(floats, max_size=3),
 }
 calls = st.lists(
-    st.builds(Call, st.sampled_from(["edit_file", "ns.get-time"]), st.fixed_dictionaries({}, optional=values), st.just("")),
+    st.builds(
+        Call,
+        st.sampled_from(["edit_file", "ns.get-time"]),
+        st.fixed_dictionaries({}, optional=values),
+        st.just(""),
+    ),
     min_size=1,
     max_size=3,
 )
@@ -89,10 +101,17 @@ calls = st.lists(
 def dialect_of(name: str, *, as_tokens: bool) -> ModelDialect:
     """A model of the family, whose markers are tokens or text."""
     family = MARKUP_FAMILIES[name]
-    single = [mark for mark in family.marks if not any(other in mark for other in family.marks if other != mark)]
-    single = [mark for mark in single if not mark.endswith(("=", '="'))]  # no vocabulary has half a tag
+    single = [
+        mark
+        for mark in family.marks
+        if not any(other in mark for other in family.marks if other != mark)
+    ]
+    # no vocabulary has half a tag
+    single = [mark for mark in single if not mark.endswith(("=", '="'))]
     return ModelDialect(
-        family=name, calls=family, marker_ids={mark: place for place, mark in enumerate(single)} if as_tokens else {}
+        family=name,
+        calls=family,
+        marker_ids={mark: place for place, mark in enumerate(single)} if as_tokens else {},
     )
 
 
@@ -114,7 +133,20 @@ def test_any_text_is_read_the_same_however_it_is_cut_and_none_is_lost(
     name: str, data: st.DataObject, places: list[int], as_tokens: bool
 ) -> None:
     family = MARKUP_FAMILIES[name]
-    words = [*family.marks, *FRAGMENTS, "edit_file", "path", "=", '="path"', "(", "[", "text ", "call:", ":", ","]
+    words = [
+        *family.marks,
+        *FRAGMENTS,
+        "edit_file",
+        "path",
+        "=",
+        '="path"',
+        "(",
+        "[",
+        "text ",
+        "call:",
+        ":",
+        ",",
+    ]
     text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=14)))
     dialect = dialect_of(name, as_tokens=as_tokens)
     said = told(dialect, TOOLS, text, at=places)
@@ -126,7 +158,12 @@ def test_any_text_is_read_the_same_however_it_is_cut_and_none_is_lost(
 @pytest.mark.parametrize(("name", "text", "expected"), [*RECORDED, *MISTAKES])
 def test_an_answer_is_read_as_it_was_meant(name: str, text: str, expected: list[Any]) -> None:
     for as_tokens in (False, True):
-        for places in ([], [*range(len(text))], [*range(0, len(text), 3)], [*range(0, len(text), 7)]):
+        for places in (
+            [],
+            [*range(len(text))],
+            [*range(0, len(text), 3)],
+            [*range(0, len(text), 7)],
+        ):
             assert told(dialect_of(name, as_tokens=as_tokens), WEATHER, text, at=places) == expected
 
 
@@ -140,7 +177,11 @@ HAS_ITEM: dict[str, Any] = {"type": "object", "properties": {"item": {"type": "s
     [
         ({"anyOf": [LIST, OBJECT]}, [("item", "alpha"), ("item", "beta")], ["alpha", "beta"]),
         ({"anyOf": [OBJECT, LIST]}, [("item", "12"), ("item", "beta")], ["12", "beta"]),
-        ({"anyOf": [OBJECT, {"type": "array", "items": {"type": "integer"}}]}, [("item", "12")], [12]),
+        (
+            {"anyOf": [OBJECT, {"type": "array", "items": {"type": "integer"}}]},
+            [("item", "12")],
+            [12],
+        ),
         ({"type": ["array", "object"]}, [("item", "alpha")], ["alpha"]),
         ({"oneOf": [LIST, OBJECT]}, [("x", "1")], {"x": 1}),
         ({"oneOf": [LIST, OBJECT]}, [], []),
@@ -157,13 +198,21 @@ def test_tags_called_item_are_an_array_where_the_schema_allows_one_or_an_object_
     mark = NestedTags().mark
     inner = "".join(f"{mark}<{name}>{text}{mark}</{name}>" for name, text in tags)
     call = f'{mark}<invoke name="f">{mark}<list>{inner}{mark}</list>{mark}</invoke>'
-    tool = {"function": {"name": "f", "parameters": {"type": "object", "properties": {"list": schema}}}}
-    said = told(dialect_of("minimax_m3", as_tokens=True), [tool], f"{mark}<tool_call>\n{call}\n{mark}</tool_call>")
+    tool = {
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"list": schema}}}
+    }
+    said = told(
+        dialect_of("minimax_m3", as_tokens=True),
+        [tool],
+        f"{mark}<tool_call>\n{call}\n{mark}</tool_call>",
+    )
     assert said == [("f", {"list": value}, ())]
 
 
 def test_ids_that_a_model_writes_are_the_calls() -> None:
-    reader = AnswerReader(dialect_of("cohere_a_plus", as_tokens=False), tools=DeclaredTools(WEATHER))
+    reader = AnswerReader(
+        dialect_of("cohere_a_plus", as_tokens=False), tools=DeclaredTools(WEATHER)
+    )
     calls = [Call("get_weather", {"city": "Rome"}, "7"), Call("get_time", {})]
     parts = [*reader.push(MARKUP_FAMILIES["cohere_a_plus"].write(calls)), *reader.flush()]
     assert [part.id for part in parts if isinstance(part, CallBegun)] == ["7", "1"]
@@ -173,15 +222,25 @@ def test_every_family_has_a_recorded_answer() -> None:
     assert {name for name, *_ in RECORDED} == set(MARKUP_FAMILIES)
 
 
-STREAMED = [name for name in FAMILIES if name not in ("pythonic", "lfm2", "olmo3", "gemma4", "function_gemma")]
+STREAMED = [
+    name
+    for name in FAMILIES
+    if name not in ("pythonic", "lfm2", "olmo3", "gemma4", "function_gemma")
+]
 """Families whose strings are given as they come; the others' values once they are there."""
 
 
-def begun_arguments(dialect: ModelDialect, encoded: str, *, ends: bool = False, cut: bool = False) -> tuple[str, bool]:
-    """The arguments that are given of the first call when so much of an answer has come, and whether it has ended."""
+def begun_arguments(
+    dialect: ModelDialect, encoded: str, *, ends: bool = False, cut: bool = False
+) -> tuple[str, bool]:
+    """The arguments that are given of the first call when so much of an answer has come, and
+    whether it has ended.
+    """
     reader = AnswerReader(dialect, tools=DeclaredTools(WEATHER))
     parts = [*reader.push(encoded), *(reader.flush(cut=cut) if ends else ())]
-    return "".join(part.text for part in parts if isinstance(part, CallArguments)), any(isinstance(p, CallEnded) for p in parts)
+    return "".join(part.text for part in parts if isinstance(part, CallArguments)), any(
+        isinstance(p, CallEnded) for p in parts
+    )
 
 
 @pytest.mark.parametrize("as_tokens", [False, True])
@@ -200,21 +259,29 @@ def test_strings_are_given_as_they_come(name: str, as_tokens: bool) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_call_that_is_cut_off_does_not_end_and_what_was_given_stands(name: str) -> None:
-    text = MARKUP_FAMILIES[name].write([Call("get_weather", {"city": "Rome < </p", "days": 3, "opt": {"a": [1]}})])
+    text = MARKUP_FAMILIES[name].write(
+        [Call("get_weather", {"city": "Rome < </p", "days": 3, "opt": {"a": [1]}})]
+    )
     dialect = dialect_of(name, as_tokens=True)
     encoded = dialect.markers.encode(text)
     whole, _ = begun_arguments(dialect, encoded, ends=True)
     for end in range(1, len(encoded)):
         arguments, ended = begun_arguments(dialect, encoded[:end], ends=True, cut=True)
         assert whole.startswith(arguments), encoded[:end]
-        assert not ended or json.loads(arguments) == {"city": "Rome < </p", "days": 3, "opt": {"a": [1]}}
+        assert not ended or json.loads(arguments) == {
+            "city": "Rome < </p",
+            "days": 3,
+            "opt": {"a": [1]},
+        }
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), RECORDED)
 def test_calls_that_are_not_wanted_are_text(name: str, text: str, expected: list[Any]) -> None:
     said = told(dialect_of(name, as_tokens=True), WEATHER, text, reads_calls=False)
     assert all(isinstance(part, str) or part[0] == "thought" for part in said)
-    assert [part for part in said if not isinstance(part, str)] == [part for part in expected if part[0] == "thought"]
+    assert [part for part in said if not isinstance(part, str)] == [
+        part for part in expected if part[0] == "thought"
+    ]
     if not isinstance(MARKUP_FAMILIES[name], ChannelFormat):
         assert said == [text]
 
@@ -228,13 +295,22 @@ CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter
     [
         ("Hm.\n</think>\n\n" + CALL, [("thought", "Hm."), rome()]),
         ("Hm.\n" + CALL, [("thought", "Hm."), rome()]),  # a call ends the thought
-        ("I write <tool_call> and then\n</think>\n\nYes.", [("thought", "I write <tool_call> and then"), "Yes."]),
+        (
+            "I write <tool_call> and then\n</think>\n\nYes.",
+            [("thought", "I write <tool_call> and then"), "Yes."],
+        ),
         ("As in\n<tool_call>\n<function=NAME>\n</function>\n</tool_call>\n</think>\nNo.", None),
     ],
 )
-@pytest.mark.parametrize("marker_ids", [{}, {"<tool_call>": 1, "</tool_call>": 2, "<think>": 3, "</think>": 4}])
-def test_a_thought_may_speak_of_calls_and_end_with_one(thought: str, said: list[Any] | None, marker_ids: dict[str, int]) -> None:
-    dialect = ModelDialect(calls=MARKUP_FAMILIES["qwen3_coder"], reasoning=THINKING, marker_ids=marker_ids)
+@pytest.mark.parametrize(
+    "marker_ids", [{}, {"<tool_call>": 1, "</tool_call>": 2, "<think>": 3, "</think>": 4}]
+)
+def test_a_thought_may_speak_of_calls_and_end_with_one(
+    thought: str, said: list[Any] | None, marker_ids: dict[str, int]
+) -> None:
+    dialect = ModelDialect(
+        calls=MARKUP_FAMILIES["qwen3_coder"], reasoning=THINKING, marker_ids=marker_ids
+    )
     whole = told(dialect, WEATHER, thought, in_reasoning=True)
     assert whole == told(dialect, WEATHER, thought, in_reasoning=True, at=range(len(thought)))
     assert whole == said or said is None
@@ -243,8 +319,14 @@ def test_a_thought_may_speak_of_calls_and_end_with_one(thought: str, said: list[
 
 @pytest.mark.parametrize("filler", ["[", "{", '{"a":', "<item>", "]<]minimax[>[<item>", "("])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_brackets_without_an_end_give_arguments_that_a_client_can_read(name: str, filler: str) -> None:
-    text = MARKUP_FAMILIES[name].write([Call("get_weather", {"opt": {"a": ["XX"]}})]).replace('"XX"', "XX")
+def test_brackets_without_an_end_give_arguments_that_a_client_can_read(
+    name: str, filler: str
+) -> None:
+    text = (
+        MARKUP_FAMILIES[name]
+        .write([Call("get_weather", {"opt": {"a": ["XX"]}})])
+        .replace('"XX"', "XX")
+    )
     begin, _, end = text.partition("XX")
     for answer in (begin + filler * 1100, begin + filler * 1100 + end):
         for call in told(dialect_of(name, as_tokens=False), WEATHER, answer):

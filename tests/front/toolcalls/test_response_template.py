@@ -29,7 +29,9 @@ FIELDS: dict[str, dict[str, Any]] = {
         "open_pattern": r"\s*<call>\s*<function=(?P<name>[^>\n]+)>",
         "close_pattern": r"</function>\s*</call>",
         "content": "xml-inline",
-        "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+        "content_args": {
+            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+        },
         "transform": AS_FUNCTION,
     },
     "braces": {
@@ -74,21 +76,38 @@ def test_calls_are_read_as_the_template_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["json", "tags"])
 @settings(max_examples=25)
-@given(city=st.text(alphabet="ab<>/\n\"'{}\\ ü", max_size=12), places=st.lists(st.integers(0, 200), max_size=4))
-def test_what_is_written_by_a_template_is_read_back(name: str, city: str, places: list[int]) -> None:
+@given(
+    city=st.text(alphabet="ab<>/\n\"'{}\\ ü", max_size=12),
+    places=st.lists(st.integers(0, 200), max_size=4),
+)
+def test_what_is_written_by_a_template_is_read_back(
+    name: str, city: str, places: list[int]
+) -> None:
     calls = says(tool_calls=FIELDS[name]).calls
     assert calls is not None
     text = calls.write([Call("get_weather", {"city": city, "days": 3})])
-    assert told(ModelDialect(calls=calls), TOOLS, text, at=places) == [("get_weather", {"city": city, "days": 3}, ())]
+    assert told(ModelDialect(calls=calls), TOOLS, text, at=places) == [
+        ("get_weather", {"city": city, "days": 3}, ())
+    ]
 
 
 def test_a_thought_is_what_stands_between_its_marks() -> None:
-    assert says(thinking={"open": "<think>\n", "close": "</think>"}).reasoning == ("<think>", "</think>")
+    assert says(thinking={"open": "<think>\n", "close": "</think>"}).reasoning == (
+        "<think>",
+        "</think>",
+    )
     assert says(content={"close": "<end>"}) == TemplateSays(None, None)
 
 
 @pytest.mark.parametrize(
-    "text", ["<call>", "<call>{}</call>", "<call>no</call> more", '<call>{"name": 3}</call>', "<call>[1</call>"]
+    "text",
+    [
+        "<call>",
+        "<call>{}</call>",
+        "<call>no</call> more",
+        '<call>{"name": 3}</call>',
+        "<call>[1</call>",
+    ],
 )
 def test_what_is_no_call_is_text(text: str) -> None:
     calls = says(tool_calls=FIELDS["json"]).calls
@@ -115,14 +134,23 @@ def test_what_is_no_call_is_text(text: str) -> None:
 )
 def test_a_pattern_that_could_take_its_time_is_refused(pattern: str) -> None:
     assert pieces(pattern) is None
-    assert says(tool_calls={"open_pattern": pattern, "close": "</a>", "content": "json"}).calls is None
+    assert (
+        says(tool_calls={"open_pattern": pattern, "close": "</a>", "content": "json"}).calls is None
+    )
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"\s*<a>\s*<b=(?P<k>[^>\n]+)>", r"<p (?P<k>\w+)>\n?(?P<v>.*?)\n?</p>", r"\[x\]\n*(?P<k>.+?)\|"]
+    "pattern",
+    [
+        r"\s*<a>\s*<b=(?P<k>[^>\n]+)>",
+        r"<p (?P<k>\w+)>\n?(?P<v>.*?)\n?</p>",
+        r"\[x\]\n*(?P<k>.+?)\|",
+    ],
 )
 @given(word=st.text(alphabet="ab>|=\n<", min_size=1, max_size=6))
-def test_a_pattern_that_is_read_matches_what_the_expression_matches(pattern: str, word: str) -> None:
+def test_a_pattern_that_is_read_matches_what_the_expression_matches(
+    pattern: str, word: str
+) -> None:
     parts = pieces(pattern)
     assert parts is not None
     text = written(parts, {"k": word, "v": word})
@@ -131,6 +159,9 @@ def test_a_pattern_that_is_read_matches_what_the_expression_matches(pattern: str
         assert dict(ours.words) == theirs.groupdict()
 
 
-@pytest.mark.parametrize("template", [None, 3, {}, {"fields": 3}, {"version": 2, "fields": {}}, {"fields": {"tool_calls": []}}])
+@pytest.mark.parametrize(
+    "template",
+    [None, 3, {}, {"fields": 3}, {"version": 2, "fields": {}}, {"fields": {"tool_calls": []}}],
+)
 def test_no_template_at_all_breaks_the_load(template: Any) -> None:
     assert read_response_template(template) == TemplateSays(None, None)

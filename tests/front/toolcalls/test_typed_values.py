@@ -1,4 +1,6 @@
-"""What a model wrote as plain text gets the type that the tool's schema names; what fits no type stays the text it is."""
+"""What a model wrote as plain text gets the type that the tool's schema names; what fits no type
+stays the text it is.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ SCHEMA: dict[str, Any] = {
         "loop": {"$ref": "#/$defs/Loop"},
         "any": {},
     },
-    "$defs": {"Point": {"properties": {"x": {"type": "number"}}}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}]}},
+    "$defs": {
+        "Point": {"properties": {"x": {"type": "number"}}},
+        "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}]},
+    },
 }
 
 
@@ -74,7 +79,9 @@ def test_numbers_and_json_keep_the_spelling_of_the_model(raw: str) -> None:
     assert typed(raw, frozenset({"number", "object"})).json == raw
 
 
-@pytest.mark.parametrize("schema", [None, [], {"properties": 3}, {"properties": {"text": [], "count": {"type": 3}}}])
+@pytest.mark.parametrize(
+    "schema", [None, [], {"properties": 3}, {"properties": {"text": [], "count": {"type": 3}}}]
+)
 def test_a_schema_without_sense_says_nothing(schema: Any) -> None:
     assert ParameterTypes(schema).of("text") == frozenset()
 
@@ -86,12 +93,20 @@ def test_a_schema_without_sense_says_nothing(schema: Any) -> None:
 def test_any_text_gives_valid_json(raw: str, types: set[str]) -> None:
     given = typed(raw, frozenset(types)).json
     json.loads(given, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert given.encode() == given.encode("utf-8", "surrogatepass"), "half of a surrogate pair is no text"
+    assert given.encode() == given.encode("utf-8", "surrogatepass"), (
+        "half of a surrogate pair is no text"
+    )
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 

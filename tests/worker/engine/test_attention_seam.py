@@ -20,7 +20,9 @@ class Attending:
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
 
-    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+    def attend(
+        self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
+    ) -> mx.array:
         self.asked = {"scale": scale, "mask": mask, "sinks": sinks}
         return queries + 1
 

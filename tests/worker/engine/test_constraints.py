@@ -1,4 +1,6 @@
-"""Constraints of single sequences: what a grammar allows, what a budget asks for, how both are replayed."""
+"""Constraints of single sequences: what a grammar allows, what a budget asks for, how both are
+replayed.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ def a_request(grammar: str = "", **more: Any) -> SequenceRequest:
     )
 
 
-def constraint(grammar: str, *, generated: str = "", of: Constraints | None = None, **more: Any) -> SequenceConstraint:
-    made = (of or tiny_constraints()).of(a_request(grammar, **more), generated=tuple(generated.encode()))
+def constraint(
+    grammar: str, *, generated: str = "", of: Constraints | None = None, **more: Any
+) -> SequenceConstraint:
+    made = (of or tiny_constraints()).of(
+        a_request(grammar, **more), generated=tuple(generated.encode())
+    )
     assert made is not None
     return made
 
@@ -62,10 +68,14 @@ def test_a_request_without_grammar_and_budget_is_not_constrained() -> None:
 
 
 def test_replaying_what_was_generated_leads_to_the_same_place() -> None:
-    text = json.dumps({"kind": "dog", "age": 12, "name": "rex", "tame": True}, separators=(",", ":"))
+    text = json.dumps(
+        {"kind": "dog", "age": 12, "name": "rex", "tame": True}, separators=(",", ":")
+    )
     undisturbed = constraint(json_grammar(SCHEMA))
     for at, character in enumerate(text):
-        assert allowed(constraint(json_grammar(SCHEMA), generated=text[:at])) == allowed(undisturbed)
+        assert allowed(constraint(json_grammar(SCHEMA), generated=text[:at])) == allowed(
+            undisturbed
+        )
         undisturbed.take(ord(character))
     assert allowed(undisturbed) == {END}
 
@@ -95,7 +105,12 @@ def test_a_model_without_grammars_refuses_them_and_takes_budgets() -> None:
     constraints = Constraints(None, vocab_size=VOCAB_SIZE)
     with pytest.raises(InvalidRequest, match="takes no grammar"):
         constraint(GREETING, of=constraints)
-    assert constraint("", of=constraints, thinking_budget=ThinkingBudget(tokens=0, end_token_ids=(5,))).forced_token() == 5
+    assert (
+        constraint(
+            "", of=constraints, thinking_budget=ThinkingBudget(tokens=0, end_token_ids=(5,))
+        ).forced_token()
+        == 5
+    )
 
 
 def test_a_token_that_the_grammar_does_not_allow_ends_the_constraint_with_a_reason() -> None:

@@ -47,13 +47,17 @@ def step(engine: Engine, *spans: Span) -> list[SpanResult]:
     return list(engine.collect(engine.dispatch(StepPlan(spans=spans))))
 
 
-def draw(engine: Engine, request: SequenceRequest, count: int, *, generated: tuple[int, ...] = ()) -> Iterator[SpanResult]:
+def draw(
+    engine: Engine, request: SequenceRequest, count: int, *, generated: tuple[int, ...] = ()
+) -> Iterator[SpanResult]:
     """Open the request, read what is known, and draw `count` tokens."""
     known = len(request.prompt_token_ids) + len(generated)
     engine.open(request, generated=generated, capacity_tokens=known + count)
     yield step(engine, Span(request_id=request.request_id, start=0, tokens=known, draws=True))[0]
     for position in range(known, known + count - 1):
-        yield step(engine, Span(request_id=request.request_id, start=position, tokens=1, draws=True))[0]
+        yield step(
+            engine, Span(request_id=request.request_id, start=position, tokens=1, draws=True)
+        )[0]
     engine.close(request.request_id)
 
 
@@ -68,12 +72,20 @@ def tokens_of(results: Iterator[SpanResult]) -> list[int]:
         SamplingParams(temperature=0.0, seed=0),
         SamplingParams(temperature=1.0, seed=7),
         SamplingParams(
-            temperature=0.9, top_p=0.9, top_k=40, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, seed=3
+            temperature=0.9,
+            top_p=0.9,
+            top_k=40,
+            repetition_penalty=1.2,
+            presence_penalty=0.5,
+            frequency_penalty=0.3,
+            seed=3,
         ),
     ],
     ids=["greedy", "plain", "everything"],
 )
-def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(name: str, sampling: SamplingParams) -> None:
+def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(
+    name: str, sampling: SamplingParams
+) -> None:
     engine = engine_of(name)
     request = a_request(sampling=sampling)
     whole = tokens_of(draw(engine, request, 8))
@@ -81,17 +93,26 @@ def test_a_preempted_sequence_goes_on_as_if_nothing_had_happened(name: str, samp
     assert again == whole
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "gemma2", "qwen3_next", "falcon_h1", "llama4"])
-def test_prompt_scores_are_the_models_log_probabilities_however_the_prompt_is_cut(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["qwen3", "gemma3_text", "gemma2", "qwen3_next", "falcon_h1", "llama4"]
+)
+def test_prompt_scores_are_the_models_log_probabilities_however_the_prompt_is_cut(
+    name: str,
+) -> None:
     engine, model = engine_of(name), kept_tiny(name)
     prompt = PROMPT * 3  # longer than the windows
     logits = model(mx.array([prompt]))[0].astype(mx.float32)
     expected = (logits - mx.logsumexp(logits, axis=-1, keepdims=True)).tolist()
-    engine.open(a_request(prompt_token_ids=TokenIds.of(prompt), want_prompt_logprobs=True, top_logprobs=2), capacity_tokens=32)
+    engine.open(
+        a_request(prompt_token_ids=TokenIds.of(prompt), want_prompt_logprobs=True, top_logprobs=2),
+        capacity_tokens=32,
+    )
     scored = [
         entry
         for start, tokens in ((0, 3), (3, 1), (4, 9), (13, 11))
-        for result in step(engine, Span(request_id="a", start=start, tokens=tokens, draws=start == 13))
+        for result in step(
+            engine, Span(request_id="a", start=start, tokens=tokens, draws=start == 13)
+        )
         for entry in result.prompt_logprobs
     ]
     assert [entry.token_id for entry in scored] == list(prompt[1:])
@@ -116,12 +137,16 @@ def test_a_sequence_closed_under_way_does_not_touch_the_next_one_of_its_name(nam
     engine.collect(second)
     got = list(engine.collect(third)[0].token_ids)
     for position in range(8, 11):
-        got.extend(step(engine, Span(request_id="a", start=position, tokens=1, draws=True))[0].token_ids)
+        got.extend(
+            step(engine, Span(request_id="a", start=position, tokens=1, draws=True))[0].token_ids
+        )
     assert got == expected
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
-def test_sequences_opened_again_after_a_step_that_could_not_be_laid_out_go_on_as_before(name: str) -> None:
+def test_sequences_opened_again_after_a_step_that_could_not_be_laid_out_go_on_as_before(
+    name: str,
+) -> None:
     model = make_tiny(name)
     engine = engine_of(name, model=model)
     well, sick = a_request("well"), a_request("sick", prompt_token_ids=TokenIds.of((1, 13, 2)))
@@ -130,7 +155,9 @@ def test_sequences_opened_again_after_a_step_that_could_not_be_laid_out_go_on_as
     got = list(step(engine, Span(request_id="well", start=0, tokens=8, draws=True))[0].token_ids)
     engine.open(sick, capacity_tokens=32)
     break_on_a_token(model, 13)
-    under_way = engine.dispatch(StepPlan(spans=(Span(request_id="well", start=8, tokens=1, draws=True),)))
+    under_way = engine.dispatch(
+        StepPlan(spans=(Span(request_id="well", start=8, tokens=1, draws=True),))
+    )
     with pytest.raises(RuntimeError, match="token 13"):
         engine.dispatch(
             StepPlan(
@@ -160,7 +187,8 @@ def break_on_a_token(model: Any, token: int) -> None:
 
 
 def test_a_row_that_is_not_a_number_ends_alone() -> None:
-    model = make_tiny("llama", tie_word_embeddings=False)  # tied, the poison would reach every logit
+    # tied, the poison would reach every logit
+    model = make_tiny("llama", tie_word_embeddings=False)
     engine = engine_of("llama", model=model)
     embedding = model.model.embed_tokens
     poisoned = mx.array(embedding.weight)
@@ -186,8 +214,13 @@ def test_an_embedding_that_is_not_of_numbers_ends_alone(pooling: Pooling) -> Non
     poisoned = mx.array(model.model.embed_tokens.weight)
     poisoned[13] = math.nan
     model.model.embed_tokens.weight = poisoned
-    engine.open(a_request("sick", prompt_token_ids=TokenIds.of((1, 13, 2)), pooling=pooling), capacity_tokens=8)
-    engine.open(a_request("well", prompt_token_ids=TokenIds.of(PROMPT), pooling=pooling), capacity_tokens=16)
+    engine.open(
+        a_request("sick", prompt_token_ids=TokenIds.of((1, 13, 2)), pooling=pooling),
+        capacity_tokens=8,
+    )
+    engine.open(
+        a_request("well", prompt_token_ids=TokenIds.of(PROMPT), pooling=pooling), capacity_tokens=16
+    )
     sick, well = step(
         engine,
         Span(request_id="sick", start=0, tokens=3, draws=False),
@@ -240,11 +273,18 @@ def test_states_that_share_a_stack_are_counted_once() -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "gemma2", "llama4"])
 def test_memory_does_not_grow_while_a_pipelined_sequence_decodes(name: str) -> None:
     engine = engine_of(name)
-    engine.open(a_request(sampling=SamplingParams(temperature=1.0, seed=1, frequency_penalty=0.5)), capacity_tokens=128)
-    pending = engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=8, draws=True),)))
+    engine.open(
+        a_request(sampling=SamplingParams(temperature=1.0, seed=1, frequency_penalty=0.5)),
+        capacity_tokens=128,
+    )
+    pending = engine.dispatch(
+        StepPlan(spans=(Span(request_id="a", start=0, tokens=8, draws=True),))
+    )
     active = []
     for position in range(8, 108):
-        following = engine.dispatch(StepPlan(spans=(Span(request_id="a", start=position, tokens=1, draws=True),)))
+        following = engine.dispatch(
+            StepPlan(spans=(Span(request_id="a", start=position, tokens=1, draws=True),))
+        )
         engine.collect(pending)
         pending = following
         active.append(mx.get_active_memory())
@@ -253,7 +293,9 @@ def test_memory_does_not_grow_while_a_pipelined_sequence_decodes(name: str) -> N
 
 
 def test_costs_tell_growing_bytes_from_fixed_ones() -> None:
-    llama, hybrid, recurrent = (engine_of(name).measure_costs() for name in ("llama", "qwen3_next", "mamba2"))
+    llama, hybrid, recurrent = (
+        engine_of(name).measure_costs() for name in ("llama", "qwen3_next", "mamba2")
+    )
     assert (llama.bytes_per_token > 0, llama.fixed_bytes) == (True, 0)
     assert hybrid.bytes_per_token > 0
     assert hybrid.fixed_bytes > 0

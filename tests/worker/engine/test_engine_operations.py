@@ -12,9 +12,12 @@ LAYERS = 3
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
 @pytest.mark.parametrize("streams", [1, 3])
-def test_no_decode_step_of_a_plain_conversation_joins_keys_and_values_of_different_tokens(streams: int, turn: int) -> None:
+def test_no_decode_step_of_a_plain_conversation_joins_keys_and_values_of_different_tokens(
+    streams: int, turn: int
+) -> None:
     model = make_tiny("qwen3", num_hidden_layers=LAYERS, vocab_size=VOCABULARY)
-    # The keys of all rows are joined to their values for one write, and what the rows attended to is joined for the next product.
+    # The keys of all rows are joined to their values for one write, and what the rows attended to
+    # is joined for the next product.
     of_rows = 0 if streams == 1 else 2 * LAYERS
     steps = decode_steps(model, streams=streams, turn=turn)
     assert [step.gpu_concatenations for step in steps[1:]] == [of_rows] * (len(steps) - 1)
@@ -36,10 +39,14 @@ def test_a_decode_step_of_one_stream_has_hardly_more_operations_than_in_mlx_lm()
 
 
 @pytest.mark.parametrize("streams", [2, 15])
-def test_one_stream_more_adds_a_write_an_attention_and_a_copy_of_its_output_to_each_layer(streams: int) -> None:
+def test_one_stream_more_adds_a_write_an_attention_and_a_copy_of_its_output_to_each_layer(
+    streams: int,
+) -> None:
     def kernels_of_a_layer(streams: int) -> int:
         few, many = (
-            decode_steps(make_tiny("qwen3", num_hidden_layers=layers, vocab_size=VOCABULARY), streams=streams)[-1]
+            decode_steps(
+                make_tiny("qwen3", num_hidden_layers=layers, vocab_size=VOCABULARY), streams=streams
+            )[-1]
             for layers in (2, 3)
         )
         return many.gpu_kernels - few.gpu_kernels

@@ -13,13 +13,24 @@ import pytest
 from holdfast.models.file_hashing import FileHashing, ModelChanged
 from holdfast.models.hash_cache import HashCache
 from holdfast.worker.engine import fingerprint
-from holdfast.worker.engine.fingerprint import files_of_identity, is_outdated, model_fingerprint, runs_own_code
+from holdfast.worker.engine.fingerprint import (
+    files_of_identity,
+    is_outdated,
+    model_fingerprint,
+    runs_own_code,
+)
 from tests.fakes.tiny_models import write_tiny
 
 
-def print_of(folder: Path, *, computed_as: str = "float32", version: str = "1", own_code: bool = False) -> str:
-    with FileHashing(lambda: files_of_identity(folder, runs_own_code=own_code), cache=HashCache(None)) as hashing:
-        return model_fingerprint(folder, hashing.result(), computed_as=computed_as, versions=(version,))
+def print_of(
+    folder: Path, *, computed_as: str = "float32", version: str = "1", own_code: bool = False
+) -> str:
+    with FileHashing(
+        lambda: files_of_identity(folder, runs_own_code=own_code), cache=HashCache(None)
+    ) as hashing:
+        return model_fingerprint(
+            folder, hashing.result(), computed_as=computed_as, versions=(version,)
+        )
 
 
 @pytest.fixture
@@ -70,26 +81,38 @@ def _add_quantization(folder: Path) -> None:
      _add_named_template, _add_adapter, _append_to("adapter_config.json"), _append_to("special_tokens_map.json"),
      _add_quantization],
 )  # fmt: skip
-def test_what_a_model_is_made_of_changes_the_fingerprint(model: Path, change: Callable[[Path], None]) -> None:
+def test_what_a_model_is_made_of_changes_the_fingerprint(
+    model: Path, change: Callable[[Path], None]
+) -> None:
     before = print_of(model)
     change(model)
     assert print_of(model) != before
 
 
 def test_how_it_is_computed_is_part_of_it(model: Path) -> None:
-    prints = {print_of(model), print_of(model, computed_as="bfloat16"), print_of(model, version="2")}
+    prints = {
+        print_of(model),
+        print_of(model, computed_as="bfloat16"),
+        print_of(model, version="2"),
+    }
     assert len(prints) == 3
 
 
 def test_two_models_of_one_geometry_differ(tmp_path: Path) -> None:
-    assert print_of(write_tiny(tmp_path / "a", "llama", seed=1)) != print_of(write_tiny(tmp_path / "b", "llama", seed=2))
+    assert print_of(write_tiny(tmp_path / "a", "llama", seed=1)) != print_of(
+        write_tiny(tmp_path / "b", "llama", seed=2)
+    )
 
 
-def test_a_copy_of_another_date_with_other_words_about_it_has_the_same(model: Path, tmp_path: Path) -> None:
+def test_a_copy_of_another_date_with_other_words_about_it_has_the_same(
+    model: Path, tmp_path: Path
+) -> None:
     before = print_of(model)
     copy = shutil.copytree(model, tmp_path / "copy", copy_function=shutil.copyfile)
     config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, "_name_or_path": "elsewhere"}, indent=1))
+    (copy / "config.json").write_text(
+        json.dumps({**config, "_name_or_path": "elsewhere"}, indent=1)
+    )
     (copy / "README.md").write_text("words")
     (copy / "generation_config.json").write_text('{"temperature": 0.5}')
     (copy / "modeling.py").write_text("print('nobody runs this')")
@@ -111,7 +134,9 @@ def test_links_to_blobs_are_the_files_that_they_lead_to(model: Path, tmp_path: P
 
 def test_weights_in_several_files_all_count(model: Path) -> None:
     (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
-    shutil.copy(model / "model-00001-of-00002.safetensors", model / "model-00002-of-00002.safetensors")
+    shutil.copy(
+        model / "model-00001-of-00002.safetensors", model / "model-00002-of-00002.safetensors"
+    )
     before = print_of(model)
     with (model / "model-00002-of-00002.safetensors").open("r+b") as file:
         file.seek(-1, 2)
@@ -147,7 +172,9 @@ def test_what_tools_leave_hidden_in_a_folder_never_counts(model: Path) -> None:
     assert print_of(model, own_code=True) == before
 
 
-def test_own_code_is_run_when_the_configuration_names_it_and_the_user_trusts_it(model: Path) -> None:
+def test_own_code_is_run_when_the_configuration_names_it_and_the_user_trusts_it(
+    model: Path,
+) -> None:
     assert not runs_own_code(model, trust_remote_code=True)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "model_file": "modeling.py"}))
@@ -158,9 +185,18 @@ def test_own_code_is_run_when_the_configuration_names_it_and_the_user_trusts_it(
 
 @pytest.mark.parametrize(
     "name",
-    ["models/llama.py", "models/base.py", "models/cache.py", "models/rope_utils.py", "models/switch_layers.py", "utils.py"],
+    [
+        "models/llama.py",
+        "models/base.py",
+        "models/cache.py",
+        "models/rope_utils.py",
+        "models/switch_layers.py",
+        "utils.py",
+    ],
 )
-def test_mlx_lms_own_code_counts_by_content(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_mlx_lms_own_code_counts_by_content(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     installed = importlib.util.find_spec("mlx_lm")
     assert installed is not None
     assert installed.submodule_search_locations is not None
@@ -184,11 +220,16 @@ def test_our_own_code_that_shapes_states_counts_and_all_of_it_is_there() -> None
     package = Path(fingerprint.__file__).parents[2]
     patterns = [pattern for pattern in fingerprint._OWN_CODE if not list(package.glob(pattern))]
     assert patterns == []
-    assert {"holdfast/worker/engine/attention_seam.py", "holdfast/worker/engine/host_attention.py"} <= files.keys()
+    assert {
+        "holdfast/worker/engine/attention_seam.py",
+        "holdfast/worker/engine/host_attention.py",
+    } <= files.keys()
 
 
 def test_a_configuration_that_changes_behind_its_hash_is_told(model: Path) -> None:
-    with FileHashing(lambda: files_of_identity(model, runs_own_code=False), cache=HashCache(None)) as hashing:
+    with FileHashing(
+        lambda: files_of_identity(model, runs_own_code=False), cache=HashCache(None)
+    ) as hashing:
         hashes = hashing.result()
     _change_rope(model)
     with pytest.raises(ModelChanged):

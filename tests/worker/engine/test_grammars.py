@@ -11,7 +11,12 @@ import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.worker.engine import grammars as subject
-from holdfast.worker.engine.grammars import KEPT_GRAMMARS, GrammarMatcher, Grammars, GrammarVocabulary
+from holdfast.worker.engine.grammars import (
+    KEPT_GRAMMARS,
+    GrammarMatcher,
+    Grammars,
+    GrammarVocabulary,
+)
 from tests.fakes.tiny_grammars import END, tiny_vocabulary
 from tests.fakes.tiny_models import VOCAB_SIZE, write_tokenizer
 
@@ -22,7 +27,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def allowed(grammars: Grammars, grammar: str, text: str = "", *, vocab_size: int = VOCAB_SIZE) -> list[int]:
+def allowed(
+    grammars: Grammars, grammar: str, text: str = "", *, vocab_size: int = VOCAB_SIZE
+) -> list[int]:
     matcher = grammars.matcher(grammar)
     assert all(map(matcher.take, text.encode()))
     return filled(matcher, vocab_size=vocab_size)
@@ -31,7 +38,10 @@ def allowed(grammars: Grammars, grammar: str, text: str = "", *, vocab_size: int
 def filled(matcher: GrammarMatcher, *, vocab_size: int = VOCAB_SIZE) -> list[int]:
     words = np.zeros(-(-vocab_size // 32), np.int32)
     matcher.fill(words)
-    return [int(token) for token in np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))]
+    return [
+        int(token)
+        for token in np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+    ]
 
 
 def test_all_ids_that_the_folder_names_end_an_answer(folder: Path) -> None:
@@ -53,7 +63,9 @@ def test_what_ends_only_this_answer_may_end_it_where_the_grammar_may_end() -> No
 
 
 def test_a_token_of_the_grammar_that_also_ends_the_answer_is_taken_as_the_grammars() -> None:
-    matcher = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE).matcher('start: "a" <[258]> "b"\n', stop_token_ids=(258,))
+    matcher = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE).matcher(
+        'start: "a" <[258]> "b"\n', stop_token_ids=(258,)
+    )
     assert matcher.take(ord("a"))
     assert matcher.take(258)
     assert filled(matcher) == [ord("b")]
@@ -73,10 +85,14 @@ def test_columns_that_no_token_has_are_never_allowed() -> None:
     assert max(allowed(grammars, "start: /(.|\\n)*/\n", vocab_size=VOCAB_SIZE + 40)) < VOCAB_SIZE
 
 
-def test_only_the_last_grammars_are_kept_and_each_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_grammars_are_kept_and_each_is_compiled_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     grammars, compiled = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE), []
     real = grammars._compile
-    monkeypatch.setattr(grammars, "_compile", lambda grammar: compiled.append(grammar) or real(grammar))
+    monkeypatch.setattr(
+        grammars, "_compile", lambda grammar: compiled.append(grammar) or real(grammar)
+    )
     texts = [f'start: "{number}"\n' for number in range(KEPT_GRAMMARS + 1)]
     for text in [*texts, *texts[1:], texts[1]]:
         grammars.matcher(text)
@@ -85,7 +101,9 @@ def test_only_the_last_grammars_are_kept_and_each_is_compiled_once(monkeypatch: 
     assert compiled == [*texts, texts[0]]
 
 
-def test_a_large_tokenizer_is_built_beside_the_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_tokenizer_is_built_beside_the_load(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(subject, "LARGE_FILE_BYTES", 1000)
     grammars = Grammars(folder, vocab_size=VOCAB_SIZE)
     grammars.prepare()
@@ -104,7 +122,9 @@ def test_a_small_one_is_built_when_it_is_needed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"version": "1.0"'])
-def test_a_tokenizer_that_cannot_be_read_costs_those_requests_only_that_have_a_grammar(folder: Path, content: str) -> None:
+def test_a_tokenizer_that_cannot_be_read_costs_those_requests_only_that_have_a_grammar(
+    folder: Path, content: str
+) -> None:
     (folder / "tokenizer.json").write_text(content)
     grammars = Grammars(folder, vocab_size=VOCAB_SIZE)
     for _ in range(2):
@@ -119,6 +139,12 @@ def test_text_that_is_a_markers_is_written_with_ordinary_tokens() -> None:
     drawn = []
     for _ in "a<|end|>b":
         assert matcher.fill(words)
-        drawn.append(next(token_id for token_id in range(VOCAB_SIZE) if words[token_id // 32] >> token_id % 32 & 1))
+        drawn.append(
+            next(
+                token_id
+                for token_id in range(VOCAB_SIZE)
+                if words[token_id // 32] >> token_id % 32 & 1
+            )
+        )
         assert matcher.take(drawn[-1])
     assert bytes(drawn) == b"a<|end|>b"

@@ -1,4 +1,6 @@
-"""Only the wanted rows go through the vocabulary projection, whatever the head of a model looks like."""
+"""Only the wanted rows go through the vocabulary projection, whatever the head of a model looks
+like.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def softcapped() -> nn.Module:
 
 def quantized(name: str, **changes: Any) -> nn.Module:
     model = make_tiny(name, **changes)
-    nn.quantize(model, group_size=32, bits=4, class_predicate=lambda _, part: hasattr(part, "to_quantized"))
+    nn.quantize(
+        model, group_size=32, bits=4, class_predicate=lambda _, part: hasattr(part, "to_quantized")
+    )
     return model
 
 
@@ -93,7 +97,11 @@ def test_a_removed_seam_leaves_the_modules_their_own_classes() -> None:
 def test_a_head_that_the_seam_does_not_know_is_told() -> None:
     model: Any = make_tiny("llama")
     table = model.model.embed_tokens.weight
-    model.__class__ = type("Odd", (type(model),), {"__call__": lambda self, ids, cache=None: self.model(ids, cache) @ table.T})
+    model.__class__ = type(
+        "Odd",
+        (type(model),),
+        {"__call__": lambda self, ids, cache=None: self.model(ids, cache) @ table.T},
+    )
     with HeadSeam(model).selecting(ROWS) as selection:
         logits = model(IDS)
     assert not selection.used
@@ -125,7 +133,9 @@ def test_rows_can_be_set_aside_while_the_projection_sees_everything() -> None:
         assert float(mx.abs(model(IDS) - expected).max()) < 1e-4
     set_aside = seam.take_aside()
     assert set_aside is not None
-    assert float(mx.abs(seam.project(set_aside) - expected.reshape(-1, VOCAB_SIZE)[ROWS]).max()) < 1e-4
+    assert (
+        float(mx.abs(seam.project(set_aside) - expected.reshape(-1, VOCAB_SIZE)[ROWS]).max()) < 1e-4
+    )
 
 
 def test_projecting_later_computes_no_layer() -> None:

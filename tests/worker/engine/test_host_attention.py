@@ -42,7 +42,11 @@ class Shape:
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
     tokens = draw(st.sampled_from([1, 2, 3, 7, 33]))
-    return Shape(tokens, tokens + draw(st.sampled_from([0, 1, 5, 40])), draw(st.sampled_from([None, 1, 2, 6, 34, 100])))
+    return Shape(
+        tokens,
+        tokens + draw(st.sampled_from([0, 1, 5, 40])),
+        draw(st.sampled_from([None, 1, 2, 6, 34, 100])),
+    )
 
 
 @contextmanager
@@ -56,18 +60,32 @@ def blocks_of(scores: int, small_products: bool) -> Iterator[None]:
         yield
 
 
-def in_parts(keys: mx.array, values: mx.array, cuts: Sequence[int]) -> list[tuple[mx.array, mx.array]]:
+def in_parts(
+    keys: mx.array, values: mx.array, cuts: Sequence[int]
+) -> list[tuple[mx.array, mx.array]]:
     """Cut at these tokens."""
     bounds = itertools.pairwise(sorted({0, *(cut % keys.shape[2] for cut in cuts), keys.shape[2]}))
     return [(keys[:, :, low:high] + 0, values[:, :, low:high] + 0) for low, high in bounds]
 
 
 def made(
-    shape: Shape, *, heads: int, kv_heads: int, seed: int, dtype: mx.Dtype = mx.float32, cuts: Sequence[int] = ()
+    shape: Shape,
+    *,
+    heads: int,
+    kv_heads: int,
+    seed: int,
+    dtype: mx.Dtype = mx.float32,
+    cuts: Sequence[int] = (),
 ) -> AttentionSpan:
     keys = mx.random.split(mx.random.key(seed), 3)
-    sizes = ((heads, shape.tokens, KEY_DIM), (kv_heads, shape.held, KEY_DIM), (kv_heads, shape.held, VALUE_DIM))
-    q, k, v = (mx.random.normal((1, *size), key=keys[i]).astype(dtype) for i, size in enumerate(sizes))
+    sizes = (
+        (heads, shape.tokens, KEY_DIM),
+        (kv_heads, shape.held, KEY_DIM),
+        (kv_heads, shape.held, VALUE_DIM),
+    )
+    q, k, v = (
+        mx.random.normal((1, *size), key=keys[i]).astype(dtype) for i, size in enumerate(sizes)
+    )
     return AttentionSpan(queries=q, parts=in_parts(k, v, cuts), window=shape.window)
 
 
@@ -76,7 +94,9 @@ def plain(span: AttentionSpan, sinks: mx.array | None) -> mx.array:
     held = keys.shape[2]
     distance = mx.arange(held - span.tokens, held)[:, None] - mx.arange(held)[None]
     mask = (distance >= 0) & (distance < (span.window or held + 1))
-    return mx.fast.scaled_dot_product_attention(span.queries, keys, values, scale=1.0, mask=mask, sinks=sinks)
+    return mx.fast.scaled_dot_product_attention(
+        span.queries, keys, values, scale=1.0, mask=mask, sinks=sinks
+    )
 
 
 @given(
@@ -88,9 +108,17 @@ def plain(span: AttentionSpan, sinks: mx.array | None) -> mx.array:
     cuts=st.lists(st.integers(1, 60), max_size=4),
 )
 def test_every_span_gets_what_plain_attention_gives_it(
-    wanted: list[Shape], heads: tuple[int, int], with_sinks: bool, block: int, small_products: bool, cuts: list[int]
+    wanted: list[Shape],
+    heads: tuple[int, int],
+    with_sinks: bool,
+    block: int,
+    small_products: bool,
+    cuts: list[int],
 ) -> None:
-    spans = [made(shape, heads=heads[0], kv_heads=heads[1], seed=seed, cuts=cuts) for seed, shape in enumerate(wanted)]
+    spans = [
+        made(shape, heads=heads[0], kv_heads=heads[1], seed=seed, cuts=cuts)
+        for seed, shape in enumerate(wanted)
+    ]
     sinks = mx.random.normal((heads[0],), key=mx.random.key(99)) if with_sinks else None
     with blocks_of(block, small_products):
         attended = host_attention.attend(spans, sinks=sinks)
@@ -105,13 +133,18 @@ def test_half_precision_goes_in_and_comes_out(dtype: mx.Dtype) -> None:
     span = made(Shape(20, 50, None), heads=4, kv_heads=2, seed=1, dtype=dtype, cuts=[13, 40])
     (got,) = host_attention.attend([span], sinks=None)
     assert got.dtype == dtype
-    assert float(mx.abs(got.astype(mx.float32) - plain(span, None).astype(mx.float32)).max()) <= mx.finfo(dtype).eps * 2
+    assert (
+        float(mx.abs(got.astype(mx.float32) - plain(span, None).astype(mx.float32)).max())
+        <= mx.finfo(dtype).eps * 2
+    )
 
 
 def test_parts_of_a_larger_buffer_are_read_in_place() -> None:
     whole = made(Shape(9, 90, None), heads=4, kv_heads=2, seed=2)
     ((keys, values),) = whole.parts
-    part = AttentionSpan(queries=whole.queries, parts=[(keys[:, :, 30:70], values[:, :, 30:70])], window=None)
+    part = AttentionSpan(
+        queries=whole.queries, parts=[(keys[:, :, 30:70], values[:, :, 30:70])], window=None
+    )
     (got,) = host_attention.attend([part], sinks=None)
     assert float(mx.abs(got - plain(part, None)).max()) < 1e-5
 
@@ -119,12 +152,16 @@ def test_parts_of_a_larger_buffer_are_read_in_place() -> None:
 def test_what_is_not_a_number_stays_with_the_span_that_has_it() -> None:
     spans = [made(Shape(5, 40, None), heads=4, kv_heads=2, seed=seed) for seed in range(3)]
     ((keys, values),) = spans[1].parts
-    spans[1] = AttentionSpan(queries=spans[1].queries, parts=[(keys * float("nan"), values)], window=None)
+    spans[1] = AttentionSpan(
+        queries=spans[1].queries, parts=[(keys * float("nan"), values)], window=None
+    )
     attended = host_attention.attend(spans, sinks=None)
     assert [bool(mx.isfinite(part).all()) for part in attended] == [True, False, True]
 
 
-def test_a_failing_piece_of_work_is_raised_and_the_next_spans_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_piece_of_work_is_raised_and_the_next_spans_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     span = made(Shape(64, 64, None), heads=8, kv_heads=2, seed=3)
     with monkeypatch.context() as patch:
         patch.setattr(host_attention, "_hidden", lambda rows, columns, window: "no mask")
@@ -134,7 +171,9 @@ def test_a_failing_piece_of_work_is_raised_and_the_next_spans_are_served(monkeyp
     assert float(mx.abs(got - plain(span, None)).max()) < 1e-5
 
 
-def test_an_interpreter_that_ends_takes_no_more_tasks_and_the_work_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_ends_takes_no_more_tasks_and_the_work_is_done_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ended = ThreadPoolExecutor(2)
     ended.shutdown()
     monkeypatch.setattr(host_attention, "_helpers", lambda: ended)
@@ -149,14 +188,21 @@ def test_decoding_and_little_work_are_left_to_mlx() -> None:
     little = made(Shape(4, 40, None), heads=4, kv_heads=2, seed=6)
     assert not host_attention.pays([one, one], host_scores=SCORES_WORTH_IT)
     assert not host_attention.pays([little], host_scores=SCORES_WORTH_IT)
-    assert all(host_attention.pays(spans, host_scores=SCORES_WORTH_IT) for spans in ([chunk], [one, chunk])) == (
-        sys.platform == "linux"
-    )
+    assert all(
+        host_attention.pays(spans, host_scores=SCORES_WORTH_IT) for spans in ([chunk], [one, chunk])
+    ) == (sys.platform == "linux")
 
 
-@pytest.mark.skipif(sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu), reason="MLX has its own way there")
-@pytest.mark.parametrize(("name", "layout"), [("llama", "rows"), ("gpt_oss", "rows"), ("qwen3_next", "split")])
-def test_engines_read_prompts_with_it_and_draw_without(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu),
+    reason="MLX has its own way there",
+)
+@pytest.mark.parametrize(
+    ("name", "layout"), [("llama", "rows"), ("gpt_oss", "rows"), ("qwen3_next", "split")]
+)
+def test_engines_read_prompts_with_it_and_draw_without(
+    name: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
 
     def counting(spans: Sequence[AttentionSpan], **more: Any) -> list[mx.array]:
@@ -168,13 +214,20 @@ def test_engines_read_prompts_with_it_and_draw_without(name: str, layout: str, m
     assert runner.name == layout
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     request = SequenceRequest(
-        request_id="a", prompt_token_ids=TokenIds.of(range(1, 70)), max_tokens=9, sampling=SamplingParams(temperature=0.0, seed=0)
+        request_id="a",
+        prompt_token_ids=TokenIds.of(range(1, 70)),
+        max_tokens=9,
+        sampling=SamplingParams(temperature=0.0, seed=0),
     )
     engine.open(request, capacity_tokens=80)
     monkeypatch.setattr(host_attention, "attend", counting)
     monkeypatch.setattr(host_attention, "SCORES_WORTH_IT", 600)
-    engine.collect(engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=69, draws=True),))))
-    engine.collect(engine.dispatch(StepPlan(spans=(Span(request_id="a", start=69, tokens=1, draws=True),))))
+    engine.collect(
+        engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=69, draws=True),)))
+    )
+    engine.collect(
+        engine.dispatch(StepPlan(spans=(Span(request_id="a", start=69, tokens=1, draws=True),)))
+    )
     assert asked
     assert set(asked) == {69}
 

@@ -1,4 +1,6 @@
-"""Drawing by numpy: which tokens a filter keeps, how often they come, and that they are those that MLX's operations draw."""
+"""Drawing by numpy: which tokens a filter keeps, how often they come, and that they are those that
+MLX's operations draw.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from hypothesis import strategies as st
 
 from holdfast.wire.requests import SamplingParams
 from holdfast.worker.engine import host_draw
-from holdfast.worker.engine.host_draw import FewKept, WeighedRow, draw_on_host, drawing_pays, kept_tokens
+from holdfast.worker.engine.host_draw import (
+    FewKept,
+    WeighedRow,
+    draw_on_host,
+    drawing_pays,
+    kept_tokens,
+)
 from holdfast.worker.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind
 from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
@@ -35,7 +43,9 @@ def a_row(*, columns: int, shape: str, seed: int, masked: float = 0.0) -> Row:
     elif shape == "halves":  # weights are powers of two: sums meet top_p exactly
         row = -np.log(2) * random.permutation(np.arange(columns) % 40)
     row[random.random(columns) < masked] = -np.inf
-    row[random.integers(0, columns)] = row[np.isfinite(row)].max() if np.isfinite(row).any() else 0.0
+    row[random.integers(0, columns)] = (
+        row[np.isfinite(row)].max() if np.isfinite(row).any() else 0.0
+    )
     return row.astype(np.float32)
 
 
@@ -57,7 +67,9 @@ def ids_of(row: Row, params: SamplingParams) -> set[int]:
 
 
 def scaled(row: Row, temperature: float) -> npt.NDArray[np.float64]:
-    """The row at temperature 1, with the rounding of the division that comes before everything else."""
+    """The row at temperature 1, with the rounding of the division that comes before everything
+    else.
+    """
     with np.errstate(all="ignore"):
         return WeighedRow(row, SamplingParams(temperature=temperature)).nats(row).astype(np.float64)
 
@@ -65,23 +77,37 @@ def scaled(row: Row, temperature: float) -> npt.NDArray[np.float64]:
 def reference_ids(row: Row, params: SamplingParams, *, top_p: float, tie: float) -> set[int]:
     plain = SamplingParams(top_p=top_p, min_p=params.min_p)
     with np.errstate(invalid="ignore"):  # nothing is left when the edge itself is above it
-        return set(np.flatnonzero(probabilities(scaled(row, params.temperature), params=plain, tie=tie) > 0).tolist())
+        return set(
+            np.flatnonzero(
+                probabilities(scaled(row, params.temperature), params=plain, tie=tie) > 0
+            ).tolist()
+        )
 
 
 @settings(max_examples=400)
-@given(row=rows, top_p=nuclei, min_p=st.sampled_from([0.0, 0.0, 1e-4, 0.1, 1.0, 2.0]), temperature=temperatures)
-def test_what_is_kept_is_what_the_reference_keeps(row: Row, top_p: float, min_p: float, temperature: float) -> None:
+@given(
+    row=rows,
+    top_p=nuclei,
+    min_p=st.sampled_from([0.0, 0.0, 1e-4, 0.1, 1.0, 2.0]),
+    temperature=temperatures,
+)
+def test_what_is_kept_is_what_the_reference_keeps(
+    row: Row, top_p: float, min_p: float, temperature: float
+) -> None:
     params = SamplingParams(temperature=temperature, top_p=top_p, min_p=min_p)
     kept = ids_of(row, params)
     assert kept
     assert kept <= reference_ids(row, params, top_p=min(top_p * (1 + ROUNDING), 1.0), tie=TIE)
     surely = reference_ids(row, params, top_p=top_p * (1 - ROUNDING), tie=-TIE)
-    assert kept >= {token for token in surely if scaled(row, temperature)[token] > -80}  # further down float32 has nothing
+    # further down float32 has nothing
+    assert kept >= {token for token in surely if scaled(row, temperature)[token] > -80}
 
 
 @settings(max_examples=400)
 @given(row=rows, top_p=nuclei, temperature=temperatures)
-def test_the_nucleus_is_the_smallest_set_of_the_likeliest_that_weighs_enough(row: Row, top_p: float, temperature: float) -> None:
+def test_the_nucleus_is_the_smallest_set_of_the_likeliest_that_weighs_enough(
+    row: Row, top_p: float, temperature: float
+) -> None:
     params = SamplingParams(temperature=temperature, top_p=top_p)
     kept = np.array(sorted(ids_of(row, params)))
     with np.errstate(all="ignore"):
@@ -94,11 +120,15 @@ def test_the_nucleus_is_the_smallest_set_of_the_likeliest_that_weighs_enough(row
 
 @settings(max_examples=100)
 @given(row=rows, min_p=st.sampled_from([1e-30, 1e-4, 0.1, 1.0, 7.0]), temperature=temperatures)
-def test_min_p_alone_keeps_every_token_that_is_likely_enough(row: Row, min_p: float, temperature: float) -> None:
+def test_min_p_alone_keeps_every_token_that_is_likely_enough(
+    row: Row, min_p: float, temperature: float
+) -> None:
     params = SamplingParams(temperature=temperature, min_p=min_p)
     with np.errstate(all="ignore"):
         weights = WeighedRow(row, params).weights(row)
-    assert ids_of(row, params) == set(np.flatnonzero(weights >= np.float32(min(min_p, 1.0))).tolist())
+    assert ids_of(row, params) == set(
+        np.flatnonzero(weights >= np.float32(min(min_p, 1.0))).tolist()
+    )
 
 
 @pytest.mark.parametrize("shape", ["normal", "peaked", "zipf", "tied", "equal", "halves"])
@@ -107,7 +137,10 @@ def test_the_edge_among_many_weights_is_that_of_a_sort(shape: str, top_p: float)
     row = a_row(columns=100_003, shape=shape, seed=1)
     weights = np.exp(row - row.max())
     total = weights.sum(dtype=np.float64)
-    for edge in (host_draw._edge(weights, top_p=top_p), host_draw._edge_by_histogram(weights, top_p=top_p)):
+    for edge in (
+        host_draw._edge(weights, top_p=top_p),
+        host_draw._edge_by_histogram(weights, top_p=top_p),
+    ):
         assert edge in weights
         assert weights[weights > edge].sum(dtype=np.float64) <= top_p * total * (1 + 1e-12)
         assert weights[weights >= edge].sum(dtype=np.float64) >= top_p * total * (1 - 1e-12)
@@ -128,7 +161,9 @@ def test_the_edge_among_many_weights_is_that_of_a_sort(shape: str, top_p: float)
 def test_tokens_come_as_often_as_the_reference_says(params: SamplingParams) -> None:
     logits = np.random.default_rng(3).normal(size=200).astype(np.float32) * 2
     keys = [draw_key(seed=index, position=5) for index in range(CHUNK)]
-    tokens = draw_on_host(mx.broadcast_to(mx.array(logits), (CHUNK, 200)), params=[params] * CHUNK, keys=keys)
+    tokens = draw_on_host(
+        mx.broadcast_to(mx.array(logits), (CHUNK, 200)), params=[params] * CHUNK, keys=keys
+    )
     counts = np.bincount(np.array(tokens), minlength=200)
     assert_counts_fit(counts, probabilities(logits.astype(np.float64), params=params))
 
@@ -148,14 +183,22 @@ def test_the_same_seed_draws_what_mlx_draws(row: Row, params: SamplingParams) ->
     logits = mx.broadcast_to(mx.array(row), (draws, row.size))
     keys = [draw_key(seed=seed, position=7) for seed in range(draws)]
     kind = draw_kind(params, vocab_size=row.size)
-    by_mlx = draw(logits, kind=kind, params=[params] * draws, keys=keys, peaks=mx.max(logits, axis=-1))
+    by_mlx = draw(
+        logits, kind=kind, params=[params] * draws, keys=keys, peaks=mx.max(logits, axis=-1)
+    )
     by_numpy = draw_on_host(logits, params=[params] * draws, keys=keys)
     differing = np.flatnonzero(np.array(by_mlx) != np.array(by_numpy))
-    assert len(differing) <= 1  # a token at the edge of top-p that only one of the two keeps, or a draw that rounding decides
+    # a token at the edge of top-p that only one of the two keeps, or a draw that rounding decides
+    assert len(differing) <= 1
 
 
 def test_a_row_is_drawn_alone_as_in_any_batch() -> None:
-    logits = np.stack([a_row(columns=4097, shape=shape, seed=5) for shape in ("normal", "peaked", "zipf", "tied", "equal")])
+    logits = np.stack(
+        [
+            a_row(columns=4097, shape=shape, seed=5)
+            for shape in ("normal", "peaked", "zipf", "tied", "equal")
+        ]
+    )
     params = [
         SamplingParams(top_p=0.9),
         SamplingParams(),
@@ -166,7 +209,10 @@ def test_a_row_is_drawn_alone_as_in_any_batch() -> None:
     keys = [draw_key(seed=index, position=1) for index in range(5)]
     together = draw_on_host(mx.array(logits), params=params, keys=keys).tolist()
     alone = [
-        draw_on_host(mx.array(logits[at : at + 1]), params=params[at : at + 1], keys=keys[at : at + 1]).item() for at in range(5)
+        draw_on_host(
+            mx.array(logits[at : at + 1]), params=params[at : at + 1], keys=keys[at : at + 1]
+        ).item()
+        for at in range(5)
     ]
     assert together == alone
 
@@ -190,9 +236,13 @@ def test_where_bounds_decide_no_weight_is_computed_for_the_whole_vocabulary(
     assert sum(asked) < row.size / 4
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1)], ids=str)
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1)], ids=str
+)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_a_row_that_cannot_be_drawn_from_gets_a_valid_token_and_harms_no_other(params: SamplingParams, poison: float) -> None:
+def test_a_row_that_cannot_be_drawn_from_gets_a_valid_token_and_harms_no_other(
+    params: SamplingParams, poison: float
+) -> None:
     logits = np.zeros((2, 300), np.float32)
     logits[0, :] = poison
     keys = [draw_key(seed=1, position=1)] * 2

@@ -24,7 +24,9 @@ def test_the_largest_entries_are_those_of_a_stable_sort(
     random = np.random.default_rng(seed)
     row = random.integers(0, levels, size=columns).astype(np.float32)
     row[random.random(columns) < masked] = -np.inf
-    assert GroupedRow(row).largest(count).tolist() == np.argsort(-row, kind="stable")[:count].tolist()
+    assert (
+        GroupedRow(row).largest(count).tolist() == np.argsort(-row, kind="stable")[:count].tolist()
+    )
 
 
 @given(columns=st.integers(1, 300))

@@ -20,7 +20,9 @@ from tests.fakes.reference_sampler import log_probabilities
     masked=st.sampled_from([0.0, 0.9]),
     seed=st.integers(0, 9),
 )
-def test_scores_are_those_of_the_reference(vocab: int, spread: float, top: int, masked: float, seed: int) -> None:
+def test_scores_are_those_of_the_reference(
+    vocab: int, spread: float, top: int, masked: float, seed: int
+) -> None:
     random = np.random.default_rng(seed)
     logits = (random.normal(size=(3, vocab)) * spread).astype(np.float32)
     logits[:, 1:][random.random((3, vocab - 1)) < masked] = -np.inf

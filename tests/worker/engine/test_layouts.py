@@ -28,7 +28,11 @@ TOKENS = (3, 1, 4, 1, 5, 9, 2, 6)
 def runner_of(layout: str, model: Any, head: HeadSeam | None = None) -> Runner:
     if layout == "rows":
         return RowsRunner(model, head)
-    return SplitRunner(model, head, gather_mask_dimensions=None) if layout == "split" else SoloRunner(model, head)
+    return (
+        SplitRunner(model, head, gather_mask_dimensions=None)
+        if layout == "split"
+        else SoloRunner(model, head)
+    )
 
 
 def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) -> EngineSequence:
@@ -39,11 +43,16 @@ def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) 
         sampling=SamplingParams(temperature=0.0, seed=0),
         want_prompt_logprobs=scores_prompt,
     )
-    return EngineSequence.begin(request, live=LiveState(runner.fresh_layers()), vocab_size=VOCAB_SIZE)
+    return EngineSequence.begin(
+        request, live=LiveState(runner.fresh_layers()), vocab_size=VOCAB_SIZE
+    )
 
 
 def a_span(sequence: EngineSequence, start: int, tokens: int, *, draws: bool) -> SequenceSpan:
-    return SequenceSpan(sequence, Span(request_id=sequence.request.request_id, start=start, tokens=tokens, draws=draws))
+    return SequenceSpan(
+        sequence,
+        Span(request_id=sequence.request.request_id, start=start, tokens=tokens, draws=draws),
+    )
 
 
 def logits_at(model: Any, positions: list[int], tokens: tuple[int, ...] = TOKENS) -> mx.array:
@@ -57,7 +66,9 @@ def assert_close(got: mx.array | None, expected: mx.array) -> None:
     assert float(mx.abs(got - expected).max()) < 1e-3
 
 
-@pytest.mark.parametrize(("with_head", "projects_later"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("with_head", "projects_later"), [(False, False), (True, False), (True, True)]
+)
 @pytest.mark.parametrize("layout", ["rows", "split", "solo"])
 def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(
     layout: str, with_head: bool, projects_later: bool
@@ -67,7 +78,9 @@ def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(
     if head is not None:
         head.projects_later = projects_later
     runner = runner_of(layout, model, head)
-    silent, scoring, drawing, decoding = (a_sequence(runner, name, scores_prompt=name == "b") for name in "abcd")
+    silent, scoring, drawing, decoding = (
+        a_sequence(runner, name, scores_prompt=name == "b") for name in "abcd"
+    )
     runner.forward([a_span(decoding, 0, 8, draws=True)], StepContext())
     decoding.drawn, decoding.drawn_row = mx.array([0, 77]), 1
     got = runner.forward(
@@ -79,7 +92,9 @@ def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(
         ],
         StepContext(),
     )
-    assert_close(got.drawn, mx.concatenate([logits_at(model, [8], (*TOKENS, 77)), logits_at(model, [7])]))
+    assert_close(
+        got.drawn, mx.concatenate([logits_at(model, [8], (*TOKENS, 77)), logits_at(model, [7])])
+    )
     assert list(got.scored) == ["b"]
     assert len(got.scored["b"]) == 4
     assert_close(got.scored["b"].of(0, 4), logits_at(model, [0, 1, 2, 3]))
@@ -92,7 +107,10 @@ def test_a_step_that_wants_no_logits_has_none_but_moves_on(layout: str) -> None:
     runner = runner_of(layout, model)
     sequence = a_sequence(runner, "a")
     assert runner.forward([a_span(sequence, 0, 5, draws=False)], StepContext()) == StepLogits()
-    assert_close(runner.forward([a_span(sequence, 5, 3, draws=True)], StepContext()).drawn, logits_at(model, [7]))
+    assert_close(
+        runner.forward([a_span(sequence, 5, 3, draws=True)], StepContext()).drawn,
+        logits_at(model, [7]),
+    )
 
 
 def test_a_decoding_span_that_draws_nothing_does_not_shift_the_others() -> None:
@@ -103,9 +121,16 @@ def test_a_decoding_span_that_draws_nothing_does_not_shift_the_others() -> None:
         runner.forward([a_span(sequence, 0, 8, draws=True)], StepContext())
     quiet.drawn, loud.drawn = mx.array([70]), mx.array([71])
     got = runner.forward(
-        [a_span(quiet, 8, 1, draws=False), a_span(loud, 8, 1, draws=True), a_span(late, 0, 8, draws=True)], StepContext()
+        [
+            a_span(quiet, 8, 1, draws=False),
+            a_span(loud, 8, 1, draws=True),
+            a_span(late, 0, 8, draws=True),
+        ],
+        StepContext(),
     )
-    assert_close(got.drawn, mx.concatenate([logits_at(model, [8], (*TOKENS, 71)), logits_at(model, [7])]))
+    assert_close(
+        got.drawn, mx.concatenate([logits_at(model, [8], (*TOKENS, 71)), logits_at(model, [7])])
+    )
 
 
 def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() -> None:
@@ -121,7 +146,9 @@ def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() ->
         assert layer.window is not None
         assert {array.shape[2] for array in layer.arrays()} == {layer.window + WINDOW_SLACK_TOKENS}
     got = runner.forward([a_span(sequence, 800, 100, draws=True)], StepContext())
-    assert_close(got.drawn, logits_at(model, [899], tuple(index % VOCAB_SIZE for index in range(900))))
+    assert_close(
+        got.drawn, logits_at(model, [899], tuple(index % VOCAB_SIZE for index in range(900)))
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "falcon_h1"])
@@ -147,21 +174,27 @@ def test_experts_serve_many_rows_as_they_serve_each() -> None:
     model = kept_tiny("qwen3_moe")
     runner = runner_of("rows", model)
     sequences = [a_sequence(runner, str(index), scores_prompt=True) for index in range(9)]
-    got = runner.forward([a_span(sequence, 0, 8, draws=True) for sequence in sequences], StepContext())
+    got = runner.forward(
+        [a_span(sequence, 0, 8, draws=True) for sequence in sequences], StepContext()
+    )
     assert_close(got.drawn, mx.concatenate([logits_at(model, [7])] * 9))
     assert_close(
-        mx.concatenate([each.of(0, 7) for each in got.scored.values()]), mx.concatenate([logits_at(model, list(range(7)))] * 9)
+        mx.concatenate([each.of(0, 7) for each in got.scored.values()]),
+        mx.concatenate([logits_at(model, list(range(7)))] * 9),
     )
 
 
 @pytest.mark.parametrize("host_scores", [0, 1 << 40])
 @pytest.mark.parametrize(
-    ("name", "layout"), [("llama", "rows"), ("gemma3_text", "rows"), ("gpt_oss", "rows"), ("qwen3_next", "split")]
+    ("name", "layout"),
+    [("llama", "rows"), ("gemma3_text", "rows"), ("gpt_oss", "rows"), ("qwen3_next", "split")],
 )
 def test_what_is_frozen_between_any_two_spans_is_attended_to_as_one(
     name: str, layout: str, host_scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone and with another sequence; each layer ends in several parts, as if others held the earlier ones."""
+    """Alone and with another sequence; each layer ends in several parts, as if others held the
+    earlier ones.
+    """
     monkeypatch.setattr(FullKV, "_merge", lambda self: None)
     model = kept_tiny(name)
     runner = runner_of(layout, model)
@@ -175,11 +208,18 @@ def test_what_is_frozen_between_any_two_spans_is_attended_to_as_one(
             each.drawn = mx.array([tokens[start]])
         spans = [a_span(each, start, count, draws=True) for each in sequences[: 1 + start % 2]]
         got = runner.forward(spans, StepContext(host_scores=host_scores)).drawn
-        assert_close(got, mx.concatenate([logits_at(model, [start + count - 1], tokens)] * len(spans)))
+        assert_close(
+            got, mx.concatenate([logits_at(model, [start + count - 1], tokens)] * len(spans))
+        )
         if len(spans) == 1:
             runner.forward([a_span(sequences[1], start, count, draws=True)], StepContext())
         start += count
-        for leaf in (leaf for each in sequences for layer in each.live.layers for leaf in layer.leaves()):
+        for leaf in (
+            leaf for each in sequences for layer in each.live.layers for leaf in layer.leaves()
+        ):
             leaf.freeze()
             holders += [leaf.fork(leaf.frozen_tokens)] if isinstance(leaf, FullKV) else []
-    assert any(isinstance(leaf, FullKV) and len(leaf.parts(leaf.tokens)) == 6 for leaf in sequences[0].live.layers[-1].leaves())
+    assert any(
+        isinstance(leaf, FullKV) and len(leaf.parts(leaf.tokens)) == 6
+        for leaf in sequences[0].live.layers[-1].leaves()
+    )

@@ -38,10 +38,16 @@ def folder(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "kelp", "llama")
 
 
-def test_a_loaded_model_says_what_it_is_and_answers_like_the_one_that_was_saved(folder: Path) -> None:
+def test_a_loaded_model_says_what_it_is_and_answers_like_the_one_that_was_saved(
+    folder: Path,
+) -> None:
     loaded = load(folder)
     assert mx.array_equal(loaded.model(TOKENS), kept_tiny("llama")(TOKENS))
-    assert (loaded.model_type, loaded.context_tokens, loaded.vocab_size) == ("llama", CONTEXT_TOKENS, VOCAB_SIZE)
+    assert (loaded.model_type, loaded.context_tokens, loaded.vocab_size) == (
+        "llama",
+        CONTEXT_TOKENS,
+        VOCAB_SIZE,
+    )
     parameters = sum(array.size for _, array in tree_flatten(kept_tiny("llama").parameters()))
     assert (loaded.parameters, loaded.weight_bytes) == (parameters, 4 * parameters)
     assert loaded.note == ""
@@ -49,7 +55,10 @@ def test_a_loaded_model_says_what_it_is_and_answers_like_the_one_that_was_saved(
 
 def test_a_quantized_model_answers_like_its_packed_self(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path, "qwen3", {"group_size": 32, "bits": 4}, dtype=mx.bfloat16)
-    unpacked, packed = load(folder, dequantize="always", dtype="float32"), load(folder, dequantize="never", dtype="float32")
+    unpacked, packed = (
+        load(folder, dequantize="always", dtype="float32"),
+        load(folder, dequantize="never", dtype="float32"),
+    )
     assert unpacked.weight_bytes > 4 * packed.weight_bytes
     assert unpacked.parameters == packed.parameters
     assert float(mx.abs(unpacked.model(TOKENS) - packed.model(TOKENS)).max()) < 1e-4
@@ -61,7 +70,9 @@ def test_the_number_format_can_be_chosen(folder: Path) -> None:
 
 def test_progress_goes_from_nothing_to_all(folder: Path) -> None:
     steps: list[tuple[str, float]] = []
-    load_model(folder, ModelSettings(), progress=lambda stage, fraction: steps.append((stage, fraction)))
+    load_model(
+        folder, ModelSettings(), progress=lambda stage, fraction: steps.append((stage, fraction))
+    )
     assert [stage for stage, _ in steps][:2] == ["checking", "building"]
     fractions = [fraction for _, fraction in steps]
     assert fractions == sorted(fractions)
@@ -76,7 +87,8 @@ def test_an_unknown_architecture_is_told_with_the_version(folder: Path) -> None:
 
 
 def test_a_module_that_ends_the_process_at_import_is_survived(folder: Path) -> None:
-    change_config(folder, model_type="olmo")  # its module calls exit(1) without a package of its own
+    # its module calls exit(1) without a package of its own
+    change_config(folder, model_type="olmo")
     assert "'olmo' cannot be imported" in refusal(folder)
 
 
@@ -86,14 +98,24 @@ def test_missing_unexpected_and_misshapen_weights_are_told(folder: Path) -> None
     norm = weights.pop("model.norm.weight")
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     assert "model.norm.weight" in refusal(folder)
-    mx.save_safetensors(str(folder / "model.safetensors"), {**weights, "model.norm.weight": norm, "model.extra": norm})
+    mx.save_safetensors(
+        str(folder / "model.safetensors"),
+        {**weights, "model.norm.weight": norm, "model.extra": norm},
+    )
     assert "model.extra" in refusal(folder)
-    mx.save_safetensors(str(folder / "model.safetensors"), {**weights, "model.norm.weight": norm[:5]})
+    mx.save_safetensors(
+        str(folder / "model.safetensors"), {**weights, "model.norm.weight": norm[:5]}
+    )
     assert "model.norm.weight" in refusal(folder)
 
 
 def test_a_configuration_that_the_architecture_cannot_use_is_told(folder: Path) -> None:
-    for wrong in ({"hidden_size": None}, {"num_attention_heads": "four"}, {"rope_scaling": {"type": "no"}}, {"quantization": 7}):
+    for wrong in (
+        {"hidden_size": None},
+        {"num_attention_heads": "four"},
+        {"rope_scaling": {"type": "no"}},
+        {"quantization": 7},
+    ):
         saved = (folder / "config.json").read_text()
         change_config(folder, **wrong)
         message = refusal(folder)
@@ -116,7 +138,9 @@ def test_a_window_beyond_the_models_own_is_refused(folder: Path) -> None:
     assert "more than the model's own" in refusal(folder, context_tokens=CONTEXT_TOKENS + 1)
 
 
-def test_code_that_comes_with_a_model_runs_only_when_trusted_and_leaves_nothing_behind(folder: Path) -> None:
+def test_code_that_comes_with_a_model_runs_only_when_trusted_and_leaves_nothing_behind(
+    folder: Path,
+) -> None:
     (folder / "kelp.py").write_text("from mlx_lm.models.llama import Model, ModelArgs\n")
     change_config(folder, model_type="kelp", model_file="kelp.py")
     assert "trust_remote_code" in refusal(folder)
@@ -133,14 +157,20 @@ def test_the_models_folder_is_never_written_to(folder: Path) -> None:
         load(folder)
     finally:
         folder.chmod(0o700)
-    assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in folder.iterdir()} == before
+    assert {
+        file: (file.stat().st_mtime_ns, file.read_bytes()) for file in folder.iterdir()
+    } == before
 
 
 @pytest.mark.parametrize("quantize", [None, {"group_size": 32, "bits": 4}], ids=["plain", "packed"])
 @pytest.mark.parametrize("name", TINY)
-def test_every_tiny_architecture_loads(name: str, quantize: dict[str, Any] | None, tmp_path: Path) -> None:
+def test_every_tiny_architecture_loads(
+    name: str, quantize: dict[str, Any] | None, tmp_path: Path
+) -> None:
     folder = write_tiny(tmp_path, name, quantize)
     loaded = load(folder)
     assert (loaded.vocab_size, loaded.context_tokens) == (VOCAB_SIZE, CONTEXT_TOKENS)
-    expected = load(folder, dequantize="never").model(TOKENS) if quantize else kept_tiny(name)(TOKENS)
+    expected = (
+        load(folder, dequantize="never").model(TOKENS) if quantize else kept_tiny(name)(TOKENS)
+    )
     assert float(mx.abs(loaded.model(TOKENS) - expected).max()) < 1e-3

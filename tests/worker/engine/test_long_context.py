@@ -47,7 +47,9 @@ def wrong_by(fault: str) -> Any:
         if hidden is not None:
             keys = mx.where((positions == hidden)[:, None], mx.zeros_like(keys), keys)
         elif fault == "second half of the values":
-            values = mx.concatenate([values[:, :, : tokens // 2], values[:, :, : tokens - tokens // 2]], axis=2)
+            values = mx.concatenate(
+                [values[:, :, : tokens // 2], values[:, :, : tokens - tokens // 2]], axis=2
+            )
         elif fault == "heads":
             values = mx.concatenate([values[:, 1:], values[:, :1]], axis=1)
         return PLAIN(queries, keys, values, **more)
@@ -55,14 +57,20 @@ def wrong_by(fault: str) -> Any:
     return attend
 
 
-@pytest.mark.parametrize("fault", ["last key", "key at a boundary", "first key", "second half of the values", "heads"])
+@pytest.mark.parametrize(
+    "fault", ["last key", "key at a boundary", "first key", "second half of the values", "heads"]
+)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_kernel_that_is_wrong_over_long_contexts_is_found(
     fault: str, shape: AttentionShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = [attention_error(shape, keys=1_500, queries=queries) for queries in long_context.QUERIES]
+    right = [
+        attention_error(shape, keys=1_500, queries=queries) for queries in long_context.QUERIES
+    ]
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", wrong_by(fault))
-    wrong = [attention_error(shape, keys=1_500, queries=queries) for queries in long_context.QUERIES]
+    wrong = [
+        attention_error(shape, keys=1_500, queries=queries) for queries in long_context.QUERIES
+    ]
     allowed = long_context.ALLOWED_ERROR[shape.dtype_bytes]
     assert max(right) <= allowed / 2
     assert min(wrong) > 4 * allowed
@@ -71,4 +79,7 @@ def test_a_kernel_that_is_wrong_over_long_contexts_is_found(
 def test_what_is_wrong_is_told_with_shape_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", wrong_by("heads"))
     first, *_ = warnings_about_kernels(kept_tiny("llama"), force=True)
-    assert "attention of 1 query over 1,500 keys (4 heads, 2 of keys, dimension 16) is off by " in first
+    assert (
+        "attention of 1 query over 1,500 keys (4 heads, 2 of keys, dimension 16) is off by "
+        in first
+    )

@@ -29,7 +29,12 @@ VOCABULARIES = (40, 300, 1537, 8195)  # below and above where numpy draws; no mu
 
 def a_row(params: SamplingParams, *, vocab: int) -> RowState:
     request = SequenceRequest(
-        request_id="r", prompt_token_ids=TokenIds.of((1, 2, 3)), max_tokens=8, sampling=params, want_logprobs=True, top_logprobs=3
+        request_id="r",
+        prompt_token_ids=TokenIds.of((1, 2, 3)),
+        max_tokens=8,
+        sampling=params,
+        want_logprobs=True,
+        top_logprobs=3,
     )
     return row_state(request, generated=(3, 5), vocab_size=vocab)
 
@@ -38,7 +43,9 @@ def some_logits(rows: int, vocab: int, seed: int) -> mx.array:
     return mx.random.normal((rows, vocab), key=mx.random.key(seed)) * 3
 
 
-def words_of(allowed: list[set[int] | None], *, vocab: int) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+def words_of(
+    allowed: list[set[int] | None], *, vocab: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
     """A row of bits per entry; None: everything."""
     bits = np.zeros((len(allowed), -(-vocab // 32) * 32), np.uint8)
     for row, ids in enumerate(allowed):
@@ -48,11 +55,17 @@ def words_of(allowed: list[set[int] | None], *, vocab: int) -> np.ndarray[tuple[
 
 def of_row(drawn: DrawnRows, row: int) -> tuple[int, bool, list[list[float]]]:
     assert drawn.scores is not None
-    return int(drawn.tokens[row]), bool(drawn.ok[row]), [np.array(each[row]).tolist() for each in drawn.scores.arrays()]
+    return (
+        int(drawn.tokens[row]),
+        bool(drawn.ok[row]),
+        [np.array(each[row]).tolist() for each in drawn.scores.arrays()],
+    )
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[int, list[SamplingParams], list[set[int] | None], dict[int, int], int]:
+def batches(
+    draw: st.DrawFn,
+) -> tuple[int, list[SamplingParams], list[set[int] | None], dict[int, int], int]:
     vocab = draw(st.sampled_from(VOCABULARIES))
     params = draw(st.lists(st.sampled_from(SAMPLINGS), min_size=1, max_size=5))
     ids = st.integers(0, vocab - 1)
@@ -93,7 +106,10 @@ def test_every_row_draws_what_it_draws_alone_and_obeys_its_own_mask(
 def test_scores_are_those_before_the_mask_also_of_a_forced_token(vocab: int) -> None:
     logits, row = some_logits(1, vocab, 0), a_row(SAMPLINGS[0], vocab=vocab)
     expected = log_probabilities(np.array(logits)[0])
-    for limits in (RowLimits(words=words_of([{7}], vocab=vocab), forced={}), RowLimits(words=None, forced={0: 7})):
+    for limits in (
+        RowLimits(words=words_of([{7}], vocab=vocab), forced={}),
+        RowLimits(words=None, forced={0: 7}),
+    ):
         token, ok, scores = of_row(sample(logits, [row], limits), 0)
         assert (token, ok) == (7, True)
         assert scores[0] == pytest.approx(expected[7], abs=1e-4)
@@ -104,7 +120,9 @@ def test_not_a_number_is_not_hidden_by_a_mask(vocab: int) -> None:
     logits = np.array(some_logits(3, vocab, 0))
     logits[0, 9], logits[1, 9] = np.nan, np.inf
     drawn = sample(
-        mx.array(logits), [a_row(SAMPLINGS[1], vocab=vocab)] * 3, RowLimits(words=words_of([{1, 2}] * 3, vocab=vocab), forced={})
+        mx.array(logits),
+        [a_row(SAMPLINGS[1], vocab=vocab)] * 3,
+        RowLimits(words=words_of([{1, 2}] * 3, vocab=vocab), forced={}),
     )
     assert np.array(drawn.ok).tolist() == [False, False, True]
     assert drawn.empty is not None
@@ -113,10 +131,16 @@ def test_not_a_number_is_not_hidden_by_a_mask(vocab: int) -> None:
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=range(len(SAMPLINGS)))
 @pytest.mark.parametrize("vocab", [300, 8195])
-def test_a_row_of_which_nothing_is_left_says_so_and_its_neighbour_draws(vocab: int, params: SamplingParams) -> None:
+def test_a_row_of_which_nothing_is_left_says_so_and_its_neighbour_draws(
+    vocab: int, params: SamplingParams
+) -> None:
     banned = replace(params, logit_bias={4: -100.0})
     rows = [a_row(banned, vocab=vocab), a_row(params, vocab=vocab)]
-    drawn = sample(some_logits(2, vocab, 1), rows, RowLimits(words=words_of([{4}, {5, 6}], vocab=vocab), forced={}))
+    drawn = sample(
+        some_logits(2, vocab, 1),
+        rows,
+        RowLimits(words=words_of([{4}, {5, 6}], vocab=vocab), forced={}),
+    )
     assert drawn.empty is not None
     assert np.array(drawn.empty).tolist() == [True, False]
     assert np.array(drawn.ok).tolist() == [False, True]

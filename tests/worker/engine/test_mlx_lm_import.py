@@ -19,7 +19,13 @@ def has_seam(module):
 
 def run(code: str) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": "src"}
-    done = subprocess.run([sys.executable, "-c", _PRELUDE + code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _PRELUDE + code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.split()
 
 
@@ -48,7 +54,8 @@ def test_the_stand_in_becomes_the_real_package_when_it_is_used() -> None:
 
 def test_a_package_that_was_imported_before_is_used_as_it_is() -> None:
     code = (
-        "import mlx_lm, mlx_lm.models.llama as m; before = sys.modules['mlx_lm']; utils = mlx_lm_import.mlx_lm_utils()\n"
+        "import mlx_lm, mlx_lm.models.llama as m; before = sys.modules['mlx_lm']; utils = "
+        "mlx_lm_import.mlx_lm_utils()\n"
         "print(sys.modules['mlx_lm'] is before, utils is mlx_lm.utils); has_seam(m)"
     )
     assert run(code) == ["True", "True", "True"]
@@ -56,7 +63,8 @@ def test_a_package_that_was_imported_before_is_used_as_it_is() -> None:
 
 def test_the_limit_of_open_files_stays() -> None:
     code = (
-        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; wanted = min(hard, 9000) if hard > 0 else 9000\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; wanted = min(hard, 9000) if hard > "
+        "0 else 9000\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard)); mlx_lm_import.mlx_lm_utils()\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard))"
     )

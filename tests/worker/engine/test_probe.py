@@ -57,15 +57,20 @@ def test_the_layout_that_is_wanted_is_taken_though_a_faster_one_is_right(wanted:
 
 
 def test_a_wanted_layout_that_is_not_right_is_an_error_with_the_reason() -> None:
-    with pytest.raises(ModelLoadError, match="no layout 'rows' runs this model rightly: rows fails"):
+    with pytest.raises(
+        ModelLoadError, match="no layout 'rows' runs this model rightly: rows fails"
+    ):
         choose_layout(kept_tiny("mamba2"), vocab_size=VOCAB_SIZE, wanted="rows")
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize(
-    ("name", "layout"), [("llama", "rows"), ("gemma3_text", "rows"), ("falcon_h1", "split"), ("lfm2", "split")]
+    ("name", "layout"),
+    [("llama", "rows"), ("gemma3_text", "rows"), ("falcon_h1", "split"), ("lfm2", "split")],
 )
-def test_half_precision_does_not_cost_a_model_its_layout(name: str, layout: str, dtype: mx.Dtype) -> None:
+def test_half_precision_does_not_cost_a_model_its_layout(
+    name: str, layout: str, dtype: mx.Dtype
+) -> None:
     model = make_tiny(name)
     model.set_dtype(dtype)
     result = choose_layout(model, vocab_size=VOCAB_SIZE)
@@ -75,7 +80,9 @@ def test_half_precision_does_not_cost_a_model_its_layout(name: str, layout: str,
 
 def without_sinks(model: Any, is_wrong: bool) -> None:
     for layer in model.model.layers:
-        layer.self_attn.sinks = mx.full(layer.self_attn.sinks.shape, -math.inf) if is_wrong else mx.zeros((4,))
+        layer.self_attn.sinks = (
+            mx.full(layer.self_attn.sinks.shape, -math.inf) if is_wrong else mx.zeros((4,))
+        )
 
 
 def narrow_window(model: Any, is_wrong: bool) -> None:
@@ -88,8 +95,13 @@ def other_rope(model: Any, is_wrong: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize(("name", "change"), [("gpt_oss", without_sinks), ("gemma3_text", narrow_window), ("llama", other_rope)])
-def test_what_goes_wrong_in_batches_only_is_noticed(name: str, change: Callable[[Any, bool], None], dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("gpt_oss", without_sinks), ("gemma3_text", narrow_window), ("llama", other_rope)],
+)
+def test_what_goes_wrong_in_batches_only_is_noticed(
+    name: str, change: Callable[[Any, bool], None], dtype: mx.Dtype
+) -> None:
     model = in_batches(make_tiny(name), change)
     if name != "gpt_oss":  # experts can only be computed in fp32 on a CPU
         model.set_dtype(dtype)
@@ -108,7 +120,9 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 
 def mixture_in_bf16(name: str, *, seed: int = 0) -> nn.Module:
-    """A mixture of experts in bf16; the experts in 8 bits, since a CPU multiplies others in fp32 only."""
+    """A mixture of experts in bf16; the experts in 8 bits, since a CPU multiplies others in fp32
+    only.
+    """
     changes = MIXTURES[name]
     model = make_tiny("llama" if changes else name, seed, **changes)
 
@@ -130,14 +144,18 @@ def with_other_kernels_for_rows(model: nn.Module) -> nn.Module:
                 return plain(part, x)
             is_first_half = mx.arange(x.shape[-1]) < x.shape[-1] // 2
             nothing = mx.zeros((), x.dtype)
-            halves = plain(part, mx.where(is_first_half, x, nothing)) + plain(part, mx.where(is_first_half, nothing, x))
+            halves = plain(part, mx.where(is_first_half, x, nothing)) + plain(
+                part, mx.where(is_first_half, nothing, x)
+            )
             return halves - part.bias if "bias" in part else halves
 
         return product
 
     for _, part in model.named_modules():
         if type(part) is nn.Linear:
-            part.__class__ = type("Linear", (nn.Linear,), {"__call__": other_order(nn.Linear.__call__)})
+            part.__class__ = type(
+                "Linear", (nn.Linear,), {"__call__": other_order(nn.Linear.__call__)}
+            )
 
     def call(plain: Callable[[], mx.array], self: nn.Module, ids: mx.array, _: Any) -> mx.array:
         batched[0] = ids.shape[0] > 1
@@ -146,16 +164,26 @@ def with_other_kernels_for_rows(model: nn.Module) -> nn.Module:
     return calling(model, call)
 
 
-@pytest.mark.parametrize(("name", "seed"), [("qwen3_moe", 0), ("qwen3_moe", 1), *((name, 0) for name in sorted(MIXTURES)[:-1])])
-def test_an_expert_that_changes_by_rounding_does_not_cost_a_mixture_its_layout(name: str, seed: int) -> None:
-    result = choose_layout(with_other_kernels_for_rows(mixture_in_bf16(name, seed=seed)), vocab_size=VOCAB_SIZE)
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("qwen3_moe", 0), ("qwen3_moe", 1), *((name, 0) for name in sorted(MIXTURES)[:-1])],
+)
+def test_an_expert_that_changes_by_rounding_does_not_cost_a_mixture_its_layout(
+    name: str, seed: int
+) -> None:
+    result = choose_layout(
+        with_other_kernels_for_rows(mixture_in_bf16(name, seed=seed)), vocab_size=VOCAB_SIZE
+    )
     assert result.name == "rows", result.reason
 
 
 def test_what_several_prompts_have_shown_is_told_in_figures() -> None:
     model = in_batches(mixture_in_bf16("qwen3_moe"), other_rope)
     result = choose_layout(model, vocab_size=VOCAB_SIZE)
-    assert re.search(r"rows fails \(relative error \d\.\de[-+]\d\d, divergence \d\.\d\d \(median of 5 prompts", result.reason)
+    assert re.search(
+        r"rows fails \(relative error \d\.\de[-+]\d\d, divergence \d\.\d\d \(median of 5 prompts",
+        result.reason,
+    )
     assert re.search(r"allowed 0\.1\d\), the most probable token agrees in \d+%", result.reason)
 
 
@@ -165,12 +193,18 @@ def next_ones_kv(view: RowsView) -> None:
 
 def one_position_too_far(view: RowsView) -> None:
     if len(view._tokens) > 2:  # the last sequence alone
-        view.offset = view.offset + (mx.arange(view.offset.size) >= view.offset.size - view._tokens[-1])
+        view.offset = view.offset + (
+            mx.arange(view.offset.size) >= view.offset.size - view._tokens[-1]
+        )
 
 
-def without_mask(span: AttentionSpan, scale: float, sinks: mx.array | None, context: StepContext) -> mx.array:
+def without_mask(
+    span: AttentionSpan, scale: float, sinks: mx.array | None, context: StepContext
+) -> mx.array:
     keys, values = joined(span.parts)
-    return mx.fast.scaled_dot_product_attention(span.queries, keys, values, scale=scale, sinks=sinks)
+    return mx.fast.scaled_dot_product_attention(
+        span.queries, keys, values, scale=scale, sinks=sinks
+    )
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
@@ -271,21 +305,34 @@ def failing(plain: Callable[[], mx.array], self: nn.Module, ids: mx.array, cache
     raise RuntimeError("this machine cannot multiply\nat all")
 
 
-def asserting(plain: Callable[[], mx.array], self: nn.Module, ids: mx.array, cache: Any) -> mx.array:
+def asserting(
+    plain: Callable[[], mx.array], self: nn.Module, ids: mx.array, cache: Any
+) -> mx.array:
     assert ids.shape[0] == 1
     return plain()
 
 
 def test_a_model_that_mlx_lm_cannot_run_is_refused_in_one_line() -> None:
-    with pytest.raises(ModelLoadError, match=r"cannot run this model here: RuntimeError: this machine cannot multiply$"):
+    with pytest.raises(
+        ModelLoadError,
+        match=r"cannot run this model here: RuntimeError: this machine cannot multiply$",
+    ):
         choose_layout(calling(make_tiny("llama"), failing), vocab_size=VOCAB_SIZE)
 
 
 def test_a_model_that_asserts_what_a_layout_breaks_falls_back() -> None:
-    assert choose_layout(calling(make_tiny("llama"), asserting), vocab_size=VOCAB_SIZE).name == "solo"
+    assert (
+        choose_layout(calling(make_tiny("llama"), asserting), vocab_size=VOCAB_SIZE).name == "solo"
+    )
 
 
 def test_the_table_tries_every_layout() -> None:
     trials = trial_of_each_layout(kept_tiny("gemma2"), vocab_size=VOCAB_SIZE)
-    assert [trial.variant.split(",")[0] for trial in trials] == ["rows", "split", "split", "split", "solo"]
+    assert [trial.variant.split(",")[0] for trial in trials] == [
+        "rows",
+        "split",
+        "split",
+        "split",
+        "solo",
+    ]
     assert [trial.is_right for trial in trials] == [False, False, False, True, True]

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams
 from holdfast.wire.token_ids import TokenIds
-from holdfast.worker.engine.sampling import DrawnRows, RowState, advance, row_state, sample, score_tokens
+from holdfast.worker.engine.sampling import (
+    DrawnRows,
+    RowState,
+    advance,
+    row_state,
+    sample,
+    score_tokens,
+)
 from tests.fakes.reference_sampler import edited_logits, log_probabilities, probabilities
 
 VOCAB = 300
@@ -41,7 +48,9 @@ def a_row(
     return row_state(request, generated=generated, vocab_size=vocab)
 
 
-def some_logits(rows: int, *, vocab: int = VOCAB, seed: int = 0, dtype: mx.Dtype = mx.float32) -> mx.array:
+def some_logits(
+    rows: int, *, vocab: int = VOCAB, seed: int = 0, dtype: mx.Dtype = mx.float32
+) -> mx.array:
     return (mx.random.normal((rows, vocab), key=mx.random.key(seed)) * 3).astype(dtype)
 
 
@@ -72,7 +81,9 @@ def params_strategy(vocab: int) -> st.SearchStrategy[SamplingParams]:
 def rows_strategy(vocab: int) -> st.SearchStrategy[RowState]:
     ids = st.lists(st.integers(0, vocab - 1), max_size=6)
     return st.builds(
-        lambda params, prompt, generated, top: a_row(params, prompt=prompt, generated=generated, top_logprobs=top, vocab=vocab),
+        lambda params, prompt, generated, top: a_row(
+            params, prompt=prompt, generated=generated, top_logprobs=top, vocab=vocab
+        ),
         params_strategy(vocab),
         ids,
         ids,
@@ -81,8 +92,14 @@ def rows_strategy(vocab: int) -> st.SearchStrategy[RowState]:
 
 
 @settings(max_examples=60)
-@given(rows=st.lists(rows_strategy(VOCAB), min_size=1, max_size=9), seed=st.integers(0, 5), half=st.booleans())
-def test_a_row_draws_the_same_token_alone_and_in_any_batch(rows: list[RowState], seed: int, half: bool) -> None:
+@given(
+    rows=st.lists(rows_strategy(VOCAB), min_size=1, max_size=9),
+    seed=st.integers(0, 5),
+    half=st.booleans(),
+)
+def test_a_row_draws_the_same_token_alone_and_in_any_batch(
+    rows: list[RowState], seed: int, half: bool
+) -> None:
     logits = some_logits(len(rows), seed=seed, dtype=mx.bfloat16 if half else mx.float32)
     together = sample(logits, rows)
     alone = [sample(logits[index : index + 1], [row]) for index, row in enumerate(rows)]
@@ -98,7 +115,9 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch(rows: list[RowState],
 
 @settings(max_examples=40)
 @given(data=st.data(), vocab=st.sampled_from([1, 2, 127, 128, 129]))
-def test_vocabularies_of_any_size_draw_valid_tokens_alike_alone_and_together(data: st.DataObject, vocab: int) -> None:
+def test_vocabularies_of_any_size_draw_valid_tokens_alike_alone_and_together(
+    data: st.DataObject, vocab: int
+) -> None:
     rows = data.draw(st.lists(rows_strategy(vocab), min_size=1, max_size=4))
     logits = some_logits(len(rows), vocab=vocab)
     tokens, ok = as_lists(sample(logits, rows))
@@ -109,10 +128,14 @@ def test_vocabularies_of_any_size_draw_valid_tokens_alike_alone_and_together(dat
 
 @settings(max_examples=15)
 @given(rows=st.lists(rows_strategy(LARGE_VOCAB), min_size=2, max_size=5))
-def test_a_row_draws_the_same_token_alone_and_in_any_batch_of_a_large_vocabulary(rows: list[RowState]) -> None:
+def test_a_row_draws_the_same_token_alone_and_in_any_batch_of_a_large_vocabulary(
+    rows: list[RowState],
+) -> None:
     logits = some_logits(len(rows), vocab=LARGE_VOCAB)
     together = sample(logits, rows).tokens.tolist()
-    assert together == [sample(logits[index : index + 1], [row]).tokens.item() for index, row in enumerate(rows)]
+    assert together == [
+        sample(logits[index : index + 1], [row]).tokens.item() for index, row in enumerate(rows)
+    ]
 
 
 @settings(max_examples=60)
@@ -125,19 +148,28 @@ def test_tokens_and_logprobs_agree_with_the_plain_reference(
     params: list[SamplingParams], prompt: list[int], generated: list[int]
 ) -> None:
     logits = some_logits(len(params), vocab=40)
-    rows = [a_row(each, prompt=prompt, generated=generated, top_logprobs=5, vocab=40) for each in params]
+    rows = [
+        a_row(each, prompt=prompt, generated=generated, top_logprobs=5, vocab=40) for each in params
+    ]
     drawn = sample(logits, rows)
     assert drawn.scores is not None
     assert drawn.scores.top_ids is not None
     assert drawn.scores.top_logprobs is not None
     for index, each in enumerate(params):
-        expected = edited_logits(np.array(logits[index], dtype=np.float64), params=each, prompt=prompt, generated=generated)
+        expected = edited_logits(
+            np.array(logits[index], dtype=np.float64),
+            params=each,
+            prompt=prompt,
+            generated=generated,
+        )
         token = ints(drawn.tokens)[index]
         assert drawn.ok[index].item()
         assert probabilities(expected, params=each)[token] > 0
         logprobs = log_probabilities(expected)
         assert drawn.scores.chosen[index].item() == pytest.approx(logprobs[token], abs=1e-4)
-        assert np.array(drawn.scores.top_logprobs[index]) == pytest.approx(np.sort(logprobs)[::-1][:5], abs=1e-4)
+        assert np.array(drawn.scores.top_logprobs[index]) == pytest.approx(
+            np.sort(logprobs)[::-1][:5], abs=1e-4
+        )
         assert np.array(drawn.scores.top_logprobs[index]) == pytest.approx(
             logprobs[np.array(drawn.scores.top_ids[index])], abs=1e-4
         )
@@ -180,7 +212,11 @@ def test_bad_logits_in_a_large_vocabulary_disturb_no_other() -> None:
     logits = some_logits(3, vocab=LARGE_VOCAB)
     bad = mx.array(logits)
     bad[1, 100:4000] = math.nan
-    for params in (SamplingParams(seed=1, top_p=0.9), SamplingParams(seed=1, top_k=20), SamplingParams(seed=1, top_k=5000)):
+    for params in (
+        SamplingParams(seed=1, top_p=0.9),
+        SamplingParams(seed=1, top_k=20),
+        SamplingParams(seed=1, top_k=5000),
+    ):
         rows = [a_row(params, vocab=LARGE_VOCAB, top_logprobs=20) for _ in range(3)]
         tokens, ok = as_lists(sample(bad, rows))
         assert ok == [True, False, True]
@@ -196,14 +232,19 @@ def test_a_row_whose_tokens_are_all_banned_is_not_ok() -> None:
 
 def test_a_banned_token_is_never_drawn_however_likely_it_was() -> None:
     logits = mx.broadcast_to(mx.array([200.0, 0.0, 0.0, 0.0]), (500, 4))
-    drawn = sample(logits, [a_row(SamplingParams(seed=seed, logit_bias={0: -100}), vocab=4) for seed in range(500)])
+    drawn = sample(
+        logits,
+        [a_row(SamplingParams(seed=seed, logit_bias={0: -100}), vocab=4) for seed in range(500)],
+    )
     assert drawn.ok.tolist() == [True] * 500
     assert set(ints(drawn.tokens)) == {1, 2, 3}
 
 
 def test_min_p_of_one_keeps_the_likeliest_and_its_ties_only() -> None:
     logits = mx.broadcast_to(mx.array([1.0, 3.0, 2.999, 3.0]), (200, 4))
-    drawn = sample(logits, [a_row(SamplingParams(seed=seed, min_p=1.0), vocab=4) for seed in range(200)])
+    drawn = sample(
+        logits, [a_row(SamplingParams(seed=seed, min_p=1.0), vocab=4) for seed in range(200)]
+    )
     assert set(ints(drawn.tokens)) == {1, 3}
 
 
@@ -216,13 +257,18 @@ def test_logits_of_minus_infinity_are_never_drawn_even_at_absurd_temperatures() 
 def test_other_seeds_and_other_positions_draw_other_tokens() -> None:
     logits = mx.zeros((40, 5000))
     seeds = [a_row(SamplingParams(seed=seed), vocab=5000) for seed in range(-10, 10)]
-    places = [a_row(SamplingParams(seed=5), generated=[0] * (9 + count), vocab=5000) for count in range(20)]
+    places = [
+        a_row(SamplingParams(seed=5), generated=[0] * (9 + count), vocab=5000)
+        for count in range(20)
+    ]
     tokens = ints(sample(logits, seeds + places).tokens)
     assert len(set(tokens)) > 35
 
 
 def test_a_resumed_sequence_continues_as_if_never_interrupted() -> None:
-    params = SamplingParams(seed=9, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, top_p=0.9)
+    params = SamplingParams(
+        seed=9, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, top_p=0.9
+    )
     row = a_row(params)
     tokens: list[int] = []
     for step in range(12):
@@ -266,7 +312,9 @@ def test_advancing_one_row_leaves_a_copy_of_it_as_it_was() -> None:
 def test_sampling_does_not_change_the_logits_it_was_given() -> None:
     logits = some_logits(2)
     before = logits.tolist()
-    params = SamplingParams(seed=1, frequency_penalty=1.0, repetition_penalty=2.0, logit_bias={3: 5.0})
+    params = SamplingParams(
+        seed=1, frequency_penalty=1.0, repetition_penalty=2.0, logit_bias={3: 5.0}
+    )
     mx.eval(sample(logits, [a_row(params, generated=(4,))] * 2).arrays())
     assert logits.tolist() == before
 
@@ -278,8 +326,12 @@ def test_logprobs_are_of_the_edited_logits_before_temperature_and_filters() -> N
     assert drawn.scores is not None
     assert drawn.scores.top_logprobs is not None
     assert drawn.scores.top_ids is not None
-    expected = log_probabilities(edited_logits(np.array(logits[0]), params=params, prompt=(), generated=()))
-    assert np.array(drawn.scores.top_logprobs[0]) == pytest.approx(np.sort(expected)[::-1], abs=1e-5)
+    expected = log_probabilities(
+        edited_logits(np.array(logits[0]), params=params, prompt=(), generated=())
+    )
+    assert np.array(drawn.scores.top_logprobs[0]) == pytest.approx(
+        np.sort(expected)[::-1], abs=1e-5
+    )
     assert sorted(ints(drawn.scores.top_ids[0])) == list(range(20))
 
 
@@ -296,5 +348,7 @@ def test_prompt_tokens_are_scored_by_the_plain_softmax() -> None:
     for index, token_id in enumerate(token_ids):
         expected = log_probabilities(np.array(logits[index].astype(mx.float32), dtype=np.float64))
         assert scores.chosen[index].item() == pytest.approx(expected[token_id], abs=1e-5)
-        assert expected[np.array(scores.top_ids[index])] == pytest.approx(np.sort(expected)[::-1][:4], abs=1e-5)
+        assert expected[np.array(scores.top_ids[index])] == pytest.approx(
+            np.sort(expected)[::-1][:4], abs=1e-5
+        )
     assert score_tokens(logits, mx.array(token_ids), top_logprobs=0).top_ids is None

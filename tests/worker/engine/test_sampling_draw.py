@@ -11,19 +11,29 @@ from hypothesis import strategies as st
 
 from holdfast.wire.requests import SamplingParams
 from holdfast.worker.engine import sampling_draw, sampling_edits
-from holdfast.worker.engine.sampling_draw import draw, draw_key, draw_kind, largest, nucleus_threshold
+from holdfast.worker.engine.sampling_draw import (
+    draw,
+    draw_key,
+    draw_kind,
+    largest,
+    nucleus_threshold,
+)
 from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
 DRAWS = 20_000
 
 
-def counts_of(logits: npt.NDArray[np.float32], params: SamplingParams, *, draws: int = DRAWS) -> npt.NDArray[np.int64]:
+def counts_of(
+    logits: npt.NDArray[np.float32], params: SamplingParams, *, draws: int = DRAWS
+) -> npt.NDArray[np.int64]:
     kind = draw_kind(params, vocab_size=len(logits))
     counts = np.zeros(len(logits), dtype=np.int64)
     for start in range(0, draws, CHUNK):
         rows = mx.broadcast_to(mx.array(logits), (CHUNK, len(logits)))
         keys = [draw_key(seed=start + index, position=5) for index in range(CHUNK)]
-        tokens = draw(rows, kind=kind, params=[params] * CHUNK, keys=keys, peaks=mx.max(rows, axis=-1))
+        tokens = draw(
+            rows, kind=kind, params=[params] * CHUNK, keys=keys, peaks=mx.max(rows, axis=-1)
+        )
         counts += np.bincount(np.array(tokens), minlength=len(logits))
     return counts
 
@@ -47,7 +57,9 @@ def counts_of(logits: npt.NDArray[np.float32], params: SamplingParams, *, draws:
 )
 def test_tokens_come_as_often_as_the_reference_says(params: SamplingParams) -> None:
     logits = np.random.default_rng(3).normal(size=200).astype(np.float32) * 2
-    assert_counts_fit(counts_of(logits, params), probabilities(logits.astype(np.float64), params=params))
+    assert_counts_fit(
+        counts_of(logits, params), probabilities(logits.astype(np.float64), params=params)
+    )
 
 
 def test_a_large_vocabulary_is_drawn_from_evenly_over_all_its_blocks() -> None:
@@ -65,7 +77,9 @@ def test_the_nucleus_of_a_larger_vocabulary_is_the_reference_one(top_p: float) -
 
 @pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.99999])
 @pytest.mark.parametrize("spread", [0.0, 0.01, 5.0])
-def test_what_top_p_keeps_is_the_smallest_set_that_weighs_enough(top_p: float, spread: float) -> None:
+def test_what_top_p_keeps_is_the_smallest_set_that_weighs_enough(
+    top_p: float, spread: float
+) -> None:
     logits = np.random.default_rng(5).normal(size=1500).astype(np.float32) * spread
     weights = np.exp(logits - logits.max())
     edge = np.array(nucleus_threshold(mx.array(weights)[None], top_p=mx.array([[top_p]])))[0, 0]
@@ -75,7 +89,9 @@ def test_what_top_p_keeps_is_the_smallest_set_that_weighs_enough(top_p: float, s
 
 
 @pytest.mark.slow  # a C++ compiler makes some twenty kernels
-def test_compiled_operations_give_the_same_bits_as_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_operations_give_the_same_bits_as_single_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Those of a GPU, on a CPU."""
     logits = 3 * mx.random.normal((3, 1000), key=mx.random.key(8))
     peaks, coldness = mx.max(logits, axis=-1, keepdims=True), mx.array([[0.3], [1.0], [1.7]])
@@ -90,7 +106,13 @@ def test_compiled_operations_give_the_same_bits_as_single_ones(monkeypatch: pyte
             sampling_draw._gumbel(keys, numbers=mx.arange(1000, dtype=mx.uint32)[None]),
             sampling_edits._penalised(logits, coldness),
             *(
-                draw(logits, kind=draw_kind(params, vocab_size=1000), params=[params] * 3, keys=key_words, peaks=peaks[:, 0])
+                draw(
+                    logits,
+                    kind=draw_kind(params, vocab_size=1000),
+                    params=[params] * 3,
+                    keys=key_words,
+                    peaks=peaks[:, 0],
+                )
                 for params in (
                     SamplingParams(top_p=0.9, min_p=0.01),
                     SamplingParams(top_k=20, top_p=0.9, min_p=0.01, temperature=1.3),
@@ -112,18 +134,29 @@ def test_of_equal_tokens_at_the_edge_of_top_k_those_with_lower_ids_stay() -> Non
 
 
 def test_equally_likely_tokens_at_the_edge_of_top_p_all_stay() -> None:
-    counts = counts_of(np.array([1.0, 1.0, 1.0, -3.0], dtype=np.float32), SamplingParams(top_p=0.4), draws=CHUNK)
+    counts = counts_of(
+        np.array([1.0, 1.0, 1.0, -3.0], dtype=np.float32), SamplingParams(top_p=0.4), draws=CHUNK
+    )
     assert (counts > 0).tolist() == [True, True, True, False]
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=50, top_p=0.95), SamplingParams(top_p=0.95)], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(), SamplingParams(top_k=50, top_p=0.95), SamplingParams(top_p=0.95)],
+    ids=str,
+)
 def test_rounding_noise_in_the_logits_rarely_changes_what_is_drawn(params: SamplingParams) -> None:
-    logits = mx.random.normal((CHUNK, 500), key=mx.random.key(1)).astype(mx.bfloat16).astype(mx.float32)  # full of ties
+    # full of ties
+    logits = (
+        mx.random.normal((CHUNK, 500), key=mx.random.key(1)).astype(mx.bfloat16).astype(mx.float32)
+    )
     noisy = logits + 1e-5 * mx.random.normal(logits.shape, key=mx.random.key(2))
     kind = draw_kind(params, vocab_size=500)
     keys = [draw_key(seed=index, position=0) for index in range(CHUNK)]
     clean, stirred = (
-        np.array(draw(each, kind=kind, params=[params] * CHUNK, keys=keys, peaks=mx.max(each, axis=-1)))
+        np.array(
+            draw(each, kind=kind, params=[params] * CHUNK, keys=keys, peaks=mx.max(each, axis=-1))
+        )
         for each in (logits, noisy)
     )
     assert (clean != stirred).mean() < 0.01
@@ -145,7 +178,9 @@ def test_draws_of_neighbouring_positions_and_seeds_are_independent() -> None:
     first=st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20)),
     second=st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20)),
 )
-def test_keys_are_two_words_and_differ_when_seed_or_position_does(first: tuple[int, int], second: tuple[int, int]) -> None:
+def test_keys_are_two_words_and_differ_when_seed_or_position_does(
+    first: tuple[int, int], second: tuple[int, int]
+) -> None:
     keys = [draw_key(seed=seed, position=position) for seed, position in (first, second)]
     assert all(0 <= word < 2**32 for key in keys for word in key)
     assert (keys[0] == keys[1]) == (first == second)
@@ -158,7 +193,9 @@ def test_keys_are_two_words_and_differ_when_seed_or_position_does(first: tuple[i
     levels=st.sampled_from([1, 3, 10**6]),
     seed=st.integers(0, 9),
 )
-def test_largest_agrees_with_a_stable_sort(columns: int, share: float, levels: int, seed: int) -> None:
+def test_largest_agrees_with_a_stable_sort(
+    columns: int, share: float, levels: int, seed: int
+) -> None:
     count = max(1, min(columns, int(share * share * share * columns)))
     values = np.random.default_rng(seed).integers(0, levels, size=(3, columns)).astype(np.float32)
     found, ids = largest(mx.array(values), count=count)

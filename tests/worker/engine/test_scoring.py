@@ -31,16 +31,28 @@ def some_tokens(*, rows: int, vocab: int) -> tuple[tuple[int, ...], mx.array]:
 @pytest.mark.parametrize("vocab", [50, 9001])
 @pytest.mark.parametrize("piece_rows", [1, 3, 7, 20])
 @pytest.mark.parametrize("top_logprobs", [0, 4])
-def test_pieces_of_any_size_give_the_reference(vocab: int, piece_rows: int, top_logprobs: int) -> None:
+def test_pieces_of_any_size_give_the_reference(
+    vocab: int, piece_rows: int, top_logprobs: int
+) -> None:
     token_ids, logits = some_tokens(rows=7, vocab=vocab)
     piece_bytes = 4 * vocab * piece_rows
-    got = prompt_logprobs(LaterLogits(logits), token_ids, top_logprobs=top_logprobs, vocab_size=vocab, piece_bytes=piece_bytes)
+    got = prompt_logprobs(
+        LaterLogits(logits),
+        token_ids,
+        top_logprobs=top_logprobs,
+        vocab_size=vocab,
+        piece_bytes=piece_bytes,
+    )
     assert tuple(entry.token_id for entry in got) == token_ids
     for row, entry in enumerate(got):
         expected = log_probabilities(np.array(logits[row], dtype=np.float64))
         assert entry.logprob == pytest.approx(expected[entry.token_id], abs=1e-5)
-        assert [token for token, _ in entry.top] == np.argsort(-expected, kind="stable")[:top_logprobs].tolist()
-        assert [value for _, value in entry.top] == pytest.approx(np.sort(expected)[::-1][:top_logprobs].tolist(), abs=1e-5)
+        assert [token for token, _ in entry.top] == np.argsort(-expected, kind="stable")[
+            :top_logprobs
+        ].tolist()
+        assert [value for _, value in entry.top] == pytest.approx(
+            np.sort(expected)[::-1][:top_logprobs].tolist(), abs=1e-5
+        )
 
 
 def test_no_piece_has_more_logits_than_fit_or_one_row() -> None:
@@ -62,16 +74,28 @@ def test_no_piece_has_more_logits_than_fit_or_one_row() -> None:
 def read(engine: Engine, prompt: tuple[int, ...], **changes: Any) -> SpanResult:
     sampling = SamplingParams(temperature=0.0, seed=0)
     engine.open(
-        SequenceRequest(request_id="a", prompt_token_ids=TokenIds.of(prompt), max_tokens=1, sampling=sampling, **changes),
+        SequenceRequest(
+            request_id="a",
+            prompt_token_ids=TokenIds.of(prompt),
+            max_tokens=1,
+            sampling=sampling,
+            **changes,
+        ),
         capacity_tokens=len(prompt) + 1,
     )
-    (result,) = engine.collect(engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=len(prompt), draws=True),))))
+    (result,) = engine.collect(
+        engine.dispatch(
+            StepPlan(spans=(Span(request_id="a", start=0, tokens=len(prompt), draws=True),))
+        )
+    )
     engine.close("a")
     return result
 
 
 def test_a_scored_prompt_takes_the_room_of_one_piece_however_long_it_is() -> None:
-    """Measured on a model with 32,000 tokens (2.5 s, most of it the products with the head); before, it took 144 MB."""
+    """Measured on a model with 32,000 tokens (2.5 s, most of it the products with the head);
+    before, it took 144 MB.
+    """
     tokens = 600
     whole_bytes = 4 * LARGE_VOCAB * tokens
     assert whole_bytes > 2 * PIECE_BYTES
@@ -93,19 +117,25 @@ def test_a_scored_prompt_takes_the_room_of_one_piece_however_long_it_is() -> Non
     assert len(result.prompt_logprobs) == tokens - 1
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "gemma2", "llama4", "mamba2", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3_text", "qwen3_next", "gemma2", "llama4", "mamba2", "deepseek_v3"]
+)
 def test_the_probe_finds_that_heads_can_be_applied_later(name: str) -> None:
     model: Any = make_tiny(name)
     head = choose_layout(model, vocab_size=kept_tiny(name)(mx.array([[1]])).shape[-1])._head  # type: ignore[attr-defined]
     assert head.projects_later
 
 
-def test_a_model_whose_head_answers_otherwise_the_second_time_is_scored_from_all_its_logits() -> None:
+def test_a_model_whose_head_answers_otherwise_the_second_time_is_scored_from_all_its_logits() -> (
+    None
+):
     model: Any = make_tiny("llama")
     plain = type(model)
 
     def call(self: Any, ids: mx.array, cache: Any = None) -> mx.array:
-        return plain.__call__(self, ids, cache=cache) * (1.0 if ids.size > 1 or cache is not None else 2.0)
+        return plain.__call__(self, ids, cache=cache) * (
+            1.0 if ids.size > 1 or cache is not None else 2.0
+        )
 
     model.__class__ = type(plain.__name__, (plain,), {"__call__": call})
     runner = choose_layout(model, vocab_size=264)

@@ -15,11 +15,15 @@ from tests.fakes.tiny_models import kept_tiny
 @pytest.mark.parametrize("name", ["qwen3_moe", "gemma3_text", "qwen3_next"])
 def test_bytes_are_those_that_the_engine_measures(name: str) -> None:
     told = sequence_size_of(TINY[name])
-    measured = Engine(choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE).measure_costs()
+    measured = Engine(
+        choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE
+    ).measure_costs()
     assert (told.bytes_per_token, told.is_on_cpu) == (measured.bytes_per_token, True)
     assert told.fixed_bytes == measured.fixed_bytes
 
 
 def test_a_model_that_is_not_known_is_told() -> None:
-    with pytest.raises(ModelLoadError, match=r"cannot be told: ValueError: Model type kelp not supported"):
+    with pytest.raises(
+        ModelLoadError, match=r"cannot be told: ValueError: Model type kelp not supported"
+    ):
         sequence_size_of({"model_type": "kelp"})

@@ -15,7 +15,9 @@ def chosen(runner: Runner, *, composes_attention: bool = True) -> Runner:
 
 
 def can_share(runner: Runner) -> set[bool]:
-    return {leaf.can_share for layer in runner.fresh_layers() for leaf in layer.leaves() if leaf.grows}
+    return {
+        leaf.can_share for layer in runner.fresh_layers() for leaf in layer.leaves() if leaf.grows
+    }
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
@@ -23,14 +25,18 @@ def test_where_attention_is_composed_beginnings_are_held_once(name: str) -> None
     runner = chosen(RowsRunner(kept_tiny(name), None))
     assert runner.shares
     assert can_share(runner) == {True}
-    assert runner.reason.endswith("common beginnings are held once: attention takes several buffers as they are")
+    assert runner.reason.endswith(
+        "common beginnings are held once: attention takes several buffers as they are"
+    )
 
 
 def test_where_a_fused_kernel_takes_one_buffer_sequences_share_only_while_they_are_parked() -> None:
     runner = chosen(RowsRunner(kept_tiny("llama"), None), composes_attention=False)
     assert not runner.shares
     assert can_share(runner) == {False}
-    assert runner.reason.endswith("held once while parked, and copied while they run: fused attention takes one buffer")
+    assert runner.reason.endswith(
+        "held once while parked, and copied while they run: fused attention takes one buffer"
+    )
 
 
 def test_gathered_copies_are_made_from_one_buffer() -> None:

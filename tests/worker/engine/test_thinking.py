@@ -1,4 +1,6 @@
-"""The meter of thoughts: when it lets a model think, and which tokens it asks for when that was enough."""
+"""The meter of thoughts: when it lets a model think, and which tokens it asks for when that was
+enough.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,16 @@ from holdfast.worker.engine.thinking import ThoughtMeter
 START, END = (90, 91), (80, 81, 82)
 
 
-def a_meter(tokens: int, *, start: tuple[int, ...] = (), end: tuple[int, ...] = END) -> ThoughtMeter:
+def a_meter(
+    tokens: int, *, start: tuple[int, ...] = (), end: tuple[int, ...] = END
+) -> ThoughtMeter:
     return ThoughtMeter(ThinkingBudget(tokens=tokens, start_token_ids=start, end_token_ids=end))
 
 
 def answer(meter: ThoughtMeter, wishes: list[int]) -> list[int]:
-    """What comes out when the model wishes for these tokens and gets them unless another one has to come."""
+    """What comes out when the model wishes for these tokens and gets them unless another one has to
+    come.
+    """
     drawn = []
     for wish in wishes:
         drawn.append(meter.due[0] if meter.due else wish)
@@ -33,7 +39,16 @@ def test_a_budget_of_nothing_ends_the_thought_before_it_begins() -> None:
 
 
 def test_what_comes_before_the_opening_counts_for_nothing() -> None:
-    assert answer(a_meter(2, start=START), [1, 2, 3, *START, 4, 5, 6, 6, 6, 7]) == [1, 2, 3, *START, 4, 5, *END, 7]
+    assert answer(a_meter(2, start=START), [1, 2, 3, *START, 4, 5, 6, 6, 6, 7]) == [
+        1,
+        2,
+        3,
+        *START,
+        4,
+        5,
+        *END,
+        7,
+    ]
 
 
 def test_a_thought_that_ends_by_itself_is_left_alone() -> None:
@@ -73,7 +88,11 @@ def test_nothing_changes_before_the_budget_is_used_and_no_thought_is_longer(
             assert token in end
         since += 1
         marker = end if thinks else start
-        if marker and since >= len(marker) and tuple(drawn[at + 1 - len(marker) : at + 1]) == marker:
+        if (
+            marker
+            and since >= len(marker)
+            and tuple(drawn[at + 1 - len(marker) : at + 1]) == marker
+        ):
             thinks, since = not thinks, 0
         if start == () and at + 1 >= tokens + len(end):
             assert not thinks, "the thought goes on behind its budget"

@@ -40,7 +40,9 @@ def packed(name: str, packing: dict[str, Any], *, dtype: mx.Dtype = mx.bfloat16)
     model.set_dtype(dtype)
 
     def fits(_: str, module: nn.Module) -> bool:
-        return hasattr(module, "to_quantized") and module.weight.shape[-1] % packing["group_size"] == 0
+        return (
+            hasattr(module, "to_quantized") and module.weight.shape[-1] % packing["group_size"] == 0
+        )
 
     nn.quantize(model, class_predicate=fits, **packing)
     mx.eval(model.parameters())
@@ -48,15 +50,29 @@ def packed(name: str, packing: dict[str, Any], *, dtype: mx.Dtype = mx.bfloat16)
 
 
 def choice(
-    model: nn.Module, *, dtype: str = "auto", dequantize: str = "auto", on_cpu: bool = True, available: int = ENOUGH
+    model: nn.Module,
+    *,
+    dtype: str = "auto",
+    dequantize: str = "auto",
+    on_cpu: bool = True,
+    available: int = ENOUGH,
 ) -> WeightFormat:
-    return choose_format(model, dtype=dtype, dequantize=dequantize, on_cpu=on_cpu, available_bytes=available)
+    return choose_format(
+        model, dtype=dtype, dequantize=dequantize, on_cpu=on_cpu, available_bytes=available
+    )
 
 
-@pytest.mark.parametrize("packing", PACKINGS, ids=lambda packing: f"{packing.get('mode', 'affine')}-{packing['bits']}")
+@pytest.mark.parametrize(
+    "packing", PACKINGS, ids=lambda packing: f"{packing.get('mode', 'affine')}-{packing['bits']}"
+)
 def test_unpacked_weights_give_the_answers_of_the_packed_ones(packing: dict[str, Any]) -> None:
-    model = packed("qwen3_moe", packing)  # linear layers, an embedding that is the head too, experts
-    convert(model, WeightFormat(dtype=mx.float32, unpack=False, unpack_experts=False), read=lambda _: None)
+    # linear layers, an embedding that is the head too, experts
+    model = packed("qwen3_moe", packing)
+    convert(
+        model,
+        WeightFormat(dtype=mx.float32, unpack=False, unpack_experts=False),
+        read=lambda _: None,
+    )
     expected = model(TOKENS)
     convert(model, UNPACKED, read=lambda _: None)
     assert not any(hasattr(module, "bits") for _, module in model.named_modules())
@@ -82,7 +98,14 @@ def test_a_tensor_scale_per_expert_is_honoured() -> None:
     expected = mx.stack(
         [
             mx.dequantize(
-                scales.weight[e], scales.scales[e], None, 16, 4, "nvfp4", global_scale=scales.global_scale[e], dtype=mx.float32
+                scales.weight[e],
+                scales.scales[e],
+                None,
+                16,
+                4,
+                "nvfp4",
+                global_scale=scales.global_scale[e],
+                dtype=mx.float32,
             )
             for e in range(4)
         ]
@@ -113,7 +136,9 @@ def test_a_gpu_leaves_the_weights_as_they_are_stored() -> None:
 def test_less_is_unpacked_the_less_memory_there_is() -> None:
     model = packed("qwen3_moe", PACKINGS[2])
     full = format_bytes(model, UNPACKED)
-    without_experts = format_bytes(model, WeightFormat(dtype=mx.float32, unpack=True, unpack_experts=False))
+    without_experts = format_bytes(
+        model, WeightFormat(dtype=mx.float32, unpack=True, unpack_experts=False)
+    )
     stored = format_bytes(model, AS_IT_IS)
     assert choice(model, available=2 * full) == UNPACKED
     some = choice(model, available=full)
@@ -150,8 +175,16 @@ def test_sizes_are_told_before_anything_is_read(name: str) -> None:
     model = packed(name, PACKINGS[2])
     predicted, counted = format_bytes(model, UNPACKED), parameter_count(model)
     convert(model, UNPACKED, read=lambda _: None)
-    assert sum(array.nbytes for _, array in tree_flatten(model.parameters())) == predicted == format_bytes(model, AS_IT_IS)
-    assert parameter_count(model) == counted == sum(array.size for _, array in tree_flatten(kept_tiny(name).parameters()))
+    assert (
+        sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+        == predicted
+        == format_bytes(model, AS_IT_IS)
+    )
+    assert (
+        parameter_count(model)
+        == counted
+        == sum(array.size for _, array in tree_flatten(kept_tiny(name).parameters()))
+    )
 
 
 def test_progress_counts_every_stored_byte_once() -> None:
@@ -164,7 +197,9 @@ def test_progress_counts_every_stored_byte_once() -> None:
 
 
 def test_memory_stays_near_the_result() -> None:
-    model = nn.Sequential(*[nn.QuantizedLinear(512, 512, bias=False, group_size=64, bits=4) for _ in range(16)])
+    model = nn.Sequential(
+        *[nn.QuantizedLinear(512, 512, bias=False, group_size=64, bits=4) for _ in range(16)]
+    )
     mx.eval(model.parameters())
     one = 512 * 512 * 4
     before = mx.get_active_memory()

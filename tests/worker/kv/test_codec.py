@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.kv.codec import block_from_bytes, can_keep, check_block, checkpoint_from_bytes, pack, to_bytes, unpack
+from holdfast.worker.kv.codec import (
+    block_from_bytes,
+    can_keep,
+    check_block,
+    checkpoint_from_bytes,
+    pack,
+    to_bytes,
+    unpack,
+)
 from holdfast.worker.kv.form import CheckpointLayout, Codec, HeadsForm, ModelForm
 from holdfast.worker.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint
 
@@ -16,9 +24,19 @@ CODECS: tuple[Codec, ...] = ("native", "q8", "q4")
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
 
-def a_run(*, tokens: int = 9, dtype: mx.Dtype = mx.float32, layers: int = 2, dimension: int = 64, start: int = 3) -> KVBlock:
+def a_run(
+    *,
+    tokens: int = 9,
+    dtype: mx.Dtype = mx.float32,
+    layers: int = 2,
+    dimension: int = 64,
+    start: int = 3,
+) -> KVBlock:
     key = mx.random.key(tokens * 31 + layers)
-    arrays = tuple(mx.random.normal((1, 2, tokens, dimension), key=key).astype(dtype) for _ in range(2 * layers))
+    arrays = tuple(
+        mx.random.normal((1, 2, tokens, dimension), key=key).astype(dtype)
+        for _ in range(2 * layers)
+    )
     return KVBlock(start=start, tokens=tokens, arrays=arrays, dtype=dtype)
 
 
@@ -27,7 +45,9 @@ def bits(array: mx.array) -> bytes:
 
 
 @given(tokens=st.integers(1, 40), layers=st.integers(1, 3), dtype=st.sampled_from(DTYPES))
-def test_a_native_run_comes_back_from_its_bytes_bit_for_bit(tokens: int, layers: int, dtype: mx.Dtype) -> None:
+def test_a_native_run_comes_back_from_its_bytes_bit_for_bit(
+    tokens: int, layers: int, dtype: mx.Dtype
+) -> None:
     run = a_run(tokens=tokens, layers=layers, dtype=dtype)
     back = unpack(block_from_bytes(*to_bytes(pack(run, "native"))))
     assert (back.start, back.tokens) == (run.start, run.tokens)
@@ -37,7 +57,9 @@ def test_a_native_run_comes_back_from_its_bytes_bit_for_bit(tokens: int, layers:
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize(("codec", "error", "share"), [("q8", 0.01, 0.54), ("q4", 0.15, 0.29)])
-def test_a_quantized_run_is_small_and_close_and_can_be_cut(codec: Codec, error: float, share: float, dtype: mx.Dtype) -> None:
+def test_a_quantized_run_is_small_and_close_and_can_be_cut(
+    codec: Codec, error: float, share: float, dtype: mx.Dtype
+) -> None:
     run = a_run(tokens=64, dtype=dtype)
     packed = pack(run, codec)
     mx.eval(packed.arrays)
@@ -84,7 +106,9 @@ def test_bytes_that_do_not_fit_their_description_are_refused() -> None:
 
 @pytest.mark.parametrize("codec", ["native", "q8", "q4"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_packed_fits_its_models_form_and_nothing_elses(codec: Codec, dtype: mx.Dtype) -> None:
+def test_what_is_packed_fits_its_models_form_and_nothing_elses(
+    codec: Codec, dtype: mx.Dtype
+) -> None:
     heads = HeadsForm(2, 64, str(dtype).removeprefix("mlx.core."))
     model = ModelForm(block=(heads,) * 4)
     packed = pack(a_run(dtype=dtype), codec)

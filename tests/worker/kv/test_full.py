@@ -51,7 +51,8 @@ class SequencesInParts(RuleBasedStateMachine):
 
     @initialize(value_dim=st.sampled_from([VALUE_DIM, KEY_DIM]))
     def begin(self, value_dim: int) -> None:
-        self.value_dim = value_dim  # values like keys are stored in one buffer with them, others in one of their own
+        # values like keys are stored in one buffer with them, others in one of their own
+        self.value_dim = value_dim
         self.layers = [FullKV()]
         self.stories: list[list[int]] = [[]]
         self.next = 1
@@ -83,9 +84,15 @@ class SequencesInParts(RuleBasedStateMachine):
         assert layer.frozen_tokens == layer.tokens
         own = [(part.unused, tokens) for part, tokens in layer._frozen if len(part.holders) == 1]
         assert sum(unused for unused, _ in own) * 16 <= sum(tokens for _, tokens in own)
-        assert all(part.unused * 64 <= part.capacity for part, _ in layer._frozen if len(part.holders) > 1)
+        assert all(
+            part.unused * 64 <= part.capacity for part, _ in layer._frozen if len(part.holders) > 1
+        )
         for (part, tokens), (later, fewer) in itertools.pairwise(layer._frozen):
-            assert (fewer * 2 < tokens and tokens > 512) or len(part.holders) > 1 or len(later.holders) > 1
+            assert (
+                (fewer * 2 < tokens and tokens > 512)
+                or len(part.holders) > 1
+                or len(later.holders) > 1
+            )
 
     @rule()
     def freeze_all(self) -> None:
@@ -121,7 +128,9 @@ class SequencesInParts(RuleBasedStateMachine):
     @rule(data=st.data(), low=st.floats(0, 1), high=st.floats(0, 1))
     def copy_out(self, data: st.DataObject, low: float, high: float) -> None:
         at = self.one(data)
-        start, end = sorted((round(low * self.layers[at].tokens), round(high * self.layers[at].tokens)))
+        start, end = sorted(
+            (round(low * self.layers[at].tokens), round(high * self.layers[at].tokens))
+        )
         if start < end:
             story = self.stories[at]
             assert numbers_of(self.layers[at].copy_out(start, end)) == story[start:end]
@@ -137,7 +146,11 @@ class SequencesInParts(RuleBasedStateMachine):
         at = self.one(data)
         story, layer = self.stories[at], FullKV()
         if story:
-            layer.restore(iter(self.layers[at].copy_out(0, len(story))), CheckpointLayout("full", 0, ()), end=len(story))
+            layer.restore(
+                iter(self.layers[at].copy_out(0, len(story))),
+                CheckpointLayout("full", 0, ()),
+                end=len(story),
+            )
             assert all_numbers(layer) == story
 
     @invariant()
@@ -147,7 +160,9 @@ class SequencesInParts(RuleBasedStateMachine):
             assert all_numbers(layer) == story
 
 
-SequencesInParts.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+SequencesInParts.TestCase.settings = settings(
+    max_examples=25, stateful_step_count=30, deadline=None
+)
 TestSequencesInParts = SequencesInParts.TestCase
 
 
@@ -186,7 +201,9 @@ def test_a_tail_that_is_frozen_is_copied_only_where_much_of_its_room_is_unused()
         assert next(layer.arrays()).shape[2] == (capacity if is_kept else 1000)
 
 
-def test_short_tails_behind_a_long_beginning_that_others_hold_too_give_their_unused_room_back() -> None:
+def test_short_tails_behind_a_long_beginning_that_others_hold_too_give_their_unused_room_back() -> (
+    None
+):
     first = FullKV()
     first.reserve(4060)
     first.append(*of(list(range(4000))))
@@ -198,7 +215,9 @@ def test_short_tails_behind_a_long_beginning_that_others_hold_too_give_their_unu
         agent.append(*of(list(range(4000, 4260))))
         agent.freeze()
     assert capacity_of([first, *agents]) <= (4000 + 8 * 260) * 17 / 16
-    assert next(agents[-1].arrays()) is shared, "a long beginning was copied for the sake of short tails"
+    assert next(agents[-1].arrays()) is shared, (
+        "a long beginning was copied for the sake of short tails"
+    )
 
 
 def test_room_in_the_tail_is_what_was_reserved_less_what_is_frozen() -> None:
@@ -242,7 +261,10 @@ def test_forks_hold_their_beginning_once_and_what_only_a_gone_one_used_is_given_
     del first
     forks[0].freeze()
     assert capacity_of(forks) == 540
-    assert [all_numbers(fork_) for fork_ in forks] == [[*range(400), *[7] * 20], [*range(500), *[7] * 20]]
+    assert [all_numbers(fork_) for fork_ in forks] == [
+        [*range(400), *[7] * 20],
+        [*range(500), *[7] * 20],
+    ]
 
 
 def test_many_forks_of_one_that_goes_on_leave_few_parts_and_everything_is_held_once() -> None:
@@ -251,7 +273,9 @@ def test_many_forks_of_one_that_goes_on_leave_few_parts_and_everything_is_held_o
         layer.append(*of([turn] * 40))
         layer.freeze()
         forks.append(layer.fork(layer.tokens - turn % 3))
-    assert max(len(each._frozen) for each in (layer, *forks)) <= 2 + math.log2(max(1, layer.tokens / 512))
+    assert max(len(each._frozen) for each in (layer, *forks)) <= 2 + math.log2(
+        max(1, layer.tokens / 512)
+    )
     assert capacity_of([layer, *forks]) == layer.tokens
     for turn, fork_ in enumerate(forks):
         assert all_numbers(fork_) == [number // 40 for number in range(40 * (turn + 1) - turn % 3)]
@@ -291,14 +315,18 @@ def test_a_layer_that_does_not_share_stays_in_one_buffer_and_gives_much_unused_r
         before = [id(array) for array in layer.arrays()]
         layer.reserve(1001)
         assert layer.frozen_tokens == 0
-        assert [id(array) for array in layer.arrays()] == before, "nobody else holds it: it is taken back without a copy"
+        assert [id(array) for array in layer.arrays()] == before, (
+            "nobody else holds it: it is taken back without a copy"
+        )
         layer.append(*of([1000]))
         assert len(layer.parts(1001)) == 1
         assert all_numbers(layer) == list(range(1001))
 
 
 @pytest.mark.parametrize("common", [1, 256, 700, 1000])
-def test_parked_layers_that_share_nothing_while_they_run_hold_a_common_beginning_once(common: int) -> None:
+def test_parked_layers_that_share_nothing_while_they_run_hold_a_common_beginning_once(
+    common: int,
+) -> None:
     def parked(numbers: list[int]) -> FullKV:
         layer = FullKV()
         layer.can_share = False
@@ -320,7 +348,9 @@ def test_parked_layers_that_share_nothing_while_they_run_hold_a_common_beginning
     ):
         assert all_numbers(layer) == numbers
         layer.reserve(2000)
-        assert (layer.frozen_tokens, len(layer.parts(layer.tokens))) == (0, 1), "what runs has one buffer of its own"
+        assert (layer.frozen_tokens, len(layer.parts(layer.tokens))) == (0, 1), (
+            "what runs has one buffer of its own"
+        )
         layer.append(*of([9]))
         assert all_numbers(layer) == [*numbers, 9]
     assert len({id(array) for layer in (first, second, third) for array in layer.arrays()}) == 6
@@ -352,6 +382,8 @@ def test_what_grows_is_shared_and_what_does_not_comes_from_a_checkpoint() -> Non
     assert isinstance(own, RecurrentState)
     assert own[0] is not None
     assert own[0].tolist() == [[40.0] * 4]
-    assert [all_numbers(leaf) for layer in forked for leaf in layer.leaves() if isinstance(leaf, FullKV)] == [list(range(40))] * 2
+    assert [
+        all_numbers(leaf) for layer in forked for leaf in layer.leaves() if isinstance(leaf, FullKV)
+    ] == [list(range(40))] * 2
     held(layers)[0].can_share = False
     assert not live.can_share

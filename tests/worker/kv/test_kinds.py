@@ -17,13 +17,17 @@ from holdfast.worker.kv.kinds import fresh_layer
 from holdfast.worker.kv.recurrent import RecurrentState
 from holdfast.worker.kv.window import WINDOW_SLACK_TOKENS, WindowKV
 
-CHUNKS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from([63, 255, 256, 257, 300])), min_size=1, max_size=8)
+CHUNKS = st.lists(
+    st.one_of(st.integers(1, 9), st.sampled_from([63, 255, 256, 257, 300])), min_size=1, max_size=8
+)
 WINDOWS = st.sampled_from([1, 2, 3, 8, 64, 257])
 
 
 def numbered(start: int, count: int) -> tuple[mx.array, mx.array]:
     """Keys that hold their token's number, values that hold its negative."""
-    keys = mx.broadcast_to(mx.arange(start, start + count, dtype=mx.float32).reshape(1, 1, count, 1), (1, 2, count, 3))
+    keys = mx.broadcast_to(
+        mx.arange(start, start + count, dtype=mx.float32).reshape(1, 1, count, 1), (1, 2, count, 3)
+    )
     return keys, -keys
 
 
@@ -36,7 +40,9 @@ def numbers(pair: tuple[mx.array, mx.array]) -> list[int]:
 
 
 @given(window=WINDOWS, chunks=CHUNKS, trims=st.lists(st.booleans(), min_size=8, max_size=8))
-def test_a_window_gives_what_a_list_of_all_tokens_would_give(window: int, chunks: list[int], trims: list[bool]) -> None:
+def test_a_window_gives_what_a_list_of_all_tokens_would_give(
+    window: int, chunks: list[int], trims: list[bool]
+) -> None:
     kept, read = WindowKV(window), 0
     for added, does_trim in zip(chunks, trims, strict=False):
         kept.append(*numbered(read, added))
@@ -44,25 +50,34 @@ def test_a_window_gives_what_a_list_of_all_tokens_would_give(window: int, chunks
         visible_to_the_chunk = min(read, added + window - 1)
         assert kept.tokens == read
         assert kept.held() >= visible_to_the_chunk
-        assert numbers(kept.last(visible_to_the_chunk)) == list(range(read - visible_to_the_chunk, read))
+        assert numbers(kept.last(visible_to_the_chunk)) == list(
+            range(read - visible_to_the_chunk, read)
+        )
         if does_trim:
             kept.trim()
         assert numbers(kept.copy_out(0, read)) == list(range(max(0, read - window + 1), read))
 
 
 @given(window=WINDOWS, chunks=CHUNKS)
-def test_a_trimmed_window_takes_no_more_than_its_fixed_bytes(window: int, chunks: list[int]) -> None:
+def test_a_trimmed_window_takes_no_more_than_its_fixed_bytes(
+    window: int, chunks: list[int]
+) -> None:
     kept, read = WindowKV(window), 0
     for added in chunks:
         kept.append(*numbered(read, added))
         kept.trim()
         read += added
         assert sum(array.nbytes for array in kept.arrays()) == kept.fixed_bytes()
-    assert (kept.bytes_per_token(), kept.fixed_bytes()) == (0, 2 * 2 * 3 * 4 * (window + WINDOW_SLACK_TOKENS))
+    assert (kept.bytes_per_token(), kept.fixed_bytes()) == (
+        0,
+        2 * 2 * 3 * 4 * (window + WINDOW_SLACK_TOKENS),
+    )
 
 
 @given(window=WINDOWS, before=st.integers(1, 600), after=CHUNKS)
-def test_a_restored_window_goes_on_as_the_one_it_was_copied_from(window: int, before: int, after: list[int]) -> None:
+def test_a_restored_window_goes_on_as_the_one_it_was_copied_from(
+    window: int, before: int, after: list[int]
+) -> None:
     first, second = WindowKV(window), WindowKV(window)
     first.append(*numbered(0, before))
     second.restore(iter(first.copy_out(0, before)), first.layout(), end=before)
@@ -77,7 +92,9 @@ def test_a_restored_window_goes_on_as_the_one_it_was_copied_from(window: int, be
 
 
 @given(chunks=CHUNKS, reserved=st.integers(0, 700), grows=st.integers(0, 1500))
-def test_full_memory_keeps_every_token_in_the_capacity_reserved(chunks: list[int], reserved: int, grows: int) -> None:
+def test_full_memory_keeps_every_token_in_the_capacity_reserved(
+    chunks: list[int], reserved: int, grows: int
+) -> None:
     kept, read = FullKV(), 0
     kept.reserve(reserved)
     for index, added in enumerate(chunks):
@@ -86,14 +103,25 @@ def test_full_memory_keeps_every_token_in_the_capacity_reserved(chunks: list[int
         kept.append(*numbered(read, added))
         read += added
         assert numbers(kept.last(read)) == list(range(read))
-        assert sum(array.nbytes for array in kept.arrays()) >= kept.bytes_per_token() * max(read, reserved)
+        assert sum(array.nbytes for array in kept.arrays()) >= kept.bytes_per_token() * max(
+            read, reserved
+        )
     assert numbers(kept.copy_out(1, read)) == list(range(1, read))
     assert kept.bytes_per_token() == 2 * 2 * 3 * 4
 
 
-@given(window=st.one_of(st.none(), WINDOWS), chunks=CHUNKS, proposed=st.integers(1, 20), dropped=st.integers(0, 20))
-def test_tokens_that_were_dropped_leave_no_trace(window: int | None, chunks: list[int], proposed: int, dropped: int) -> None:
-    """As speculation would have it: rows that were proposed are read in one span, and some of them turn out wrong."""
+@given(
+    window=st.one_of(st.none(), WINDOWS),
+    chunks=CHUNKS,
+    proposed=st.integers(1, 20),
+    dropped=st.integers(0, 20),
+)
+def test_tokens_that_were_dropped_leave_no_trace(
+    window: int | None, chunks: list[int], proposed: int, dropped: int
+) -> None:
+    """As speculation would have it: rows that were proposed are read in one span, and some of them
+    turn out wrong.
+    """
     kept = FullKV() if window is None else WindowKV(window)
     for added in chunks:
         kept.append(*numbered(kept.tokens, added))
@@ -201,8 +229,22 @@ def test_mlx_lms_caches_are_told_apart_by_kind() -> None:
         fresh_layer(cache.CacheList(cache.ArraysCache(size=1), cache.KVCache())),
         fresh_layer(cache.CacheList(cache.KVCache(), cache.ChunkedKVCache(8))),
     ]
-    assert [type(kind) for kind in kinds] == [FullKV, WindowKV, ForeignState, RecurrentState, Composite, Composite]
-    assert [any(leaf.is_foreign for leaf in kind.leaves()) for kind in kinds] == [False, False, True, False, False, True]
+    assert [type(kind) for kind in kinds] == [
+        FullKV,
+        WindowKV,
+        ForeignState,
+        RecurrentState,
+        Composite,
+        Composite,
+    ]
+    assert [any(leaf.is_foreign for leaf in kind.leaves()) for kind in kinds] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
     assert isinstance(kinds[1], WindowKV)
     assert kinds[1].window == 9
 
@@ -220,7 +262,11 @@ def test_the_costs_of_foreign_state_tell_what_grows_from_what_does_not() -> None
     mlx_lm_import.prepare()
     from mlx_lm.models import cache
 
-    growing, rotating, arrays = cache.KVCache(), cache.RotatingKVCache(max_size=4), cache.ArraysCache(size=2)
+    growing, rotating, arrays = (
+        cache.KVCache(),
+        cache.RotatingKVCache(max_size=4),
+        cache.ArraysCache(size=2),
+    )
     for kept in (growing, rotating):
         kept.update_and_fetch(*numbered(0, 3))
     arrays[1] = mx.zeros((1, 10))

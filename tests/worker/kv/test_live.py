@@ -1,4 +1,6 @@
-"""Beginnings out of live states, of every kind of layer: what is moved, shared or copied is what was read."""
+"""Beginnings out of live states, of every kind of layer: what is moved, shared or copied is what
+was read.
+"""
 
 from __future__ import annotations
 
@@ -94,11 +96,15 @@ def test_what_begins_from_a_state_goes_on_as_if_it_had_read_all_itself_and_leave
             base = a_state(kind, known, pieces=pieces)
             can_rewind = base.can_rewind(tokens)
             keeps_all = use == "moved" and can_rewind
-            state = begin_from(LiveBase(state=base, tokens=tokens, use=use), layers(kind), is_restored=False)
+            state = begin_from(
+                LiveBase(state=base, tokens=tokens, use=use), layers(kind), is_restored=False
+            )
             assert state.tokens == tokens
             if not keeps_all and any(not leaf.grows for leaf in state.leaves()):
                 alone = a_state(kind, known[:tokens])
-                restore(state.layers, [], copy_checkpoint(alone.layers, position=tokens), begin=tokens)
+                restore(
+                    state.layers, [], copy_checkpoint(alone.layers, position=tokens), begin=tokens
+                )
             for leaf in state.leaves():
                 leaf.reserve(tokens + 4)
             assert_same(state, a_state(kind, known[:tokens]))
@@ -125,14 +131,23 @@ def test_a_state_that_is_restored_has_fresh_layers_where_it_does_not_grow(kind: 
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "composite", "recurrent"])
-def test_what_several_hold_is_counted_once_and_a_parked_state_with_all_that_it_has(kind: str) -> None:
+def test_what_several_hold_is_counted_once_and_a_parked_state_with_all_that_it_has(
+    kind: str,
+) -> None:
     base = a_state(kind, list(range(40)))
-    forks = [begin_from(LiveBase(state=base, tokens=40, use="shared"), layers(kind), is_restored=False) for _ in range(3)]
+    forks = [
+        begin_from(LiveBase(state=base, tokens=40, use="shared"), layers(kind), is_restored=False)
+        for _ in range(3)
+    ]
     mx.eval([array for leaf in base.leaves() for array in leaf.arrays()])
     frozen = held_bytes((), (base,))
-    assert frozen == sum(array.nbytes for leaf in base.leaves() for array in leaf.frozen_arrays()) > 0
+    assert (
+        frozen == sum(array.nbytes for leaf in base.leaves() for array in leaf.frozen_arrays()) > 0
+    )
     assert held_bytes((), (base, *forks)) == frozen
-    assert held_bytes((base,), forks) == sum(array.nbytes for leaf in base.leaves() for array in leaf.arrays())
+    assert held_bytes((base,), forks) == sum(
+        array.nbytes for leaf in base.leaves() for array in leaf.arrays()
+    )
     for fork in forks:
         read(fork, [1, 2, 3])
     assert held_bytes((), (base, *forks)) == frozen, "a tail is its sequence's own"
@@ -150,4 +165,7 @@ def test_only_what_can_go_back_in_every_layer_is_rewound() -> None:
     read(long, [1])
     assert long.can_rewind(300)
     base = LiveBase(state=long, tokens=300, use="moved")
-    assert_same(begin_from(replace(base), layers("window"), is_restored=False), a_state("window", list(range(300))))
+    assert_same(
+        begin_from(replace(base), layers("window"), is_restored=False),
+        a_state("window", list(range(300))),
+    )

@@ -1,4 +1,6 @@
-"""Snapshots of several layers together: what is taken out of them fits them again, and nothing else does."""
+"""Snapshots of several layers together: what is taken out of them fits them again, and nothing else
+does.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ def test_what_was_copied_out_is_what_fresh_layers_hold_after_the_restore() -> No
     for one, other in zip(checkpoint_again.arrays, checkpoint.arrays, strict=True):
         assert mx.array_equal(one, other)
     for block, other_block in zip(again, blocks, strict=True):
-        assert all(mx.array_equal(one, other) for one, other in zip(block.arrays, other_block.arrays, strict=True))
+        assert all(
+            mx.array_equal(one, other)
+            for one, other in zip(block.arrays, other_block.arrays, strict=True)
+        )
 
 
 def test_the_form_says_what_is_copied_out() -> None:
@@ -64,7 +69,9 @@ def test_the_form_says_what_is_copied_out() -> None:
     assert form is not None
     assert not form.resumes_anywhere
     assert [each.of(6).shape for each in form.block] == [array.shape for array in blocks[0].arrays]
-    assert [each.of(TOKENS).shape for each in form.checkpoint] == [array.shape for array in checkpoint.arrays]
+    assert [each.of(TOKENS).shape for each in form.checkpoint] == [
+        array.shape for array in checkpoint.arrays
+    ]
     assert form.layers == checkpoint.layers
 
 
@@ -73,11 +80,26 @@ def test_the_form_says_what_is_copied_out() -> None:
     [
         ([FullKV(), WindowKV(5), RecurrentState(2)], "too many"),
         ([FullKV(), WindowKV(5), Composite((RecurrentState(2), FullKV(), FullKV()))], "too few"),
-        ([FullKV(), WindowKV(7), Composite((RecurrentState(2), FullKV()))], "a window of 7 tokens was kept with 4"),
-        ([FullKV(), WindowKV(5), Composite((RecurrentState(3), FullKV()))], "a recurrent layer does not fit"),
-        ([FullKV(), RecurrentState(2), Composite((WindowKV(5), FullKV()))], "a window layer does not fit"),
-        ([FullKV(), Composite((RecurrentState(2), FullKV()))], "the boundary has 2 layers, the model 1"),
-        ([FullKV(), FullKV(), WindowKV(5), ForeignState(object())], "a recurrent layer does not fit a ForeignState"),
+        (
+            [FullKV(), WindowKV(7), Composite((RecurrentState(2), FullKV()))],
+            "a window of 7 tokens was kept with 4",
+        ),
+        (
+            [FullKV(), WindowKV(5), Composite((RecurrentState(3), FullKV()))],
+            "a recurrent layer does not fit",
+        ),
+        (
+            [FullKV(), RecurrentState(2), Composite((WindowKV(5), FullKV()))],
+            "a window layer does not fit",
+        ),
+        (
+            [FullKV(), Composite((RecurrentState(2), FullKV()))],
+            "the boundary has 2 layers, the model 1",
+        ),
+        (
+            [FullKV(), FullKV(), WindowKV(5), ForeignState(object())],
+            "a recurrent layer does not fit a ForeignState",
+        ),
     ],
 )
 def test_layers_of_another_model_take_nothing(fresh: list[LayerState], message: str) -> None:

@@ -7,7 +7,9 @@ from holdfast.worker.loop.arrivals import PromptMemory
 
 
 @given(prompts=st.lists(st.text("xy", max_size=4), max_size=12), most_steps=st.integers(0, 8))
-def test_what_is_recalled_is_what_was_there_and_never_more_than_may_be(prompts: list[str], most_steps: int) -> None:
+def test_what_is_recalled_is_what_was_there_and_never_more_than_may_be(
+    prompts: list[str], most_steps: int
+) -> None:
     memory, root = PromptMemory(most_steps=most_steps), tenant_key("")
     for steps in prompts:
         ids = TokenIds.of([ord(step) for step in steps for _ in range(STEP_TOKENS)])
@@ -15,6 +17,7 @@ def test_what_is_recalled_is_what_was_there_and_never_more_than_may_be(prompts: 
         assert len(memory) <= most_steps
         for number, (key, _) in enumerate(steps_behind(root, ids)):
             found = memory.recall(key, tenant="")
-            assert (found is not None) == (number < most_steps)  # what stands further in front is forgotten later
+            # what stands further in front is forgotten later
+            assert (found is not None) == (number < most_steps)
             assert found in (None, ids[: (number + 1) * STEP_TOKENS])
             assert memory.recall(key, tenant="other") is None

@@ -11,7 +11,13 @@ from holdfast.wire.commands import TELL_STATISTICS, Command
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence, Started, TokensGenerated
 from holdfast.wire.figures import CacheFigures, WorkerStatistics
 from holdfast.worker.loop.cache_steps import CacheSteps
-from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other, random_prompt, tiny_worker
+from tests.fakes.caching_worker import (
+    CachingWorker,
+    greedy,
+    one_after_the_other,
+    random_prompt,
+    tiny_worker,
+)
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -28,12 +34,16 @@ def report(inbox: ScriptInbox, name: str) -> CacheReport:
 
 
 def figures(inbox: ScriptInbox) -> CacheFigures:
-    answers = [event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer]
+    answers = [
+        event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer
+    ]
     assert answers[-1].memory is not None
     return answers[-1].memory
 
 
-def test_behind_what_is_committed_at_rest_the_loop_looks_again_who_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_what_is_committed_at_rest_the_loop_looks_again_who_may_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[str | float] = []
     flush, receive = CacheSteps.flush, ScriptInbox.receive
 
@@ -48,7 +58,9 @@ def test_behind_what_is_committed_at_rest_the_loop_looks_again_who_may_begin(mon
 
     monkeypatch.setattr(CacheSteps, "flush", flushing)
     monkeypatch.setattr(ScriptInbox, "receive", receiving)
-    tiny_worker().serve(one_after_the_other(greedy("a", random_prompt(90)), greedy("b", random_prompt(90, "b"))))
+    tiny_worker().serve(
+        one_after_the_other(greedy("a", random_prompt(90)), greedy("b", random_prompt(90, "b")))
+    )
     behind = [later for earlier, later in itertools.pairwise(seen) if earlier == "committed"]
     assert behind
     assert set(behind) == {0.0}, "a request that waited for room would have waited on"
@@ -60,23 +72,36 @@ def test_a_request_is_told_right_before_its_first_token_what_it_began_from() -> 
     kinds = [type(event) for event in inbox.of("exact")]
     assert kinds.index(Started) == kinds.index(TokensGenerated) - 1
     assert report(inbox, "first").outcome is CacheOutcome.NOTHING_STORED
-    assert (report(inbox, "exact").outcome, report(inbox, "exact").ram_tokens) == (CacheOutcome.COMPLETE, 89)
+    assert (report(inbox, "exact").outcome, report(inbox, "exact").ram_tokens) == (
+        CacheOutcome.COMPLETE,
+        89,
+    )
 
 
 def test_the_next_turn_and_a_diverging_one_are_told_why_not_more() -> None:
     first = random_prompt(90)
     other = (first[50] + 1) % (VOCAB_SIZE - 8)
     fork = (*first[:50], other, *random_prompt(20, "b"))
-    inbox = in_turn(tiny_worker(), greedy("first", first), greedy("turn", first + random_prompt(9)), greedy("fork", fork))
+    inbox = in_turn(
+        tiny_worker(),
+        greedy("first", first),
+        greedy("turn", first + random_prompt(9)),
+        greedy("fork", fork),
+    )
     assert report(inbox, "turn").cached_tokens == 90
-    assert report(inbox, "turn").outcome in (CacheOutcome.DIVERGED, CacheOutcome.NEW_TOKENS)  # of the answer, which was kept
+    # of the answer, which was kept
+    assert report(inbox, "turn").outcome in (CacheOutcome.DIVERGED, CacheOutcome.NEW_TOKENS)
     assert report(inbox, "fork").cached_tokens == 50
-    assert report(inbox, "fork").divergence == Divergence(position=50, stored_token_id=first[50], prompt_token_id=other)
+    assert report(inbox, "fork").divergence == Divergence(
+        position=50, stored_token_id=first[50], prompt_token_id=other
+    )
 
 
 def test_what_comes_from_disk_is_told_apart_with_the_time_it_took(tmp_path: Path) -> None:
     tiny_worker(tmp_path).serve([[greedy("before", random_prompt(300))]])
-    inbox = in_turn(tiny_worker(tmp_path), greedy("disk", random_prompt(300)), greedy("ram", random_prompt(300)))
+    inbox = in_turn(
+        tiny_worker(tmp_path), greedy("disk", random_prompt(300)), greedy("ram", random_prompt(300))
+    )
     assert (report(inbox, "disk").ram_tokens, report(inbox, "disk").disk_tokens) == (0, 299)
     assert report(inbox, "disk").restore_seconds > 0
     assert (report(inbox, "ram").ram_tokens, report(inbox, "ram").disk_tokens) == (299, 0)
@@ -92,13 +117,19 @@ def test_who_begins_together_from_the_same_blocks_on_disk_holds_them_once(tmp_pa
         one.tokens(each.request_id) for one, each in zip(alone, asked, strict=True)
     ]
     told = [report(inbox, each.request_id) for each in asked]
-    assert sorted((each.disk_tokens, each.shared_tokens) for each in told) == [(0, 300), (0, 300), (300, 0)]
+    assert sorted((each.disk_tokens, each.shared_tokens) for each in told) == [
+        (0, 300),
+        (0, 300),
+        (300, 0),
+    ]
 
 
 def test_an_agent_that_parts_from_a_parked_ones_prompt_takes_nothing_from_it() -> None:
     shared, own = random_prompt(1000), {name: random_prompt(40, name) for name in "ab"}
     first = [greedy(name, shared + own[name]) for name in "ab"]
-    alone = {each.request_id: in_turn(tiny_worker(), each).tokens(each.request_id) for each in first}
+    alone = {
+        each.request_id: in_turn(tiny_worker(), each).tokens(each.request_id) for each in first
+    }
     turns = [greedy(f"{name}2", (*shared, *own[name], *alone[name], 1, 2, 3)) for name in "ab"]
     inbox = in_turn(tiny_worker(), *first, *turns)
     assert [report(inbox, name).shared_tokens for name in ("b", "a2", "b2")] == [1000, 0, 0]
@@ -110,7 +141,9 @@ def test_without_room_in_ram_all_comes_from_disk(tmp_path: Path, name: str) -> N
     alone = in_turn(tiny_worker(name=name), greedy("again", random_prompt(300)))
     tiny_worker(tmp_path, name=name, ram_bytes=0).serve([[greedy("before", random_prompt(300))]])
     subject = tiny_worker(tmp_path, name=name, ram_bytes=0, most_parked_bytes=0)
-    inbox = in_turn(subject, greedy("again", random_prompt(300)), greedy("and again", random_prompt(300)))
+    inbox = in_turn(
+        subject, greedy("again", random_prompt(300)), greedy("and again", random_prompt(300))
+    )
     for request in ("again", "and again"):
         assert (report(inbox, request).ram_tokens, report(inbox, request).disk_tokens) == (0, 299)
         assert inbox.tokens(request) == alone.tokens("again")
@@ -119,16 +152,23 @@ def test_without_room_in_ram_all_comes_from_disk(tmp_path: Path, name: str) -> N
 
 def test_a_model_that_resumes_at_boundaries_only_says_what_it_could_not_use() -> None:
     first = random_prompt(90)
-    subject = tiny_worker(name="gemma3_text", most_parked_bytes=0)  # a window that is live goes some tokens back
+    # a window that is live goes some tokens back
+    subject = tiny_worker(name="gemma3_text", most_parked_bytes=0)
     inbox = in_turn(subject, greedy("first", first), greedy("fork", (*first[:70], 3, 1, 4)))
     told = report(inbox, "fork")
-    assert (told.outcome, told.cached_tokens, told.unused_tokens) == (CacheOutcome.NO_BOUNDARY, 0, 70)
+    assert (told.outcome, told.cached_tokens, told.unused_tokens) == (
+        CacheOutcome.NO_BOUNDARY,
+        0,
+        70,
+    )
     assert told.divergence == Divergence(position=70, stored_token_id=first[70], prompt_token_id=3)
 
 
 def test_a_request_that_waited_for_another_says_so_and_for_how_long() -> None:
     shared = random_prompt(600)
-    inbox = tiny_worker().serve([[greedy("reader", shared), greedy("behind", shared), TELL_STATISTICS]])
+    inbox = tiny_worker().serve(
+        [[greedy("reader", shared), greedy("behind", shared), TELL_STATISTICS]]
+    )
     told = report(inbox, "behind")
     assert told.waited_for_another
     assert told.waited_seconds > 0
@@ -138,11 +178,22 @@ def test_a_request_that_waited_for_another_says_so_and_for_how_long() -> None:
 
 
 def test_two_tenants_share_nothing(tmp_path: Path) -> None:
-    both = [greedy("mine", random_prompt(300), tenant="me"), greedy("theirs", random_prompt(300), tenant="them")]
+    both = [
+        greedy("mine", random_prompt(300), tenant="me"),
+        greedy("theirs", random_prompt(300), tenant="them"),
+    ]
     inbox = tiny_worker(tmp_path).serve([both])  # at once: not even by waiting for each other
-    assert [report(inbox, name).outcome for name in ("mine", "theirs")] == [CacheOutcome.NOTHING_STORED] * 2
-    again = in_turn(tiny_worker(tmp_path), *both, greedy("nobody's", random_prompt(300)), TELL_STATISTICS)
-    assert [report(again, name).cached_tokens for name in ("mine", "theirs", "nobody's")] == [299, 299, 0]
+    assert [report(inbox, name).outcome for name in ("mine", "theirs")] == [
+        CacheOutcome.NOTHING_STORED
+    ] * 2
+    again = in_turn(
+        tiny_worker(tmp_path), *both, greedy("nobody's", random_prompt(300)), TELL_STATISTICS
+    )
+    assert [report(again, name).cached_tokens for name in ("mine", "theirs", "nobody's")] == [
+        299,
+        299,
+        0,
+    ]
     assert figures(again).tenants == 3
 
 
@@ -162,7 +213,11 @@ def test_a_preempted_request_counts_only_what_others_have_read_for_it() -> None:
 
 def test_the_figures_count_lookups_and_tokens_by_where_they_were(tmp_path: Path) -> None:
     tiny_worker(tmp_path).serve([[greedy("before", random_prompt(300))]])
-    requests = [greedy("disk", random_prompt(300)), greedy("ram", random_prompt(300)), greedy("new", random_prompt(30, "b"))]
+    requests = [
+        greedy("disk", random_prompt(300)),
+        greedy("ram", random_prompt(300)),
+        greedy("new", random_prompt(30, "b")),
+    ]
     told = figures(in_turn(tiny_worker(tmp_path), *requests, TELL_STATISTICS))
     assert (told.disk_tokens, told.ram_tokens) == (299, 299)
     assert told.lookups == {"complete": 2, "diverged": 1}

@@ -1,4 +1,7 @@
-"""A step that fails by an exception hands over nothing of what it computed. Through a whole worker with a tiny model."""
+"""A step that fails by an exception hands over nothing of what it computed.
+
+Through a whole worker with a tiny model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ class FailingAhead(FailingOnce):
 def test_a_step_that_fails_hands_over_nothing(name: str, engine: type[FailingOnce]) -> None:
     subject = CachingWorker(probed(name), vocab_size=VOCAB_SIZE, engine=engine)
     assert isinstance(subject.engine, FailingOnce)
-    subject.engine.fails_at = subject.engine.collected + 5  # the step that ends the prompt and completes its first blocks
+    # the step that ends the prompt and completes its first blocks
+    subject.engine.fails_at = subject.engine.collected + 5
     kept: list[int] = []
 
     def look() -> None:
@@ -32,13 +36,16 @@ def test_a_step_that_fails_hands_over_nothing(name: str, engine: type[FailingOnc
 
     inbox = subject.serve([[greedy("a", random_prompt(300), max_tokens=40)]], on_receive=look)
     assert inbox.finished("a").reason is FinishReason.LENGTH
-    assert max(kept[:-2]) <= 256  # of the steps before it; the rest when the request, read alone, has ended
+    # of the steps before it; the rest when the request, read alone, has ended
+    assert max(kept[:-2]) <= 256
     assert subject.index.figures().kept_tokens == 339
 
 
 @pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
 @pytest.mark.parametrize("failing", range(1, 6))
-def test_nor_does_a_request_that_is_cancelled_while_it_fails(failing: int, engine: type[FailingOnce]) -> None:
+def test_nor_does_a_request_that_is_cancelled_while_it_fails(
+    failing: int, engine: type[FailingOnce]
+) -> None:
     """What the cancelled one had left is not given to the next one, which comes at the same moment."""
     subject = CachingWorker(probed("llama"), vocab_size=VOCAB_SIZE, engine=engine)
     assert isinstance(subject.engine, FailingOnce)
@@ -47,6 +54,8 @@ def test_nor_does_a_request_that_is_cancelled_while_it_fails(failing: int, engin
     script += [[]] * (failing - 1)
     script += [[cancel("a"), greedy("b", random_prompt(300))]]
     inbox = subject.serve(script)
-    alone = CachingWorker(probed("llama"), vocab_size=VOCAB_SIZE).serve([[greedy("b", random_prompt(300))]])
+    alone = CachingWorker(probed("llama"), vocab_size=VOCAB_SIZE).serve(
+        [[greedy("b", random_prompt(300))]]
+    )
     assert inbox.tokens("b") == alone.tokens("b")
     assert inbox.finished("b").reason is FinishReason.LENGTH

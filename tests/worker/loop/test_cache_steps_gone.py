@@ -1,4 +1,6 @@
-"""What a request is to begin from may be gone before it does: forgotten with a session, or lost by the disk."""
+"""What a request is to begin from may be gone before it does: forgotten with a session, or lost by
+the disk.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +56,15 @@ def test_who_waits_for_blocks_that_a_session_takes_with_it_is_looked_up_again(
         subject.check_answer(each.request_id)
     assert subject.inbox.finished("b").memory.cached_tokens == 0
     assert not caplog.records
-    assert subject.worker.index.figures().kept_tokens == 17 + 2 * 10  # as if nobody had read it before
+    # as if nobody had read it before
+    assert subject.worker.index.figures().kept_tokens == 17 + 2 * 10
     subject.end()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_has_in_hand_what_the_disk_loses_begins_from_it(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_has_in_hand_what_the_disk_loses_begins_from_it(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     subject = on_disk_only(name, tmp_path)
     subject.send(greedy("turn", random_prompt(17) + random_prompt(5, "b")))
     (waiting,) = subject.loop._ledger.live()
@@ -76,7 +81,9 @@ def test_who_has_in_hand_what_the_disk_loses_begins_from_it(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_could_not_be_taken_in_leaves_nothing_live_when_it_is_read_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_could_not_be_taken_in_leaves_nothing_live_when_it_is_read_anew(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subject = SteppedWorker(name, most_parked_bytes=0)
     subject.send(greedy("first", random_prompt(17), max_tokens=0))
     finish(subject)
@@ -100,7 +107,10 @@ def test_a_state_that_was_moved_leaves_once_when_what_follows_fails(
     subject = SteppedWorker("llama")
     subject.send(greedy("first", random_prompt(33), max_tokens=0))
     finish(subject)
-    hold_apart, failures = subject.worker.scheduler.hold_apart, [RuntimeError("the scheduler fails")]
+    hold_apart, failures = (
+        subject.worker.scheduler.hold_apart,
+        [RuntimeError("the scheduler fails")],
+    )
 
     def fails_once(request_id: str, held_tokens: int) -> None:
         if failures:
@@ -116,7 +126,9 @@ def test_a_state_that_was_moved_leaves_once_when_what_follows_fails(
     subject.end()
 
 
-def test_what_the_store_had_no_room_for_is_written_down_before_the_worker_ends(tmp_path: Path) -> None:
+def test_what_the_store_had_no_room_for_is_written_down_before_the_worker_ends(
+    tmp_path: Path,
+) -> None:
     subject = SteppedWorker("llama", folder=tmp_path, limits=StoreLimits(queue_blocks=1))
     assert subject.worker.store is not None
     is_free = threading.Event()

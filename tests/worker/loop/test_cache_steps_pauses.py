@@ -1,4 +1,6 @@
-"""Pauses with a real engine and a real memory: the same tokens, and nobody waits for what a paused request would read."""
+"""Pauses with a real engine and a real memory: the same tokens, and nobody waits for what a paused
+request would read.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,26 @@ def seeded(name: str, tokens: tuple[int, ...], *, max_tokens: int) -> SequenceRe
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
-def test_paused_and_preempted_and_resumed_answers_are_the_same(name: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+)
+def test_paused_and_preempted_and_resumed_answers_are_the_same(
+    name: str, seed: int, tmp_path: Path
+) -> None:
     shared = random_prompt(70)
     asked = [
-        make(f"{make.__name__} {index}", shared + random_prompt(10 * index + 1, str(index)), max_tokens=16)
+        make(
+            f"{make.__name__} {index}",
+            shared + random_prompt(10 * index + 1, str(index)),
+            max_tokens=16,
+        )
         for make in (greedy, seeded)
         for index in range(3)
     ]
-    alone = {each.request_id: tiny_worker(name=name).serve([[each]]).tokens(each.request_id) for each in asked}
+    alone = {
+        each.request_id: tiny_worker(name=name).serve([[each]]).tokens(each.request_id)
+        for each in asked
+    }
     dice = random.Random(seed)
     script: list[list[Command]] = [[each] for each in asked]
     for _ in range(60):

@@ -1,4 +1,7 @@
-"""State that is not finite: never an answer's fault twice. Through a whole worker with a tiny model and a real store."""
+"""State that is not finite: never an answer's fault twice.
+
+Through a whole worker with a tiny model and a real store.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,13 @@ ENGINES = [Engine, RunningAhead]
 def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     with caplog.at_level(logging.INFO, "holdfast"):
         yield
-    records = caplog.get_records("call")  # not `records`, which are those of the fixture's own end here
-    assert [record.getMessage() for record in records if record.levelno > logging.WARNING or record.exc_info] == []
+    # not `records`, which are those of the fixture's own end here
+    records = caplog.get_records("call")
+    assert [
+        record.getMessage()
+        for record in records
+        if record.levelno > logging.WARNING or record.exc_info
+    ] == []
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -64,12 +72,18 @@ def test_poisoned_blocks_are_found_out_once_and_forgotten(
     right = in_turn(tiny_worker(tmp_path, name=name), asked).tokens("a")
     assert rewrite(tmp_path, with_value(NAN), kind=kind) > 0
     inbox = in_turn(
-        tiny_worker(tmp_path, name=name), asked, greedy("b", random_prompt(300)), greedy("turn", random_prompt(320)[:310])
+        tiny_worker(tmp_path, name=name),
+        asked,
+        greedy("b", random_prompt(300)),
+        greedy("turn", random_prompt(320)[:310]),
     )
     assert inbox.tokens("a") == inbox.tokens("b") == right
     assert len(warnings(caplog)) == 1
     assert "a is read again" in warnings(caplog)[0]
-    assert (inbox.finished("a").cached_tokens, inbox.finished("a").memory.outcome) == (0, CacheOutcome.FAILED)
+    assert (inbox.finished("a").cached_tokens, inbox.finished("a").memory.outcome) == (
+        0,
+        CacheOutcome.FAILED,
+    )
     assert inbox.finished("b").cached_tokens == 299
     after = in_turn(tiny_worker(tmp_path, name=name), asked)
     assert (after.tokens("a"), after.finished("a").cached_tokens) == (right, 299)
@@ -80,11 +94,18 @@ def test_poisoned_blocks_are_found_out_once_and_forgotten(
 def test_what_does_not_come_out_as_numbers_is_forgotten_whatever_it_holds(
     value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Values that are finite can be no numbers for a model either: what was read afresh then tells that they were at fault."""
+    """Values that are finite can be no numbers for a model either: what was read afresh then tells
+    that they were at fault.
+    """
     asked = greedy("a", random_prompt(300))
     right = in_turn(tiny_worker(tmp_path), asked).tokens("a")
     rewrite(tmp_path, with_values(value))
-    inbox = in_turn(tiny_worker(tmp_path), asked, greedy("b", random_prompt(300)), greedy("c", random_prompt(300)))
+    inbox = in_turn(
+        tiny_worker(tmp_path),
+        asked,
+        greedy("b", random_prompt(300)),
+        greedy("c", random_prompt(300)),
+    )
     assert [inbox.tokens(each) for each in "abc"] == [right] * 3
     assert inbox.finished("c").cached_tokens == 299
     assert len(warnings(caplog)) == 1
@@ -94,7 +115,11 @@ def test_what_only_begins_with_poisoned_blocks_goes_too_and_what_parts_from_them
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = random_prompt(700)
-    in_turn(tiny_worker(tmp_path), greedy("a", long), greedy("fork", long[:256] + random_prompt(200, "fork")))
+    in_turn(
+        tiny_worker(tmp_path),
+        greedy("a", long),
+        greedy("fork", long[:256] + random_prompt(200, "fork")),
+    )
     hit: list[int] = []
 
     def second_block(meta: bytes, parts: object) -> object:
@@ -117,16 +142,22 @@ def test_all_that_begin_from_poison_at_once_are_answered_right(
     shared = random_prompt(400)
     in_turn(tiny_worker(tmp_path), greedy("first", shared))
     rewrite(tmp_path, with_value(NAN))
-    asked = [greedy(f"r{number}", shared + random_prompt(20, str(number)), max_tokens=12) for number in range(6)]
+    asked = [
+        greedy(f"r{number}", shared + random_prompt(20, str(number)), max_tokens=12)
+        for number in range(6)
+    ]
     alone = in_turn(tiny_worker(), *(replace(each, tenant=each.request_id) for each in asked))
     right = {each.request_id: alone.tokens(each.request_id) for each in asked}
     inbox = tiny_worker(tmp_path, engine=engine).serve([asked])
     assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == right
-    assert 1 <= len(warnings(caplog)) <= 4  # as many as may run at once; who waited has looked again
+    # as many as may run at once; who waited has looked again
+    assert 1 <= len(warnings(caplog)) <= 4
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("what", [{"pooling": "last"}, {"want_prompt_logprobs": True, "scored_from": 299}])
+@pytest.mark.parametrize(
+    "what", [{"pooling": "last"}, {"want_prompt_logprobs": True, "scored_from": 299}]
+)
 def test_a_prompt_that_is_only_read_comes_out_right_behind_poison_too(
     what: dict[str, Any], engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,8 +168,13 @@ def test_a_prompt_that_is_only_read_comes_out_right_behind_poison_too(
     rewrite(tmp_path, with_value(NAN))
     found = in_turn(tiny_worker(tmp_path, engine=engine), asked)
     found.check_protocol()
-    assert (found.finished("a").reason, found.finished("a").cached_tokens) == (FinishReason.LENGTH, 0)
-    one, other = (np.frombuffer(inbox.finished("a").embedding, np.float32) for inbox in (found, right))
+    assert (found.finished("a").reason, found.finished("a").cached_tokens) == (
+        FinishReason.LENGTH,
+        0,
+    )
+    one, other = (
+        np.frombuffer(inbox.finished("a").embedding, np.float32) for inbox in (found, right)
+    )
     assert np.allclose(one, other, atol=1e-5)
     assert len(warnings(caplog)) == 1
 
@@ -161,7 +197,12 @@ def test_tokens_that_were_sent_stay_and_the_answer_goes_on_from_them(
     name: str, engine: type[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = SamplingParams(temperature=0.8, seed=5, presence_penalty=0.5)
-    asked = SequenceRequest(request_id="a", prompt_token_ids=TokenIds.of(random_prompt(90)), max_tokens=20, sampling=sampling)
+    asked = SequenceRequest(
+        request_id="a",
+        prompt_token_ids=TokenIds.of(random_prompt(90)),
+        max_tokens=20,
+        sampling=sampling,
+    )
     right = fresh_answer(asked, name)
     subject = tiny_worker(name=name, engine=engine)
     spoiled: list[int] = []
@@ -171,7 +212,9 @@ def test_tokens_that_were_sent_stay_and_the_answer_goes_on_from_them(
             spoiled.append(1)
             spoil(subject, "a")
 
-    inbox = subject.serve([[greedy("before", random_prompt(90))], [asked]], in_turn=True, on_receive=spoil_once)
+    inbox = subject.serve(
+        [[greedy("before", random_prompt(90))], [asked]], in_turn=True, on_receive=spoil_once
+    )
     assert inbox.tokens("a") == right
     assert inbox.finished("a").reason is FinishReason.LENGTH
     assert len(warnings(caplog)) == 1
@@ -181,7 +224,9 @@ BAD = VOCAB_SIZE - 2
 
 
 def untied(name: str) -> tuple[Any, Runner]:
-    """A model whose output weights are not those of its input, so that one token can be spoiled; with its layout."""
+    """A model whose output weights are not those of its input, so that one token can be spoiled;
+    with its layout.
+    """
     model = make_tiny(name, tie_word_embeddings=False)
     return model, choose_layout(model, vocab_size=VOCAB_SIZE)
 
@@ -195,13 +240,18 @@ def test_a_prompt_for_which_the_model_gives_no_numbers_fails_once_and_keeps_noth
     subject = CachingWorker(runner, vocab_size=VOCAB_SIZE)
     good = random_prompt(300)
     inbox = in_turn(
-        subject, greedy("good", good), greedy("bad", (*good, BAD)), greedy("again", good), greedy("alone", (BAD, 1, 2))
+        subject,
+        greedy("good", good),
+        greedy("bad", (*good, BAD)),
+        greedy("again", good),
+        greedy("alone", (BAD, 1, 2)),
     )
     assert [inbox.finished(each).reason for each in ("good", "bad", "again", "alone")] == [
         FinishReason.LENGTH, FinishReason.FAILED, FinishReason.LENGTH, FinishReason.FAILED,
     ]  # fmt: skip
     assert inbox.tokens("again") == inbox.tokens("good")
-    assert inbox.finished("again").cached_tokens == 299  # what others stand on stays: it was not at fault
+    # what others stand on stays: it was not at fault
+    assert inbox.finished("again").cached_tokens == 299
     assert [sum(name in text for text in warnings(caplog)) for name in ("bad", "alone")] == [
         3,
         1,
@@ -214,13 +264,17 @@ def tokens_kept(subject: CachingWorker) -> set[int]:
     for key in subject.index._tree:
         if subject.index._tree.has_node(key):
             packed = subject.index._tree.standing(key).packed
-            found.update(int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4))
+            found.update(
+                int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)
+            )
     return found
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("steps", range(5, 9))
-def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(engine: type[Engine], steps: int) -> None:
+def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(
+    engine: type[Engine], steps: int
+) -> None:
     model, runner = untied("llama")
     model.lm_head.weight[0] = NAN  # the state is sound, and the row fails all the same
     subject = CachingWorker(runner, vocab_size=VOCAB_SIZE, engine=engine)
@@ -233,7 +287,9 @@ def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(engin
 
 @pytest.mark.parametrize("end", [cancel("a"), SHUT_DOWN])
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_state_that_is_not_finite_is_not_kept_though_the_output_was(name: str, end: Command, tmp_path: Path) -> None:
+def test_state_that_is_not_finite_is_not_kept_though_the_output_was(
+    name: str, end: Command, tmp_path: Path
+) -> None:
     subject, steps = tiny_worker(tmp_path, name=name), [0]
 
     def spoil_at_the_end() -> None:
@@ -242,7 +298,10 @@ def test_state_that_is_not_finite_is_not_kept_though_the_output_was(name: str, e
             assert fed(subject, "a") > 90
             spoil(subject, "a")
 
-    subject.serve([[greedy("a", random_prompt(90), max_tokens=50)], *[[]] * 7, [end]], on_receive=spoil_at_the_end)
+    subject.serve(
+        [[greedy("a", random_prompt(90), max_tokens=50)], *[[]] * 7, [end]],
+        on_receive=spoil_at_the_end,
+    )
     kept = subject.index.figures().kept_tokens
     inbox = in_turn(tiny_worker(tmp_path, name=name), greedy("a", random_prompt(90)))
     assert (kept, inbox.finished("a").cached_tokens) == (
@@ -252,7 +311,9 @@ def test_state_that_is_not_finite_is_not_kept_though_the_output_was(name: str, e
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_who_waits_for_a_reading_that_fails_reads_itself(engine: type[Engine], caplog: pytest.LogCaptureFixture) -> None:
+def test_who_waits_for_a_reading_that_fails_reads_itself(
+    engine: type[Engine], caplog: pytest.LogCaptureFixture
+) -> None:
     shared = random_prompt(600)
     subject, spoiled = tiny_worker(engine=engine), [0]
 
@@ -271,18 +332,27 @@ def test_who_waits_for_a_reading_that_fails_reads_itself(engine: type[Engine], c
 def of_another_form(subject: CachingWorker) -> None:
     """Let what RAM keeps have an array less, with as many bytes: as of another model."""
     payloads = subject.index._ram._payloads
-    whole = max((len(payload.arrays) for payload in payloads.values() if isinstance(payload, KVBlock)), default=0)
+    whole = max(
+        (len(payload.arrays) for payload in payloads.values() if isinstance(payload, KVBlock)),
+        default=0,
+    )
     for key, payload in payloads.items():
         assert isinstance(payload, KVBlock)
         if len(payload.arrays) == whole and whole % 2 == 0:
             arrays = (*payload.arrays[:-2], mx.concatenate(payload.arrays[-2:], axis=2))
             mx.eval(arrays)
             payloads[key] = KVBlock(
-                start=payload.start, tokens=payload.tokens, codec=payload.codec, dtype=payload.dtype, arrays=arrays
+                start=payload.start,
+                tokens=payload.tokens,
+                codec=payload.codec,
+                dtype=payload.dtype,
+                arrays=arrays,
             )
 
 
-def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     subject, spoiled = tiny_worker(max_queued=1, max_running=1, most_parked_bytes=0), [0]
 
     def spoil_what_is_kept() -> None:
@@ -290,7 +360,8 @@ def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(caplog:
             spoiled[0] = 1
             of_another_form(subject)
 
-    asked = [greedy("a", random_prompt(300)), greedy("b", random_prompt(300, "b"))]  # b fills the queue
+    # b fills the queue
+    asked = [greedy("a", random_prompt(300)), greedy("b", random_prompt(300, "b"))]
     inbox = subject.serve(
         [[greedy("first", random_prompt(300))], [], asked, [greedy("c", random_prompt(300))]],
         in_turn=True,
@@ -303,11 +374,18 @@ def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(caplog:
     assert len(warnings(caplog)) == 1
 
 
-def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(caplog: pytest.LogCaptureFixture) -> None:
-    """Its place is made by a pause, and the step that finds it out is collected between its admission and its beginning."""
+def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its place is made by a pause, and the step that finds it out is collected between its
+    admission and its beginning.
+    """
     shared, spoiled = random_prompt(400), [0]
     paused = greedy("paused", random_prompt(60, "paused"), max_tokens=100)
-    asked = [greedy(name, shared + random_prompt(20, name), max_tokens=12) for name in ("finds out", "let in")]
+    asked = [
+        greedy(name, shared + random_prompt(20, name), max_tokens=12)
+        for name in ("finds out", "let in")
+    ]
     right = {each.request_id: fresh_answer(each) for each in (paused, *asked)}
     subject = tiny_worker(engine=RunningAhead, max_running=2, most_parked_bytes=0)
 
@@ -331,9 +409,15 @@ def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(c
 def test_a_restore_that_raises_after_a_preemption_goes_on_from_what_was_sent(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = [greedy("a", random_prompt(100), max_tokens=60), greedy("b", random_prompt(100, "b"), max_tokens=60)]
+    asked = [
+        greedy("a", random_prompt(100), max_tokens=60),
+        greedy("b", random_prompt(100, "b"), max_tokens=60),
+    ]
     right = {each.request_id: fresh_answer(each) for each in asked}
-    subject, spoiled = tiny_worker(budget_tokens=232, expected_output_tokens=4, most_parked_bytes=0), [0]
+    subject, spoiled = (
+        tiny_worker(budget_tokens=232, expected_output_tokens=4, most_parked_bytes=0),
+        [0],
+    )
     leave = subject.cache.live.leave
 
     def leave_and_spoil(live: LiveChain) -> None:

@@ -1,4 +1,7 @@
-"""The cache costs no answer: whatever raises in it, requests are answered as without it. Fake engine, fake cache, real loop."""
+"""The cache costs no answer: whatever raises in it, requests are answered as without it.
+
+Fake engine, fake cache, real loop.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,26 @@ from tests.fakes.fake_engine import RAISES_ONCE, expected_tokens
 from tests.fakes.looped_worker import make_loop, request
 from tests.fakes.script_inbox import ScriptInbox, cancel
 
-METHODS = ["lookup", "advance", "prefix", "policy", "insert", "forget", "gone", "forget_unsound", "tend", "offer_rest"]
+METHODS = [
+    "lookup",
+    "advance",
+    "prefix",
+    "policy",
+    "insert",
+    "forget",
+    "gone",
+    "forget_unsound",
+    "tend",
+    "offer_rest",
+]
 SHARED = tuple(range(1, 30))
 
 
 def serve(
-    *script: list[Command], cache: FakeCache, engine: KeepingEngine | None = None, budget_tokens: int = 10_000
+    *script: list[Command],
+    cache: FakeCache,
+    engine: KeepingEngine | None = None,
+    budget_tokens: int = 10_000,
 ) -> ScriptInbox:
     engine = engine or KeepingEngine()
     inbox = ScriptInbox(script, in_turn=True)
@@ -44,14 +61,21 @@ def test_the_second_request_begins_from_what_the_first_has_read() -> None:
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_whatever_the_cache_raises_every_request_is_answered_in_full(method: str, runs_ahead: bool) -> None:
+def test_whatever_the_cache_raises_every_request_is_answered_in_full(
+    method: str, runs_ahead: bool
+) -> None:
     cache = FakeCache()
     serve([request("before", *SHARED)], cache=cache)
     cache.raises.add(method)
     asked = [request(name, *SHARED, index) for index, name in enumerate("abc")]
     asked.append(request("failing", *SHARED, RAISES_ONCE))
     forget = SessionCommand(operation="close", tenant="", session_id="s", forget=True)
-    inbox = serve([*asked, forget], [request("later", *SHARED)], cache=cache, engine=KeepingEngine(runs_ahead=runs_ahead))
+    inbox = serve(
+        [*asked, forget],
+        [request("later", *SHARED)],
+        cache=cache,
+        engine=KeepingEngine(runs_ahead=runs_ahead),
+    )
     for each in (*asked, request("later", *SHARED)):
         assert inbox.tokens(each.request_id) == expected_tokens(each)
         assert inbox.finished(each.request_id).reason is FinishReason.LENGTH
@@ -65,7 +89,12 @@ def test_a_look_up_that_raises_is_reported_as_a_failure_of_the_cache() -> None:
 
 
 def test_a_rest_that_cannot_be_copied_out_costs_nothing() -> None:
-    inbox = serve([request("a", *SHARED)], [request("b", *SHARED)], cache=FakeCache(), engine=KeepingEngine(rest_raises=True))
+    inbox = serve(
+        [request("a", *SHARED)],
+        [request("b", *SHARED)],
+        cache=FakeCache(),
+        engine=KeepingEngine(rest_raises=True),
+    )
     assert inbox.tokens("b") == expected_tokens(request("b", *SHARED))
 
 
@@ -77,8 +106,12 @@ def test_a_prompt_that_is_scored_is_neither_looked_up_nor_kept() -> None:
 
 
 def test_cached_tokens_are_counted_once_and_where_they_were() -> None:
-    inbox = serve([request("a", *SHARED)], [request("b", *SHARED)], [TELL_STATISTICS], cache=FakeCache())
-    (told,) = [event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer]
+    inbox = serve(
+        [request("a", *SHARED)], [request("b", *SHARED)], [TELL_STATISTICS], cache=FakeCache()
+    )
+    (told,) = [
+        event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer
+    ]
     assert told.memory is not None
     assert told.cached_tokens == told.memory.ram_tokens == inbox.finished("b").cached_tokens == 28
     assert told.memory.lookups == {"new_tokens": 2}
@@ -100,11 +133,16 @@ def test_answers_are_the_same_with_and_without_a_cache_in_any_crowd(
     runs_ahead: bool,
     batch: int,
 ) -> None:
-    asked = [request(f"r{index}", *SHARED[: 1 + shared], own) for index, (shared, own) in enumerate(prompts)]
+    asked = [
+        request(f"r{index}", *SHARED[: 1 + shared], own)
+        for index, (shared, own) in enumerate(prompts)
+    ]
     script: list[list[Command]] = []
     for begin in range(0, len(asked), batch):
         script.append([*asked[begin : begin + batch]])
-        script += [[cancel(f"r{index}")] for index in sorted(cancelled) if begin <= index < begin + batch]
+        script += [
+            [cancel(f"r{index}")] for index in sorted(cancelled) if begin <= index < begin + batch
+        ]
     cache, engine = FakeCache(), KeepingEngine(runs_ahead=runs_ahead)
     cache.raises |= raises
     inbox = ScriptInbox(script)
@@ -113,7 +151,9 @@ def test_answers_are_the_same_with_and_without_a_cache_in_any_crowd(
     loop.run()
     inbox.check_protocol()
     for each in asked:
-        finished = [event for event in inbox.of(each.request_id) if type(event).__name__ == "Finished"]
+        finished = [
+            event for event in inbox.of(each.request_id) if type(event).__name__ == "Finished"
+        ]
         if not finished or finished[0].reason is FinishReason.CANCELLED:
             continue
         assert inbox.tokens(each.request_id) == expected_tokens(each)

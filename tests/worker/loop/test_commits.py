@@ -22,7 +22,9 @@ class Committing:
         self.commits = Commits(
             self.cache,  # type: ignore[arg-type]
             self.engine,  # type: ignore[arg-type]
-            on_progress=lambda sequence, tokens: self.progress.append((sequence.request.request_id, tokens)),
+            on_progress=lambda sequence, tokens: self.progress.append(
+                (sequence.request.request_id, tokens)
+            ),
             on_end=lambda sequence: self.ended.append(sequence.request.request_id),
         )
 
@@ -36,7 +38,9 @@ class Committing:
     def read(self, sequence: LiveSequence, tokens: int) -> object:
         """One step that reads so many more tokens; what it is collected by."""
         name = sequence.request.request_id
-        span = Span(request_id=name, start=self.engine.opened[name].position, tokens=tokens, draws=False)
+        span = Span(
+            request_id=name, start=self.engine.opened[name].position, tokens=tokens, draws=False
+        )
         pending = self.engine.dispatch(StepPlan(spans=(span,)))
         self.engine.collect(pending)
         return pending

@@ -1,4 +1,6 @@
-"""Steps that fail, at any call: the flight says so, and three sequences in a row that fail alone mean a broken device."""
+"""Steps that fail, at any call: the flight says so, and three sequences in a row that fail alone
+mean a broken device.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,26 @@ from holdfast.worker.loop.device_steps import FAILURES_OF_A_BROKEN_DEVICE, Devic
 from holdfast.worker.loop.failures import DeviceBroken
 from holdfast.worker.loop.flight import Flight
 from holdfast.worker.loop.sequences import LiveSequence
-from tests.fakes.fake_engine import RAISES_AT_COLLECT, RAISES_AT_DISPATCH, RAISES_ONCE, FakeEngine, expected_tokens
+from tests.fakes.fake_engine import (
+    RAISES_AT_COLLECT,
+    RAISES_AT_DISPATCH,
+    RAISES_ONCE,
+    FakeEngine,
+    expected_tokens,
+)
 from tests.fakes.looped_worker import request
 
 
 def a_flight(engine: FakeEngine, *prompts: tuple[int, ...]) -> Flight:
-    asked = [request(f"r{len(engine.opened) + index}", *prompt) for index, prompt in enumerate(prompts)]
+    asked = [
+        request(f"r{len(engine.opened) + index}", *prompt) for index, prompt in enumerate(prompts)
+    ]
     for each in asked:
         engine.open(each, capacity_tokens=100)
-    spans = tuple(Span(request_id=each.request_id, start=0, tokens=len(each.prompt_token_ids), draws=True) for each in asked)
+    spans = tuple(
+        Span(request_id=each.request_id, start=0, tokens=len(each.prompt_token_ids), draws=True)
+        for each in asked
+    )
     return Flight(
         decided=StepPlan(spans=spans),
         plan=StepPlan(spans=spans),
@@ -38,7 +51,9 @@ def test_a_step_that_goes_well_gives_what_the_engine_drew() -> None:
     subject.dispatch(flight)
     result = subject.collect(flight, behind=None)
     assert result is not None
-    assert [each.token_ids for each in result] == [tuple(expected_tokens(sequence.request)[:1]) for sequence in flight.sequences]
+    assert [each.token_ids for each in result] == [
+        tuple(expected_tokens(sequence.request)[:1]) for sequence in flight.sequences
+    ]
 
 
 def test_a_step_that_cannot_be_dispatched_is_suspect_and_gives_nothing() -> None:
@@ -81,7 +96,9 @@ def test_the_last_step_is_waited_for_and_its_failure_harms_nobody() -> None:
     assert subject.collect_last(bad) is None
 
 
-def test_sequences_that_fail_alone_in_a_row_mean_a_broken_device_unless_one_succeeds_between_them() -> None:
+def test_sequences_that_fail_alone_in_a_row_mean_a_broken_device_unless_one_succeeds_between_them() -> (
+    None
+):
     engine = FakeEngine()
     subject = steps(engine)
     good, guilty = a_flight(engine, (1, 2)), a_flight(engine, (1, RAISES_AT_COLLECT))
@@ -127,7 +144,9 @@ def test_results_of_a_sequence_whose_state_was_given_up_are_not_wanted() -> None
     assert flight.unhealthy(result) == ()
 
 
-def retried(subject: DeviceSteps[object], engine: FakeEngine, flight: Flight, *, was_alone: bool = True) -> str:
+def retried(
+    subject: DeviceSteps[object], engine: FakeEngine, flight: Flight, *, was_alone: bool = True
+) -> str:
     (span,) = flight.plan.spans
     (sequence,) = flight.sequences
 
@@ -148,7 +167,9 @@ def chunk_sizes(engine: FakeEngine) -> list[int]:
 
 
 @pytest.mark.parametrize(("largest", "size"), [(600, 512), (511, 128), (128, 128)])
-def test_a_chunk_that_is_too_large_is_read_in_quarters_and_the_size_that_worked_is_remembered(largest: int, size: int) -> None:
+def test_a_chunk_that_is_too_large_is_read_in_quarters_and_the_size_that_worked_is_remembered(
+    largest: int, size: int
+) -> None:
     engine = FakeEngine(largest_chunk=largest)
     subject, limits = limited_steps(engine)
     assert retried(subject, engine, a_flight(engine, tuple(range(1, 601)) + (7,) * 1448)) == ""
@@ -166,7 +187,9 @@ def test_a_chunk_that_no_size_helps_fails_after_two_smaller_ones() -> None:
     assert limits == []
 
 
-def test_a_chunk_that_failed_beside_others_is_not_blamed_for_its_size_when_a_quarter_of_it_works() -> None:
+def test_a_chunk_that_failed_beside_others_is_not_blamed_for_its_size_when_a_quarter_of_it_works() -> (
+    None
+):
     engine = FakeEngine()
     subject, limits = limited_steps(engine)
     assert retried(subject, engine, a_flight(engine, (5,) * 2048), was_alone=False) == ""

@@ -1,4 +1,6 @@
-"""Reading ahead on a real worker: only while nothing else is to be done, never in anybody's way, and nothing of it lost."""
+"""Reading ahead on a real worker: only while nothing else is to be done, never in anybody's way,
+and nothing of it lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ PROMPT, TAIL = random_prompt(100), random_prompt(600, "tail")
 NEW = random_prompt(10, "new")
 
 
-def ahead(name: str, prompt: Sequence[int] = PROMPT + TAIL, *, known: int = len(PROMPT), **more: object) -> SequenceRequest:
+def ahead(
+    name: str, prompt: Sequence[int] = PROMPT + TAIL, *, known: int = len(PROMPT), **more: object
+) -> SequenceRequest:
     return greedy(name, prompt, max_tokens=0, read_ahead=ReadAhead(known_tokens=known), **more)
 
 
@@ -53,12 +57,15 @@ def test_the_next_turn_begins_behind_what_was_read_ahead(engine: type[Engine], m
     worker.check_answer("next")
     report = worker.inbox.finished("next").memory
     assert report.cached_tokens == len(PROMPT + TAIL)
-    assert len(TAIL) <= report.read_ahead_tokens <= len(TAIL) + 1  # some begin from a state before the last token
+    # some begin from a state before the last token
+    assert len(TAIL) <= report.read_ahead_tokens <= len(TAIL) + 1
 
 
 @pytest.mark.parametrize("model", ["llama", "gemma3_text", "qwen3_next"])
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_who_comes_meanwhile_is_read_with_the_next_step_and_takes_over_what_was_read(engine: type[Engine], model: str) -> None:
+def test_who_comes_meanwhile_is_read_with_the_next_step_and_takes_over_what_was_read(
+    engine: type[Engine], model: str
+) -> None:
     worker = begun(engine=engine, model=model)
     worker.send(ahead("ahead"))
     for _ in range(3):
@@ -71,7 +78,9 @@ def test_who_comes_meanwhile_is_read_with_the_next_step_and_takes_over_what_was_
     worker.run_to_end()
     worker.check_answer("next")
     assert worker.inbox.finished("next").memory.cached_tokens >= read > len(PROMPT)
-    assert worker.inbox.finished("ahead").reason is FinishReason.CANCELLED, "the conversation has gone on"
+    assert worker.inbox.finished("ahead").reason is FinishReason.CANCELLED, (
+        "the conversation has gone on"
+    )
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
@@ -88,7 +97,9 @@ def test_after_a_stranger_it_goes_on_where_it_was(engine: type[Engine]) -> None:
     assert worker.inbox.finished("ahead").reason is FinishReason.LENGTH
     read = worker.loop.statistics()
     assert read.memory is not None
-    assert read.memory.read_ahead_tokens <= len(TAIL) + 8, "what was read before the stranger came was read again"
+    assert read.memory.read_ahead_tokens <= len(TAIL) + 8, (
+        "what was read before the stranger came was read again"
+    )
 
 
 def test_it_waits_until_everybody_has_ended() -> None:
@@ -112,7 +123,8 @@ def test_the_newest_conversation_comes_first_and_of_too_many_the_oldest_is_given
 
 def test_a_step_of_it_is_no_longer_than_others_may_be_stalled() -> None:
     worker = begun()
-    worker.loop._scheduler._costs._prompt._mean = 0.25 / 16.5  # seconds per token: 16 of them take what a chunk may
+    # seconds per token: 16 of them take what a chunk may
+    worker.loop._scheduler._costs._prompt._mean = 0.25 / 16.5
     worker.send(ahead("ahead"))
     worker.step()
     assert [span.tokens for span in worker.loop._flight.plan.spans] == [16]  # type: ignore[union-attr]
@@ -156,7 +168,9 @@ def test_it_can_be_cancelled_waiting_and_running() -> None:
     assert reading(worker) == ["two"]
     worker.send(cancel("two"), cancel("one"))
     worker.run_to_end()
-    assert {worker.inbox.finished(name).reason for name in ("one", "two")} == {FinishReason.CANCELLED}
+    assert {worker.inbox.finished(name).reason for name in ("one", "two")} == {
+        FinishReason.CANCELLED
+    }
     assert worker.step() is False
 
 
@@ -165,24 +179,31 @@ def test_nothing_more_is_read_for_a_session_that_is_closed() -> None:
     worker.send(ahead("ahead", session_id="s"), ahead("waits", session_id="s"))
     worker.step()
     worker.send(SessionCommand(operation="close", tenant="", session_id="s", forget=True))
-    assert {worker.inbox.finished(name).reason for name in ("ahead", "waits")} == {FinishReason.CANCELLED}
+    assert {worker.inbox.finished(name).reason for name in ("ahead", "waits")} == {
+        FinishReason.CANCELLED
+    }
 
 
 def test_a_shutdown_ends_what_waits_and_what_runs() -> None:
     worker = begun("one", "two")
     worker.step()
     worker.end()
-    assert {worker.inbox.finished(name).reason for name in ("one", "two")} == {FinishReason.CANCELLED}
+    assert {worker.inbox.finished(name).reason for name in ("one", "two")} == {
+        FinishReason.CANCELLED
+    }
 
 
 def test_what_gives_way_counts_among_those_that_wait() -> None:
     names = [f"ahead{number}" for number in range(MOST_WAITING)]
     worker = begun(*names)
     worker.step()
-    worker.send(ahead("newest", PROMPT + random_prompt(600, "newest")))  # while another one is being read
+    # while another one is being read
+    worker.send(ahead("newest", PROMPT + random_prompt(600, "newest")))
     worker.send(greedy("stranger", random_prompt(20, "stranger")))
     worker.run_to_end()
-    assert [name for name in names if worker.inbox.finished(name).reason is FinishReason.CANCELLED] == names[:1]
+    assert [
+        name for name in names if worker.inbox.finished(name).reason is FinishReason.CANCELLED
+    ] == names[:1]
 
 
 def test_what_an_earlier_worker_read_ahead_counts_once(tmp_path: Path) -> None:
@@ -207,4 +228,7 @@ def test_what_a_turn_had_to_read_again_was_not_read_ahead_for_the_one_after_it()
         worker.send(greedy(name, PROMPT + TAIL + NEW))
         worker.run_to_end()
     assert worker.inbox.finished("again").memory.cached_tokens > len(PROMPT + TAIL)
-    assert [worker.inbox.finished(name).memory.read_ahead_tokens for name in ("next", "again")] == [0, 0]
+    assert [worker.inbox.finished(name).memory.read_ahead_tokens for name in ("next", "again")] == [
+        0,
+        0,
+    ]

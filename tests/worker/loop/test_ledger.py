@@ -35,7 +35,13 @@ def test_a_request_is_accepted_started_and_finished_in_this_order() -> None:
     ledger.generate(sequence, (7,), ())
     ledger.finish(sequence, FinishReason.LENGTH)
     events = ledger.take_outbox()
-    assert [type(event) for event in events] == [Accepted, Started, TokensGenerated, TokensGenerated, Finished]
+    assert [type(event) for event in events] == [
+        Accepted,
+        Started,
+        TokensGenerated,
+        TokensGenerated,
+        Finished,
+    ]
     assert isinstance(events[-1], Finished)
     assert events[-1].completion_tokens == 3
     assert ledger.take_outbox() == []
@@ -62,7 +68,9 @@ def test_an_id_that_is_used_again_is_another_sequence() -> None:
 def test_scores_come_once_before_the_first_token_or_with_the_end_when_nothing_is_drawn() -> None:
     ledger = a_ledger()
     scores = (TokenLogprob(2, -1.0),)
-    drawn, drawless = (ledger.accept(request(name, want_prompt_logprobs=True)) for name in ("drawn", "drawless"))
+    drawn, drawless = (
+        ledger.accept(request(name, want_prompt_logprobs=True)) for name in ("drawn", "drawless")
+    )
     for sequence in (drawn, drawless):
         ledger.score(sequence, scores)
     ledger.generate(drawn, (5,), ())
@@ -71,7 +79,10 @@ def test_scores_come_once_before_the_first_token_or_with_the_end_when_nothing_is
     ledger.finish(drawn, FinishReason.LENGTH)
     ledger.finish(drawless, FinishReason.LENGTH)
     told = [event for event in ledger.take_outbox() if isinstance(event, Started)]
-    assert [(event.request_id, event.logprobs) for event in told] == [("drawn", scores), ("drawless", scores)]
+    assert [(event.request_id, event.logprobs) for event in told] == [
+        ("drawn", scores),
+        ("drawless", scores),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +100,9 @@ def test_a_refusal_says_why_and_nothing_follows(refusal: Exception, kind: str, f
     (rejected,) = ledger.take_outbox()
     assert isinstance(rejected, Rejected)
     assert (rejected.kind, rejected.field) == (kind, field)
-    assert (rejected.retry_after_seconds, rejected.queue_limit) == ((2.5, 8) if kind == "queue_full" else (0.0, 0))
+    assert (rejected.retry_after_seconds, rejected.queue_limit) == (
+        (2.5, 8) if kind == "queue_full" else (0.0, 0)
+    )
     assert ledger.counters.rejected == 1
     assert "a" not in ledger
 
@@ -102,8 +115,15 @@ def test_only_what_lies_in_the_prompt_is_counted_as_read() -> None:
     assert ledger.counters.prompt_tokens == 3 + 1 + 0 + 2
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["accept", "generate", *FinishReason])), max_size=60))
-def test_whatever_happens_each_accepted_request_has_one_end_and_nothing_after_it(steps: list[tuple[int, object]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from(["accept", "generate", *FinishReason])),
+        max_size=60,
+    )
+)
+def test_whatever_happens_each_accepted_request_has_one_end_and_nothing_after_it(
+    steps: list[tuple[int, object]],
+) -> None:
     ledger = a_ledger()
     accepted = 0
     for number, what in steps:
@@ -143,6 +163,10 @@ def test_how_far_a_long_prompt_is_read_is_told_now_and_then_and_never_at_its_end
         ledger.count_prompt(sequence, start=start, tokens=100)
     _, *told = ledger.take_outbox()
     assert told == [
-        PromptRead(request_id="a", total_tokens=1000, cached_tokens=100, read_tokens=300, seconds=0.6),
-        PromptRead(request_id="a", total_tokens=1000, cached_tokens=100, read_tokens=500, seconds=1.1),
+        PromptRead(
+            request_id="a", total_tokens=1000, cached_tokens=100, read_tokens=300, seconds=0.6
+        ),
+        PromptRead(
+            request_id="a", total_tokens=1000, cached_tokens=100, read_tokens=500, seconds=1.1
+        ),
     ]

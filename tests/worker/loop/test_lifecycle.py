@@ -15,7 +15,10 @@ from tests.fakes.worker_main import INFO
 
 def test_a_worker_reports_ready_serves_and_closes_its_inbox() -> None:
     inbox = ScriptInbox([[request("a", max_tokens=2)]])
-    assert live(inbox, lambda given, progress: (make_loop(FakeEngine(), inbox), INFO)) is WorkerEnd.IN_ORDER
+    assert (
+        live(inbox, lambda given, progress: (make_loop(FakeEngine(), inbox), INFO))
+        is WorkerEnd.IN_ORDER
+    )
     assert isinstance(inbox.events[0], WorkerReady)
     assert inbox.finished("a").completion_tokens == 2
     assert inbox.is_closed
@@ -50,6 +53,8 @@ def test_progress_is_told_per_stage_not_per_tensor() -> None:
 
     inbox = ScriptInbox([])
     live(inbox, build)
-    told = [(event.stage, event.fraction) for event in inbox.events if isinstance(event, LoadProgress)]
+    told = [
+        (event.stage, event.fraction) for event in inbox.events if isinstance(event, LoadProgress)
+    ]
     assert {("reading", 0.0), ("reading", 1.0), ("probing", 0.0), ("probing", 1.0)} <= set(told)
     assert len(told) < 50

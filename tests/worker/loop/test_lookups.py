@@ -13,7 +13,9 @@ LONG = tuple(range(1, LEAST_SHARED_TOKENS + 2 * BLOCK))
 
 
 class Waiting:
-    """Look-ups of sequences that the scheduler has in its queue; its clock goes on by a second at each look."""
+    """Look-ups of sequences that the scheduler has in its queue; its clock goes on by a second at
+    each look.
+    """
 
     def __init__(self) -> None:
         self.cache, self.scheduler = FakeCache(), a_scheduler()
@@ -34,7 +36,10 @@ class Waiting:
     def admitted(self) -> dict[str, int]:
         """Who is let in with the next step, and where it begins to be read."""
         admitted = self.scheduler.next_step().admitted
-        return {each.request_id: self.scheduler._running[each.request_id].cached_tokens for each in admitted}
+        return {
+            each.request_id: self.scheduler._running[each.request_id].cached_tokens
+            for each in admitted
+        }
 
 
 def test_what_is_in_ram_is_begun_from_at_once() -> None:
@@ -88,7 +93,9 @@ def test_nobody_waits_for_a_little_or_for_another_tenant() -> None:
 
 
 @pytest.mark.parametrize("leaves", ["withdraw", "progress"])
-def test_all_that_waited_are_looked_up_one_after_the_other_when_their_reader_goes(leaves: str) -> None:
+def test_all_that_waited_are_looked_up_one_after_the_other_when_their_reader_goes(
+    leaves: str,
+) -> None:
     """The first becomes the reader for the others, unless what they wait for is there."""
     waiting = Waiting()
     reader = waiting.arrive("reader", *LONG, 1)
@@ -113,7 +120,9 @@ def test_one_that_waits_and_is_withdrawn_is_looked_up_no_more() -> None:
     assert len(waiting.cache.lookups) == 2
 
 
-def test_a_look_up_that_fails_again_costs_one_its_shortcut_and_leaves_the_others_for_the_next_time() -> None:
+def test_a_look_up_that_fails_again_costs_one_its_shortcut_and_leaves_the_others_for_the_next_time() -> (
+    None
+):
     waiting = Waiting()
     reader = waiting.arrive("reader", *LONG, 1)
     for name in ("first", "second"):

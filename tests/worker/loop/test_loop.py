@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.wire.commands import SHUT_DOWN, TELL_STATISTICS, Command, SequenceControl, SequenceRequest
+from holdfast.wire.commands import (
+    SHUT_DOWN,
+    TELL_STATISTICS,
+    Command,
+    SequenceControl,
+    SequenceRequest,
+)
 from holdfast.wire.events import Finished, FinishReason, Rejected, Started
 from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.token_ids import TokenIds
@@ -35,9 +41,15 @@ def test_a_stop_token_ends_the_request_and_is_told() -> None:
 
 def test_nothing_of_a_cancelled_request_runs_in_the_next_step() -> None:
     engine = FakeEngine()
-    inbox = serve([request("a", max_tokens=500)], [], [], [cancel("a")], [request("b")], engine=engine)
+    inbox = serve(
+        [request("a", max_tokens=500)], [], [], [cancel("a")], [request("b")], engine=engine
+    )
     assert inbox.finished("a").reason is FinishReason.CANCELLED
-    steps_of_a = [index for index, plan in enumerate(engine.plans) if any(span.request_id == "a" for span in plan.spans)]
+    steps_of_a = [
+        index
+        for index, plan in enumerate(engine.plans)
+        if any(span.request_id == "a" for span in plan.spans)
+    ]
     assert len(steps_of_a) == 3
     assert not engine.opened
 
@@ -92,7 +104,10 @@ def test_a_prompt_can_be_scored_without_drawing_anything() -> None:
     assert [type(event).__name__ for event in inbox.of("a")] == ["Accepted", "Started", "Finished"]
 
 
-@pytest.mark.parametrize("guilty", [fake_engine.RAISES_AT_DISPATCH, fake_engine.RAISES_AT_COLLECT, fake_engine.FAILS_ALONE])
+@pytest.mark.parametrize(
+    "guilty",
+    [fake_engine.RAISES_AT_DISPATCH, fake_engine.RAISES_AT_COLLECT, fake_engine.FAILS_ALONE],
+)
 def test_only_the_guilty_request_of_a_failing_step_fails(guilty: int) -> None:
     innocent = [request(f"i{index}", *range(1, 12 + index), max_tokens=20) for index in range(3)]
     inbox = serve(innocent, [], [], [request("g", 1, guilty)], [request("late")])
@@ -110,9 +125,14 @@ def test_a_request_that_cannot_be_opened_fails_alone() -> None:
 
 
 def test_a_step_that_fails_once_costs_nobody_a_token() -> None:
-    asked = [request("a", 1, fake_engine.RAISES_ONCE, max_tokens=12), request("b", 4, max_tokens=12)]
+    asked = [
+        request("a", 1, fake_engine.RAISES_ONCE, max_tokens=12),
+        request("b", 4, max_tokens=12),
+    ]
     inbox = serve(asked)
-    assert [inbox.tokens(each.request_id) for each in asked] == [expected_tokens(each) for each in asked]
+    assert [inbox.tokens(each.request_id) for each in asked] == [
+        expected_tokens(each) for each in asked
+    ]
 
 
 def test_a_broken_device_ends_the_loop_and_leaves_every_request_to_the_next_worker() -> None:
@@ -134,7 +154,10 @@ def test_an_answer_goes_on_behind_the_tokens_that_another_worker_drew() -> None:
     whole = request("a", 1, 2, 3, max_tokens=12)
     told = expected_tokens(whole)
     rest = [
-        msgspec.structs.replace(request(str(count), 1, 2, 3, max_tokens=12), generated_token_ids=TokenIds.of(told[:count]))
+        msgspec.structs.replace(
+            request(str(count), 1, 2, 3, max_tokens=12),
+            generated_token_ids=TokenIds.of(told[:count]),
+        )
         for count in range(1, 12)
     ]
     inbox = ScriptInbox([rest])
@@ -143,12 +166,17 @@ def test_an_answer_goes_on_behind_the_tokens_that_another_worker_drew() -> None:
     for count in range(1, 12):
         assert inbox.tokens(str(count)) == told[count:]
         assert inbox.finished(str(count)).completion_tokens == 12
-        assert [type(event).__name__ for event in inbox.of(str(count))[:2]] == ["Accepted", "TokensGenerated"]
+        assert [type(event).__name__ for event in inbox.of(str(count))[:2]] == [
+            "Accepted",
+            "TokensGenerated",
+        ]
 
 
 def test_an_answer_all_of_whose_tokens_are_drawn_is_refused() -> None:
     asked = request("a", max_tokens=3)
-    inbox = serve([msgspec.structs.replace(asked, generated_token_ids=TokenIds.of(expected_tokens(asked)))])
+    inbox = serve(
+        [msgspec.structs.replace(asked, generated_token_ids=TokenIds.of(expected_tokens(asked)))]
+    )
     assert isinstance(inbox.of("a")[0], Rejected)
 
 
@@ -174,7 +202,13 @@ def test_a_loop_without_work_rests_once() -> None:
 def test_statistics_count_what_was_done() -> None:
     inbox = serve([request("a", 1, 2, 3, 4, max_tokens=5)], *([[]] * 10), [TELL_STATISTICS])
     told = [event for event in inbox.events if isinstance(event, WorkerStatistics)][-1]
-    assert (told.prompt_tokens, told.generated_tokens, told.finished, told.running, told.queued) == (4, 5, 1, 0, 0)
+    assert (
+        told.prompt_tokens,
+        told.generated_tokens,
+        told.finished,
+        told.running,
+        told.queued,
+    ) == (4, 5, 1, 0, 0)
     assert told.step_seconds is not None
     assert sum(told.step_seconds.counts) == told.steps == 5
 
@@ -188,7 +222,14 @@ def drawn_before(asked: SequenceRequest, tokens: int) -> SequenceRequest:
 commands = st.one_of(
     st.builds(
         lambda index, prompt, max_tokens, stop, scored, drawn: drawn_before(
-            request(f"r{index}", *prompt, max_tokens=max_tokens, stop_token_ids=tuple(stop), want_prompt_logprobs=scored), drawn
+            request(
+                f"r{index}",
+                *prompt,
+                max_tokens=max_tokens,
+                stop_token_ids=tuple(stop),
+                want_prompt_logprobs=scored,
+            ),
+            drawn,
         ),
         st.integers(0, 12),
         st.lists(
@@ -206,12 +247,21 @@ commands = st.one_of(
 )
 
 
-@given(script=st.lists(st.lists(commands, max_size=3), max_size=40), budget_tokens=st.integers(40, 300), runs_ahead=st.booleans())
+@given(
+    script=st.lists(st.lists(commands, max_size=3), max_size=40),
+    budget_tokens=st.integers(40, 300),
+    runs_ahead=st.booleans(),
+)
 def test_each_accepted_request_gets_exactly_one_finished(
     script: list[list[Command]], budget_tokens: int, runs_ahead: bool
 ) -> None:
     numbered = _with_ids_of_their_own(script)
-    asked = {command.request_id: command for batch in numbered for command in batch if isinstance(command, SequenceRequest)}
+    asked = {
+        command.request_id: command
+        for batch in numbered
+        for command in batch
+        if isinstance(command, SequenceRequest)
+    }
     engine = FakeEngine(runs_ahead=runs_ahead)
     inbox = ScriptInbox(numbered)
     loop = make_loop(engine, inbox, budget_tokens=budget_tokens)
@@ -234,7 +284,9 @@ def test_each_accepted_request_gets_exactly_one_finished(
         assert tokens == expected[: len(tokens)]
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert tokens == expected
-            assert (reason is FinishReason.STOP) == bool(tokens and tokens[-1] in command.stop_token_ids)
+            assert (reason is FinishReason.STOP) == bool(
+                tokens and tokens[-1] in command.stop_token_ids
+            )
 
 
 def test_a_cancel_stops_the_reading_of_a_prompt_with_the_step_that_runs() -> None:
@@ -252,7 +304,9 @@ def test_a_cancel_stops_the_reading_of_a_prompt_with_the_step_that_runs() -> Non
 
 
 def _with_ids_of_their_own(script: list[list[Command]]) -> list[list[Command]]:
-    """Each request of a script under an id that was never used; a cancel aims at the latest request of its number."""
+    """Each request of a script under an id that was never used; a cancel aims at the latest request
+    of its number.
+    """
     count, latest = 0, {}
     numbered: list[list[Command]] = []
     for batch in script:
@@ -261,7 +315,11 @@ def _with_ids_of_their_own(script: list[list[Command]]) -> list[list[Command]]:
             if isinstance(command, SequenceRequest):
                 count += 1
                 latest[command.request_id] = f"{command.request_id}-{count}"
-                made.append(SequenceRequest(**{**_fields(command), "request_id": latest[command.request_id]}))
+                made.append(
+                    SequenceRequest(
+                        **{**_fields(command), "request_id": latest[command.request_id]}
+                    )
+                )
             elif isinstance(command, SequenceControl):
                 made.append(cancel(latest.get(command.request_id, "nobody")))
             else:

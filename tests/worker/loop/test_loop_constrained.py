@@ -1,4 +1,6 @@
-"""Constrained answers through a whole worker with a tiny model: undisturbed by what happens to their state, and ended alone."""
+"""Constrained answers through a whole worker with a tiny model: undisturbed by what happens to
+their state, and ended alone.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,28 @@ from holdfast.wire.events import FinishReason
 from holdfast.wire.requests import SamplingParams
 from holdfast.wire.token_ids import TokenIds
 from holdfast.worker.engine.engine import Engine
-from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other, random_prompt, tiny_worker
+from tests.fakes.caching_worker import (
+    CachingWorker,
+    greedy,
+    one_after_the_other,
+    random_prompt,
+    tiny_worker,
+)
 from tests.fakes.failing_engine import FailingOnce
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, pause, resume
 from tests.fakes.tiny_grammars import END, SCHEMA, json_grammar, text_of, tiny_constraints
 
 DIGITS = json_grammar(
-    {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 20, "maxItems": 24}
+    {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": 99},
+        "minItems": 20,
+        "maxItems": 24,
+    }
 )
-DEAD_END = 'start: "ab" /[^\\x00-\\x{10FFFF}]/\n'  # there is no such character, so that nothing can be drawn behind "ab"
+# there is no such character, so that nothing can be drawn behind "ab"
+DEAD_END = 'start: "ab" /[^\\x00-\\x{10FFFF}]/\n'
 THOUGHT = "start: /[a-z]*/ <[261]> /[0-9]*/\n"
 BUDGET = ThinkingBudget(tokens=20, end_token_ids=(261,))
 
@@ -33,7 +47,9 @@ class FailingAhead(FailingOnce, RunningAhead):
     """Runs ahead, and fails once."""
 
 
-def constrained(request_id: str, grammar: str, *, max_tokens: int = 90, **more: Any) -> SequenceRequest:
+def constrained(
+    request_id: str, grammar: str, *, max_tokens: int = 90, **more: Any
+) -> SequenceRequest:
     return SequenceRequest(
         request_id=request_id,
         prompt_token_ids=TokenIds.of(random_prompt(60, request_id)),
@@ -59,7 +75,10 @@ def a_worker(folder: Path | None = None, *, name: str = "llama", **more: Any) ->
 
 @cache
 def all_alone(name: str) -> dict[str, list[int]]:
-    return {request.request_id: a_worker(name=name).serve([[request]]).tokens(request.request_id) for request in ASKED}
+    return {
+        request.request_id: a_worker(name=name).serve([[request]]).tokens(request.request_id)
+        for request in ASKED
+    }
 
 
 def answers(inbox: ScriptInbox) -> dict[str, list[int]]:
@@ -74,7 +93,9 @@ def test_an_answer_obeys_its_grammar_and_ends_with_it() -> None:
     assert 261 in inbox.tokens("thought")[:21]
 
 
-@pytest.mark.parametrize(("name", "engine"), [("llama", Engine), ("llama", RunningAhead), ("qwen3_next", RunningAhead)])
+@pytest.mark.parametrize(
+    ("name", "engine"), [("llama", Engine), ("llama", RunningAhead), ("qwen3_next", RunningAhead)]
+)
 def test_preempted_answers_are_the_undisturbed_ones(name: str, engine: type[Engine]) -> None:
     subject = a_worker(name=name, engine=engine, budget_tokens=230, expected_output_tokens=4)
     inbox = subject.serve([ASKED])
@@ -84,7 +105,9 @@ def test_preempted_answers_are_the_undisturbed_ones(name: str, engine: type[Engi
 
 @pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
 @pytest.mark.parametrize("failing", [4, 20])
-def test_answers_read_alone_after_a_step_that_failed_are_the_undisturbed_ones(failing: int, engine: type[FailingOnce]) -> None:
+def test_answers_read_alone_after_a_step_that_failed_are_the_undisturbed_ones(
+    failing: int, engine: type[FailingOnce]
+) -> None:
     subject = a_worker(engine=engine)
     assert isinstance(subject.engine, FailingOnce)
     subject.engine.fails_at = subject.engine.collected + failing
@@ -94,7 +117,13 @@ def test_answers_read_alone_after_a_step_that_failed_are_the_undisturbed_ones(fa
 
 
 def test_paused_answers_are_the_undisturbed_ones() -> None:
-    script = [[*ASKED], *[[]] * 9, [pause("digits"), pause("thought")], *[[]] * 20, [resume("digits"), resume("thought")]]
+    script = [
+        [*ASKED],
+        *[[]] * 9,
+        [pause("digits"), pause("thought")],
+        *[[]] * 20,
+        [resume("digits"), resume("thought")],
+    ]
     inbox = a_worker(budget_tokens=300).serve(script)
     assert answers(inbox) == all_alone("llama")
 
@@ -114,9 +143,13 @@ def end_thought(request_id: str) -> ThoughtLimit:
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
 @pytest.mark.parametrize("name", ["plain", "thought"])
-def test_a_thought_under_way_is_ended_and_others_are_left_alone(name: str, engine: type[Engine]) -> None:
+def test_a_thought_under_way_is_ended_and_others_are_left_alone(
+    name: str, engine: type[Engine]
+) -> None:
     alone = all_alone("llama")
-    inbox = a_worker(engine=engine).serve([[*ASKED], *[[]] * 12, [end_thought(name), end_thought("nobody")]])
+    inbox = a_worker(engine=engine).serve(
+        [[*ASKED], *[[]] * 12, [end_thought(name), end_thought("nobody")]]
+    )
     said = inbox.tokens(name)
     ended_at = said.index(261)
     assert 0 < ended_at < 20
@@ -133,14 +166,23 @@ def test_an_ended_thought_stays_ended_when_its_sequence_is_preempted(engine: typ
     assert 261 in inbox.tokens("plain")[:3]
 
 
-@pytest.mark.parametrize(("grammar", "bias"), [(DEAD_END, {}), ('start: "abc"\n', {ord("c"): -100.0})], ids=["grammar", "ban"])
+@pytest.mark.parametrize(
+    ("grammar", "bias"),
+    [(DEAD_END, {}), ('start: "abc"\n', {ord("c"): -100.0})],
+    ids=["grammar", "ban"],
+)
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
 def test_an_answer_whose_grammar_allows_nothing_ends_alone_and_says_so(
     engine: type[Engine], grammar: str, bias: dict[int, float]
 ) -> None:
     shared = random_prompt(300)
     first, beside = greedy("first", shared), greedy("beside", shared, max_tokens=20)
-    stuck = replace(first, request_id="stuck", grammar=grammar, sampling=SamplingParams(temperature=0.0, logit_bias=bias, seed=0))
+    stuck = replace(
+        first,
+        request_id="stuck",
+        grammar=grammar,
+        sampling=SamplingParams(temperature=0.0, logit_bias=bias, seed=0),
+    )
     subject = a_worker(engine=engine)
     inbox = subject.serve([*one_after_the_other(first, stuck), [beside]])
     end = inbox.finished("stuck")
@@ -151,9 +193,14 @@ def test_an_answer_whose_grammar_allows_nothing_ends_alone_and_says_so(
     assert inbox.started("beside").memory.cached_tokens > 0, "what it began from is not to blame"
 
 
-def test_what_is_no_grammar_ends_alone_before_anything_is_read_and_is_not_blamed_on_the_cache() -> None:
+def test_what_is_no_grammar_ends_alone_before_anything_is_read_and_is_not_blamed_on_the_cache() -> (
+    None
+):
     first = greedy("first", random_prompt(300))
-    wrong, again = replace(first, request_id="wrong", grammar="nonsense ("), replace(first, request_id="again")
+    wrong, again = (
+        replace(first, request_id="wrong", grammar="nonsense ("),
+        replace(first, request_id="again"),
+    )
     inbox = a_worker().serve(one_after_the_other(first, wrong, again))
     assert "the grammar cannot be used" in inbox.finished("wrong").error
     assert inbox.started("again").memory.cached_tokens > 256

@@ -13,7 +13,9 @@ def limits(max_running: int, step_tokens: int) -> SchedulerLimits:
 
 def answers_with(*changes: Command) -> dict[str, tuple[int, ...]]:
     """What eight requests draw while the limits are changed, one after every other step."""
-    script: list[list[Command]] = [[request(f"r{n}", *range(1, 4 + n), max_tokens=12) for n in range(8)]]
+    script: list[list[Command]] = [
+        [request(f"r{n}", *range(1, 4 + n), max_tokens=12) for n in range(8)]
+    ]
     for change in changes:
         script += [[], [change]]
     inbox = serve(*script)
@@ -28,11 +30,15 @@ def test_no_stream_is_lost_and_none_has_another_text() -> None:
 
 def test_the_statistics_tell_what_counts() -> None:
     inbox = serve([limits(7, 33), TELL_STATISTICS])
-    told = [event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer]
+    told = [
+        event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer
+    ]
     assert (told[-1].max_running, told[-1].step_tokens) == (7, 33)
 
 
 def test_limits_that_may_not_be_change_nothing() -> None:
     inbox = serve([limits(7, 3), limits(0, 16), TELL_STATISTICS, request("a")])
-    told = [event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer]
+    told = [
+        event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer
+    ]
     assert (told[-1].max_running, told[-1].step_tokens) == (4, 16)

@@ -1,6 +1,8 @@
-"""Parking under everything that can happen to it: a real worker, real requests in all orders, each answered as it is alone.
+"""Parking under everything that can happen to it: a real worker, real requests in all orders, each
+answered as it is alone.
 
-What is open at a moment depends on how fast the disk is, so what is done next does not depend on that.
+What is open at a moment depends on how fast the disk is, so what is done next does not depend on
+that.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from holdfast.wire.commands import ReadAhead, SequenceControl
 from holdfast.wire.sessions import SessionCommand
@@ -55,7 +63,12 @@ class ParkingStates(RuleBasedStateMachine):
         has_disk=st.booleans(),
     )
     def start(
-        self, engine: type[Engine], budget_tokens: int, most_parked_tokens: int | None, ram_tokens: int, has_disk: bool
+        self,
+        engine: type[Engine],
+        budget_tokens: int,
+        most_parked_tokens: int | None,
+        ram_tokens: int,
+        has_disk: bool,
     ) -> None:
         token_bytes = 768  # about what a token of the tiny models takes
         self.folder = tempfile.TemporaryDirectory() if has_disk else None
@@ -66,31 +79,56 @@ class ParkingStates(RuleBasedStateMachine):
             has_measured_costs=True,
             budget_tokens=budget_tokens,
             ram_bytes=ram_tokens * token_bytes,
-            most_parked_bytes=None if most_parked_tokens is None else most_parked_tokens * token_bytes,
+            most_parked_bytes=None
+            if most_parked_tokens is None
+            else most_parked_tokens * token_bytes,
         )
         self.paused: set[str] = set()
         self.forgotten: set[str] = set()
         self.count = 0
 
-    def submit(self, prompt: tuple[int, ...], max_tokens: int, *, tenant: str, what: str = "", session: str = "") -> None:
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        *,
+        tenant: str,
+        what: str = "",
+        session: str = "",
+    ) -> None:
         self.count += 1
         more = {"is_kept": False} if what in ("unkept", "pooled") else {}
         if what == "pooled":
             more["pooling"] = "last"
             max_tokens = 0
         self.subject.send(
-            greedy(f"r{self.count}", prompt[:120], max_tokens=max_tokens, tenant=tenant, session_id=session, **more)
+            greedy(
+                f"r{self.count}",
+                prompt[:120],
+                max_tokens=max_tokens,
+                tenant=tenant,
+                session_id=session,
+                **more,
+            )
         )
 
     def tail(self, tokens: int) -> tuple[int, ...]:
         return random_prompt(tokens, str(self.count % 3))
 
-    @rule(seed=st.sampled_from("ab"), tokens=lengths, max_tokens=answers, tenant=tenants, session=st.sampled_from(["", "s", "t"]))
+    @rule(
+        seed=st.sampled_from("ab"),
+        tokens=lengths,
+        max_tokens=answers,
+        tenant=tenants,
+        session=st.sampled_from(["", "s", "t"]),
+    )
     def ask(self, seed: str, tokens: int, max_tokens: int, tenant: str, session: str) -> None:
         self.submit(random_prompt(120, seed)[:tokens], max_tokens, tenant=tenant, session=session)
 
     def known(self, request_id: str) -> tuple[int, ...]:
-        return tuple(self.subject.sent[request_id].prompt_token_ids) + tuple(self.subject.inbox.tokens(request_id))
+        return tuple(self.subject.sent[request_id].prompt_token_ids) + tuple(
+            self.subject.inbox.tokens(request_id)
+        )
 
     @precondition(lambda self: self.subject.sent)
     @rule(
@@ -126,13 +164,21 @@ class ParkingStates(RuleBasedStateMachine):
     @precondition(lambda self: self.subject.sent)
     @rule(pick=picks, cut=st.sampled_from([0, 1, 5, 18]), tokens=st.sampled_from([2, 20, 60]))
     def read_ahead(self, pick: int, cut: int, tokens: int) -> None:
-        """What the next turn of a request is taken to begin with, for when there is nothing else to do."""
+        """What the next turn of a request is taken to begin with, for when there is nothing else to
+        do.
+        """
         request_id = self.pick(list(self.subject.sent)[-6:], pick)
         known = self.known(request_id)[: max(1, len(self.known(request_id)) - cut)][:100]
         sent = self.subject.sent[request_id]
-        more = {"tenant": sent.tenant, "session_id": sent.session_id, "read_ahead": ReadAhead(known_tokens=len(known))}
+        more = {
+            "tenant": sent.tenant,
+            "session_id": sent.session_id,
+            "read_ahead": ReadAhead(known_tokens=len(known)),
+        }
         self.count += 1
-        self.subject.send(greedy(f"ahead{self.count}", (known + self.tail(tokens))[:120], max_tokens=0, **more))
+        self.subject.send(
+            greedy(f"ahead{self.count}", (known + self.tail(tokens))[:120], max_tokens=0, **more)
+        )
 
     def pick(self, names: list[str], pick: int) -> str:
         return names[pick % len(names)]
@@ -155,13 +201,25 @@ class ParkingStates(RuleBasedStateMachine):
 
     @rule()
     def rest(self) -> None:
-        ahead = [name for name in self.subject.open() if name.startswith("ahead")] if self.paused else []
+        ahead = (
+            [name for name in self.subject.open() if name.startswith("ahead")]
+            if self.paused
+            else []
+        )
         self.subject.run_to_end(but=(*self.paused, *ahead))
 
     @rule(session=st.sampled_from(["s", "t"]))
     def forget_session(self, session: str) -> None:
         self.count += 1
-        self.subject.send(SessionCommand(call_id=f"c{self.count}", operation="close", tenant="", session_id=session, forget=True))
+        self.subject.send(
+            SessionCommand(
+                call_id=f"c{self.count}",
+                operation="close",
+                tenant="",
+                session_id=session,
+                forget=True,
+            )
+        )
 
     @precondition(lambda self: self.folder is not None)
     @rule()

@@ -1,4 +1,6 @@
-"""Pauses in the worker's loop: nothing is drawn for a paused sequence, and what it says in the end is the same."""
+"""Pauses in the worker's loop: nothing is drawn for a paused sequence, and what it says in the end
+is the same.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def test_nothing_is_drawn_for_a_paused_sequence_until_it_is_resumed() -> None:
 
 
 def test_a_paused_sequence_makes_room_for_those_that_wait_and_goes_on_afterwards() -> None:
-    first = [request(name, index, max_tokens=40) for index, name in enumerate("abcd", start=1)]  # as many as may run
+    # as many as may run
+    first = [request(name, index, max_tokens=40) for index, name in enumerate("abcd", start=1)]
     second = [request(name, index, max_tokens=6) for index, name in enumerate("efgh", start=5)]
     nothing: list[Command] = []
     pauses: list[Command] = [pause(asked.request_id) for asked in first]
@@ -55,10 +58,14 @@ def test_a_paused_sequence_that_is_cancelled_leaves_nothing_behind() -> None:
 
 
 @given(
-    commands=st.lists(st.tuples(st.sampled_from(["pause", "resume"]), st.sampled_from(NAMES)), max_size=60),
+    commands=st.lists(
+        st.tuples(st.sampled_from(["pause", "resume"]), st.sampled_from(NAMES)), max_size=60
+    ),
     budget_tokens=st.sampled_from([80, 120, 10_000]),
 )
-def test_whoever_is_paused_when_the_answers_are_the_same(commands: list[tuple[ControlAction, str]], budget_tokens: int) -> None:
+def test_whoever_is_paused_when_the_answers_are_the_same(
+    commands: list[tuple[ControlAction, str]], budget_tokens: int
+) -> None:
     asked = [request(name, index, 2, 3, max_tokens=20 + index) for index, name in enumerate(NAMES)]
     script: list[list[Command]] = [[*asked], []]
     script += [[SequenceControl(action=action, request_id=name)] for action, name in commands]

@@ -1,4 +1,6 @@
-"""A worker's budgets follow the models beside it and the memory pressure of the system, in both directions."""
+"""A worker's budgets follow the models beside it and the memory pressure of the system, in both
+directions.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Subject:
             scheduler=self.scheduler,
             cache=self.cache,
             clear_buffers=self.clear,
-            plan_for=lambda state_bytes: MemoryPlan(kv_bytes=state_bytes * 4 // 5, ram_tier_bytes=state_bytes // 5),
+            plan_for=lambda state_bytes: MemoryPlan(
+                kv_bytes=state_bytes * 4 // 5, ram_tier_bytes=state_bytes // 5
+            ),
             read_pressure=lambda: self.level,
         )
 
@@ -81,7 +85,9 @@ def test_at_the_critical_level_nobody_new_is_admitted_beside_a_running_request()
     subject.budget.follow(Pressure.CRITICAL)
     subject.submit("a")
     subject.submit("b")
-    assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["a"], "one at a time goes on"
+    assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["a"], (
+        "one at a time goes on"
+    )
     assert not subject.scheduler.next_step().admitted
     subject.budget.follow(Pressure.WARNING)
     assert [each.request_id for each in subject.scheduler.next_step().admitted] == ["b"]
@@ -136,7 +142,10 @@ def test_a_share_that_changes_under_pressure_counts_when_the_pressure_is_over() 
     assert subject.cache.limits[-1] == (500_000, None)
 
 
-@pytest.mark.parametrize(("level", "pressure"), [(0, "NORMAL"), (1, "NORMAL"), (2, "WARNING"), (3, "WARNING"), (4, "CRITICAL")])
+@pytest.mark.parametrize(
+    ("level", "pressure"),
+    [(0, "NORMAL"), (1, "NORMAL"), (2, "WARNING"), (3, "WARNING"), (4, "CRITICAL")],
+)
 def test_levels_of_the_system_have_their_names(level: int, pressure: str) -> None:
     assert pressure_of(level) is Pressure[pressure]
 

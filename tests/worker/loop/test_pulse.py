@@ -11,7 +11,11 @@ def test_a_worker_begins_by_loading_and_then_works_and_rests() -> None:
     assert pulse.beat(elapsed_seconds=0.0, page_faults=0).activity == "loading"
     pulse.work(0.5)
     working = pulse.beat(elapsed_seconds=1.0, page_faults=0)
-    assert (working.activity, working.expected_seconds, working.lasting_seconds) == ("working", 0.5, 0.0)
+    assert (working.activity, working.expected_seconds, working.lasting_seconds) == (
+        "working",
+        0.5,
+        0.0,
+    )
     pulse.rest()
     assert pulse.beat(elapsed_seconds=1.0, page_faults=0).activity == "resting"
 
@@ -19,7 +23,11 @@ def test_a_worker_begins_by_loading_and_then_works_and_rests() -> None:
 def test_only_the_same_piece_of_work_goes_on() -> None:
     pulse = Pulse(interval_seconds=1.0)
     pulse.work(0.5)
-    assert [pulse.beat(elapsed_seconds=1.0, page_faults=0).lasting_seconds for _ in range(3)] == [0.0, 1.0, 2.0]
+    assert [pulse.beat(elapsed_seconds=1.0, page_faults=0).lasting_seconds for _ in range(3)] == [
+        0.0,
+        1.0,
+        2.0,
+    ]
     pulse.work(0.5)  # alike, but another one
     assert pulse.beat(elapsed_seconds=1.0, page_faults=0).lasting_seconds == 0.0
 

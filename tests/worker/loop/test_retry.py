@@ -20,7 +20,9 @@ def opened(*prompt: int, **more: object) -> FakeEngine:
 def test_it_is_read_in_chunks_up_to_the_end_of_the_span_and_draws_there(chunk_tokens: int) -> None:
     prompt = tuple(range(1, 21))
     engine = opened(*prompt)
-    result = read_alone(engine, Span(request_id="a", start=15, tokens=5, draws=True), chunk_tokens=chunk_tokens)
+    result = read_alone(
+        engine, Span(request_id="a", start=15, tokens=5, draws=True), chunk_tokens=chunk_tokens
+    )
     assert list(result.token_ids) == expected_tokens(request("a", *prompt, max_tokens=1))
     spans = [span for plan in engine.plans for span in plan.spans]
     assert [span.start for span in spans] == list(range(0, 20, chunk_tokens))
@@ -28,7 +30,9 @@ def test_it_is_read_in_chunks_up_to_the_end_of_the_span_and_draws_there(chunk_to
 
 
 def test_a_span_within_the_prompt_draws_nothing() -> None:
-    result = read_alone(opened(*range(1, 21)), Span(request_id="a", start=5, tokens=5, draws=False), chunk_tokens=4)
+    result = read_alone(
+        opened(*range(1, 21)), Span(request_id="a", start=5, tokens=5, draws=False), chunk_tokens=4
+    )
     assert (result.token_ids, result.failure) == ((), "")
 
 
@@ -39,10 +43,16 @@ def test_the_scores_of_all_that_was_read_again_come_with_it() -> None:
 
 
 def test_a_failure_of_the_sequence_itself_is_the_result() -> None:
-    result = read_alone(opened(1, FAILS_ALONE), Span(request_id="a", start=0, tokens=2, draws=True), chunk_tokens=1)
+    result = read_alone(
+        opened(1, FAILS_ALONE), Span(request_id="a", start=0, tokens=2, draws=True), chunk_tokens=1
+    )
     assert result.failure
 
 
 def test_what_the_engine_raises_is_the_callers() -> None:
     with pytest.raises(RuntimeError):
-        read_alone(opened(1, RAISES_AT_COLLECT), Span(request_id="a", start=0, tokens=2, draws=True), chunk_tokens=2)
+        read_alone(
+            opened(1, RAISES_AT_COLLECT),
+            Span(request_id="a", start=0, tokens=2, draws=True),
+            chunk_tokens=2,
+        )

@@ -1,4 +1,6 @@
-"""Building the loop over a real model: what is served is of one version, and is what the fingerprint says."""
+"""Building the loop over a real model: what is served is of one version, and is what the
+fingerprint says.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ def build(folder: Path) -> None:
         ScriptInbox([]),
         lambda stage, fraction: None,
         settings=WorkerSettings(
-            folder=str(folder), model=ModelSettings(), scheduler=SchedulerSettings(), store=StoreSettings(folder="")
+            folder=str(folder),
+            model=ModelSettings(),
+            scheduler=SchedulerSettings(),
+            store=StoreSettings(folder=""),
         ),
         pulse=Pulse(),
     )
@@ -68,7 +73,11 @@ def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[int], None]) -> 
 
 
 def test_a_model_that_is_changed_while_it_is_loaded_is_loaded_again(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fingerprints: list[str]
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fingerprints: list[str],
 ) -> None:
     def replace_once(number: int) -> None:
         if number == 0:
@@ -88,7 +97,9 @@ def test_a_model_that_is_changed_all_the_time_is_given_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch, fingerprints: list[str]
 ) -> None:
     loads = changing(monkeypatch, lambda number: (folder / "config.json").touch())
-    with pytest.raises(ModelLoadError, match=r"config\.json was changed while the model was loaded"):
+    with pytest.raises(
+        ModelLoadError, match=r"config\.json was changed while the model was loaded"
+    ):
         build(folder)
     assert len(loads) == serving.LOAD_ATTEMPTS
     assert fingerprints == []

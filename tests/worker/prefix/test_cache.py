@@ -1,4 +1,6 @@
-"""Blocks on disk that pass their checksum and are none of this model's: never used, dropped, and read again."""
+"""Blocks on disk that pass their checksum and are none of this model's: never used, dropped, and
+read again.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,15 @@ def flat(meta: dict[str, Any]) -> None:
 
 
 def negative(meta: dict[str, Any]) -> None:
-    meta["arrays"] = [[dtype, [-shape[0], -shape[1], *shape[2:]]] for dtype, shape in meta["arrays"]]
+    meta["arrays"] = [
+        [dtype, [-shape[0], -shape[1], *shape[2:]]] for dtype, shape in meta["arrays"]
+    ]
 
 
 def wider(meta: dict[str, Any]) -> None:
-    meta["arrays"] = [[dtype, [*shape[:-2], shape[-2] * 2, shape[-1] // 2]] for dtype, shape in meta["arrays"]]
+    meta["arrays"] = [
+        [dtype, [*shape[:-2], shape[-2] * 2, shape[-1] // 2]] for dtype, shape in meta["arrays"]
+    ]
 
 
 def packed(meta: dict[str, Any]) -> None:
@@ -75,14 +81,18 @@ def test_a_stored_block_that_does_not_fit_the_model_is_dropped_and_its_tokens_ar
 
 
 @pytest.mark.parametrize("name", KEEPABLE)
-def test_what_a_model_leaves_has_the_form_that_was_measured_however_much_it_has_read(name: str) -> None:
+def test_what_a_model_leaves_has_the_form_that_was_measured_however_much_it_has_read(
+    name: str,
+) -> None:
     """Else it would be refused as another model's."""
     subject = worker(name)
     for tokens in (1, 2, 9, 40):
         request = greedy("a", prompt(tokens))
         subject.engine.open(request, capacity_tokens=tokens + 8)
         spans = [Span(request_id="a", start=0, tokens=tokens, draws=True)]
-        spans += [Span(request_id="a", start=tokens + step, tokens=1, draws=True) for step in range(3)]
+        spans += [
+            Span(request_id="a", start=tokens + step, tokens=1, draws=True) for step in range(3)
+        ]
         for span in spans:
             subject.engine.collect(subject.engine.dispatch(StepPlan(spans=(span,))))
             kept = left_by(subject.engine)

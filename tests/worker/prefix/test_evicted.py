@@ -16,7 +16,9 @@ def record(
     tokens: list[int],
     cause: CacheOutcome = CacheOutcome.EVICTED,
 ) -> None:
-    history.record_block(Standing(key, parent, parent_tokens, pack_tokens(tokens), len(tokens)), cause=cause)
+    history.record_block(
+        Standing(key, parent, parent_tokens, pack_tokens(tokens), len(tokens)), cause=cause
+    )
 
 
 def test_lost_blocks_are_followed_as_far_as_the_tokens_are_the_same() -> None:
@@ -25,10 +27,15 @@ def test_lost_blocks_are_followed_as_far_as_the_tokens_are_the_same() -> None:
     record(history, b"b", b"a", 2, [9, 9])
     record(history, b"c", b"a", 3, [4])
     root = Cursor(b"root")
-    history.record_block(Standing(b"d", b"root", 0, pack_tokens([7, 7]), 5), cause=CacheOutcome.EVICTED)  # 3 more are elsewhere
+    # 3 more are elsewhere
+    history.record_block(
+        Standing(b"d", b"root", 0, pack_tokens([7, 7]), 5), cause=CacheOutcome.EVICTED
+    )
     record(history, b"e", b"d", 4, [8])
     assert history.behind(root, pack_tokens([7, 8])) == Shortfall(CacheOutcome.EVICTED, 2)
-    assert history.behind(root, pack_tokens([1, 2, 3, 4, 5])) == Shortfall(CacheOutcome.UNREADABLE, 4)
+    assert history.behind(root, pack_tokens([1, 2, 3, 4, 5])) == Shortfall(
+        CacheOutcome.UNREADABLE, 4
+    )
     assert history.behind(root, pack_tokens([1, 2, 9, 9])) == Shortfall(CacheOutcome.UNREADABLE, 4)
     assert history.behind(root, pack_tokens([1, 2, 8])) == Shortfall(CacheOutcome.UNREADABLE, 2)
     assert history.behind(root, pack_tokens([2])) is None
@@ -39,9 +46,15 @@ def test_only_the_last_losses_are_remembered() -> None:
     history = EvictionHistory(limit=2)
     for index in range(3):
         record(history, b"%d" % index, b"root", 0, [index])
-        history.record_checkpoint(Standing(b"", b"a", index + 1, b"", 0), cause=CacheOutcome.EVICTED)
+        history.record_checkpoint(
+            Standing(b"", b"a", index + 1, b"", 0), cause=CacheOutcome.EVICTED
+        )
     root = Cursor(b"root")
-    assert [history.behind(root, pack_tokens([index])) is None for index in range(3)] == [True, False, False]
+    assert [history.behind(root, pack_tokens([index])) is None for index in range(3)] == [
+        True,
+        False,
+        False,
+    ]
     piece = Piece(b"a", "kv", 0, 8)
     assert history.last_checkpoint([piece], begin=0, end=8) == Shortfall(CacheOutcome.EVICTED, 3)
     assert history.last_checkpoint([piece], begin=0, end=1) is None

@@ -73,7 +73,10 @@ keys = st.integers(0, 11).map(lambda index: b"%d" % index)
 
 
 class EvictionStates(RuleBasedStateMachine):
-    """Against a plain list of members with the times of their uses. A key's parent is always the same."""
+    """Against a plain list of members with the times of their uses.
+
+    A key's parent is always the same.
+    """
 
     def __init__(self) -> None:
         super().__init__()

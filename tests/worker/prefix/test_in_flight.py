@@ -44,7 +44,9 @@ def test_nobody_waits_for_who_is_behind_or_for_what_is_gone_again() -> None:
     prefills.progress("slow", 10)
     assert prefills.ahead_of(pack_tokens(CHAIN), 11) is None, "the asker is quicker by itself"
     assert prefills.ahead_of(pack_tokens(CHAIN), 10) == InFlightPrefill("slow", 100)
-    assert prefills.ahead_of(pack_tokens([*CHAIN[:8], 7]), 0) is None, "these were read, and yet the asker has not found them"
+    assert prefills.ahead_of(pack_tokens([*CHAIN[:8], 7]), 0) is None, (
+        "these were read, and yet the asker has not found them"
+    )
 
 
 def test_the_reader_that_shares_most_is_chosen_and_of_equals_the_furthest() -> None:
@@ -77,13 +79,21 @@ def test_tenants_do_not_wait_for_each_other() -> None:
 token_lists = st.lists(st.integers(0, 1), max_size=8)
 
 
-@given(st.lists(st.tuples(token_lists, st.integers(0, 8)), max_size=6), token_lists, st.integers(0, 8))
-def test_the_choice_agrees_with_a_linear_scan(readers: list[tuple[list[int], int]], asked: list[int], have: int) -> None:
+@given(
+    st.lists(st.tuples(token_lists, st.integers(0, 8)), max_size=6), token_lists, st.integers(0, 8)
+)
+def test_the_choice_agrees_with_a_linear_scan(
+    readers: list[tuple[list[int], int]], asked: list[int], have: int
+) -> None:
     prefills = InFlightPrefills()
     best = have
     for index, (tokens, progress) in enumerate(readers):
         prefills.announce(str(index), pack_tokens(tokens), have=progress)
-        shared = max(end for end in range(9) if tokens[:end] == asked[:end] and end <= min(len(tokens), len(asked)))
+        shared = max(
+            end
+            for end in range(9)
+            if tokens[:end] == asked[:end] and end <= min(len(tokens), len(asked))
+        )
         if progress >= have and shared > progress:
             best = max(best, shared)
     ahead = prefills.ahead_of(pack_tokens(asked), have)
@@ -105,7 +115,15 @@ class InFlightStates(RuleBasedStateMachine):
 
     def have(self, name: str) -> int:
         prompt = self.prompts[name]
-        return max((end for end in range(len(prompt)) for other in self.stored if other[:end] == prompt[:end]), default=0)
+        return max(
+            (
+                end
+                for end in range(len(prompt))
+                for other in self.stored
+                if other[:end] == prompt[:end]
+            ),
+            default=0,
+        )
 
     def begin(self, name: str) -> None:
         prompt = self.prompts[name]
@@ -113,7 +131,9 @@ class InFlightStates(RuleBasedStateMachine):
         ahead = self.prefills.ahead_of(pack_tokens(prompt), have, limit=len(prompt) - 1)
         if ahead is None:
             self.waiting.discard(name)
-            self.prefills.announce(name, pack_tokens(prompt), have=have, boundaries=self.boundaries[name])
+            self.prefills.announce(
+                name, pack_tokens(prompt), have=have, boundaries=self.boundaries[name]
+            )
             self.progress[name] = have
         else:
             assert ahead.tokens > have
@@ -127,7 +147,8 @@ class InFlightStates(RuleBasedStateMachine):
             self.begin(name)
 
     @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), boundaries=st.none() | st.lists(st.integers(1, 9), max_size=3)
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+        boundaries=st.none() | st.lists(st.integers(1, 9), max_size=3),
     )
     def arrive(self, prompt: list[int], boundaries: list[int] | None) -> None:
         self.count += 1

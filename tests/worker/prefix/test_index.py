@@ -22,22 +22,35 @@ def test_what_was_read_is_planned_to_the_token_and_the_rest_is_explained() -> No
     assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.NOTHING_STORED)
     first, second = read_chain(memory, CHAIN)
     whole = plan_of(memory, CHAIN)
-    assert (whole.tokens, whole.shortfall, whole.to_read) == (8, Shortfall(CacheOutcome.COMPLETE), ())
+    assert (whole.tokens, whole.shortfall, whole.to_read) == (
+        8,
+        Shortfall(CacheOutcome.COMPLETE),
+        (),
+    )
     assert whole.pieces == (Piece(first.key, "kv", 0, 4, 0), Piece(second.key, "kv", 4, 4, 0))
     assert plan_of(memory, [*CHAIN, 9]).shortfall == Shortfall(CacheOutcome.NEW_TOKENS)
     diverging = plan_of(memory, [1, 2, 3, 4, 5, 9, 9])
     found = Divergence(position=5, stored_token_id=6, prompt_token_id=9)
-    assert (diverging.tokens, diverging.shortfall) == (5, Shortfall(CacheOutcome.DIVERGED, divergence=found))
+    assert (diverging.tokens, diverging.shortfall) == (
+        5,
+        Shortfall(CacheOutcome.DIVERGED, divergence=found),
+    )
     assert [piece.tokens for piece in diverging.pieces] == [4, 1]
     assert [piece.tokens for piece in plan_of(memory, CHAIN, limit=6).pieces] == [4, 2]
     limited = plan_of(memory, CHAIN, limit=4)
-    assert (limited.tokens, limited.shortfall, limited.keys) == (4, Shortfall(CacheOutcome.COMPLETE), (first.key,))
+    assert (limited.tokens, limited.shortfall, limited.keys) == (
+        4,
+        Shortfall(CacheOutcome.COMPLETE),
+        (first.key,),
+    )
 
 
 def test_tenants_share_nothing() -> None:
     memory = library()
     read_chain(memory, CHAIN, tenant="one")
-    assert plan_of(memory, CHAIN, tenant="other").shortfall == Shortfall(CacheOutcome.NOTHING_STORED)
+    assert plan_of(memory, CHAIN, tenant="other").shortfall == Shortfall(
+        CacheOutcome.NOTHING_STORED
+    )
     read_chain(memory, CHAIN, tenant="other")
     assert memory.figures().ram_bytes == 16
     assert memory.figures().tenants == 2
@@ -46,18 +59,31 @@ def test_tenants_share_nothing() -> None:
 def test_a_model_with_states_is_resumed_at_the_last_boundary_within_the_limit() -> None:
     memory = library()
     first, _ = read_chain(memory, CHAIN)
-    assert plan_of(memory, CHAIN, anywhere=False).shortfall == Shortfall(CacheOutcome.NO_BOUNDARY, 8)
+    assert plan_of(memory, CHAIN, anywhere=False).shortfall == Shortfall(
+        CacheOutcome.NO_BOUNDARY, 8
+    )
     state = keep_checkpoint(memory, CHAIN[:3], nbytes=5)
     assert state is not None
-    assert (state.parent_key, state.parent_tokens, state.start, state.kind) == (first.key, 3, 3, "state")
+    assert (state.parent_key, state.parent_tokens, state.start, state.kind) == (
+        first.key,
+        3,
+        3,
+        "state",
+    )
     last = keep_checkpoint(memory, CHAIN, nbytes=5)
     assert last is not None
     exact = plan_of(memory, CHAIN, anywhere=False)
-    assert (exact.tokens, exact.checkpoint, exact.shortfall) == (8, Piece(last.key, "state", 8), Shortfall(CacheOutcome.COMPLETE))
+    assert (exact.tokens, exact.checkpoint, exact.shortfall) == (
+        8,
+        Piece(last.key, "state", 8),
+        Shortfall(CacheOutcome.COMPLETE),
+    )
     repeated = plan_of(memory, CHAIN, anywhere=False, limit=7)
     assert (repeated.tokens, repeated.keys) == (3, (first.key, state.key))
     assert repeated.shortfall == Shortfall(CacheOutcome.NO_BOUNDARY, 4)
-    assert plan_of(memory, [*CHAIN, 9], anywhere=False).shortfall == Shortfall(CacheOutcome.NEW_TOKENS)
+    assert plan_of(memory, [*CHAIN, 9], anywhere=False).shortfall == Shortfall(
+        CacheOutcome.NEW_TOKENS
+    )
     memory.check_invariants()
 
 
@@ -157,7 +183,9 @@ def test_what_ram_lets_go_is_planned_from_disk_and_comes_back() -> None:
     read_chain(memory, [9] * 8, disk=disk)
     again = plan_of(memory, CHAIN)
     assert (again.tokens, again.to_read) == (8, (first.key, second.key))
-    assert not memory.restored(first.key, Weight(4)), "what is being saved cannot go, for the store's queue holds it too"
+    assert not memory.restored(first.key, Weight(4)), (
+        "what is being saved cannot go, for the store's queue holds it too"
+    )
     memory.disk_changed(stored=disk.write().stored)
     with memory.hold(again.keys):
         assert memory.restored(first.key, Weight(4))
@@ -172,7 +200,10 @@ def test_a_disk_takes_what_ram_has_no_room_for() -> None:
     disk = FakeDisk()
     memory = library(budget=4, disk=disk)
     read_chain(memory, CHAIN, disk=disk)
-    assert [memory.residence(key) for key in plan_of(memory, CHAIN).keys] == [Residence.BOTH, Residence.DISK]
+    assert [memory.residence(key) for key in plan_of(memory, CHAIN).keys] == [
+        Residence.BOTH,
+        Residence.DISK,
+    ]
 
 
 def test_a_new_library_finds_what_another_one_stored() -> None:
@@ -202,7 +233,11 @@ def test_what_the_disk_loses_stays_in_ram_and_is_offered_again() -> None:
     memory.disk_changed(stored=disk.write().stored)
     assert memory.residence(first.key) is Residence.RAM
     (unsaved,) = memory.unsaved()
-    assert (unsaved.key, unsaved.packed_tokens, unsaved.parent_tokens) == (first.key, pack_tokens([1, 2, 3, 4]), 0)
+    assert (unsaved.key, unsaved.packed_tokens, unsaved.parent_tokens) == (
+        first.key,
+        pack_tokens([1, 2, 3, 4]),
+        0,
+    )
     disk.put(unsaved)
     memory.save_again(unsaved)
     memory.disk_changed(stored=disk.write().stored)
@@ -218,7 +253,10 @@ def test_what_the_disk_failed_to_take_may_be_evicted_unless_something_behind_it_
     first, second = read_chain(memory, CHAIN, disk=disk)
     memory.disk_changed(lost=disk.drop([first.key]).lost)
     memory.disk_changed(stored=disk.write().stored)
-    assert (memory.residence(first.key), memory.residence(second.key)) == (Residence.RAM, Residence.DISK)
+    assert (memory.residence(first.key), memory.residence(second.key)) == (
+        Residence.RAM,
+        Residence.DISK,
+    )
     with memory.hold([second.key]):
         read_chain(memory, [9], disk=disk)
         assert plan_of(memory, CHAIN).tokens == 8
@@ -325,7 +363,9 @@ def test_figures_say_what_is_kept_and_nothing_of_a_store() -> None:
     assert (figures.ram_evicted_blocks, figures.tenants, figures.store) == (1, 1, None)
 
 
-def test_a_smaller_budget_evicts_at_once_what_nobody_holds_and_a_larger_one_takes_more_again() -> None:
+def test_a_smaller_budget_evicts_at_once_what_nobody_holds_and_a_larger_one_takes_more_again() -> (
+    None
+):
     memory = library()
     first, second = read_chain(memory, CHAIN)
     with memory.hold((first.key,)):

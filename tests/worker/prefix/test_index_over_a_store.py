@@ -1,4 +1,6 @@
-"""The library with a real store beneath it: the payloads are the tokens themselves, so that right can be told from wrong."""
+"""The library with a real store beneath it: the payloads are the tokens themselves, so that right
+can be told from wrong.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def read_chain(index: PrefixIndex, store: BlockStore, chain: list[int], tenant: 
         store.put(StoredBlock(block=block, meta=b"", parts=(own + tenant.encode(),)))
 
 
-def restored_tokens(library: PrefixIndex, store: BlockStore, chain: list[int], tenant: str) -> bytes:
+def restored_tokens(
+    library: PrefixIndex, store: BlockStore, chain: list[int], tenant: str
+) -> bytes:
     """What a sequence that begins with the chain restores, all of it from disk."""
     plan = plan_of(library, chain, tenant=tenant)
     assert plan.to_read == plan.keys
@@ -45,7 +49,11 @@ def test_another_process_restores_every_branch_of_every_tenant(tmp_path: Path) -
     numbers = random.Random(5)
     trunk = [numbers.randrange(100_000) for _ in range(1500)]
     chains = [
-        (trunk[: numbers.randrange(1, 1500)] + [numbers.randrange(100_000) for _ in range(numbers.randrange(600))], tenant)
+        (
+            trunk[: numbers.randrange(1, 1500)]
+            + [numbers.randrange(100_000) for _ in range(numbers.randrange(600))],
+            tenant,
+        )
         for tenant in ("", "tenant")
         for _ in range(6)
     ]
@@ -67,7 +75,9 @@ def test_another_process_restores_every_branch_of_every_tenant(tmp_path: Path) -
         assert plan_of(library, chains[0][0], tenant="nobody").tokens == 0
 
 
-def test_two_processes_that_cut_one_chain_differently_leave_a_store_that_a_third_restores_from(tmp_path: Path) -> None:
+def test_two_processes_that_cut_one_chain_differently_leave_a_store_that_a_third_restores_from(
+    tmp_path: Path,
+) -> None:
     chain = [*range(1000)]
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as one:
         ours = PrefixIndex(fingerprint=FINGERPRINT, ram_budget_bytes=10**6, disk=one)
@@ -86,7 +96,9 @@ def test_two_processes_that_cut_one_chain_differently_leave_a_store_that_a_third
             assert restored_tokens(library, store, wanted, "") == pack_tokens(wanted)
 
 
-def test_a_damaged_block_is_forgotten_with_what_stands_behind_it_and_read_again(tmp_path: Path) -> None:
+def test_a_damaged_block_is_forgotten_with_what_stands_behind_it_and_read_again(
+    tmp_path: Path,
+) -> None:
     chain = [*range(1024)]
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as store:
         library = PrefixIndex(fingerprint=FINGERPRINT, ram_budget_bytes=0, disk=store)
@@ -95,7 +107,9 @@ def test_a_damaged_block_is_forgotten_with_what_stands_behind_it_and_read_again(
         changes = store.changes()
         library.disk_changed(stored=changes.stored, lost=changes.lost)
         keys = plan_of(library, chain).keys
-        path = tmp_path / "store" / "blocks" / fingerprint_id(FINGERPRINT) / f"{keys[1].hex()}.block"
+        path = (
+            tmp_path / "store" / "blocks" / fingerprint_id(FINGERPRINT) / f"{keys[1].hex()}.block"
+        )
         damaged = bytearray(path.read_bytes())
         damaged[-9] ^= 1
         path.write_bytes(damaged)

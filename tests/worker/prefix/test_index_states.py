@@ -1,4 +1,6 @@
-"""The index under everything that can happen to it, against a list of all runs that were ever given to it."""
+"""The index under everything that can happen to it, against a list of all runs that were ever given
+to it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Given:
 
 class IndexStates(RuleBasedStateMachine):
     @initialize(
-        budget=st.sampled_from([0, 9, 16, 30, 1000]), has_disk=st.booleans(), chains=st.lists(chains, min_size=1, max_size=5)
+        budget=st.sampled_from([0, 9, 16, 30, 1000]),
+        has_disk=st.booleans(),
+        chains=st.lists(chains, min_size=1, max_size=5),
     )
     def start(self, budget: int, has_disk: bool, chains: list[list[int]]) -> None:
         self.budget = budget
@@ -46,7 +50,8 @@ class IndexStates(RuleBasedStateMachine):
         self.given: dict[BlockKey, Given] = {}
         self.cursors: list[tuple[Cursor, list[int], str]] = []
         self.holds: list[tuple[ExitStack, dict[BlockKey, bool]]] = []
-        self.pinned: list[tuple[tuple[BlockKey, ...], dict[BlockKey, bool]]] = []  # as sessions do, and what was in RAM then
+        # as sessions do, and what was in RAM then
+        self.pinned: list[tuple[tuple[BlockKey, ...], dict[BlockKey, bool]]] = []
         self.begin()
         for chain in chains:
             self.read(chain, "", 4)
@@ -62,14 +67,24 @@ class IndexStates(RuleBasedStateMachine):
     def reachable(self) -> dict[BlockKey, Given]:
         """What is somewhere, with everything before it: by the keys' own links."""
         found: dict[BlockKey, Given] = {}
-        for key, given in sorted(self.given.items(), key=lambda item: (item[1].start, item[1].is_state)):
+        for key, given in sorted(
+            self.given.items(), key=lambda item: (item[1].start, item[1].is_state)
+        ):
             if self.is_alive(key) and (given.start == 0 or given.parent in found):
                 found[key] = given
         return found
 
     def stored_tokens(self, chain: tuple[int, ...], tenant: str) -> int:
         others = [given.chain for given in self.reachable().values() if given.tenant == tenant]
-        return max((end for end in range(len(chain) + 1) for other in others if other[:end] == chain[:end]), default=0)
+        return max(
+            (
+                end
+                for end in range(len(chain) + 1)
+                for other in others
+                if other[:end] == chain[:end]
+            ),
+            default=0,
+        )
 
     @rule(chain=chains, tenant=tenants, block_tokens=st.integers(1, 5))
     def read(self, chain: list[int], tenant: str, block_tokens: int) -> None:
@@ -83,13 +98,17 @@ class IndexStates(RuleBasedStateMachine):
             start = cursor.position
             own = chain[start : start + block_tokens]
             expected = child_key(cursor.parent_key, cursor.parent_tokens, pack_tokens(own), "kv")
-            block = self.index.insert(cursor, pack_tokens(own), Weight(len(own), (tenant, tuple(own))))
+            block = self.index.insert(
+                cursor, pack_tokens(own), Weight(len(own), (tenant, tuple(own)))
+            )
             if block is None:
                 assert self.disk is None
                 assert cursor.position == start
                 return
             assert (block.key, block.start, cursor.position) == (expected, start, start + len(own))
-            self.given[block.key] = Given(block.parent_key, tenant, tuple(chain[: cursor.position]), start, is_state=False)
+            self.given[block.key] = Given(
+                block.parent_key, tenant, tuple(chain[: cursor.position]), start, is_state=False
+            )
             if self.disk is not None:
                 self.disk.put(block)
 
@@ -103,7 +122,9 @@ class IndexStates(RuleBasedStateMachine):
     @precondition(lambda self: self.cursors)
     @rule(pick=picks, more=chains, block_tokens=st.integers(1, 5))
     def read_on(self, pick: int, more: list[int], block_tokens: int) -> None:
-        """A kept cursor inserts what one does that has just walked from the root, whatever was evicted in between."""
+        """A kept cursor inserts what one does that has just walked from the root, whatever was
+        evicted in between.
+        """
         cursor, chain, tenant = self.cursors[pick % len(self.cursors)]
         chain += more[:3]
         fresh = stored(self.index, chain, tenant=tenant)
@@ -120,29 +141,51 @@ class IndexStates(RuleBasedStateMachine):
         chain = chain[: stored(self.index, chain, tenant=tenant).position]
         block = keep_checkpoint(self.index, chain, nbytes=nbytes, tenant=tenant)
         if block is not None:
-            self.given[block.key] = Given(block.parent_key, tenant, tuple(chain), len(chain), is_state=True)
+            self.given[block.key] = Given(
+                block.parent_key, tenant, tuple(chain), len(chain), is_state=True
+            )
             if self.disk is not None:
                 self.disk.put(block)
 
-    @rule(chain=chains, tenant=tenants, anywhere=st.booleans(), limit=st.integers(0, 13), is_accepted=st.booleans())
-    def plan(self, chain: list[int], tenant: str, anywhere: bool, limit: int, is_accepted: bool) -> None:
+    @rule(
+        chain=chains,
+        tenant=tenants,
+        anywhere=st.booleans(),
+        limit=st.integers(0, 13),
+        is_accepted=st.booleans(),
+    )
+    def plan(
+        self, chain: list[int], tenant: str, anywhere: bool, limit: int, is_accepted: bool
+    ) -> None:
         plan = plan_of(self.index, chain, tenant=tenant, anywhere=anywhere, limit=limit)
         stored = min(self.stored_tokens(tuple(chain), tenant), limit)
         if not anywhere:
-            states = [given for given in self.reachable().values() if given.is_state and given.tenant == tenant]
+            states = [
+                given
+                for given in self.reachable().values()
+                if given.is_state and given.tenant == tenant
+            ]
             stored = max(
-                (given.start for given in states if given.start <= stored and tuple(chain[: given.start]) == given.chain),
+                (
+                    given.start
+                    for given in states
+                    if given.start <= stored and tuple(chain[: given.start]) == given.chain
+                ),
                 default=0,
             )
         assert plan.tokens == stored
-        assert (plan.shortfall.outcome is CacheOutcome.COMPLETE) == (plan.tokens == min(limit, len(chain)))
+        assert (plan.shortfall.outcome is CacheOutcome.COMPLETE) == (
+            plan.tokens == min(limit, len(chain))
+        )
         assert (plan.checkpoint is not None) == (not anywhere and stored > 0)
         end = 0
         for piece in plan.pieces:
             assert piece.start == end
             given = self.given[piece.key]
             own = given.chain[given.start :]
-            assert own[piece.offset : piece.offset + piece.tokens] == tuple(chain[end : end + piece.tokens])
+            assert own[piece.offset : piece.offset + piece.tokens] == tuple(
+                chain[end : end + piece.tokens]
+            )
             self.assert_is_where_it_is_said_to_be(piece.key, is_on_disk=piece.key in plan.to_read)
             end += piece.tokens
         assert end == plan.tokens
@@ -157,7 +200,11 @@ class IndexStates(RuleBasedStateMachine):
             for key in plan.to_read:
                 given = self.given[key]
                 self.index.restored(
-                    key, Weight(max(1, len(given.chain) - given.start), (given.tenant, given.chain[given.start :]))
+                    key,
+                    Weight(
+                        max(1, len(given.chain) - given.start),
+                        (given.tenant, given.chain[given.start :]),
+                    ),
                 )
             for key in plan.keys:
                 assert self.index.residence(key) is not None
@@ -181,7 +228,11 @@ class IndexStates(RuleBasedStateMachine):
     @rule(pick=picks)
     def hold(self, pick: int) -> None:
         key = self.pick_given(pick)
-        held = {each: self.index.payload(each) is not None for each in [key] if self.index.residence(each) is not None}
+        held = {
+            each: self.index.payload(each) is not None
+            for each in [key]
+            if self.index.residence(each) is not None
+        }
         self.holds.append((self.index.hold([key]), held))
 
     @precondition(lambda self: self.holds)
@@ -196,9 +247,15 @@ class IndexStates(RuleBasedStateMachine):
     @precondition(lambda self: self.given)
     @rule(pick=picks, both=st.booleans())
     def pin(self, pick: int, both: bool) -> None:
-        keys = tuple(dict.fromkeys(self.pick_given(number) for number in ((pick, pick // 7) if both else (pick,))))
+        keys = tuple(
+            dict.fromkeys(
+                self.pick_given(number) for number in ((pick, pick // 7) if both else (pick,))
+            )
+        )
         pinned = {key for others, _ in self.pinned for key in others}
-        keys = tuple(key for key in keys if self.index.residence(key) is not None and key not in pinned)
+        keys = tuple(
+            key for key in keys if self.index.residence(key) is not None and key not in pinned
+        )
         in_ram = {key: self.index.payload(key) is not None for key in keys}
         self.index.pin(keys)
         self.pinned.append((keys, in_ram))
@@ -275,7 +332,8 @@ class IndexStates(RuleBasedStateMachine):
         self.pinned.clear()
         self.disk.queued.clear()
         self.disk.echoes.clear()
-        self.index = PrefixIndex(fingerprint="model", ram_budget_bytes=0)  # nothing in RAM: what the disk alone makes reachable
+        # nothing in RAM: what the disk alone makes reachable
+        self.index = PrefixIndex(fingerprint="model", ram_budget_bytes=0)
         reachable = self.reachable()
         self.disk.kept = {key: entry for key, entry in self.disk.kept.items() if key in reachable}
         self.begin()
@@ -288,7 +346,9 @@ class IndexStates(RuleBasedStateMachine):
         assert known == self.reachable().keys()
         if not self.holds and not self.pinned:
             saving = self.disk.queued if self.disk is not None else {}
-            assert self.index._ram.held <= sum(self.index.payload(key) is not None for key in saving)
+            assert self.index._ram.held <= sum(
+                self.index.payload(key) is not None for key in saving
+            )
 
 
 IndexStates.TestCase.settings = settings(max_examples=100, stateful_step_count=30)

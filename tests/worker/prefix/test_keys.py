@@ -11,7 +11,9 @@ token_lists = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 steps = st.tuples(st.integers(0, 4), token_lists, st.sampled_from(["kv", "state"]))
 
 
-def key_of(parent: BlockKey, parent_tokens: int, token_ids: list[int], kind: BlockKind = "kv") -> BlockKey:
+def key_of(
+    parent: BlockKey, parent_tokens: int, token_ids: list[int], kind: BlockKind = "kv"
+) -> BlockKey:
     return child_key(parent, parent_tokens, pack_tokens(token_ids), kind)
 
 
@@ -27,7 +29,9 @@ def test_what_is_no_token_id_is_refused(token_ids: list[int]) -> None:
 
 
 @given(first=st.tuples(st.text(), st.text()), second=st.tuples(st.text(), st.text()))
-def test_models_and_tenants_have_roots_of_their_own(first: tuple[str, str], second: tuple[str, str]) -> None:
+def test_models_and_tenants_have_roots_of_their_own(
+    first: tuple[str, str], second: tuple[str, str]
+) -> None:
     assert (root_key(*first) == root_key(*second)) == (first == second)
 
 
@@ -36,7 +40,9 @@ def test_a_letter_cannot_move_from_the_fingerprint_into_the_salt() -> None:
 
 
 @given(first=steps, second=steps)
-def test_a_key_depends_on_everything(first: tuple[int, list[int], BlockKind], second: tuple[int, list[int], BlockKind]) -> None:
+def test_a_key_depends_on_everything(
+    first: tuple[int, list[int], BlockKind], second: tuple[int, list[int], BlockKind]
+) -> None:
     root = root_key("m")
     assert (key_of(root, *first) == key_of(root, *second)) == (first == second)
 
@@ -55,7 +61,10 @@ def test_a_change_anywhere_changes_all_keys_behind_it(chain: list[list[int]], ch
 def test_keys_do_not_change_between_versions() -> None:
     root = root_key("fingerprint", "salt")
     assert root.hex() == "4c57bd5a98d4654440db17d8cc36e8e908c1080c6f295f44421e7eec73969b42"
-    assert key_of(root, 3, [1, 2, 3]).hex() == "944c0dc407596e599434eb766e1272fa6daa40a86820cc8c0998d2ad9e0c5441"
+    assert (
+        key_of(root, 3, [1, 2, 3]).hex()
+        == "944c0dc407596e599434eb766e1272fa6daa40a86820cc8c0998d2ad9e0c5441"
+    )
 
 
 def test_a_parent_of_another_length_is_refused() -> None:

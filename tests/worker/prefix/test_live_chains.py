@@ -21,7 +21,9 @@ picks = st.integers(0, 10**6)
 
 
 def a_chain(index: PrefixIndex, tokens: list[int], *, tenant: str = "") -> LiveChain:
-    return LiveChain(request_id="a", tenant=tenant, chain=pack_tokens(tokens), cursor=index.cursor(tenant=tenant))
+    return LiveChain(
+        request_id="a", tenant=tenant, chain=pack_tokens(tokens), cursor=index.cursor(tenant=tenant)
+    )
 
 
 class HeldStates(RuleBasedStateMachine):
@@ -33,9 +35,13 @@ class HeldStates(RuleBasedStateMachine):
         self.keys: set[BlockKey] = set()
         self.budget = budget
 
-    @rule(tokens=chains, block_tokens=st.integers(1, 5), is_live=st.booleans(), end=st.integers(0, 14))
+    @rule(
+        tokens=chains, block_tokens=st.integers(1, 5), is_live=st.booleans(), end=st.integers(0, 14)
+    )
     def read(self, tokens: list[int], block_tokens: int, is_live: bool, end: int) -> None:
-        """A sequence begins from what is there, and inserts what it reads; live or not, as one that was preempted."""
+        """A sequence begins from what is there, and inserts what it reads; live or not, as one that
+        was preempted.
+        """
         plan = plan_of(self.index, tokens, limit=end)
         live = a_chain(self.index, tokens)
         if is_live:
@@ -44,7 +50,9 @@ class HeldStates(RuleBasedStateMachine):
         cursor = stored(self.index, tokens)
         while cursor.position < len(tokens):
             own = tokens[cursor.position : cursor.position + block_tokens]
-            block = self.index.insert(cursor, pack_tokens(own), Weight(len(own)), holder=live if is_live else None)
+            block = self.index.insert(
+                cursor, pack_tokens(own), Weight(len(own)), holder=live if is_live else None
+            )
             if block is None:
                 assert self.disk is None
                 assert not is_live, "what a live chain has needs no room"
@@ -116,12 +124,16 @@ class HeldStates(RuleBasedStateMachine):
                 assert self.index.residence(key) in (Residence.RAM, Residence.BOTH)
                 is_durable = self.disk is None or key in self.disk.kept
                 if self.index.payload(key) is not None and is_durable:
-                    assert self.disk is not None, "what is live is not in RAM again where no disk wants it"
+                    assert self.disk is not None, (
+                        "what is live is not in RAM again where no disk wants it"
+                    )
         for key in self.keys:
             is_held = any(key in live.keys for live in self.live)
             on_disk = self.disk is not None and (key in self.disk.kept or key in self.disk.queued)
             if self.index.residence(key) is not None:
-                assert is_held or on_disk or self.index.payload(key) is not None, "a key that nobody has"
+                assert is_held or on_disk or self.index.payload(key) is not None, (
+                    "a key that nobody has"
+                )
 
 
 HeldStates.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
@@ -133,11 +145,15 @@ class FakeState:
         self.tokens = tokens
 
 
-def test_the_longest_common_beginning_wins_then_a_parked_one_then_the_one_of_which_least_is_lost() -> None:
+def test_the_longest_common_beginning_wins_then_a_parked_one_then_the_one_of_which_least_is_lost() -> (
+    None
+):
     index = PrefixIndex(fingerprint="model", ram_budget_bytes=0)
     live = LiveChains()
 
-    def add(tokens: list[int], *, is_parked: bool = True, tenant: str = "", known: int = 0) -> LiveChain:
+    def add(
+        tokens: list[int], *, is_parked: bool = True, tenant: str = "", known: int = 0
+    ) -> LiveChain:
         chain = a_chain(index, tokens, tenant=tenant)
         chain.state, chain.is_parked = FakeState(known or len(tokens)), is_parked  # type: ignore[assignment]
         live.add(chain)
@@ -150,6 +166,8 @@ def test_the_longest_common_beginning_wins_then_a_parked_one_then_the_one_of_whi
     assert live.longest(pack_tokens([1, 2, 3, 4, 5, 9]), tenant="other") == (other, 5)
     assert live.longest(pack_tokens([2]), tenant="") == (None, 0)
     long.is_stale = short.is_stale = True
-    assert live.longest(pack_tokens([1, 2, 3, 4, 5]), tenant="") == (None, 0), "nothing of a running one has come out right yet"
+    assert live.longest(pack_tokens([1, 2, 3, 4, 5]), tenant="") == (None, 0), (
+        "nothing of a running one has come out right yet"
+    )
     assert live.parked[:2] == [long, short], "what nobody is to begin from leaves first"
     assert running not in live.parked

@@ -1,4 +1,6 @@
-"""Parked and running states that others begin from: who takes what, who loses what, and what is gone by that."""
+"""Parked and running states that others begin from: who takes what, who loses what, and what is
+gone by that.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def serve(subject: SteppedWorker, *requests: SequenceRequest) -> None:
 
 
 def known(subject: SteppedWorker, request_id: str) -> tuple[int, ...]:
-    return tuple(subject.sent[request_id].prompt_token_ids) + tuple(subject.inbox.tokens(request_id))
+    return tuple(subject.sent[request_id].prompt_token_ids) + tuple(
+        subject.inbox.tokens(request_id)
+    )
 
 
 def parked(subject: SteppedWorker) -> list[LiveChain]:
@@ -78,13 +82,18 @@ def test_of_two_that_want_one_state_one_takes_it_and_both_are_answered_right(nam
         serve(subject, greedy("first", random_prompt(100), max_tokens=12))
         rest(subject)
         before = known(subject, "first")
-        forks = [before[: len(before) - cut] + random_prompt(4, str(index)) for index, cut in enumerate(cuts)]
+        forks = [
+            before[: len(before) - cut] + random_prompt(4, str(index))
+            for index, cut in enumerate(cuts)
+        ]
         serve(subject, *(greedy(f"fork {index}", fork) for index, fork in enumerate(forks)))
         moved = [report(subject, f"fork {index}").moved_tokens for index in range(2)]
         assert sum(tokens > 0 for tokens in moved) == 1
 
 
-def test_a_parked_state_that_is_spoilt_is_dropped_and_the_request_is_answered_from_what_is_left() -> None:
+def test_a_parked_state_that_is_spoilt_is_dropped_and_the_request_is_answered_from_what_is_left() -> (
+    None
+):
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
@@ -113,7 +122,10 @@ def test_who_is_to_begin_from_a_state_that_turns_out_spoilt_begins_from_somethin
     (chain,) = parked(subject)
     spoil(chain)
     before = known(subject, "first")
-    serve(subject, *(greedy(f"turn {index}", before + random_prompt(5, str(index))) for index in range(3)))
+    serve(
+        subject,
+        *(greedy(f"turn {index}", before + random_prompt(5, str(index))) for index in range(3)),
+    )
     assert all(report(subject, f"turn {index}").moved_tokens == 0 for index in (1, 2))
 
 
@@ -145,7 +157,9 @@ def test_an_engine_that_cannot_begin_from_what_was_moved_begins_from_blocks_and_
     assert subject.worker.index.figures().kept_tokens >= kept
 
 
-def test_a_failed_step_costs_no_answer_though_what_it_leaves_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_costs_no_answer_though_what_it_leaves_cannot_be_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class FailsOnce(FailingOnce, RunningAhead):
         fails_at = 3
 
@@ -154,17 +168,26 @@ def test_a_failed_step_costs_no_answer_though_what_it_leaves_cannot_be_copied(mo
 
     subject = SteppedWorker("llama", engine=FailsOnce)
     monkeypatch.setattr(subject.worker.cache.live, "_copied", broken)
-    serve(subject, greedy("short", random_prompt(20), max_tokens=1), greedy("long", random_prompt(40, "b"), max_tokens=9))
+    serve(
+        subject,
+        greedy("short", random_prompt(20), max_tokens=1),
+        greedy("long", random_prompt(40, "b"), max_tokens=9),
+    )
     assert isinstance(subject.worker.engine, FailsOnce)
     assert subject.worker.engine.collected > subject.worker.engine.fails_at, "no step has failed"
 
 
-def test_a_session_that_is_forgotten_takes_its_parked_state_with_it_and_who_was_to_begin_from_it_does_not() -> None:
+def test_a_session_that_is_forgotten_takes_its_parked_state_with_it_and_who_was_to_begin_from_it_does_not() -> (
+    None
+):
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12, session_id="s"))
     rest(subject)
     turn = (*known(subject, "first"), 3, 4)
-    subject.send(greedy("waits", turn), SessionCommand(operation="close", tenant="", session_id="s", forget=True))
+    subject.send(
+        greedy("waits", turn),
+        SessionCommand(operation="close", tenant="", session_id="s", forget=True),
+    )
     subject.run_to_end()
     subject.check_answer("waits")
     assert report(subject, "waits").cached_tokens == 0
@@ -193,12 +216,17 @@ def test_a_session_is_forgotten_though_the_tree_has_lost_it_before_its_parked_st
 
 
 def test_the_window_of_a_moved_state_is_right_where_its_boundary_is_restored() -> None:
-    """A second one wants the same state, which is handed over to it when the first has gone without it."""
+    """A second one wants the same state, which is handed over to it when the first has gone without
+    it.
+    """
     subject = SteppedWorker("gemma3_text")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
     before = known(subject, "first")
-    subject.send(greedy("gone", (*before, 1, 2)), greedy("turn", before + random_prompt(30, "b"), max_tokens=9))
+    subject.send(
+        greedy("gone", (*before, 1, 2)),
+        greedy("turn", before + random_prompt(30, "b"), max_tokens=9),
+    )
     subject.send(cancel("gone"))
     subject.run_to_end()
     subject.check_answer("turn")
@@ -208,17 +236,28 @@ def test_the_window_of_a_moved_state_is_right_where_its_boundary_is_restored() -
 def test_what_a_sequence_freezes_of_its_own_is_held_and_no_longer_reserved() -> None:
     """Counted twice, the memory of one that runs alone would never do for its growth."""
     subject = SteppedWorker("llama", has_measured_costs=True, budget_tokens=96, most_parked_bytes=0)
-    serve(subject, greedy("grows", random_prompt(30), max_tokens=60), greedy("other", random_prompt(10, "b"), max_tokens=1))
+    serve(
+        subject,
+        greedy("grows", random_prompt(30), max_tokens=60),
+        greedy("other", random_prompt(10, "b"), max_tokens=1),
+    )
 
 
 @pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
-def test_when_a_step_of_several_that_share_fails_no_more_is_reserved_than_there_is(engine: type[FailingOnce]) -> None:
-    """Read again each alone, they share nothing any more: who finds no room for that is read when there is some."""
+def test_when_a_step_of_several_that_share_fails_no_more_is_reserved_than_there_is(
+    engine: type[FailingOnce],
+) -> None:
+    """Read again each alone, they share nothing any more: who finds no room for that is read when
+    there is some.
+    """
     subject = SteppedWorker("llama", engine=engine, has_measured_costs=True, budget_tokens=220)
     assert isinstance(subject.worker.engine, FailingOnce)
     serve(subject, greedy("first", random_prompt(100), max_tokens=1))
     rest(subject)
-    forks = [greedy(f"fork {index}", random_prompt(100) + random_prompt(4, str(index)), max_tokens=14) for index in range(3)]
+    forks = [
+        greedy(f"fork {index}", random_prompt(100) + random_prompt(4, str(index)), max_tokens=14)
+        for index in range(3)
+    ]
     subject.send(*forks)
     while min(len(subject.inbox.tokens(fork.request_id)) for fork in forks) < 2:
         subject.step()
@@ -230,7 +269,9 @@ def test_when_a_step_of_several_that_share_fails_no_more_is_reserved_than_there_
         subject.check_answer(fork.request_id)
 
 
-def test_where_a_fused_kernel_takes_one_buffer_forks_copy_and_every_byte_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_fused_kernel_takes_one_buffer_forks_copy_and_every_byte_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     runner = probed("llama")
     for name in ("shares", "reason"):
         monkeypatch.setattr(runner, name, getattr(runner, name))
@@ -244,7 +285,10 @@ def test_where_a_fused_kernel_takes_one_buffer_forks_copy_and_every_byte_is_coun
     subject.send(greedy("runs", (*known(subject, "turn"), 4, 5), max_tokens=30))
     while len(subject.inbox.tokens("runs")) < 5:
         subject.step()
-    forks = [greedy(f"fork {index}", (*known(subject, "turn"), 6, index), max_tokens=9) for index in range(3)]
+    forks = [
+        greedy(f"fork {index}", (*known(subject, "turn"), 6, index), max_tokens=9)
+        for index in range(3)
+    ]
     serve(subject, *forks)
     for fork in forks:
         found = report(subject, fork.request_id)
@@ -253,7 +297,13 @@ def test_where_a_fused_kernel_takes_one_buffer_forks_copy_and_every_byte_is_coun
     subject.run_to_end()
     subject.check_answer("runs")
     rest(subject)
-    arrays = [array for chain in parked(subject) if chain.state for leaf in chain.state.leaves() for array in leaf.arrays()]
+    arrays = [
+        array
+        for chain in parked(subject)
+        if chain.state
+        for leaf in chain.state.leaves()
+        for array in leaf.arrays()
+    ]
     held = {id(array): array.nbytes for array in arrays}
     assert subject.worker.cache.live.held.parked_bytes == sum(held.values()) > 0
     assert len(held) < len(arrays), "while they are parked they hold their common beginning once"

@@ -12,7 +12,13 @@ from holdfast.worker.prefix.reuse import ReusePlan, Shortfall
 def lookup(shortfall: Shortfall, *, order: EvictionOrder | None = None) -> Lookup:
     """Eight tokens are there, five of them on disk."""
     pieces = (Piece(b"a", "kv", 0, 3), Piece(b"b", "kv", 3, 4), Piece(b"c", "kv", 7, 1))
-    plan = ReusePlan(cursor=Cursor(b"root"), pieces=pieces, shortfall=shortfall, keys=(b"a", b"b", b"c"), to_read=(b"b", b"c"))
+    plan = ReusePlan(
+        cursor=Cursor(b"root"),
+        pieces=pieces,
+        shortfall=shortfall,
+        keys=(b"a", b"b", b"c"),
+        to_read=(b"b", b"c"),
+    )
     hold = (order or EvictionOrder()).held_until_closed(plan.keys)
     return Lookup(chain=b"", tenant="", plan=plan, hold=hold, asked_at=10.0)
 
@@ -22,7 +28,11 @@ def lookup(shortfall: Shortfall, *, order: EvictionOrder | None = None) -> Looku
     [
         Shortfall(CacheOutcome.COMPLETE),
         Shortfall(CacheOutcome.EVICTED, 4),
-        Shortfall(CacheOutcome.NO_BOUNDARY, 3, Divergence(position=11, stored_token_id=1, prompt_token_id=2)),
+        Shortfall(
+            CacheOutcome.NO_BOUNDARY,
+            3,
+            Divergence(position=11, stored_token_id=1, prompt_token_id=2),
+        ),
     ],
 )
 def test_a_report_says_what_was_found_where_and_why_not_more(shortfall: Shortfall) -> None:
@@ -30,11 +40,17 @@ def test_a_report_says_what_was_found_where_and_why_not_more(shortfall: Shortfal
     assert (report.outcome, report.unused_tokens) == (shortfall.outcome, shortfall.unused_tokens)
     assert report.divergence == shortfall.divergence
     assert (report.ram_tokens, report.disk_tokens, report.cached_tokens) == (3, 5, 8)
-    assert (report.lookup_seconds, report.restore_seconds, report.waited_for_another) == (0.25, 0.5, False)
+    assert (report.lookup_seconds, report.restore_seconds, report.waited_for_another) == (
+        0.25,
+        0.5,
+        False,
+    )
 
 
 def test_who_has_waited_for_another_says_so() -> None:
-    report = lookup(Shortfall(CacheOutcome.COMPLETE)).report(lookup_seconds=0.0, waited_seconds=1.5, restore_seconds=0.0)
+    report = lookup(Shortfall(CacheOutcome.COMPLETE)).report(
+        lookup_seconds=0.0, waited_seconds=1.5, restore_seconds=0.0
+    )
     assert (report.waited_for_another, report.waited_seconds) == (True, 1.5)
 
 

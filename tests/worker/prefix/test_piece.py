@@ -23,7 +23,10 @@ def test_a_cursor_without_a_node_stands_at_the_root() -> None:
 
 
 @given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=20), st.lists(st.integers(0, 2), max_size=20), st.integers(1, 6), st.data()
+    st.lists(st.integers(0, 2), min_size=1, max_size=20),
+    st.lists(st.integers(0, 2), max_size=20),
+    st.integers(1, 6),
+    st.data(),
 )
 def test_a_cursor_that_goes_back_stands_where_one_does_that_has_walked_there(
     chain: list[int], other: list[int], block_tokens: int, data: st.DataObject
@@ -39,4 +42,8 @@ def test_a_cursor_that_goes_back_stands_where_one_does_that_has_walked_there(
     walked = Cursor(ROOT)
     tree.advance(walked, packed, end=position)
     back = cursor.back_at(position)
-    assert (back.position, back.parent_key, back.parent_tokens) == (position, walked.parent_key, walked.parent_tokens)
+    assert (back.position, back.parent_key, back.parent_tokens) == (
+        position,
+        walked.parent_key,
+        walked.parent_tokens,
+    )

@@ -28,7 +28,16 @@ class Pinned:
         return left
 
     def store(self, key: bytes) -> None:
-        self.disk.begin(Block(key=key, parent_key=named("root"), parent_tokens=0, kind="kv", start=0, packed_tokens=b"1234"))
+        self.disk.begin(
+            Block(
+                key=key,
+                parent_key=named("root"),
+                parent_tokens=0,
+                kind="kv",
+                start=0,
+                packed_tokens=b"1234",
+            )
+        )
         assert self.disk.saved(key)
         self.pins.sync(key)
 

@@ -54,7 +54,9 @@ def test_what_is_pinned_is_not_evicted() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=60), st.integers(0, 100))
-def test_the_budget_is_kept_whatever_comes(weights: list[tuple[int, bool]], budget_bytes: int) -> None:
+def test_the_budget_is_kept_whatever_comes(
+    weights: list[tuple[int, bool]], budget_bytes: int
+) -> None:
     tier = RamTier(budget_bytes)
     last: bytes | None = None
     for index, (nbytes, follows) in enumerate(weights):

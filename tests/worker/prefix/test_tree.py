@@ -21,12 +21,15 @@ token_lists = st.lists(st.integers(0, 2), max_size=30)
 
 def shared_tokens(ours: list[int], theirs: list[int]) -> int:
     return next(
-        (at for at, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), min(len(ours), len(theirs))
+        (at for at, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other),
+        min(len(ours), len(theirs)),
     )
 
 
 @given(inserted=st.lists(st.tuples(token_lists, st.integers(1, 9)), max_size=8), probe=token_lists)
-def test_the_longest_match_agrees_with_a_linear_scan(inserted: list[tuple[list[int], int]], probe: list[int]) -> None:
+def test_the_longest_match_agrees_with_a_linear_scan(
+    inserted: list[tuple[list[int], int]], probe: list[int]
+) -> None:
     tree = PrefixTree()
     for chain, block_tokens in inserted:
         store_chain(tree, ROOT, chain, block_tokens=block_tokens)
@@ -36,13 +39,17 @@ def test_the_longest_match_agrees_with_a_linear_scan(inserted: list[tuple[list[i
 
 
 @given(inserted=st.lists(token_lists, max_size=8), probe=token_lists)
-def test_a_divergence_is_reported_exactly_when_something_else_goes_on_there(inserted: list[list[int]], probe: list[int]) -> None:
+def test_a_divergence_is_reported_exactly_when_something_else_goes_on_there(
+    inserted: list[list[int]], probe: list[int]
+) -> None:
     tree = PrefixTree()
     for chain in inserted:
         store_chain(tree, ROOT, chain, block_tokens=5)
     found = match(tree, probe, root=ROOT)
     going_on = {
-        chain[found.tokens] for chain in inserted if chain[: found.tokens] == probe[: found.tokens] and len(chain) > found.tokens
+        chain[found.tokens]
+        for chain in inserted
+        if chain[: found.tokens] == probe[: found.tokens] and len(chain) > found.tokens
     }
     if found.tokens == len(probe) or not going_on:
         assert found.divergence is None
@@ -90,7 +97,11 @@ def test_roots_share_nothing() -> None:
 def test_states_are_listed_as_far_as_the_match_goes() -> None:
     tree = PrefixTree()
     first, second = store_chain(tree, ROOT, [1, 2, 3, 4, 5, 6], block_tokens=3)
-    for key, parent, position in ((named("s2"), first, 2), (named("s3"), first, 3), (named("s5"), second, 5)):
+    for key, parent, position in (
+        (named("s2"), first, 2),
+        (named("s3"), first, 3),
+        (named("s5"), second, 5),
+    ):
         assert tree.insert(a_checkpoint(key, parent_key=parent, position=position))
     (branch,) = store_chain(tree, ROOT, [1, 2, 9])
     tree.insert(a_checkpoint(named("s3'"), parent_key=branch, position=3))
@@ -101,8 +112,12 @@ def test_states_are_listed_as_far_as_the_match_goes() -> None:
     assert match(tree, [1], root=ROOT).checkpoints == ()
 
 
-def chain_cut_at(chain: list[int], cuts: list[int]) -> list[tuple[BlockKey, BlockKey, int, list[int]]]:
-    """The blocks that another process makes of a chain: key, parent key, tokens of the parent, tokens."""
+def chain_cut_at(
+    chain: list[int], cuts: list[int]
+) -> list[tuple[BlockKey, BlockKey, int, list[int]]]:
+    """The blocks that another process makes of a chain: key, parent key, tokens of the parent,
+    tokens.
+    """
     blocks = []
     parent, parent_tokens = ROOT, 0
     for begin, end in zip([0, *cuts], [*cuts, len(chain)], strict=True):
@@ -112,8 +127,13 @@ def chain_cut_at(chain: list[int], cuts: list[int]) -> list[tuple[BlockKey, Bloc
     return blocks
 
 
-def insert_all(tree: PrefixTree, blocks: list[tuple[BlockKey, BlockKey, int, list[int]]]) -> list[bool]:
-    return [tree.insert(a_block(key, parent_key=parent, parent_tokens=cut, token_ids=ids)) for key, parent, cut, ids in blocks]
+def insert_all(
+    tree: PrefixTree, blocks: list[tuple[BlockKey, BlockKey, int, list[int]]]
+) -> list[bool]:
+    return [
+        tree.insert(a_block(key, parent_key=parent, parent_tokens=cut, token_ids=ids))
+        for key, parent, cut, ids in blocks
+    ]
 
 
 def test_blocks_of_another_process_that_are_cut_elsewhere_fit_in() -> None:
@@ -160,7 +180,11 @@ def test_only_leaves_are_removed_and_roots_go_with_their_last_block() -> None:
         with pytest.raises(AssertionError):
             tree.remove(needed)
     assert tree.subtree(first) == (named("state"), second, first)
-    assert tree.with_ancestors([named("state"), named("unknown")]) == {named("state"), second, first}
+    assert tree.with_ancestors([named("state"), named("unknown")]) == {
+        named("state"),
+        second,
+        first,
+    }
     for key in tree.subtree(first):
         tree.remove(key)
         tree.check_invariants()

@@ -20,12 +20,15 @@ picks = st.integers(0, 10**6)
 
 def shared_tokens(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
     return next(
-        (at for at, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), min(len(ours), len(theirs))
+        (at for at, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other),
+        min(len(ours), len(theirs)),
     )
 
 
 class TreeStates(RuleBasedStateMachine):
-    """Of every key that has a node, `chains` and `states` say the root and all tokens up to its end, `blocks` its own tokens."""
+    """Of every key that has a node, `chains` and `states` say the root and all tokens up to its
+    end, `blocks` its own tokens.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,10 +36,14 @@ class TreeStates(RuleBasedStateMachine):
         self.chains: dict[BlockKey, tuple[BlockKey, tuple[int, ...]]] = {}
         self.states: dict[BlockKey, tuple[BlockKey, tuple[int, ...]]] = {}
         self.blocks: dict[BlockKey, tuple[int, ...]] = {}
-        self.foreign: list[tuple[BlockKey, BlockKey, int, tuple[int, ...]]] = []  # key, root, start, chain up to the end
+        # key, root, start, chain up to the end
+        self.foreign: list[tuple[BlockKey, BlockKey, int, tuple[int, ...]]] = []
 
     def stored_tokens(self, root: BlockKey, chain: tuple[int, ...]) -> int:
-        return max((shared_tokens(chain, other) for where, other in self.chains.values() if where == root), default=0)
+        return max(
+            (shared_tokens(chain, other) for where, other in self.chains.values() if where == root),
+            default=0,
+        )
 
     @rule(root=roots, chain=tokens, block_tokens=st.integers(1, 6))
     def read_a_chain(self, root: BlockKey, chain: list[int], block_tokens: int) -> None:
@@ -49,14 +56,18 @@ class TreeStates(RuleBasedStateMachine):
             self.blocks[key] = tuple(chain[begin + index * block_tokens : end])
 
     @rule(root=roots, chain=tokens, cuts=st.sets(st.integers(1, 13), max_size=4))
-    def take_in_a_chain_of_another_process(self, root: BlockKey, chain: list[int], cuts: set[int]) -> None:
+    def take_in_a_chain_of_another_process(
+        self, root: BlockKey, chain: list[int], cuts: set[int]
+    ) -> None:
         parent, parent_tokens = root, 0
         ends = sorted({cut for cut in cuts if cut < len(chain)} | {len(chain)} - {0})
         for begin, end in zip([0, *ends], ends, strict=False):
             run = chain[begin:end]
             key = child_key(parent, parent_tokens, pack_tokens(run), "kv")
             is_stored = self.stored_tokens(root, tuple(chain[:end])) == end
-            insertion = self.tree.insert(a_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run))
+            insertion = self.tree.insert(
+                a_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run)
+            )
             assert insertion == (not is_stored)
             if not is_stored:
                 self.chains[key] = (root, tuple(chain[:end]))
@@ -75,7 +86,9 @@ class TreeStates(RuleBasedStateMachine):
         chain = (*chain[:begin], *run)
         key = child_key(parent, parent_tokens, pack_tokens(run), "kv")
         is_stored = self.stored_tokens(root, chain) == len(chain)
-        insertion = self.tree.insert(a_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run))
+        insertion = self.tree.insert(
+            a_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run)
+        )
         assert insertion == (not is_stored)
         self.foreign.append((key, root, begin, chain))
         if not is_stored:
@@ -90,7 +103,9 @@ class TreeStates(RuleBasedStateMachine):
         assert end.position == len(chain)
         key = child_key(end.parent_key, end.parent_tokens, b"", "state")
         is_stored = (root, chain) in self.states.values()
-        insertion = self.tree.insert(a_checkpoint(key, parent_key=end.parent_key, position=len(chain)))
+        insertion = self.tree.insert(
+            a_checkpoint(key, parent_key=end.parent_key, position=len(chain))
+        )
         assert insertion == (not is_stored)
         if not is_stored:
             self.states[key] = (root, chain)
@@ -140,18 +155,35 @@ class TreeStates(RuleBasedStateMachine):
         for piece in found.pieces:
             assert piece.start == end
             assert piece.tokens > 0
-            assert self.blocks[piece.key][piece.offset : piece.offset + piece.tokens] == chain[end : end + piece.tokens]
+            assert (
+                self.blocks[piece.key][piece.offset : piece.offset + piece.tokens]
+                == chain[end : end + piece.tokens]
+            )
             end += piece.tokens
         assert end == found.tokens
-        expected = {len(seen): key for key, (where, seen) in self.states.items() if where == root and seen == chain[: len(seen)]}
-        assert {state.start: state.key for state in found.checkpoints} == {at: key for at, key in expected.items() if at <= end}
-        assert [state.start for state in found.checkpoints] == sorted(state.start for state in found.checkpoints)
+        expected = {
+            len(seen): key
+            for key, (where, seen) in self.states.items()
+            if where == root and seen == chain[: len(seen)]
+        }
+        assert {state.start: state.key for state in found.checkpoints} == {
+            at: key for at, key in expected.items() if at <= end
+        }
+        assert [state.start for state in found.checkpoints] == sorted(
+            state.start for state in found.checkpoints
+        )
 
     @invariant()
     def the_books_agree(self) -> None:
         self.tree.check_invariants()
-        assert {key for key in self.tree if self.tree.has_node(key)} == self.chains.keys() | self.states.keys()
-        stored = {(root, chain[:end]) for root, chain in self.chains.values() for end in range(1, len(chain) + 1)}
+        assert {
+            key for key in self.tree if self.tree.has_node(key)
+        } == self.chains.keys() | self.states.keys()
+        stored = {
+            (root, chain[:end])
+            for root, chain in self.chains.values()
+            for end in range(1, len(chain) + 1)
+        }
         assert self.tree.tokens == len(stored)
 
 

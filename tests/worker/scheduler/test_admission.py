@@ -14,9 +14,15 @@ def ledger(*, budget_bytes: int = 2000, expected_output_tokens: int = 8) -> KvLe
     return KvLedger(COSTS, budget_bytes=budget_bytes, expected_output_tokens=expected_output_tokens)
 
 
-def sequence(order: int = 1, *, prompt_tokens: int = 20, max_tokens: int = 100) -> ScheduledSequence:
+def sequence(
+    order: int = 1, *, prompt_tokens: int = 20, max_tokens: int = 100
+) -> ScheduledSequence:
     return ScheduledSequence(
-        request_id=str(order), order=order, prompt_tokens=prompt_tokens, max_tokens=max_tokens, submitted_after_step=0
+        request_id=str(order),
+        order=order,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        submitted_after_step=0,
     )
 
 

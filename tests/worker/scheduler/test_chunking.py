@@ -34,10 +34,17 @@ def model(*, seconds_per_token: float = 0.001, mixes_chunks: bool = True) -> Cos
 
 
 def share(
-    prompts: list[ScheduledSequence], *, tokens: int = 2048, seconds: float = math.inf, costs: CostModel | None = None
+    prompts: list[ScheduledSequence],
+    *,
+    tokens: int = 2048,
+    seconds: float = math.inf,
+    costs: CostModel | None = None,
 ) -> dict[str, int]:
     sharing = ChunkSharing(costs or model(), min_chunk_tokens=QUANTUM)
-    return {sequence.request_id: taken for sequence, taken in sharing.share(prompts, tokens=tokens, seconds=seconds, step=1)}
+    return {
+        sequence.request_id: taken
+        for sequence, taken in sharing.share(prompts, tokens=tokens, seconds=seconds, step=1)
+    }
 
 
 def test_a_prompt_alone_takes_the_whole_step() -> None:
@@ -52,7 +59,8 @@ def bounded(**bounds: float) -> CostModel:
 
 
 def test_a_prompt_alone_takes_no_longer_than_a_step_may_last_on_this_device() -> None:
-    assert share([prompt(1, 9000)], costs=bounded(seconds=0.6)) == {"1": 512}  # in units of 256 tokens, at 1 ms each
+    # in units of 256 tokens, at 1 ms each
+    assert share([prompt(1, 9000)], costs=bounded(seconds=0.6)) == {"1": 512}
     assert share([prompt(1, 9000)], costs=bounded(seconds=9.0)) == {"1": 2048}
 
 
@@ -67,12 +75,16 @@ def test_several_prompts_together_take_no_longer_than_a_step_may_last() -> None:
 
 
 @given(position=st.integers(0, 200_000), score_bytes=st.integers(1, 1 << 32))
-def test_attention_scores_of_a_chunk_fit_their_memory_at_every_position(position: int, score_bytes: int) -> None:
+def test_attention_scores_of_a_chunk_fit_their_memory_at_every_position(
+    position: int, score_bytes: int
+) -> None:
     costs = bounded(score_bytes_per_pair=96, score_bytes=score_bytes)
     (tokens,) = share([prompt(1, 300_000, position=position)], costs=costs).values()
     assert tokens == QUANTUM or 96 * tokens * (position + tokens) <= score_bytes
     longer = tokens + QUANTUM
-    assert longer > 2048 or 96 * longer * (position + longer) > score_bytes, "no smaller than it has to be"
+    assert longer > 2048 or 96 * longer * (position + longer) > score_bytes, (
+        "no smaller than it has to be"
+    )
 
 
 def test_a_size_that_the_device_failed_on_is_never_tried_again_in_any_step() -> None:
@@ -105,13 +117,21 @@ def test_of_equal_prompts_the_older_is_read_first() -> None:
 
 
 def test_what_the_oldest_leaves_goes_to_the_shortest_of_the_rest() -> None:
-    assert share([prompt(1, 10), prompt(2, 900), prompt(3, 300)], tokens=512) == {"1": 10, "3": 300, "2": 192}
+    assert share([prompt(1, 10), prompt(2, 900), prompt(3, 300)], tokens=512) == {
+        "1": 10,
+        "3": 300,
+        "2": 192,
+    }
 
 
 def test_a_prompt_passed_over_long_enough_goes_ahead_of_shorter_ones() -> None:
     sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
     step = PATIENCE_STEPS + 2
-    prompts = [prompt(1, 9000, last_step=step - 1), prompt(2, 8000, last_step=1), prompt(3, 2000, last_step=step - 1)]
+    prompts = [
+        prompt(1, 9000, last_step=step - 1),
+        prompt(2, 8000, last_step=1),
+        prompt(3, 2000, last_step=step - 1),
+    ]
     chunks = sharing.share(prompts, tokens=2048, seconds=math.inf, step=step)
     assert {each.request_id: taken for each, taken in chunks} == {"1": 1024, "2": 1024}
 
@@ -119,12 +139,17 @@ def test_a_prompt_passed_over_long_enough_goes_ahead_of_shorter_ones() -> None:
 def test_with_room_for_one_chunk_only_old_and_short_take_turns() -> None:
     sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
     prompts = [prompt(1, 9000), prompt(2, 5000)]
-    served = [sharing.share(prompts, tokens=QUANTUM, seconds=1.0, step=step)[0][0].order for step in range(6)]
+    served = [
+        sharing.share(prompts, tokens=QUANTUM, seconds=1.0, step=step)[0][0].order
+        for step in range(6)
+    ]
     assert served == [1, 2, 1, 2, 1, 2]
 
 
 def test_while_decoding_steps_are_unknown_one_is_done_without_chunks() -> None:
-    sharing = ChunkSharing(CostModel(mixes_chunks=True, min_chunk_tokens=QUANTUM), min_chunk_tokens=QUANTUM)
+    sharing = ChunkSharing(
+        CostModel(mixes_chunks=True, min_chunk_tokens=QUANTUM), min_chunk_tokens=QUANTUM
+    )
     prompts = [prompt(1, 9000)]
     assert not sharing.share(prompts, tokens=64, seconds=1.0, step=1)
     assert sharing.share(prompts, tokens=64, seconds=1.0, step=2)
@@ -133,17 +158,26 @@ def test_while_decoding_steps_are_unknown_one_is_done_without_chunks() -> None:
 def test_now_and_then_a_step_does_without_chunks_so_that_decoding_is_measured() -> None:
     sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
     prompts = [prompt(1, 9000)]
-    without = [step for step in range(1, 100) if not sharing.share(prompts, tokens=64, seconds=1.0, step=step)]
+    without = [
+        step
+        for step in range(1, 100)
+        if not sharing.share(prompts, tokens=64, seconds=1.0, step=step)
+    ]
     assert without == [33, 66, 99]
 
 
 def test_where_chunks_run_apart_their_passes_count_into_the_stall() -> None:
-    costs = model(mixes_chunks=False)  # 0.02 s for the pass of each chunk, a little less than 0.001 s for a token
+    # 0.02 s for the pass of each chunk, a little less than 0.001 s for a token
+    costs = model(mixes_chunks=False)
     assert share([prompt(1, 9000)], seconds=0.25, costs=costs) == {"1": 224}
     assert share([prompt(1, 9000)], seconds=0.07, costs=costs) == {"1": 32}
 
 
-prompts_strategy = st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 20_000), st.integers(0, 30)), min_size=1, max_size=8)
+prompts_strategy = st.lists(
+    st.tuples(st.integers(1, 5000), st.integers(0, 20_000), st.integers(0, 30)),
+    min_size=1,
+    max_size=8,
+)
 
 
 @given(
@@ -154,7 +188,11 @@ prompts_strategy = st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 20_00
     oldest_is_first=st.booleans(),
 )
 def test_chunks_keep_to_tokens_time_and_quanta(
-    shapes: list[tuple[int, int, int]], tokens: int, seconds: float, mixes_chunks: bool, oldest_is_first: bool
+    shapes: list[tuple[int, int, int]],
+    tokens: int,
+    seconds: float,
+    mixes_chunks: bool,
+    oldest_is_first: bool,
 ) -> None:
     costs = model(mixes_chunks=mixes_chunks)
     costs.learn(StepLoad(1, 1, 500, 500 * 9000.0), 3.0)
@@ -174,13 +212,18 @@ def test_chunks_keep_to_tokens_time_and_quanta(
         assert 0 < taken <= sequence.unread_tokens
         assert whole or alone or taken == tokens < QUANTUM
     if sum(taken for _, taken in chunks) > QUANTUM:
-        added = sum(costs.seconds_per_chunk() + costs.more_chunk_seconds(sequence.position, taken) for sequence, taken in chunks)
+        added = sum(
+            costs.seconds_per_chunk() + costs.more_chunk_seconds(sequence.position, taken)
+            for sequence, taken in chunks
+        )
         assert added <= seconds * (1 + 1e-9)
 
 
 @given(shapes=st.lists(st.integers(1, 3000), min_size=2, max_size=6), seconds=st.floats(1e-4, 0.5))
 def test_no_prompt_is_passed_over_for_ever(shapes: list[int], seconds: float) -> None:
-    """An endless stream of short prompts joins; each of the first ones still moves within the bound."""
+    """An endless stream of short prompts joins; each of the first ones still moves within the
+    bound.
+    """
     sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
     prompts = [prompt(order, tokens) for order, tokens in enumerate(shapes)]
     bound = PATIENCE_STEPS + 2 * (len(shapes) + 1)

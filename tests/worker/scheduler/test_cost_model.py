@@ -20,7 +20,9 @@ def chunk(rows: int, position: int, tokens: int) -> StepLoad:
 
 
 def learned(*, mixes_chunks: bool = True, steps: int = 40) -> CostModel:
-    """Has seen a prompt of 16,000 tokens being read while 4 sequences decode on a machine like `device_seconds`."""
+    """Has seen a prompt of 16,000 tokens being read while 4 sequences decode on a machine like
+    `device_seconds`.
+    """
     model = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=32)
     for index in range(steps):
         model.learn(StepLoad(4), device_seconds(StepLoad(4)))
@@ -76,7 +78,9 @@ def test_a_lasting_change_is_learned_within_twenty_steps(factor: float) -> None:
         model.learn(StepLoad(4), factor * device_seconds(StepLoad(4)))
         model.learn(load, factor * device_seconds(load))
     assert model.decode_seconds(4) == pytest.approx(factor * 0.014, rel=0.2)
-    assert chunk_seconds(model, 8_000, 400) == pytest.approx(factor * (device_seconds(load) - 0.011), rel=0.3)
+    assert chunk_seconds(model, 8_000, 400) == pytest.approx(
+        factor * (device_seconds(load) - 0.011), rel=0.3
+    )
 
 
 def test_a_tiny_prompt_says_little_about_large_chunks() -> None:
@@ -101,7 +105,9 @@ def test_where_chunks_run_apart_each_costs_a_pass_over_the_weights() -> None:
 
 
 @given(
-    observations=st.lists(st.tuples(st.integers(0, 50_000), st.integers(1, 2048), st.floats(1e-4, 50.0)), max_size=12),
+    observations=st.lists(
+        st.tuples(st.integers(0, 50_000), st.integers(1, 2048), st.floats(1e-4, 50.0)), max_size=12
+    ),
     seconds=st.floats(0.0, 5.0),
     position=st.integers(0, 200_000),
 )
@@ -116,8 +122,13 @@ def test_what_fits_within_a_time_takes_no_longer(
     assert model.more_chunk_seconds(position, fitting) <= seconds * (1 + 1e-9)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(1e-9, 1e3), st.floats(0.01, 1.0)), max_size=30), st.floats(0, 1e6))
-def test_a_trend_is_always_positive_and_never_falls(observations: list[tuple[float, float, float]], x: float) -> None:
+@given(
+    st.lists(st.tuples(st.floats(0, 1e5), st.floats(1e-9, 1e3), st.floats(0.01, 1.0)), max_size=30),
+    st.floats(0, 1e6),
+)
+def test_a_trend_is_always_positive_and_never_falls(
+    observations: list[tuple[float, float, float]], x: float
+) -> None:
     trend = Trend(first_guess=1.0, spread=10.0)
     for where, cost, weight in observations:
         trend.learn(where, cost, weight=weight)
@@ -128,7 +139,8 @@ def test_nothing_is_expected_of_a_kind_of_step_that_was_never_measured() -> None
     model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
     assert model.at_most(StepLoad(1)) is None
     model.learn(chunk(0, 0, 100), 1.0)
-    assert model.at_most(chunk(0, 0, 100)) == pytest.approx(2.0)  # nobody knows yet how much of it any step takes
+    # nobody knows yet how much of it any step takes
+    assert model.at_most(chunk(0, 0, 100)) == pytest.approx(2.0)
     assert model.at_most(StepLoad(1)) is None
     assert model.at_most(chunk(1, 0, 100)) is None
 
@@ -141,7 +153,11 @@ def loads(draw: st.DrawFn) -> StepLoad:
     return chunk(rows, draw(st.integers(0, 200_000)), draw(st.integers(1, 2048)))
 
 
-@given(seen=st.lists(loads(), min_size=1, max_size=12), next_one=loads(), slowness=st.sampled_from([0.01, 1.0, 1000.0]))
+@given(
+    seen=st.lists(loads(), min_size=1, max_size=12),
+    next_one=loads(),
+    slowness=st.sampled_from([0.01, 1.0, 1000.0]),
+)
 def test_a_step_on_a_slow_machine_never_takes_twenty_times_what_is_expected_at_most(
     seen: list[StepLoad], next_one: StepLoad, slowness: float
 ) -> None:
@@ -153,7 +169,8 @@ def test_a_step_on_a_slow_machine_never_takes_twenty_times_what_is_expected_at_m
     assert expected is None or device_seconds(next_one) * slowness < 20 * expected
 
 
-SECONDS_PER_SCORE = 0.004  # eight times what reading a token costs: a small model with a large vocabulary
+# eight times what reading a token costs: a small model with a large vocabulary
+SECONDS_PER_SCORE = 0.004
 
 
 def scored_chunk(rows: int, position: int, tokens: int) -> StepLoad:
@@ -173,7 +190,9 @@ def test_what_scores_cost_is_told_apart_from_reading() -> None:
     assert model.score_seconds == pytest.approx(SECONDS_PER_SCORE, rel=0.15)
     assert model.more_chunk_seconds(0, 100) == read
     fitting = model.tokens_within(0.25, 16_000, score_seconds=model.score_seconds)
-    assert seconds_with_scores(scored_chunk(0, 16_000, fitting)) - 0.010 == pytest.approx(0.25, rel=0.2)
+    assert seconds_with_scores(scored_chunk(0, 16_000, fitting)) - 0.010 == pytest.approx(
+        0.25, rel=0.2
+    )
 
 
 def test_scores_that_came_before_anything_else_do_not_make_reading_dear_for_long() -> None:

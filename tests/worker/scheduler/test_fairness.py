@@ -1,4 +1,6 @@
-"""One flow's many do not starve another's few: proven in steps, on a machine of which the test knows the truth."""
+"""One flow's many do not starve another's few: proven in steps, on a machine of which the test
+knows the truth.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ COSTS = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_
 STEP_TOKENS = 512
 
 
-def worker(*, max_running: int = 32, budget_tokens: int = 10**6, depth: int = 0, **settings: float) -> StepWorker:
+def worker(
+    *, max_running: int = 32, budget_tokens: int = 10**6, depth: int = 0, **settings: float
+) -> StepWorker:
     chosen = SchedulerSettings(
         max_running=max_running,
         step_tokens=STEP_TOKENS,
@@ -54,10 +58,17 @@ class Crowd:
         mine = sum(1 for served in self.run.live.values() if served.service == self.service)
         for _ in range(self.agents - mine):
             name = f"{self.service.flow}-{next(self._numbers)}"
-            self.run.submit(name, prompt_tokens=self.prompt_tokens, max_tokens=self.max_tokens, service=self.service)
+            self.run.submit(
+                name,
+                prompt_tokens=self.prompt_tokens,
+                max_tokens=self.max_tokens,
+                service=self.service,
+            )
 
 
-def first_token_seconds(run: StepWorker, crowd: Crowd | None, *, prompt_tokens: int, turns: int) -> list[float]:
+def first_token_seconds(
+    run: StepWorker, crowd: Crowd | None, *, prompt_tokens: int, turns: int
+) -> list[float]:
     """Of one agent's turns, one after the other, with pauses between them."""
     found = []
     for turn in range(turns):
@@ -66,7 +77,9 @@ def first_token_seconds(run: StepWorker, crowd: Crowd | None, *, prompt_tokens: 
                 crowd.ask()
             run.step()
         asked_at = sum(run.step_seconds)
-        served = run.submit(f"single-{turn}", prompt_tokens=prompt_tokens, max_tokens=20, service=of("single"))
+        served = run.submit(
+            f"single-{turn}", prompt_tokens=prompt_tokens, max_tokens=20, service=of("single")
+        )
         while not served.drawn:
             if crowd is not None:
                 crowd.ask()
@@ -85,7 +98,14 @@ def p95(values: list[float]) -> float:
 
 @pytest.mark.parametrize(
     ("depth", "prompt_tokens", "crowd_prompt", "crowd_answer"),
-    [(0, 30, 2000, 400), (1, 400, 2000, 400), (0, 3000, 2000, 400), (1, 30, 200, 2000), (0, 400, 8000, 5), (1, 3000, 8000, 5)],
+    [
+        (0, 30, 2000, 400),
+        (1, 400, 2000, 400),
+        (0, 3000, 2000, 400),
+        (1, 30, 200, 2000),
+        (0, 400, 8000, 5),
+        (1, 3000, 8000, 5),
+    ],
 )
 def test_32_greedy_agents_double_the_first_token_of_a_single_one_at_most(
     depth: int, prompt_tokens: int, crowd_prompt: int, crowd_answer: int
@@ -102,7 +122,9 @@ def test_32_greedy_agents_double_the_first_token_of_a_single_one_at_most(
 
 
 @pytest.mark.parametrize("budget_tokens", [10**6, 4000])
-def test_places_and_memory_that_one_has_taken_are_given_up_for_anothers_first(budget_tokens: int) -> None:
+def test_places_and_memory_that_one_has_taken_are_given_up_for_anothers_first(
+    budget_tokens: int,
+) -> None:
     run = worker(max_running=4, budget_tokens=budget_tokens)
     for n in range(8):
         run.submit(f"many-{n}", prompt_tokens=800, max_tokens=500, service=of("many"))
@@ -122,7 +144,9 @@ def test_places_and_memory_that_one_has_taken_are_given_up_for_anothers_first(bu
 
 
 @pytest.mark.parametrize("flows", [2, 3, 4])
-def test_a_flows_younger_prompt_moves_while_flows_take_turns_in_steps_with_room_for_one_chunk(flows: int) -> None:
+def test_a_flows_younger_prompt_moves_while_flows_take_turns_in_steps_with_room_for_one_chunk(
+    flows: int,
+) -> None:
     run = worker(stall_seconds=0.0001, min_chunk_tokens=1)
     run.submit("answer", prompt_tokens=4, max_tokens=400, service=of("writing"))
     run.read_all_prompts()
@@ -130,7 +154,10 @@ def test_a_flows_younger_prompt_moves_while_flows_take_turns_in_steps_with_room_
         run.submit(f"old-{number}", prompt_tokens=60, max_tokens=2, service=of(str(number)))
     for _ in range(10):
         run.step()
-    young = [run.submit(f"young-{number}", prompt_tokens=70, max_tokens=2, service=of(str(number))) for number in range(flows)]
+    young = [
+        run.submit(f"young-{number}", prompt_tokens=70, max_tokens=2, service=of(str(number)))
+        for number in range(flows)
+    ]
     for _ in range(20 * flows):
         run.step()
     assert all(served.position > 0 for served in young)
@@ -146,7 +173,17 @@ def test_flows_take_turns_for_a_single_place() -> None:
         run.submit(name, prompt_tokens=10, max_tokens=5, service=of(name[0]))
     run.run_to_end()
     ended = [served.request_id for served in run.ended]
-    assert ended == ["many-0", "x-0", "y-0", "many-1", "x-1", "many-2", "many-3", "many-4", "many-5"]
+    assert ended == [
+        "many-0",
+        "x-0",
+        "y-0",
+        "many-1",
+        "x-1",
+        "many-2",
+        "many-3",
+        "many-4",
+        "many-5",
+    ]
 
 
 def test_who_comes_back_again_and_again_does_not_starve_who_waits() -> None:
@@ -212,7 +249,11 @@ asked = st.tuples(
 )
 
 
-@given(requests=st.lists(asked, min_size=2, max_size=25), max_running=st.integers(1, 5), depth=st.integers(0, 2))
+@given(
+    requests=st.lists(asked, min_size=2, max_size=25),
+    max_running=st.integers(1, 5),
+    depth=st.integers(0, 2),
+)
 @hypothesis_settings(max_examples=25)
 def test_nobody_starves_and_giving_way_comes_to_an_end(
     requests: list[tuple[str, Priority, int, int, int]], max_running: int, depth: int
@@ -220,18 +261,26 @@ def test_nobody_starves_and_giving_way_comes_to_an_end(
     run = worker(max_running=max_running, depth=depth, budget_tokens=1500)
     levels = 0
     for n, (flow, priority, prompt_tokens, max_tokens, steps) in enumerate(requests):
-        run.submit(str(n), prompt_tokens=prompt_tokens, max_tokens=max_tokens, service=of(flow, priority))
+        run.submit(
+            str(n), prompt_tokens=prompt_tokens, max_tokens=max_tokens, service=of(flow, priority)
+        )
         levels += max_running
         for _ in range(steps):
             run.step()
     run.run_to_end(most_steps=4000)
     assert all(served.ends == ["length"] for served in run.ended)
-    assert len(run.preempted) <= 2 * levels + len(requests), "they push each other out again and again"
+    assert len(run.preempted) <= 2 * levels + len(requests), (
+        "they push each other out again and again"
+    )
 
 
-@given(flows=st.lists(st.sampled_from("abc"), min_size=2, max_size=25), max_running=st.integers(2, 6))
+@given(
+    flows=st.lists(st.sampled_from("abc"), min_size=2, max_size=25), max_running=st.integers(2, 6)
+)
 @hypothesis_settings(max_examples=25)
-def test_with_memory_enough_nobody_waits_while_another_has_two_more(flows: list[str], max_running: int) -> None:
+def test_with_memory_enough_nobody_waits_while_another_has_two_more(
+    flows: list[str], max_running: int
+) -> None:
     run = worker(max_running=max_running)
     for n, flow in enumerate(flows):
         run.submit(str(n), prompt_tokens=5, max_tokens=500, service=of(flow))
@@ -241,13 +290,20 @@ def test_with_memory_enough_nobody_waits_while_another_has_two_more(flows: list[
             assert max(running.values()) <= running[waiting] + 1
 
 
-def test_of_flows_that_are_gone_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_flows_that_are_gone_no_more_is_remembered_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.worker.scheduler.fairness._MOST_TURNS", 10)
     share = FairShare(aging_seconds=1.0)
 
     def sequence(flow: str) -> ScheduledSequence:
         return ScheduledSequence(
-            request_id=flow, order=1, prompt_tokens=1, max_tokens=1, submitted_after_step=0, service=of(flow)
+            request_id=flow,
+            order=1,
+            prompt_tokens=1,
+            max_tokens=1,
+            submitted_after_step=0,
+            service=of(flow),
         )
 
     for flow in "ab":

@@ -8,7 +8,9 @@ from tests.fakes.step_worker import StepWorker
 def worker(*, budget_tokens: int, depth: int = 0) -> StepWorker:
     return StepWorker(
         settings=SchedulerSettings(expected_output_tokens=4, min_chunk_tokens=4, step_tokens=64),
-        costs=SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=4),
+        costs=SequenceCosts(
+            kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=4
+        ),
         budget_bytes=budget_tokens,
         depth=depth,
     )

@@ -120,7 +120,9 @@ def test_a_short_prompt_is_not_blocked_by_a_long_one(depth: int) -> None:
 
 
 @DEPTHS
-def test_a_long_prompt_keeps_half_its_pace_beside_an_endless_stream_of_short_ones(depth: int) -> None:
+def test_a_long_prompt_keeps_half_its_pace_beside_an_endless_stream_of_short_ones(
+    depth: int,
+) -> None:
     run = StepWorker(depth=depth)
     long = run.submit("long", prompt_tokens=20_480, max_tokens=1)
     for index in range(30):
@@ -134,7 +136,9 @@ def test_a_long_prompt_keeps_half_its_pace_beside_an_endless_stream_of_short_one
 
 @DEPTHS
 def test_decoding_streams_are_held_up_no_longer_than_allowed(depth: int) -> None:
-    """Once the machine is known, each step with a chunk takes at most stall_seconds more than one without."""
+    """Once the machine is known, each step with a chunk takes at most stall_seconds more than one
+    without.
+    """
     run = StepWorker(settings=SchedulerSettings(stall_seconds=0.2), depth=depth)
     run.submit("warm", prompt_tokens=4000, max_tokens=1)
     for name in "abcd":
@@ -147,12 +151,15 @@ def test_decoding_streams_are_held_up_no_longer_than_allowed(depth: int) -> None
     run.run_to_end()
     reading = range(before, before + long.steps_to_first_draw)
     assert max(run.step_seconds[index] for index in reading) <= 0.014 + 0.2 * 1.1
-    # A token costs 0.0005 s at first and 0.0014 s in the end: chunks of 384 tokens fit in the beginning, of 128 in the end.
+    # A token costs 0.0005 s at first and 0.0014 s in the end: chunks of 384 tokens fit in the
+    # beginning, of 128 in the end.
     assert len(reading) <= 9_000 / 160
 
 
 @DEPTHS
-def test_a_prompt_that_is_scored_holds_decoding_streams_up_no_longer_than_another(depth: int) -> None:
+def test_a_prompt_that_is_scored_holds_decoding_streams_up_no_longer_than_another(
+    depth: int,
+) -> None:
     run = StepWorker(settings=SchedulerSettings(stall_seconds=0.2), depth=depth)
     run.seconds_of = lambda load: device_seconds(load) + 0.004 * load.scored_tokens
     run.submit("warm", prompt_tokens=4000, max_tokens=1)
@@ -169,7 +176,10 @@ def test_a_prompt_that_is_scored_holds_decoding_streams_up_no_longer_than_anothe
     run.run_to_end()
     assert max(run.step_seconds[before : before + 40]) <= 0.014 + 0.2 * 1.25
     # 0.0045 s for a scored token, 0.0005 to 0.0009 s for another, and not all taken for dear ones
-    assert scored.steps_to_first_draw + other.steps_to_first_draw <= 2 * (2_000 * 0.0045 + 4_000 * 0.0009) / 0.1
+    assert (
+        scored.steps_to_first_draw + other.steps_to_first_draw
+        <= 2 * (2_000 * 0.0045 + 4_000 * 0.0009) / 0.1
+    )
 
 
 def test_prompts_wait_beside_decoding_rows_until_chunks_fit_in_whole_quanta() -> None:
@@ -178,7 +188,12 @@ def test_prompts_wait_beside_decoding_rows_until_chunks_fit_in_whole_quanta() ->
     for _ in range(10):
         run.step()
     run.submit("long", prompt_tokens=10_000, max_tokens=1)
-    chunks = [span.tokens for _ in range(20) for span in run.step().plan.spans if span.request_id == "long"]
+    chunks = [
+        span.tokens
+        for _ in range(20)
+        for span in run.step().plan.spans
+        if span.request_id == "long"
+    ]
     assert len(chunks) == 20
     assert all(tokens % 32 == 0 for tokens in chunks)
 
@@ -275,7 +290,13 @@ def test_senseless_counts_are_refused(prompt_tokens: int, max_tokens: int) -> No
 def test_a_step_of_no_tokens_stops_the_start() -> None:
     costs = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0)
     with pytest.raises(ConfigError, match="step_tokens"):
-        Scheduler(SchedulerSettings(step_tokens=0), costs, budget_bytes=100, context_tokens=12, mixes_chunks=True)
+        Scheduler(
+            SchedulerSettings(step_tokens=0),
+            costs,
+            budget_bytes=100,
+            context_tokens=12,
+            mixes_chunks=True,
+        )
 
 
 def test_an_id_that_is_being_served_is_refused() -> None:
@@ -309,8 +330,12 @@ def test_more_decoding_rows_than_fit_into_a_step_take_turns() -> None:
 
 def test_a_paused_row_does_not_take_the_turn_of_one_that_can_go_on() -> None:
     run = StepWorker(
-        settings=SchedulerSettings(step_tokens=1, min_chunk_tokens=1, max_running=3, expected_output_tokens=1),
-        costs=SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=1),
+        settings=SchedulerSettings(
+            step_tokens=1, min_chunk_tokens=1, max_running=3, expected_output_tokens=1
+        ),
+        costs=SequenceCosts(
+            kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=1
+        ),
         budget_bytes=96,
     )
     run.submit("old", prompt_tokens=75, max_tokens=20)
@@ -355,7 +380,9 @@ def test_statistics_show_what_goes_on() -> None:
 
 @pytest.mark.parametrize(("sequences", "allowed_seconds"), [(1, 50e-6), (32, 200e-6)])
 def test_a_decode_step_costs_the_scheduler_little(sequences: int, allowed_seconds: float) -> None:
-    """The best of several rounds, so that a busy machine does not fail it: 5 µs and 35 µs were measured on a cloud CPU."""
+    """The best of several rounds, so that a busy machine does not fail it: 5 µs and 35 µs were
+    measured on a cloud CPU.
+    """
     run = StepWorker()
     for index in range(sequences):
         run.submit(str(index), prompt_tokens=20, max_tokens=2000)
@@ -376,8 +403,12 @@ def test_a_decode_step_costs_the_scheduler_little(sequences: int, allowed_second
 
 
 @DEPTHS
-def test_a_request_that_is_restarted_reads_its_prompt_and_its_answer_again_behind_those_that_wait(depth: int) -> None:
-    run = StepWorker(depth=depth, settings=SchedulerSettings(max_running=1, step_tokens=16, min_chunk_tokens=2))
+def test_a_request_that_is_restarted_reads_its_prompt_and_its_answer_again_behind_those_that_wait(
+    depth: int,
+) -> None:
+    run = StepWorker(
+        depth=depth, settings=SchedulerSettings(max_running=1, step_tokens=16, min_chunk_tokens=2)
+    )
     run.submit("a", prompt_tokens=10, max_tokens=9)
     run.submit("b", prompt_tokens=4, max_tokens=1)
     for _ in range(4):
@@ -392,7 +423,9 @@ def test_a_request_that_is_restarted_reads_its_prompt_and_its_answer_again_behin
 
 
 @DEPTHS
-def test_a_request_that_draws_nothing_is_not_ended_by_the_step_from_before_its_restart(depth: int) -> None:
+def test_a_request_that_draws_nothing_is_not_ended_by_the_step_from_before_its_restart(
+    depth: int,
+) -> None:
     run = StepWorker(depth=1)
     run.submit("a", prompt_tokens=10, max_tokens=0)
     run.step()
@@ -407,7 +440,9 @@ def test_a_request_that_waits_for_memory_is_restarted_too() -> None:
     scheduler.submit("a", prompt_tokens=10, max_tokens=2)
     scheduler.hold_back("a")
     scheduler.restart("a")
-    assert scheduler.next_step().plan.spans == (Span(request_id="a", start=0, tokens=10, draws=True),)
+    assert scheduler.next_step().plan.spans == (
+        Span(request_id="a", start=0, tokens=10, draws=True),
+    )
 
 
 def test_who_is_not_ready_lets_others_pass_and_keeps_its_place() -> None:
@@ -424,7 +459,9 @@ def test_who_is_not_ready_lets_others_pass_and_keeps_its_place() -> None:
 
 
 def test_who_was_passed_while_it_was_not_ready_is_the_older_one_when_it_runs() -> None:
-    run = StepWorker(settings=SchedulerSettings(step_tokens=64, expected_output_tokens=4), budget_bytes=10 * 112)
+    run = StepWorker(
+        settings=SchedulerSettings(step_tokens=64, expected_output_tokens=4), budget_bytes=10 * 112
+    )
     run.submit("old", prompt_tokens=30, max_tokens=50)
     run.hold_back("old")
     run.submit("young", prompt_tokens=30, max_tokens=50)

@@ -38,7 +38,9 @@ def spans_until_the_end(scheduler: Scheduler) -> dict[str, list[Span]]:
     prompts=st.lists(
         st.integers(2, 300).flatmap(
             lambda tokens: st.tuples(
-                st.just(tokens), st.lists(st.integers(1, tokens), unique=True, max_size=5).map(sorted), st.integers(0, tokens - 1)
+                st.just(tokens),
+                st.lists(st.integers(1, tokens), unique=True, max_size=5).map(sorted),
+                st.integers(0, tokens - 1),
             )
         ),
         min_size=1,
@@ -46,16 +48,24 @@ def spans_until_the_end(scheduler: Scheduler) -> dict[str, list[Span]]:
     ),
     step_tokens=st.integers(8, 128),
 )
-def test_every_boundary_behind_what_is_cached_ends_a_span(prompts: list[tuple[int, list[int], int]], step_tokens: int) -> None:
+def test_every_boundary_behind_what_is_cached_ends_a_span(
+    prompts: list[tuple[int, list[int], int]], step_tokens: int
+) -> None:
     scheduler = a_scheduler(step_tokens=step_tokens)
     for index, (tokens, boundaries, cached) in enumerate(prompts):
-        scheduler.submit(str(index), prompt_tokens=tokens, max_tokens=3, boundaries=tuple(boundaries))
+        scheduler.submit(
+            str(index), prompt_tokens=tokens, max_tokens=3, boundaries=tuple(boundaries)
+        )
         scheduler.begin_behind(str(index), cached)
     played = spans_until_the_end(scheduler)
     for index, (tokens, boundaries, cached) in enumerate(prompts):
         ends = {span.start + span.tokens for span in played[str(index)]}
         assert {boundary for boundary in boundaries if boundary > cached} <= ends
-        covered = [position for span in played[str(index)] for position in range(span.start, span.start + span.tokens)]
+        covered = [
+            position
+            for span in played[str(index)]
+            for position in range(span.start, span.start + span.tokens)
+        ]
         assert covered == list(range(cached, tokens + 2))
 
 
@@ -63,4 +73,6 @@ def test_a_request_that_is_cached_up_to_its_last_token_reads_that_token_only() -
     scheduler = a_scheduler()
     scheduler.submit("a", prompt_tokens=500, max_tokens=1)
     scheduler.begin_behind("a", 499)
-    assert spans_until_the_end(scheduler)["a"] == [Span(request_id="a", start=499, tokens=1, draws=True)]
+    assert spans_until_the_end(scheduler)["a"] == [
+        Span(request_id="a", start=499, tokens=1, draws=True)
+    ]

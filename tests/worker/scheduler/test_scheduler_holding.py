@@ -1,4 +1,6 @@
-"""Memory that live states hold beside what is reserved: never beyond the budget, given up when it is wanted, nobody hangs."""
+"""Memory that live states hold beside what is reserved: never beyond the budget, given up when it
+is wanted, nobody hangs.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,25 @@ BUDGET, TOKEN_BYTES = 960, 10
 
 
 class HoldingWorker:
-    """What ends stays as a parked state of the tokens that it has read; what begins takes one over, or reads all itself."""
+    """What ends stays as a parked state of the tokens that it has read; what begins takes one over,
+    or reads all itself.
+    """
 
     def __init__(self, rng: random.Random, *, reserve_step: int) -> None:
         self.rng = rng
         self.scheduler = Scheduler(
-            SchedulerSettings(max_running=4, max_queued=20, step_tokens=24, min_chunk_tokens=4, expected_output_tokens=8),
-            SequenceCosts(kv_bytes_per_token=TOKEN_BYTES, fixed_bytes_per_sequence=0, reserve_step_tokens=reserve_step),
+            SchedulerSettings(
+                max_running=4,
+                max_queued=20,
+                step_tokens=24,
+                min_chunk_tokens=4,
+                expected_output_tokens=8,
+            ),
+            SequenceCosts(
+                kv_bytes_per_token=TOKEN_BYTES,
+                fixed_bytes_per_sequence=0,
+                reserve_step_tokens=reserve_step,
+            ),
             budget_bytes=BUDGET,
             context_tokens=90,
             mixes_chunks=True,
@@ -43,14 +57,20 @@ class HoldingWorker:
         self.look_up(request_id)
 
     def look_up(self, request_id: str) -> None:
-        fit = [tokens for tokens in self.parked if tokens < self.sizes[request_id][0] and tokens not in self.claims.values()]
+        fit = [
+            tokens
+            for tokens in self.parked
+            if tokens < self.sizes[request_id][0] and tokens not in self.claims.values()
+        ]
         tokens = max(fit, default=0)
         if tokens:
             self.claims[request_id] = tokens
         self.scheduler.begin_behind(request_id, tokens, held_tokens=tokens)
 
     def make_room(self) -> None:
-        self.scheduler.hold(total_bytes=self.held_bytes, parked_bytes=sum(self.parked) * TOKEN_BYTES)
+        self.scheduler.hold(
+            total_bytes=self.held_bytes, parked_bytes=sum(self.parked) * TOKEN_BYTES
+        )
         wanted = self.held_bytes - self.scheduler.missing_bytes()
         for tokens in sorted(self.parked, key=lambda tokens: tokens in self.claims.values()):
             if self.held_bytes <= wanted:
@@ -60,10 +80,14 @@ class HoldingWorker:
             for request_id in [name for name, claimed in self.claims.items() if claimed == tokens]:
                 del self.claims[request_id]
                 self.look_up(request_id)
-        self.scheduler.hold(total_bytes=self.held_bytes, parked_bytes=sum(self.parked) * TOKEN_BYTES)
+        self.scheduler.hold(
+            total_bytes=self.held_bytes, parked_bytes=sum(self.parked) * TOKEN_BYTES
+        )
 
     def freeze_one(self) -> None:
-        """A running one freezes what it has read, for another to share, or since its tail has to grow."""
+        """A running one freezes what it has read, for another to share, or since its tail has to
+        grow.
+        """
         running = list(self.scheduler._running.values())
         if running and self.rng.random() < 0.2:
             one = self.rng.choice(running)
@@ -88,20 +112,31 @@ class HoldingWorker:
                 self.moved += 1
         self.scheduler.check_invariants()
         ledger = self.scheduler._ledger
-        assert ledger.running_bytes + ledger.leaving_bytes + self.held_bytes <= BUDGET, "memory is over-committed"
+        assert ledger.running_bytes + ledger.leaving_bytes + self.held_bytes <= BUDGET, (
+            "memory is over-committed"
+        )
         drawn = {span.request_id: 1 for span in decision.plan.spans if span.draws}
         read = {span.request_id: span.start + span.tokens for span in decision.plan.spans}
-        for request_id in self.scheduler.observe(StepOutcome(plan=decision.plan, drawn=drawn, ended=(), seconds=0.01)):
+        for request_id in self.scheduler.observe(
+            StepOutcome(plan=decision.plan, drawn=drawn, ended=(), seconds=0.01)
+        ):
             self.held.pop(request_id, None)
             del self.sizes[request_id]
             if read[request_id] not in self.parked:  # lengths are names here
                 self.parked.append(read[request_id])
         self.freeze_one()
-        return bool(decision.plan.spans or decision.admitted or decision.preempted or self.reclaimed > reclaimed)
+        return bool(
+            decision.plan.spans
+            or decision.admitted
+            or decision.preempted
+            or self.reclaimed > reclaimed
+        )
 
 
 @pytest.mark.parametrize("reserve_step", [1, 8])
-def test_held_and_reserved_memory_stay_within_the_budget_and_everybody_comes_to_an_end(reserve_step: int) -> None:
+def test_held_and_reserved_memory_stay_within_the_budget_and_everybody_comes_to_an_end(
+    reserve_step: int,
+) -> None:
     moved = reclaimed = 0
     for seed in range(25):
         rng = random.Random(seed)

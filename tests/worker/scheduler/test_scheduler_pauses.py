@@ -1,4 +1,6 @@
-"""Requests that are paused, or wait while memory is short: they keep nobody from running, and go on where they were."""
+"""Requests that are paused, or wait while memory is short: they keep nobody from running, and go on
+where they were.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import pytest
 from holdfast.config import SchedulerSettings
 from tests.fakes.step_worker import StepWorker
 
-SETTINGS = SchedulerSettings(max_running=2, max_queued=8, step_tokens=16, min_chunk_tokens=2, expected_output_tokens=4)
+SETTINGS = SchedulerSettings(
+    max_running=2, max_queued=8, step_tokens=16, min_chunk_tokens=2, expected_output_tokens=4
+)
 
 
 def running(worker: StepWorker) -> set[str]:

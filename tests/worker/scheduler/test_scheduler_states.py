@@ -1,4 +1,6 @@
-"""The scheduler under random requests, pauses, memory budgets and steps; StepWorker asserts what must hold."""
+"""The scheduler under random requests, pauses, memory budgets and steps; StepWorker asserts what
+must hold.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,21 @@ class SchedulerStates(RuleBasedStateMachine):
         reserve_step=st.sampled_from([1, 4, 16]),
         mixes_chunks=st.booleans(),
     )
-    def start(self, settings: SchedulerSettings, depth: int, fixed_bytes: int, reserve_step: int, mixes_chunks: bool) -> None:
+    def start(
+        self,
+        settings: SchedulerSettings,
+        depth: int,
+        fixed_bytes: int,
+        reserve_step: int,
+        mixes_chunks: bool,
+    ) -> None:
         self.worker = StepWorker(
             settings=settings,
-            costs=SequenceCosts(kv_bytes_per_token=10, fixed_bytes_per_sequence=fixed_bytes, reserve_step_tokens=reserve_step),
+            costs=SequenceCosts(
+                kv_bytes_per_token=10,
+                fixed_bytes_per_sequence=fixed_bytes,
+                reserve_step_tokens=reserve_step,
+            ),
             budget_bytes=BUDGET_TOKENS * 10,
             context_tokens=CONTEXT_TOKENS,
             mixes_chunks=mixes_chunks,
@@ -65,7 +78,9 @@ class SchedulerStates(RuleBasedStateMachine):
             return
         waiting = sum(1 for served in self.worker.live.values() if not served.runs)
         try:
-            served = self.worker.submit(name, prompt_tokens=prompt_tokens, max_tokens=max_tokens, service=service)
+            served = self.worker.submit(
+                name, prompt_tokens=prompt_tokens, max_tokens=max_tokens, service=service
+            )
         except TooLargeForMemory as error:
             assert error.needed_bytes > self.worker.budget_bytes
         except PromptTooLong:
@@ -99,7 +114,9 @@ class SchedulerStates(RuleBasedStateMachine):
         else:
             self.worker.resume(name)
 
-    @rule(name=st.sampled_from("abcdefghij"), cached_tokens=st.one_of(st.none(), st.integers(0, 40)))
+    @rule(
+        name=st.sampled_from("abcdefghij"), cached_tokens=st.one_of(st.none(), st.integers(0, 40))
+    )
     def look_up(self, name: str, cached_tokens: int | None) -> None:
         if cached_tokens is None:
             self.worker.hold_back(name)
@@ -121,7 +138,9 @@ class SchedulerStates(RuleBasedStateMachine):
             return device_seconds(load) * slowness
 
         self.worker.seconds_of = seconds_of
-        self.worker.stops_at = lambda request_id, drawn: all(stops) or (stops[drawn % len(stops)] and drawn % 3 == 0)
+        self.worker.stops_at = lambda request_id, drawn: (
+            all(stops) or (stops[drawn % len(stops)] and drawn % 3 == 0)
+        )
         for _ in range(steps):
             self.worker.step()
 
@@ -138,5 +157,7 @@ class SchedulerStates(RuleBasedStateMachine):
             assert all(len(served.ends) == 1 for served in self.worker.ended)
 
 
-SchedulerStates.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=30, deadline=None)
+SchedulerStates.TestCase.settings = hypothesis_settings(
+    max_examples=150, stateful_step_count=30, deadline=None
+)
 TestSchedulerStates = SchedulerStates.TestCase

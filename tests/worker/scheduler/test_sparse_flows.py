@@ -1,4 +1,6 @@
-"""Short prompts of flows that had none until now are read first, and nobody starves by it: in steps, with known costs."""
+"""Short prompts of flows that had none until now are read first, and nobody starves by it: in
+steps, with known costs.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,25 @@ def ask(
 def read_tokens(run: StepWorker, flow: str, *, since: int, until: int | None = None) -> int:
     """Prompt tokens of one flow in these plans."""
     spans = (span for plan in run.plans[since:until] for span in plan.spans)
-    return sum(span.tokens for span in spans if span.tokens > 1 and span.request_id.partition("-")[0] == flow)
+    return sum(
+        span.tokens
+        for span in spans
+        if span.tokens > 1 and span.request_id.partition("-")[0] == flow
+    )
 
 
-def keep_asking(run: StepWorker, flow: str, *, agents: int, prompt_tokens: int, max_tokens: int) -> None:
+def keep_asking(
+    run: StepWorker, flow: str, *, agents: int, prompt_tokens: int, max_tokens: int
+) -> None:
     """A step in which each agent that was answered has asked again."""
     live = sum(1 for name in run.live if name.partition("-")[0] == flow)
     for number in range(agents - live):
-        ask(run, f"{flow}-{len(run.plans)}-{number}", prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+        ask(
+            run,
+            f"{flow}-{len(run.plans)}-{number}",
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+        )
 
 
 def steps_beside_a_crowd(run: StepWorker, count: int) -> None:
@@ -108,7 +121,9 @@ def test_several_that_ask_in_turn_do_not_starve_a_long_prompt(flows: int) -> Non
     for number in range(300):
         ask(run, f"v{number % flows}-{number}", prompt_tokens=100)
         run.step()
-    assert "long-0" not in run.live or read_tokens(run, "long", since=since) >= 300 * 100 / (2 * flows)
+    assert "long-0" not in run.live or read_tokens(run, "long", since=since) >= 300 * 100 / (
+        2 * flows
+    )
 
 
 def test_those_who_come_back_again_and_again_read_no_more_than_the_other() -> None:
@@ -125,7 +140,8 @@ def test_those_who_come_back_again_and_again_read_no_more_than_the_other() -> No
                 ask(run, f"{flow}-{step}", prompt_tokens=450)
         steps_beside_a_crowd(run, 1)
     tokens = {flow: read_tokens(run, flow, since=since) for flow in ("crowd", "keen", "eager")}
-    assert tokens["crowd"] >= 0.7 * max(tokens["keen"], tokens["eager"]) > 0, tokens  # what stands behind others costs more
+    # what stands behind others costs more
+    assert tokens["crowd"] >= 0.7 * max(tokens["keen"], tokens["eager"]) > 0, tokens
 
 
 def test_a_batch_is_never_read_before_interactive_ones() -> None:

@@ -14,41 +14,69 @@ def test_a_token_that_is_neither_last_nor_a_stop_goes_on() -> None:
 
 
 def test_a_stop_token_counts_and_ends() -> None:
-    assert ending([2], stop_token_ids={2}, generated_before=3, max_tokens=9) == Ending(1, FinishReason.STOP)
+    assert ending([2], stop_token_ids={2}, generated_before=3, max_tokens=9) == Ending(
+        1, FinishReason.STOP
+    )
 
 
 def test_the_last_allowed_token_ends_by_length() -> None:
-    assert ending([5], stop_token_ids={2}, generated_before=8, max_tokens=9) == Ending(1, FinishReason.LENGTH)
+    assert ending([5], stop_token_ids={2}, generated_before=8, max_tokens=9) == Ending(
+        1, FinishReason.LENGTH
+    )
 
 
 def test_a_stop_token_in_the_last_allowed_place_is_a_stop() -> None:
-    assert ending([2], stop_token_ids={2}, generated_before=8, max_tokens=9) == Ending(1, FinishReason.STOP)
+    assert ending([2], stop_token_ids={2}, generated_before=8, max_tokens=9) == Ending(
+        1, FinishReason.STOP
+    )
 
 
 def test_what_was_drawn_after_a_stop_token_is_dropped() -> None:
-    assert ending([5, 2, 7, 2], stop_token_ids={2}, generated_before=0, max_tokens=9) == Ending(2, FinishReason.STOP)
+    assert ending([5, 2, 7, 2], stop_token_ids={2}, generated_before=0, max_tokens=9) == Ending(
+        2, FinishReason.STOP
+    )
 
 
 def test_a_stop_token_beyond_the_allowed_length_is_not_seen() -> None:
-    assert ending([5, 6, 2], stop_token_ids={2}, generated_before=0, max_tokens=2) == Ending(2, FinishReason.LENGTH)
+    assert ending([5, 6, 2], stop_token_ids={2}, generated_before=0, max_tokens=2) == Ending(
+        2, FinishReason.LENGTH
+    )
 
 
 def test_nothing_allowed_counts_nothing() -> None:
-    assert ending([5], stop_token_ids=frozenset(), generated_before=0, max_tokens=0) == Ending(0, FinishReason.LENGTH)
-    assert ending([2], stop_token_ids={2}, generated_before=4, max_tokens=4) == Ending(0, FinishReason.LENGTH)
+    assert ending([5], stop_token_ids=frozenset(), generated_before=0, max_tokens=0) == Ending(
+        0, FinishReason.LENGTH
+    )
+    assert ending([2], stop_token_ids={2}, generated_before=4, max_tokens=4) == Ending(
+        0, FinishReason.LENGTH
+    )
 
 
 def test_nothing_drawn_goes_on() -> None:
     assert ending([], stop_token_ids={2}, generated_before=0, max_tokens=4) == Ending(0, None)
 
 
-@given(drawn=tokens, stops=st.frozensets(st.integers(0, 9), max_size=3), before=st.integers(0, 5), allowed=st.integers(1, 12))
-def test_several_at_once_end_where_one_by_one_would(drawn: list[int], stops: frozenset[int], before: int, allowed: int) -> None:
+@given(
+    drawn=tokens,
+    stops=st.frozensets(st.integers(0, 9), max_size=3),
+    before=st.integers(0, 5),
+    allowed=st.integers(1, 12),
+)
+def test_several_at_once_end_where_one_by_one_would(
+    drawn: list[int], stops: frozenset[int], before: int, allowed: int
+) -> None:
     counted, reason = 0, None
     for token_id in drawn:
-        one = ending([token_id], stop_token_ids=stops, generated_before=before + counted, max_tokens=before + allowed)
+        one = ending(
+            [token_id],
+            stop_token_ids=stops,
+            generated_before=before + counted,
+            max_tokens=before + allowed,
+        )
         counted += one.counted_tokens
         reason = one.reason
         if reason is not None:
             break
-    assert ending(drawn, stop_token_ids=stops, generated_before=before, max_tokens=before + allowed) == Ending(counted, reason)
+    assert ending(
+        drawn, stop_token_ids=stops, generated_before=before, max_tokens=before + allowed
+    ) == Ending(counted, reason)

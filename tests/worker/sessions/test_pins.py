@@ -1,4 +1,6 @@
-"""Which blocks are pinned on whose account, and how far the quota goes: over what a worker has read."""
+"""Which blocks are pinned on whose account, and how far the quota goes: over what a worker has
+read.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,19 @@ def reader() -> CachingWorker:
     return subject
 
 
-def session(reader: CachingWorker, name: str, chains: Iterable[str], *, pinned: bool = True) -> Session:
+def session(
+    reader: CachingWorker, name: str, chains: Iterable[str], *, pinned: bool = True
+) -> Session:
     branches = tuple(reader.index.branch(pack_tokens(CHAINS[chain])) for chain in chains)
-    return Session(session_id=name, tenant="", created_at=0, last_used_at=0, ttl_seconds=None, pinned=pinned, branches=branches)
+    return Session(
+        session_id=name,
+        tenant="",
+        created_at=0,
+        last_used_at=0,
+        ttl_seconds=None,
+        pinned=pinned,
+        branches=branches,
+    )
 
 
 def size(reader: CachingWorker, *chains: str) -> int:
@@ -40,7 +52,9 @@ def pins_of(reader: CachingWorker, *, quota_bytes: int) -> SessionPins:
     return SessionPins(reader.cache, quota_bytes=lambda: quota_bytes)
 
 
-def test_what_two_sessions_stand_on_counts_once_and_stays_until_the_last_lets_go(reader: CachingWorker) -> None:
+def test_what_two_sessions_stand_on_counts_once_and_stays_until_the_last_lets_go(
+    reader: CachingWorker,
+) -> None:
     subject = pins_of(reader, quota_bytes=1 << 30)
     one, other = session(reader, "one", "a"), session(reader, "other", "b")
     subject.sync(one)
@@ -54,7 +68,9 @@ def test_what_two_sessions_stand_on_counts_once_and_stays_until_the_last_lets_go
     subject.check_invariants()
 
 
-def test_a_session_that_outgrows_the_quota_is_pinned_in_part_until_another_one_lets_go(reader: CachingWorker) -> None:
+def test_a_session_that_outgrows_the_quota_is_pinned_in_part_until_another_one_lets_go(
+    reader: CachingWorker,
+) -> None:
     subject = pins_of(reader, quota_bytes=size(reader, "a", "b") - 1)
     one, other = session(reader, "one", "a"), session(reader, "other", "b")
     subject.sync(one)
@@ -73,7 +89,10 @@ def test_a_session_that_outgrows_the_quota_is_pinned_in_part_until_another_one_l
 
 def test_what_another_session_has_pinned_already_costs_nothing_more(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=size(reader, "a"))
-    one, twin, third = (session(reader, name, chain) for name, chain in (("one", "a"), ("twin", "a"), ("third", "c")))
+    one, twin, third = (
+        session(reader, name, chain)
+        for name, chain in (("one", "a"), ("twin", "a"), ("third", "c"))
+    )
     subject.sync(one)
     assert subject.fits(twin)
     assert not subject.fits(third)
@@ -94,7 +113,9 @@ def test_a_session_that_has_moved_on_lets_go_of_what_it_has_left(reader: Caching
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from("pqr"), st.sets(st.sampled_from(sorted(CHAINS))), st.booleans()), min_size=1, max_size=12
+    st.tuples(st.sampled_from("pqr"), st.sets(st.sampled_from(sorted(CHAINS))), st.booleans()),
+    min_size=1,
+    max_size=12,
 )
 
 

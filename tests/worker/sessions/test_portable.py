@@ -1,4 +1,6 @@
-"""The portable file: what is written comes back, and what is damaged or made up is refused before it costs anything."""
+"""The portable file: what is written comes back, and what is damaged or made up is refused before
+it costs anything.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import SessionFailure, SessionRefused
-from holdfast.worker.sessions.portable import MAGIC, Frame, FrameHead, Header, Part, PortableBranch, SessionFile, write_session
+from holdfast.worker.sessions.portable import (
+    MAGIC,
+    Frame,
+    FrameHead,
+    Header,
+    Part,
+    PortableBranch,
+    SessionFile,
+    write_session,
+)
 from holdfast.worker.sessions.record import MOST_BRANCHES
 
 
@@ -63,15 +74,25 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 
 def test_blocks_that_branches_share_have_one_place(tmp_path: Path) -> None:
     three = [*frames(), frames()[0], frames()[0]]
-    first, second = PortableBranch((Part(0, 3, 3), Part(2, 3, 6)), ((1, 3),)), PortableBranch((Part(0, 3, 3), Part(3, 3, 6)), ())
+    first, second = (
+        PortableBranch((Part(0, 3, 3), Part(2, 3, 6)), ((1, 3),)),
+        PortableBranch((Part(0, 3, 3), Part(3, 3, 6)), ()),
+    )
     write_session(tmp_path / "f", header(frames=4, branches=(first, second)), three)
     SessionFile(tmp_path / "f", most_tokens=6).close()
     with pytest.raises(SessionRefused, match="6 tokens, the model takes 5"):
         SessionFile(tmp_path / "f", most_tokens=5)
     for other in (((2, 3), (0, 6)), ((2, 3), (3, 6)), ((0, 2), (2, 5)), ((0, 3), (3, 6), (2, 9))):
         ends = (0, *(end for _, end in other))
-        parts = tuple(Part(frame, end - before, end) for (frame, end), before in zip(other, ends, strict=False))
-        write_session(tmp_path / "f", header(frames=4, branches=(first, second, PortableBranch(parts, ()))), three)
+        parts = tuple(
+            Part(frame, end - before, end)
+            for (frame, end), before in zip(other, ends, strict=False)
+        )
+        write_session(
+            tmp_path / "f",
+            header(frames=4, branches=(first, second, PortableBranch(parts, ()))),
+            three,
+        )
         with pytest.raises(SessionRefused, match="named twice"):
             SessionFile(tmp_path / "f")
 
@@ -137,7 +158,9 @@ def test_heads_that_are_no_heads_are_refused(tmp_path: Path) -> None:
     content = raw(sized(encoded))
     path.write_bytes(content)
     SessionFile(path).close()
-    assert "cannot be read" in refusal(path, raw(sized(encoded.replace(b"session", b"\xff\xfe\xff\xfe\xff\xfe\xff"))))
+    assert "cannot be read" in refusal(
+        path, raw(sized(encoded.replace(b"session", b"\xff\xfe\xff\xfe\xff\xfe\xff")))
+    )
     assert "cannot be read" in refusal(path, raw(sized(b"\xc1")))
     assert "cannot be read" in refusal(path, raw(sized(b"\x91" * 100_000)))
     assert "too long" in refusal(path, raw(struct.pack("<Q", 1 << 40)))
@@ -146,7 +169,9 @@ def test_heads_that_are_no_heads_are_refused(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(0, 200), at=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_any_damage_is_seen(cut: int, at: int, bit: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_damage_is_seen(
+    cut: int, at: int, bit: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("damage") / "f"
     write_session(path, header(), frames())
     whole = path.read_bytes()

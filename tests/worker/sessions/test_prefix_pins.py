@@ -1,4 +1,6 @@
-"""Beginnings of prompts that are kept for a while: through pressure in RAM and on disk, for their time, within their share."""
+"""Beginnings of prompts that are kept for a while: through pressure in RAM and on disk, for their
+time, within their share.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 
 COMMON = prompt("common", 256)
-CHAINS = {name: (*COMMON, *prompt(name, 60)) for name in "ab"} | {name: prompt(name, 100) for name in "cde"}
+CHAINS = {name: (*COMMON, *prompt(name, 60)) for name in "ab"} | {
+    name: prompt(name, 100) for name in "cde"
+}
 MINUTES = 60.0
 
 
@@ -28,7 +32,9 @@ def reader() -> CachingWorker:
     """Has read all chains, those of each tenant under its name."""
     subject = worker()
     requests = [
-        greedy(f"{tenant}{name}", chain, max_tokens=1, tenant=tenant) for tenant in ("", "t") for name, chain in CHAINS.items()
+        greedy(f"{tenant}{name}", chain, max_tokens=1, tenant=tenant)
+        for tenant in ("", "t")
+        for name, chain in CHAINS.items()
     ]
     serve(subject, *requests)
     return subject
@@ -53,7 +59,14 @@ def pins(reader: CachingWorker, table: SessionPins) -> PrefixPins:
     return PrefixPins(reader.index, table)
 
 
-def keep(pins: PrefixPins, name: str, *tokens: int, seconds: float = 5 * MINUTES, now: float = 0.0, tenant: str = "") -> None:
+def keep(
+    pins: PrefixPins,
+    name: str,
+    *tokens: int,
+    seconds: float = 5 * MINUTES,
+    now: float = 0.0,
+    tenant: str = "",
+) -> None:
     chain = pack_tokens(CHAINS[name])
     wanted = [PinnedPrefix(tokens=each, seconds=seconds) for each in tokens or (len(CHAINS[name]),)]
     pins.keep(wanted, tenant=tenant, chain=chain, now=now)
@@ -67,7 +80,9 @@ def size(reader: CachingWorker, *names: str) -> int:
     return sum(map(reader.index.size_of, {key for name in names for key in keys(reader, name)}))
 
 
-def test_a_pin_ends_with_its_time_and_a_use_begins_it_anew(pins: PrefixPins, table: SessionPins, reader: CachingWorker) -> None:
+def test_a_pin_ends_with_its_time_and_a_use_begins_it_anew(
+    pins: PrefixPins, table: SessionPins, reader: CachingWorker
+) -> None:
     keep(pins, "c")
     pins.use(keys(reader, "d"), now=200.0)
     pins.use(keys(reader, "c"), now=200.0)
@@ -77,7 +92,9 @@ def test_a_pin_ends_with_its_time_and_a_use_begins_it_anew(pins: PrefixPins, tab
     assert (table.pinned_bytes, len(pins)) == (0, 0)
 
 
-def test_what_is_pinned_again_is_pinned_once_for_the_longer_time(pins: PrefixPins, table: SessionPins) -> None:
+def test_what_is_pinned_again_is_pinned_once_for_the_longer_time(
+    pins: PrefixPins, table: SessionPins
+) -> None:
     keep(pins, "c", 60, seconds=60 * MINUTES)
     keep(pins, "c", 100, now=1000.0)
     assert len(pins) == 1  # both end in one block
@@ -87,7 +104,9 @@ def test_what_is_pinned_again_is_pinned_once_for_the_longer_time(pins: PrefixPin
     assert not table.pinned_bytes
 
 
-def test_the_next_turn_takes_the_place_of_the_one_before_but_not_of_what_is_kept_longer(pins: PrefixPins) -> None:
+def test_the_next_turn_takes_the_place_of_the_one_before_but_not_of_what_is_kept_longer(
+    pins: PrefixPins,
+) -> None:
     keep(pins, "a", 256)
     keep(pins, "a", now=1.0)
     assert len(pins) == 1
@@ -99,7 +118,12 @@ def test_the_next_turn_takes_the_place_of_the_one_before_but_not_of_what_is_kept
 
 
 def test_nothing_stored_is_not_pinned(pins: PrefixPins) -> None:
-    pins.keep([PinnedPrefix(tokens=20, seconds=1.0)], tenant="", chain=pack_tokens(prompt("unread", 30)), now=0.0)
+    pins.keep(
+        [PinnedPrefix(tokens=20, seconds=1.0)],
+        tenant="",
+        chain=pack_tokens(prompt("unread", 30)),
+        now=0.0,
+    )
     assert len(pins) == 0
 
 
@@ -122,7 +146,9 @@ def test_when_the_quota_is_used_up_the_first_to_end_gives_way_whosever_it_is(
     quota[0] = 2 * size(reader, "c") + 1
     keep(pins, "c")
     keep(pins, "c", tenant="t", now=1)
-    held = Session(session_id="s", tenant="u", created_at=0, last_used_at=0, ttl_seconds=None, pinned=True)
+    held = Session(
+        session_id="s", tenant="u", created_at=0, last_used_at=0, ttl_seconds=None, pinned=True
+    )
     held.branches = (reader.index.branch(pack_tokens(CHAINS["d"])),)
     assert not table.fits(held)
     assert pins.give_way()
@@ -141,10 +167,19 @@ def test_there_are_only_so_many(pins: PrefixPins, monkeypatch: pytest.MonkeyPatc
 
 @settings(max_examples=30)
 @given(
-    steps=st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 320), st.integers(1, 9), st.sampled_from(("", "t")))),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from("abcde"),
+            st.integers(1, 320),
+            st.integers(1, 9),
+            st.sampled_from(("", "t")),
+        )
+    ),
     parts=st.integers(0, 6),
 )
-def test_whatever_is_pinned_the_books_agree(reader: CachingWorker, steps: list[tuple[str, int, int, str]], parts: int) -> None:
+def test_whatever_is_pinned_the_books_agree(
+    reader: CachingWorker, steps: list[tuple[str, int, int, str]], parts: int
+) -> None:
     table = SessionPins(reader.cache, quota_bytes=lambda: parts * size(reader, "c"))
     pins = PrefixPins(reader.index, table)
     for now, (name, tokens, seconds, tenant) in enumerate(steps):
@@ -157,7 +192,9 @@ def test_whatever_is_pinned_the_books_agree(reader: CachingWorker, steps: list[t
 
 
 def pinned(name: str, chain: tuple[int, ...], *, seconds: float = 300.0) -> SequenceRequest:
-    return greedy(name, chain, max_tokens=1, pins=(PinnedPrefix(tokens=len(chain), seconds=seconds),))
+    return greedy(
+        name, chain, max_tokens=1, pins=(PinnedPrefix(tokens=len(chain), seconds=seconds),)
+    )
 
 
 PRESSURE = [greedy(f"p{number}", prompt(f"p{number}", 150), max_tokens=1) for number in range(6)]
@@ -185,13 +222,18 @@ def test_on_disk_a_pinned_beginning_survives_what_evicts_another_one(tmp_path: P
     limits = StoreLimits(budget_bytes=one * 4 + one // 2)
     folder = tmp_path / "store"
     first = worker(name, folder, ram_bytes=0, limits=limits, pinned_percent=60)
-    marked, loose = (PinnedPrefix(tokens=100, seconds=300.0),), greedy("2", SECOND, max_tokens=1, branch_points=(100,))
+    marked, loose = (
+        (PinnedPrefix(tokens=100, seconds=300.0),),
+        greedy("2", SECOND, max_tokens=1, branch_points=(100,)),
+    )
     serve(first, greedy("1", FIRST, max_tokens=1, pins=marked, branch_points=(100,)), loose)
     serve(worker(name, folder, ram_bytes=0, limits=limits), *PRESSURE)
     others = [greedy("pinned", (*FIRST[:100], 1, 2)), greedy("loose", (*SECOND[:100], 1, 2))]
     inbox = serve(worker(name, folder, ram_bytes=0, limits=limits), *others)
     assert inbox.finished("loose").cached_tokens == 0
-    assert inbox.finished("pinned").cached_tokens == 100, "with the state there, and for the rest of its time after a restart"
+    assert inbox.finished("pinned").cached_tokens == 100, (
+        "with the state there, and for the rest of its time after a restart"
+    )
 
 
 def test_a_pin_whose_time_is_over_is_evicted_as_others_are() -> None:

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.worker.prefix.branch import Branch, StateStep, Step
-from holdfast.worker.sessions.record import MOST_BRANCHES, Session, decode_record, encode_record, record_name
+from holdfast.worker.sessions.record import (
+    MOST_BRANCHES,
+    Session,
+    decode_record,
+    encode_record,
+    record_name,
+)
 
 
 def branch(*blocks: str, last: int = 4, state: StateStep | None = None) -> Branch:
@@ -64,7 +70,9 @@ def test_no_branch_is_the_beginning_of_another_one(used: list[Branch]) -> None:
     for now, each in enumerate(used):
         subject.use(each, now=now)
         for one in subject.branches:
-            assert not any(one is not other and one.goes_on_from(other) for other in subject.branches)
+            assert not any(
+                one is not other and one.goes_on_from(other) for other in subject.branches
+            )
         assert not each.steps or subject.branches[0].goes_on_from(each)
 
 
@@ -77,7 +85,11 @@ def test_a_record_gives_the_session_back() -> None:
 
 def test_names_of_records_tell_tenants_and_ids_apart() -> None:
     names = {
-        record_name(Session(session_id=session_id, tenant=tenant, created_at=0, last_used_at=0, ttl_seconds=None))
+        record_name(
+            Session(
+                session_id=session_id, tenant=tenant, created_at=0, last_used_at=0, ttl_seconds=None
+            )
+        )
         for tenant, session_id in [("", "ab"), ("a", "b"), ("ab", ""), ("a/b", "c"), ("a", "b/c")]
     }
     assert len(names) == 5
@@ -85,13 +97,21 @@ def test_names_of_records_tell_tenants_and_ids_apart() -> None:
 
 def test_a_record_that_an_earlier_version_has_written_is_a_session_of_two_branches() -> None:
     found = decode_record((Path(__file__).parent / "data" / "written_before.record").read_bytes())
-    assert (found.session_id, found.tenant, found.pinned, found.ttl_seconds) == ("written before", "t", True, 3600.0)
+    assert (found.session_id, found.tenant, found.pinned, found.ttl_seconds) == (
+        "written before",
+        "t",
+        True,
+        3600.0,
+    )
     assert (found.requests, found.metadata) == (2, {"agent": "one"})
     assert sorted(each.tokens for each in found.branches) == [7, 8]
     assert record_name(found) == "b5760d13612ea2ffadc65cb70e45c8a6"
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode((1, session())), msgspec.msgpack.encode((2, {"a": 1}))])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xc1", msgspec.msgpack.encode((1, session())), msgspec.msgpack.encode((2, {"a": 1}))],
+)
 def test_what_is_no_record_of_this_format_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="session"):
         decode_record(data)

@@ -67,7 +67,9 @@ def test_a_tenant_ends_its_own_sessions_before_those_of_others() -> None:
 
 def test_more_sessions_than_may_be_are_ended_as_far_as_they_can() -> None:
     full = registry(most=9)
-    sessions = [full.open(str(number), tenant="", now=number, pinned=number == 0) for number in range(4)]
+    sessions = [
+        full.open(str(number), tenant="", now=number, pinned=number == 0) for number in range(4)
+    ]
     smaller = registry(most=1)
     for session in sessions:
         smaller.put(session)

@@ -29,7 +29,10 @@ def test_a_request_opens_its_session_and_the_next_turn_goes_on_in_it() -> None:
 
 def test_what_a_session_keeps_is_shown_to_the_token() -> None:
     inbox = serve(
-        worker(), greedy("1", prompt("first"), session_id="s", max_tokens=6), ask("get", "a"), ask("get", "b", tenant="other")
+        worker(),
+        greedy("1", prompt("first"), session_id="s", max_tokens=6),
+        ask("get", "a"),
+        ask("get", "b", tenant="other"),
     )
     session = info(inbox, "a")
     assert session.tokens == session.kept_tokens == 305  # the last token of an answer is never read
@@ -45,7 +48,12 @@ def test_sessions_are_there_after_a_restart_with_their_pins(tmp_path: Path) -> N
     )
     session = info(serve(worker(folder=tmp_path), ask("get", "a", tenant="t")), "a")
     assert (session.requests, session.kept_tokens, session.disk_tokens) == (1, 305, 305)
-    assert (session.pinned, session.pin_state, session.metadata, session.expires_at) == (True, "kept", {"task": "x"}, None)
+    assert (session.pinned, session.pin_state, session.metadata, session.expires_at) == (
+        True,
+        "kept",
+        {"task": "x"},
+        None,
+    )
 
 
 def test_a_fork_goes_on_alone_and_closing_the_first_takes_nothing_from_it() -> None:
@@ -97,7 +105,9 @@ def test_forgetting_leaves_nothing_behind_that_nobody_needs(name: str, tmp_path:
 
 
 def test_fewer_sessions_than_there_are_records_of_can_be_lived_with(tmp_path: Path) -> None:
-    requests = [greedy(str(number), prompt(str(number), 40), session_id=f"s{number}") for number in range(4)]
+    requests = [
+        greedy(str(number), prompt(str(number), 40), session_id=f"s{number}") for number in range(4)
+    ]
     serve(worker(folder=tmp_path), *requests)
     inbox = serve(
         worker(folder=tmp_path, most_sessions=2), ask("list", "l"),
@@ -117,7 +127,9 @@ def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: 
     assert idle.store is not None
     idle.store.flush()
     now[0] += 4
-    serve(worker(folder=tmp_path, clock=lambda: now[0]), greedy("1", prompt("first"), session_id="s"))
+    serve(
+        worker(folder=tmp_path, clock=lambda: now[0]), greedy("1", prompt("first"), session_id="s")
+    )
     now[0] += 4
     tend(idle)
     found = idle.sessions.carry_out(ask("get", "a"))
@@ -155,7 +167,10 @@ def test_what_cannot_be_kept_is_refused() -> None:
 
 
 def test_a_request_that_was_preempted_counts_once() -> None:
-    requests = [greedy(str(number), prompt(str(number), 60), max_tokens=60, session_id="s") for number in range(3)]
+    requests = [
+        greedy(str(number), prompt(str(number), 60), max_tokens=60, session_id="s")
+        for number in range(3)
+    ]
     subject = worker(budget_tokens=240)
     inbox = subject.serve([requests, [], [], [ask("get", "a")]])
     assert subject.scheduler.statistics().preemptions > 0
@@ -165,7 +180,9 @@ def test_a_request_that_was_preempted_counts_once() -> None:
     assert answer(inbox, "a").failure in (None, SessionFailure.NOT_FOUND)
 
 
-def test_what_is_forgotten_is_gone_before_the_record_that_tells_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_forgotten_is_gone_before_the_record_that_tells_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that dies in between leaves a session that the next one is told to forget again."""
     subject, done = worker(folder=tmp_path), list[str]()
     store = subject.store

@@ -1,4 +1,6 @@
-"""Sessions out into files and in from them, also while others are at work; forged files are refused before anything comes in."""
+"""Sessions out into files and in from them, also while others are at work; forged files are refused
+before anything comes in.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ from holdfast.worker.prefix.keys import pack_tokens
 from holdfast.worker.sessions.portable import write_session
 from tests.fakes.caching_worker import greedy
 from tests.fakes.payloads import Weight
-from tests.fakes.session_worker import answer, ask, ended, exported, info, prompt, serve, taken_apart, worker
+from tests.fakes.session_worker import (
+    answer,
+    ask,
+    ended,
+    exported,
+    info,
+    prompt,
+    serve,
+    taken_apart,
+    worker,
+)
 
 DATA = Path(__file__).parent / "data"
 
@@ -55,8 +67,12 @@ def test_a_name_that_is_taken_is_refused_before_anything_comes_in(tmp_path: Path
     assert inbox.finished("mine").cached_tokens == 0
 
 
-def test_a_file_that_an_earlier_version_has_written_comes_in_and_goes_out_as_it_was(tmp_path: Path) -> None:
-    """Written by the version of November 2026, before the rooms were redrawn: two branches on one block, windows as states."""
+def test_a_file_that_an_earlier_version_has_written_comes_in_and_goes_out_as_it_was(
+    tmp_path: Path,
+) -> None:
+    """Written by the version of November 2026, before the rooms were redrawn: two branches on one
+    block, windows as states.
+    """
     before, again = DATA / "written_before.holdfast-session", tmp_path / "again"
     common = prompt("common", 5)
     turns = [(*common, *prompt("a", 2)), (*common, *prompt("b", 1))]
@@ -64,27 +80,41 @@ def test_a_file_that_an_earlier_version_has_written_comes_in_and_goes_out_as_it_
         worker("gemma3_text"), ask("import", "i", "", path=str(before)), ask("export", "e", "written before", path=str(again)),
         *[greedy(str(number), turn) for number, turn in enumerate(turns)],
     )  # fmt: skip
-    assert (info(inbox, "i").branches, info(inbox, "i").kept_tokens, info(inbox, "i").metadata) == (2, 7, {"agent": "one"})
-    assert [inbox.finished(str(number)).cached_tokens for number in (0, 1)] == [len(turn) - 1 for turn in turns]
+    assert (info(inbox, "i").branches, info(inbox, "i").kept_tokens, info(inbox, "i").metadata) == (
+        2,
+        7,
+        {"agent": "one"},
+    )
+    assert [inbox.finished(str(number)).cached_tokens for number in (0, 1)] == [
+        len(turn) - 1 for turn in turns
+    ]
     (header, frames), (written, back) = taken_apart(before), taken_apart(again)
     assert replace(written, created_at=header.created_at, requests=header.requests) == header
     assert [frame.head for frame in back] == [frame.head for frame in frames]
-    assert [list(map(bytes, frame.parts)) for frame in back] == [list(map(bytes, frame.parts)) for frame in frames]
+    assert [list(map(bytes, frame.parts)) for frame in back] == [
+        list(map(bytes, frame.parts)) for frame in frames
+    ]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
-@pytest.mark.parametrize(("was_on_disk", "most_parked_bytes"), [(False, 0), (False, None), (True, 0)])
+@pytest.mark.parametrize(
+    ("was_on_disk", "most_parked_bytes"), [(False, 0), (False, None), (True, 0)]
+)
 def test_an_exported_session_goes_on_elsewhere_with_the_same_answers(
     name: str, was_on_disk: bool, most_parked_bytes: int | None, tmp_path: Path
 ) -> None:
     one, file = prompt(name), str(tmp_path / "session")
     before = serve(
-        worker(name, tmp_path / "store"), greedy("1", one, session_id="s"), greedy("side", prompt("side", 40), session_id="s")
+        worker(name, tmp_path / "store"),
+        greedy("1", one, session_id="s"),
+        greedy("side", prompt("side", 40), session_id="s"),
     )
     commands = [ask("export", "e", path=file)]
     if not was_on_disk:
         commands = [greedy("1", one), *commands]  # type: ignore[list-item]
-    exported = serve(worker(name, tmp_path / "store", most_parked_bytes=most_parked_bytes), *commands)
+    exported = serve(
+        worker(name, tmp_path / "store", most_parked_bytes=most_parked_bytes), *commands
+    )
     assert info(exported, "e").branches == 2
     turn = one + tuple(before.tokens("1")) + prompt("turn", 5)
     inbox = serve(
@@ -95,8 +125,15 @@ def test_an_exported_session_goes_on_elsewhere_with_the_same_answers(
     assert info(inbox, "i").session_id == "s"
     assert info(inbox, "i").branches == 2
     assert answer(inbox, "twice").failure is SessionFailure.EXISTS
-    assert (inbox.finished("turn").cached_tokens, inbox.finished("stranger").cached_tokens) == (len(one) + 5, 0)
-    assert inbox.tokens("turn") == inbox.tokens("stranger") == serve(worker(name), greedy("fresh", turn)).tokens("fresh")
+    assert (inbox.finished("turn").cached_tokens, inbox.finished("stranger").cached_tokens) == (
+        len(one) + 5,
+        0,
+    )
+    assert (
+        inbox.tokens("turn")
+        == inbox.tokens("stranger")
+        == serve(worker(name), greedy("fresh", turn)).tokens("fresh")
+    )
 
 
 def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -108,7 +145,12 @@ def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) 
     )
     whole = path.read_bytes()
     rng = random.Random("damage")
-    damaged = [whole[:-1], whole[: len(whole) // 2], b"", b"no session at all, but long enough to be one" * 3]
+    damaged = [
+        whole[:-1],
+        whole[: len(whole) // 2],
+        b"",
+        b"no session at all, but long enough to be one" * 3,
+    ]
     for _ in range(12):
         at = rng.randrange(len(whole))
         damaged.append(whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :])
@@ -117,7 +159,9 @@ def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) 
         (tmp_path / str(number)).write_bytes(content)
         imports.append(ask("import", str(number), "", path=str(tmp_path / str(number))))
     inbox = serve(worker(), *imports, ask("list", "l"), greedy("1", prompt("first")))
-    assert {answer(inbox, str(number)).failure for number in range(len(damaged))} == {SessionFailure.BAD_FILE}
+    assert {answer(inbox, str(number)).failure for number in range(len(damaged))} == {
+        SessionFailure.BAD_FILE
+    }
     assert answer(inbox, "l").sessions == ()
     assert inbox.finished("1").cached_tokens == 0
     other = serve(worker(fingerprint="other weights"), ask("import", "i", "", path=str(path)))
@@ -126,8 +170,12 @@ def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) 
     assert answer(missing, "i").failure is SessionFailure.FAILED
 
 
-def test_the_places_from_which_a_next_turn_may_go_on_are_pinned_and_exported(tmp_path: Path) -> None:
-    """A template that drops thoughts lets the next turn part from the last one behind its last message."""
+def test_the_places_from_which_a_next_turn_may_go_on_are_pinned_and_exported(
+    tmp_path: Path,
+) -> None:
+    """A template that drops thoughts lets the next turn part from the last one behind its last
+    message.
+    """
     one = prompt("first")
     branch_point = len(one) - 3
     alone = worker("qwen3_next")
@@ -167,31 +215,48 @@ def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_p
 def test_more_transfers_than_may_be_are_put_off() -> None:
     subject = worker()
     subject.sessions.carry_out(ask("open", "o"))
-    answers = [subject.sessions.carry_out(ask("import", str(number), "", path="/nowhere")) for number in range(6)]
+    answers = [
+        subject.sessions.carry_out(ask("import", str(number), "", path="/nowhere"))
+        for number in range(6)
+    ]
     assert [found.failure for found in answers if found is not None] == [SessionFailure.BUSY] * 2
     assert len(ended(subject)) == 4
 
 
 def test_an_export_between_the_steps_of_others_changes_neither(tmp_path: Path) -> None:
     _, alone = exported(tmp_path)
-    busy = [greedy(f"busy {number}", prompt(f"busy {number}", 40), max_tokens=40) for number in range(3)]
+    busy = [
+        greedy(f"busy {number}", prompt(f"busy {number}", 40), max_tokens=40) for number in range(3)
+    ]
     path = tmp_path / "meanwhile"
     inbox = worker().serve(
-        [[greedy("1", prompt("first"), session_id="s")], [*busy, ask("export", "e", path=str(path))]], in_turn=True
+        [
+            [greedy("1", prompt("first"), session_id="s")],
+            [*busy, ask("export", "e", path=str(path))],
+        ],
+        in_turn=True,
     )
     assert info(inbox, "e").tokens == 305
     assert [frame.head for frame in taken_apart(path)[1]] == [frame.head for frame in alone]
     for request in busy:
-        assert inbox.tokens(request.request_id) == serve(worker(), request).tokens(request.request_id)
+        assert inbox.tokens(request.request_id) == serve(worker(), request).tokens(
+            request.request_id
+        )
 
 
 @pytest.mark.parametrize("forget", [False, True])
-def test_a_session_that_is_closed_while_it_goes_out_is_whole_in_the_file_or_there_is_none(forget: bool, tmp_path: Path) -> None:
+def test_a_session_that_is_closed_while_it_goes_out_is_whole_in_the_file_or_there_is_none(
+    forget: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "out"
     inbox = worker().serve(
         [
             [greedy("1", prompt("first", 1500), session_id="s")],
-            [ask("export", "e", path=str(path)), ask("close", "c", forget=forget), greedy("busy", prompt("busy"))],
+            [
+                ask("export", "e", path=str(path)),
+                ask("close", "c", forget=forget),
+                greedy("busy", prompt("busy")),
+            ],
         ],
         in_turn=True,
     )
@@ -204,12 +269,24 @@ def test_a_session_that_is_closed_while_it_goes_out_is_whole_in_the_file_or_ther
     assert inbox.tokens("busy") == serve(worker(), greedy("busy", prompt("busy"))).tokens("busy")
 
 
-def test_of_two_imports_at_once_under_one_name_one_comes_in_and_a_third_is_not_held_up(tmp_path: Path) -> None:
+def test_of_two_imports_at_once_under_one_name_one_comes_in_and_a_third_is_not_held_up(
+    tmp_path: Path,
+) -> None:
     exported(tmp_path, tokens=1000)
     path = str(tmp_path / "whole")
-    imports = [ask("import", "1", "", path=path), ask("import", "2", "", path=path), ask("import", "3", "other", path=path)]
-    inbox = worker().serve([[*imports, greedy("busy", prompt("busy"))], [greedy("again", prompt("first", 1000))]], in_turn=True)
-    assert sorted(str(answer(inbox, call_id).failure) for call_id in "12") == ["None", str(SessionFailure.EXISTS)]
+    imports = [
+        ask("import", "1", "", path=path),
+        ask("import", "2", "", path=path),
+        ask("import", "3", "other", path=path),
+    ]
+    inbox = worker().serve(
+        [[*imports, greedy("busy", prompt("busy"))], [greedy("again", prompt("first", 1000))]],
+        in_turn=True,
+    )
+    assert sorted(str(answer(inbox, call_id).failure) for call_id in "12") == [
+        "None",
+        str(SessionFailure.EXISTS),
+    ]
     assert info(inbox, "3").kept_tokens == 1005
     assert inbox.finished("again").cached_tokens == 999
     assert inbox.tokens("busy") == serve(worker(), greedy("busy", prompt("busy"))).tokens("busy")
@@ -237,30 +314,48 @@ def test_a_folder_that_is_not_there_costs_the_export_only(tmp_path: Path) -> Non
     assert info(inbox, "g").kept_tokens == 305
 
 
-def test_what_comes_into_memory_right_after_an_exports_beginning_takes_nothing_from_it(tmp_path: Path) -> None:
+def test_what_comes_into_memory_right_after_an_exports_beginning_takes_nothing_from_it(
+    tmp_path: Path,
+) -> None:
     subject = worker(ram_bytes=1 << 18)
     serve(subject, greedy("1", prompt("first"), session_id="s"))
     path = tmp_path / "out"
     assert subject.sessions.carry_out(ask("export", "e", path=str(path))) is None
     index = subject.index
-    assert index.insert(index.cursor(), pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)) is None
+    assert (
+        index.insert(
+            index.cursor(), pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)
+        )
+        is None
+    )
     (ending,) = ended(subject)
     assert ending.failure is None, ending.message
     assert path.is_file()
     index.check_invariants()
-    assert index.insert(index.cursor(), pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)) is not None
+    assert (
+        index.insert(
+            index.cursor(), pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)
+        )
+        is not None
+    )
 
 
 def test_a_file_of_an_earlier_version_is_refused_in_words_that_say_so(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    serve(worker(fingerprint="2-" + "0" * 32), greedy("1", prompt("first"), session_id="s"), ask("export", "e", path=str(path)))
+    serve(
+        worker(fingerprint="2-" + "0" * 32),
+        greedy("1", prompt("first"), session_id="s"),
+        ask("export", "e", path=str(path)),
+    )
     imported = serve(worker(), ask("import", "i", "", path=str(path)))
     assert answer(imported, "i").failure is SessionFailure.OTHER_MODEL
     assert "written by an earlier version of Holdfast" in answer(imported, "i").message
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_when_the_store_was_cleared_meanwhile_what_is_left_of_a_session_is_exported(name: str, tmp_path: Path) -> None:
+def test_when_the_store_was_cleared_meanwhile_what_is_left_of_a_session_is_exported(
+    name: str, tmp_path: Path
+) -> None:
     store, path = tmp_path / "store", tmp_path / "file"
     before, now = prompt("first"), prompt("second")
     serve(worker(name, store), greedy("1", before, session_id="s"))
@@ -280,10 +375,19 @@ def test_when_the_store_was_cleared_meanwhile_what_is_left_of_a_session_is_expor
 
 def test_a_session_of_which_nothing_is_left_is_not_exported(tmp_path: Path) -> None:
     store, path = tmp_path / "store", tmp_path / "file"
-    serve(worker(folder=store), greedy("1", prompt("first"), session_id="s"), greedy("2", prompt("side"), session_id="s"))
+    serve(
+        worker(folder=store),
+        greedy("1", prompt("first"), session_id="s"),
+        greedy("2", prompt("side"), session_id="s"),
+    )
     subject = worker(folder=store)
     clear_store(store)
-    inbox = serve(subject, ask("export", "e", path=str(path)), ask("get", "g"), ask("export", "again", path=str(path)))
+    inbox = serve(
+        subject,
+        ask("export", "e", path=str(path)),
+        ask("get", "g"),
+        ask("export", "again", path=str(path)),
+    )
     for call_id in ("e", "again"):
         assert answer(inbox, call_id).failure is SessionFailure.NOT_KEPT
     assert info(inbox, "g").kept_tokens == 0

@@ -1,4 +1,7 @@
-"""Forged session files: right checksums, wrong contents. Refused as a whole before anything comes in; nobody is harmed."""
+"""Forged session files: right checksums, wrong contents.
+
+Refused as a whole before anything comes in; nobody is harmed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from holdfast.worker.sessions.portable import Frame, Header, Part, PortableBranc
 from tests.fakes.caching_worker import CONTEXT_TOKENS, CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, ended, exported, info, prompt, serve, worker
 
-KINDS = ["llama", "gemma3_text", "qwen3_next", "rwkv7", "falcon_h1", "deepseek_v3"]  # full, window, recurrent, composite, latent
+# full, window, recurrent, composite, latent
+KINDS = ["llama", "gemma3_text", "qwen3_next", "rwkv7", "falcon_h1", "deepseek_v3"]
 Forger = Callable[[dict[str, Any]], None]
 
 
@@ -53,7 +57,9 @@ def set_to(field: str, value: Any) -> Forger:
 
 
 FORGERIES: dict[str, Forger] = {
-    "negative": shaped(lambda shape: [-abs(each) if at < 2 else each for at, each in enumerate(shape)]),
+    "negative": shaped(
+        lambda shape: [-abs(each) if at < 2 else each for at, each in enumerate(shape)]
+    ),
     "flat": shaped(lambda shape: [int(np.prod(shape))]),
     "other heads": shaped(lambda shape: [shape[0], shape[1] * 2, *shape[2:-1], shape[-1] // 2]),
     "tokens and heads exchanged": shaped(lambda shape: [shape[0], *shape[:0:-1]]),
@@ -73,8 +79,12 @@ FORGERIES: dict[str, Forger] = {
 }
 
 
-def refused(subject: CachingWorker, folder: Path, files: Sequence[tuple[Header, list[Frame]]]) -> list[SessionAnswer]:
-    """Have each of these refused; another tenant's session is whole before and after, and so is who asks meanwhile."""
+def refused(
+    subject: CachingWorker, folder: Path, files: Sequence[tuple[Header, list[Frame]]]
+) -> list[SessionAnswer]:
+    """Have each of these refused; another tenant's session is whole before and after, and so is who
+    asks meanwhile.
+    """
     commands: list[list[Command]] = [
         [greedy("theirs", prompt("theirs"), session_id="theirs", tenant="t")],
         [ask("get", "before", "theirs", tenant="t")],
@@ -117,7 +127,10 @@ def test_what_does_not_fit_the_models_layers_is_refused(name: str, tmp_path: Pat
 def test_a_state_of_integers_is_refused(name: str, dtype: type, tmp_path: Path) -> None:
     """As many bytes, and every shape is right."""
     header, frames = exported(tmp_path, name)
-    forged = [described(frame, typed(np.dtype(dtype).name)) if frame.head.kind == "state" else frame for frame in frames]
+    forged = [
+        described(frame, typed(np.dtype(dtype).name)) if frame.head.kind == "state" else frame
+        for frame in frames
+    ]
     (found,) = refused(worker(name), tmp_path, [(header, forged)])
     assert found.failure is SessionFailure.BAD_FILE
 
@@ -128,7 +141,8 @@ def test_one_block_named_4000_times_is_refused_before_anything_is_asked(tmp_path
     times = tuple(Part(0, own, own * (number + 1)) for number in range(4000))
     short = tuple(part for part in times if part.end <= CONTEXT_TOKENS)
     twice = [
-        (replace(header, frames=1, branches=(PortableBranch(named, ()),)), frames[:1]) for named in (times, short, times[:2])
+        (replace(header, frames=1, branches=(PortableBranch(named, ()),)), frames[:1])
+        for named in (times, short, times[:2])
     ]
     found = refused(worker(ram_bytes=1 << 20), tmp_path, twice)
     assert [each.failure for each in found] == [SessionFailure.BAD_FILE] * 3
@@ -146,7 +160,9 @@ def test_a_file_beyond_the_quota_is_refused_before_anything_has_to_leave(tmp_pat
 
 def test_a_block_that_says_it_stands_elsewhere_is_refused(tmp_path: Path) -> None:
     header, frames = exported(tmp_path, "llama")
-    moved = [described(frame, lambda meta: meta.update(start=meta["start"] + 1)) for frame in frames]
+    moved = [
+        described(frame, lambda meta: meta.update(start=meta["start"] + 1)) for frame in frames
+    ]
     (found,) = refused(worker(), tmp_path, [(header, moved)])
     assert found.failure is SessionFailure.BAD_FILE
     assert "stands elsewhere" in found.message
@@ -188,14 +204,19 @@ def test_a_made_up_file_harms_nobody_and_is_answered(name: str, tmp_path: Path) 
     assert set(failures) <= {SessionFailure.BAD_FILE, SessionFailure.FAILED}, failures
     assert info(inbox, "whole").kept_tokens == info(inbox, "whole").tokens > 300
     assert inbox.finished("after").cached_tokens == len(prompt("first")) - 1
-    assert inbox.tokens("after") == serve(worker(name), greedy("fresh", prompt("first"))).tokens("fresh")
+    assert inbox.tokens("after") == serve(worker(name), greedy("fresh", prompt("first"))).tokens(
+        "fresh"
+    )
     assert [session.session_id for session in answer(inbox, "l").sessions] == ["s"]
 
 
-numbers = st.one_of(st.integers(-3, 400), st.sampled_from([-(2**63), 2**63 - 1, 2**40, 256, 300, 305]))
+numbers = st.one_of(
+    st.integers(-3, 400), st.sampled_from([-(2**63), 2**63 - 1, 2**40, 256, 300, 305])
+)
 parts = st.lists(st.builds(Part, numbers, numbers, numbers), max_size=4).map(tuple)
 branches = st.lists(
-    st.builds(PortableBranch, parts, st.lists(st.tuples(numbers, numbers), max_size=4).map(tuple)), max_size=3
+    st.builds(PortableBranch, parts, st.lists(st.tuples(numbers, numbers), max_size=4).map(tuple)),
+    max_size=3,
 ).map(tuple)
 
 
@@ -218,11 +239,17 @@ def taken_in(subject: CachingWorker, path: Path) -> SessionAnswer:
 
 
 @given(
-    changes=st.fixed_dictionaries({}, optional={"frames": numbers, "branches": branches, "requests": numbers}),
+    changes=st.fixed_dictionaries(
+        {}, optional={"frames": numbers, "branches": branches, "requests": numbers}
+    ),
     meta=st.dictionaries(
-        st.sampled_from(["tokens", "start", "codec", "dtype", "arrays", "position", "layers", "type"]),
+        st.sampled_from(
+            ["tokens", "start", "codec", "dtype", "arrays", "position", "layers", "type"]
+        ),
         st.one_of(
-            numbers, st.text(max_size=3), st.lists(st.tuples(st.text(max_size=8), st.lists(numbers, max_size=4)), max_size=3)
+            numbers,
+            st.text(max_size=3),
+            st.lists(st.tuples(st.text(max_size=8), st.lists(numbers, max_size=4)), max_size=3),
         ),
         max_size=2,
     ),
@@ -238,7 +265,11 @@ def test_whatever_a_header_says_a_file_is_taken_in_or_refused(
 ) -> None:
     header, frames = whole
     forged = [described(frame, lambda known: known.update(meta)) for frame in frames]
-    forged = [Frame(replace(frame.head, offset=offset), frame.parts) for frame in forged] if offset % 3 else forged
+    forged = (
+        [Frame(replace(frame.head, offset=offset), frame.parts) for frame in forged]
+        if offset % 3
+        else forged
+    )
     path = tmp_path_factory.mktemp("forged") / "file"
     write_session(path, replace(header, **changes), forged)
     assert taken_in(target, path).failure in (None, SessionFailure.BAD_FILE)

@@ -1,7 +1,9 @@
-"""Agents at work: a common system prompt, turns that grow by tool results, a restart in the middle, two that come back.
+"""Agents at work: a common system prompt, turns that grow by tool results, a restart in the middle,
+two that come back.
 
-The trace has the shape of recorded ones; its words are made up, so that any model can run it. Answers go into the history as the
-server gave them. Tools stand in the system prompt and their results in user messages: every server takes those.
+The trace has the shape of recorded ones; its words are made up, so that any model can run it.
+Answers go into the history as the server gave them. Tools stand in the system prompt and their
+results in user messages: every server takes those.
 """
 
 from __future__ import annotations
@@ -27,9 +29,24 @@ _TOOLS = ("read_file", "write_file", "search", "run_command", "fetch_page", "lis
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
-    agents, turns, system = {"quick": (2, 3, 400), "normal": (6, 6, 2000), "full": (6, _JUDGED_TURNS, 2000)}[scale]
-    settings = {"agents": agents, "turns": turns, "system_tokens": system, "answer_tokens": _ANSWER_TOKENS}
-    return [Case(name=f"{agents} agents, {turns} turns", settings=settings, rounds=1 if scale == "full" else 2)]
+    agents, turns, system = {
+        "quick": (2, 3, 400),
+        "normal": (6, 6, 2000),
+        "full": (6, _JUDGED_TURNS, 2000),
+    }[scale]
+    settings = {
+        "agents": agents,
+        "turns": turns,
+        "system_tokens": system,
+        "answer_tokens": _ANSWER_TOKENS,
+    }
+    return [
+        Case(
+            name=f"{agents} agents, {turns} turns",
+            settings=settings,
+            rounds=1 if scale == "full" else 2,
+        )
+    ]
 
 
 @dataclass(slots=True)
@@ -43,7 +60,10 @@ async def _measure(trial: Trial) -> Sample:
     settings = trial.settings
     system: Message = {"role": "system", "content": _system_prompt(trial)}
     agents = [
-        _Agent(number, [system, {"role": "user", "content": trial.text(_TASK_TOKENS, f"task {number}")}])
+        _Agent(
+            number,
+            [system, {"role": "user", "content": trial.text(_TASK_TOKENS, f"task {number}")}],
+        )
         for number in range(settings["agents"])
     ]
     half = settings["turns"] // 2
@@ -62,8 +82,13 @@ async def _measure(trial: Trial) -> Sample:
     return _sample(working_seconds, worked, after=after, resumed=resumed)
 
 
-def _sample(seconds: float, worked: Sequence[Answer], *, after: Sequence[Answer], resumed: Sequence[Answer]) -> Sample:
-    sample = Sample(errors=errors_of([*worked, *resumed]), answers=[answer.text for answer in (*worked, *resumed)])
+def _sample(
+    seconds: float, worked: Sequence[Answer], *, after: Sequence[Answer], resumed: Sequence[Answer]
+) -> Sample:
+    sample = Sample(
+        errors=errors_of([*worked, *resumed]),
+        answers=[answer.text for answer in (*worked, *resumed)],
+    )
     if sample.errors:
         return sample
     read = sum(answer.prompt_tokens for answer in worked)
@@ -84,8 +109,14 @@ async def _work(trial: Trial, agent: _Agent, turns: int) -> None:
         answer = await client.ask(Ask(messages=tuple(agent.messages), max_tokens=_ANSWER_TOKENS))
         agent.answers.append(answer)
         turn = len(agent.answers)
-        result = trial.text(_RESULT_TOKENS[(turn + agent.number) % len(_RESULT_TOKENS)], f"result {agent.number} {turn}")
-        agent.messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": f"Tool result: {result}"}]
+        result = trial.text(
+            _RESULT_TOKENS[(turn + agent.number) % len(_RESULT_TOKENS)],
+            f"result {agent.number} {turn}",
+        )
+        agent.messages += [
+            {"role": "assistant", "content": answer.text},
+            {"role": "user", "content": f"Tool result: {result}"},
+        ]
 
 
 def _judge(case: CaseResult) -> list[str]:
@@ -95,13 +126,20 @@ def _judge(case: CaseResult) -> list[str]:
         if ratio is not None and case.settings["turns"] == _JUDGED_TURNS:
             found = ratio.spread.median
             verdict = "met" if found <= MOST_OF_A_PEER else "NOT MET"
-            lines.append(f"Whole trace over {other.label}: {found:.2f} ×, to be at most {MOST_OF_A_PEER} ×: {verdict}")
+            lines.append(
+                f"Whole trace over {other.label}: {found:.2f} ×, to be at most {MOST_OF_A_PEER} ×: "
+                f"{verdict}"
+            )
     return lines
 
 
 def _system_prompt(trial: Trial) -> str:
     tools = [
-        {"name": name, "description": trial.text(40, name), "parameters": {"path": "string", "limit": "integer"}}
+        {
+            "name": name,
+            "description": trial.text(40, name),
+            "parameters": {"path": "string", "limit": "integer"},
+        }
         for name in _TOOLS
     ]
     described = json.dumps(tools)

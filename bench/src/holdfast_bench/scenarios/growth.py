@@ -1,4 +1,7 @@
-"""One session that grows: a long beginning, then many short turns. Bytes on disk have to follow the tokens, not the turns."""
+"""One session that grows: a long beginning, then many short turns.
+
+Bytes on disk have to follow the tokens, not the turns.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ async def _measure(trial: Trial) -> Sample:
     sample, settings = Sample(), trial.settings
     server = await trial.stage.server(trial.contender)
     before = server.store_bytes()
-    messages: list[Message] = [{"role": "user", "content": trial.text(settings["context_tokens"], "beginning")}]
+    messages: list[Message] = [
+        {"role": "user", "content": trial.text(settings["context_tokens"], "beginning")}
+    ]
     for turn in range(settings["turns"] + 1):
         answer = await server.client.ask(Ask(messages=tuple(messages), max_tokens=_ANSWER_TOKENS))
         sample.errors += errors_of([answer])

@@ -1,7 +1,9 @@
-"""A session of 100,000 tokens beside which others are to be answered: how late the front's event loop comes round.
+"""A session of 100,000 tokens beside which others are to be answered: how late the front's event
+loop comes round.
 
-The lag is what the front itself measures by its ticking task, asked for after each request: while the request was received,
-parsed, rendered, tokenized, sent to the worker, admitted and answered. The first one is read whole; the others are next turns.
+The lag is what the front itself measures by its ticking task, asked for after each request: while
+the request was received, parsed, rendered, tokenized, sent to the worker, admitted and answered.
+The first one is read whole; the others are next turns.
 """
 
 from __future__ import annotations
@@ -25,27 +27,43 @@ _ANSWER_TOKENS = 8
 
 def _cases(scale: Scale) -> Sequence[Case]:
     context, turns = {"quick": (5000, 1), "normal": (100_000, 3), "full": (100_000, 12)}[scale]
-    return [Case(name=f"a session of {context} tokens", settings={"context_tokens": context, "turns": turns}, rounds=1)]
+    return [
+        Case(
+            name=f"a session of {context} tokens",
+            settings={"context_tokens": context, "turns": turns},
+            rounds=1,
+        )
+    ]
 
 
 async def _measure(trial: Trial) -> Sample:
     server = await trial.stage.server(trial.contender)
     if _PREFIX + _LAG not in await metric_values(server):
         return Sample(errors=[f"the server does not tell {_PREFIX}{_LAG}"])
-    count = trial.settings["context_tokens"] // _MESSAGE_TOKENS | 1  # odd: the last one is the user's
+    # odd: the last one is the user's
+    count = trial.settings["context_tokens"] // _MESSAGE_TOKENS | 1
     messages: list[Message] = [
-        {"role": ("user", "assistant")[number % 2], "content": trial.text(_MESSAGE_TOKENS, f"said {number}")}
+        {
+            "role": ("user", "assistant")[number % 2],
+            "content": trial.text(_MESSAGE_TOKENS, f"said {number}"),
+        }
         for number in range(count)
     ]
     answers, told = list[Answer](), list[dict[str, float]]()
     for turn in range(1 + trial.settings["turns"]):
         await metric_values(server)  # what was before does not count
-        answers.append(await server.client.ask(Ask(messages=tuple(messages), max_tokens=_ANSWER_TOKENS)))
+        answers.append(
+            await server.client.ask(Ask(messages=tuple(messages), max_tokens=_ANSWER_TOKENS))
+        )
         told.append(await metric_values(server))
-        if not answers[-1].is_good:  # a slow machine may not read it all in time; what was before is measured all the same
+        # a slow machine may not read it all in time; what was before is measured all the same
+        if not answers[-1].is_good:
             break
         words = trial.text(20, f"turn {turn}")
-        messages += [{"role": "assistant", "content": answers[-1].text}, {"role": "user", "content": words}]
+        messages += [
+            {"role": "assistant", "content": answers[-1].text},
+            {"role": "user", "content": words},
+        ]
     sample = Sample(errors=errors_of(answers), answers=[answer.text for answer in answers])
     good = [answer for answer in answers if answer.is_good]
     sample.metrics = {
@@ -62,10 +80,18 @@ async def _measure(trial: Trial) -> Sample:
 def _judge(case: CaseResult) -> list[str]:
     lines = []
     for kind, what in ((_LAG, "Longest lag"), (_BUSY, "Longest work of the loop's own")):
-        found = [value for name in case.metric_names() if name.startswith(kind) for value in case.contenders[0].pooled(name)]
+        found = [
+            value
+            for name in case.metric_names()
+            if name.startswith(kind)
+            for value in case.contenders[0].pooled(name)
+        ]
         if found:
             verdict = "met" if max(found) <= MOST_SECONDS else "NOT MET"
-            lines.append(f"{what}: {shown(max(found), 's')}, to be at most {shown(MOST_SECONDS, 's')}: {verdict}")
+            lines.append(
+                f"{what}: {shown(max(found), 's')}, to be at most {shown(MOST_SECONDS, 's')}: "
+                f"{verdict}"
+            )
     return lines
 
 

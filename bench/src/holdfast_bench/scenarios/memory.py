@@ -1,4 +1,6 @@
-"""What a server keeps of the contexts of agents: in memory and on disk, for each token, with and without a common beginning."""
+"""What a server keeps of the contexts of agents: in memory and on disk, for each token, with and
+without a common beginning.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def _cases(scale: Scale) -> Sequence[Case]:
     agents, context = {"quick": (2, 1000), "normal": (6, 2000), "full": (12, 4000)}[scale]
     on_one_prefix = Case(
         name=f"{agents} agents on one prefix of {context}",
-        settings={"agents": agents, "context_tokens": context + _TAIL_TOKENS, "common_tokens": context},
+        settings={
+            "agents": agents,
+            "context_tokens": context + _TAIL_TOKENS,
+            "common_tokens": context,
+        },
         rounds=1,
     )
     return [
@@ -29,7 +35,11 @@ def _cases(scale: Scale) -> Sequence[Case]:
         *(
             Case(
                 name=f"{agents} agents of {context} tokens{', three quarters common' if shared else ''}",
-                settings={"agents": agents, "context_tokens": context, "common_tokens": context * 3 // 4 if shared else 0},
+                settings={
+                    "agents": agents,
+                    "context_tokens": context,
+                    "common_tokens": context * 3 // 4 if shared else 0,
+                },
                 rounds=1,
             )
             for shared in (False, True)
@@ -41,9 +51,15 @@ async def _measure(trial: Trial) -> Sample:
     server = await trial.stage.restart(trial.contender)
     if server is None:
         return Sample(errors=["only a server that is started from here can be measured"])
-    await server.client.ask(user(trial.text(trial.settings["context_tokens"], "before"), max_tokens=_ANSWER_TOKENS))
+    await server.client.ask(
+        user(trial.text(trial.settings["context_tokens"], "before"), max_tokens=_ANSWER_TOKENS)
+    )
     await asyncio.sleep(_SETTLING_SECONDS)
-    memory, disk, told = await resident_bytes(server), server.store_bytes(), await told_memory(server)
+    memory, disk, told = (
+        await resident_bytes(server),
+        server.store_bytes(),
+        await told_memory(server),
+    )
     sample, answers = Sample(), list[Answer]()
     async with sampled(partial(resident_bytes, server)) as seen:
         for text in _contexts(trial):
@@ -51,7 +67,9 @@ async def _measure(trial: Trial) -> Sample:
             if _is_looked_at(len(answers), trial.settings["agents"]):
                 await asyncio.sleep(_SETTLING_SECONDS)
                 step = f"{len(answers)} agent{'s' if len(answers) > 1 else ''}"
-                sample.metrics[f"kept_bytes @ {step}"] = [float(await resident_bytes(server) - memory)]
+                sample.metrics[f"kept_bytes @ {step}"] = [
+                    float(await resident_bytes(server) - memory)
+                ]
                 sample.metrics[f"disk_bytes @ {step}"] = [float(server.store_bytes() - disk)]
                 if told is not None and (now := await told_memory(server)) is not None:
                     sample.metrics[f"ram_bytes @ {step}"] = [float(now.ram_bytes - told.ram_bytes)]
@@ -69,7 +87,10 @@ def _is_looked_at(number: int, agents: int) -> bool:
 def _contexts(trial: Trial) -> list[str]:
     common, whole = trial.settings["common_tokens"], trial.settings["context_tokens"]
     beginning = trial.text(common, "common") + " " if common else ""
-    return [beginning + trial.text(whole - common, f"agent {number}") for number in range(trial.settings["agents"])]
+    return [
+        beginning + trial.text(whole - common, f"agent {number}")
+        for number in range(trial.settings["agents"])
+    ]
 
 
 def _add_totals(sample: Sample, answers: Sequence[Answer], *, kept: int, on_disk: int) -> None:

@@ -1,8 +1,10 @@
-"""The commonest request of an agent: its next turn, a few new tokens behind a context that the server has just had in hand.
+"""The commonest request of an agent: its next turn, a few new tokens behind a context that the
+server has just had in hand.
 
-One conversation for each server and case, read before anything is measured; then turn after turn, each the text so far, the
-answer and a few new words, one token drawn. Beside Holdfast's turns stands the floor: an ordinary step of its engine, in a
-process of its own, over as many tokens behind as many after the same pause, with nothing looked up, copied, kept or sent.
+One conversation for each server and case, read before anything is measured; then turn after turn,
+each the text so far, the answer and a few new words, one token drawn. Beside Holdfast's turns
+stands the floor: an ordinary step of its engine, in a process of its own, over as many tokens
+behind as many after the same pause, with nothing looked up, copied, kept or sent.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
 ALLOWED_SECONDS, ALLOWED_SECONDS_PER_TOKEN = 0.005, 0.2e-6  # of a turn beyond the step
 MOST_OF_A_PEER = 0.75
 _FEWEST_NEW, _MOST_NEW = 4, 10
-_WORDS_TOKENS = range(_FEWEST_NEW, _MOST_NEW - 1)  # of new text; the answer before it is one more, and two may become one
+# of new text; the answer before it is one more, and two may become one
+_WORDS_TOKENS = range(_FEWEST_NEW, _MOST_NEW - 1)
 _TRIES = 20
 _PAUSE_SECONDS = 0.05  # an agent's next turn comes a moment later
 _FLOOR = "step"
@@ -37,11 +40,16 @@ class StepJob(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     context_tokens: int
     threads: int
-    pause_seconds: float  # before each step, as before each turn: caches are cold and threads asleep then
+    # before each step, as before each turn: caches are cold and threads asleep then
+    pause_seconds: float
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
-    contexts = {"quick": (500,), "normal": (1000, 8000, 24_000), "full": (1000, 8000, 24_000, 64_000)}[scale]
+    contexts = {
+        "quick": (500,),
+        "normal": (1000, 8000, 24_000),
+        "full": (1000, 8000, 24_000, 64_000),
+    }[scale]
     turns = {"quick": 3, "normal": 8, "full": 12}[scale]
     found = [
         Case(
@@ -52,7 +60,11 @@ def _cases(scale: Scale) -> Sequence[Case]:
         for is_chat in (False, True)
     ]
     chats = {"quick": (), "normal": (8000,), "full": (8000, 24_000)}[scale]
-    return [case for case in found if not case.settings["is_chat"] or case.settings["context_tokens"] in chats]
+    return [
+        case
+        for case in found
+        if not case.settings["is_chat"] or case.settings["context_tokens"] in chats
+    ]
 
 
 @dataclass(slots=True)
@@ -71,7 +83,10 @@ class _Conversation:
     def go_on(self, answer: str, words: str) -> None:
         self.turns += 1
         self.text = " ".join(part for part in (self.text, answer, words) if part)
-        self.messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": words}]
+        self.messages += [
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": words},
+        ]
 
     def request(self) -> Ask | Completion:
         if self.is_chat:
@@ -83,13 +98,16 @@ async def _prepare(trial: Trial) -> None:
     """Have the server read the context, and start the floor's process beside Holdfast."""
     server = await trial.stage.server(trial.contender)
     conversation = _Conversation(is_chat=trial.settings["is_chat"])
-    conversation.begin(trial.stage.prompts.text(trial.settings["context_tokens"], seed=trial.case.name))
+    conversation.begin(
+        trial.stage.prompts.text(trial.settings["context_tokens"], seed=trial.case.name)
+    )
     answer = await server.client.ask(conversation.request())
     if answer.is_good:
         _say(trial, conversation, answer)
         server.conversations[trial.case.name] = conversation
     else:
-        trial.stage.drop(trial.contender, kill=True)  # it may still be at it, and the others must not wait for that
+        # it may still be at it, and the others must not wait for that
+        trial.stage.drop(trial.contender, kill=True)
     if trial.contender.label == "holdfast" and _FLOOR not in trial.stage.kept:
         job = StepJob(
             folder=str(trial.stage.model_folder),
@@ -97,7 +115,9 @@ async def _prepare(trial: Trial) -> None:
             threads=trial.stage.threads,
             pause_seconds=_PAUSE_SECONDS,
         )
-        trial.stage.kept[_FLOOR] = await asyncio.to_thread(MeasuringProcess, "holdfast_bench.step_process", job)
+        trial.stage.kept[_FLOOR] = await asyncio.to_thread(
+            MeasuringProcess, "holdfast_bench.step_process", job
+        )
 
 
 def _say(trial: Trial, conversation: _Conversation, answer: Answer) -> None:
@@ -135,13 +155,19 @@ async def _measure(trial: Trial) -> Sample:
         "new_tokens": [float(count) for count in new],
         "first_token_seconds": [answer.first_seconds for answer in answers],
         "request_seconds": [answer.seconds for answer in answers],
-        "cached_share": [answer.cached_tokens / answer.prompt_tokens for answer in answers if answer.prompt_tokens],
+        "cached_share": [
+            answer.cached_tokens / answer.prompt_tokens
+            for answer in answers
+            if answer.prompt_tokens
+        ],
     }
     if used is not None and (use := server.use()) is not None:
         sample.metrics["cpu_seconds"] = [(use.cpu_seconds - used.cpu_seconds) / len(answers)]
     floor = trial.stage.kept.get(_FLOOR)
     if trial.contender.label == "holdfast" and isinstance(floor, MeasuringProcess):
-        steps = msgspec.json.decode(await asyncio.to_thread(floor.measure, str(new)), type=list[float])
+        steps = msgspec.json.decode(
+            await asyncio.to_thread(floor.measure, str(new)), type=list[float]
+        )
         sample.metrics["step_seconds"] = steps
         pairs = zip(sample.metrics["first_token_seconds"], steps, strict=True)
         sample.metrics["beyond_step_seconds"] = [turn - step for turn, step in pairs]
@@ -157,19 +183,28 @@ def _judge(case: CaseResult) -> list[str]:
         allowed = ALLOWED_SECONDS + ALLOWED_SECONDS_PER_TOKEN * context
         found = statistics.median(beyond)
         lines.append(
-            f"Beyond an ordinary step: {shown(found, 's')}, to be at most {shown(allowed, 's')} behind {context:,.0f} tokens: "
+            f"Beyond an ordinary step: {shown(found, 's')}, to be at most {shown(allowed, 's')} "
+            f"behind {context:,.0f} tokens: "
             f"{_verdict(found <= allowed)}"
         )
     for other in others:
         ratio = ratio_of(case, other, "first_token_seconds", better="lower")
         if ratio is not None:
             lines.append(
-                f"Over {other.label}: {ratio.spread.median:.2f} ×, to be at most {MOST_OF_A_PEER} ×: "
+                f"Over {other.label}: {ratio.spread.median:.2f} ×, to be at most {MOST_OF_A_PEER} "
+                "×: "
                 f"{_verdict(ratio.spread.median <= MOST_OF_A_PEER)}"
             )
     new = ours.pooled("new_tokens")
-    if new and not case.settings["is_chat"] and not _FEWEST_NEW <= min(new) <= max(new) <= _MOST_NEW:
-        lines.append(f"Turns had {min(new):.0f} to {max(new):.0f} new tokens, not {_FEWEST_NEW} to {_MOST_NEW}")
+    if (
+        new
+        and not case.settings["is_chat"]
+        and not _FEWEST_NEW <= min(new) <= max(new) <= _MOST_NEW
+    ):
+        lines.append(
+            f"Turns had {min(new):.0f} to {max(new):.0f} new tokens, not {_FEWEST_NEW} to "
+            f"{_MOST_NEW}"
+        )
     return lines
 
 

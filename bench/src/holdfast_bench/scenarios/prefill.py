@@ -21,7 +21,9 @@ async def _measure(trial: Trial) -> Sample:
     if answer.is_good:
         sample.metrics["first_token_seconds"] = [answer.first_seconds]
         if answer.prompt_tokens:
-            sample.metrics["prompt_tokens_per_second"] = [answer.prompt_tokens / answer.first_seconds]
+            sample.metrics["prompt_tokens_per_second"] = [
+                answer.prompt_tokens / answer.first_seconds
+            ]
     return sample
 
 

@@ -1,8 +1,10 @@
-"""Agents that are all alive and take turns: what their states take in memory and on disk, over the sum of those states.
+"""Agents that are all alive and take turns: what their states take in memory and on disk, over the
+sum of those states.
 
-A warm-up of the same length comes first, so that what reading such a context needs besides its state is there already; what the
-server keeps of the warm-up stays, and is in no figure but the growth since the server was idle: that has what allocators keep of
-freed memory in it, the other may be filled with it.
+A warm-up of the same length comes first, so that what reading such a context needs besides its
+state is there already; what the server keeps of the warm-up stays, and is in no figure but the
+growth since the server was idle: that has what allocators keep of freed memory in it, the other may
+be filled with it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ _JUDGED_ON_DISK = "disk_over_states"
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
-    context, prefix, turns = {"quick": (600, 600, 1), "normal": (8000, 4000, 2), "full": (8000, 4000, 6)}[scale]
+    context, prefix, turns = {
+        "quick": (600, 600, 1),
+        "normal": (8000, 4000, 2),
+        "full": (8000, 4000, 6),
+    }[scale]
     apart = {"agents": 6, "own_tokens": context, "common_tokens": 0, "turns": turns}
     on_one_prefix = {"agents": 8, "own_tokens": 100, "common_tokens": prefix, "turns": turns}
     return [
@@ -78,8 +84,13 @@ async def _measure(trial: Trial) -> Sample:
     await _take_turn(trial, warm)
     await asyncio.sleep(_SETTLING_SECONDS)
     before = await _held(server)
-    common = trial.text(settings["common_tokens"], "common") + " " if settings["common_tokens"] else ""
-    agents = [_Agent(_begun(trial, settings["own_tokens"], f"agent {n}", common)) for n in range(settings["agents"])]
+    common = (
+        trial.text(settings["common_tokens"], "common") + " " if settings["common_tokens"] else ""
+    )
+    agents = [
+        _Agent(_begun(trial, settings["own_tokens"], f"agent {n}", common))
+        for n in range(settings["agents"])
+    ]
     async with sampled(partial(_held, server), seconds=_SAMPLING_SECONDS) as seen:
         for _ in range(1 + settings["turns"]):
             for agent in agents:
@@ -94,9 +105,16 @@ async def _measure(trial: Trial) -> Sample:
         first = [answer.first_seconds for agent in agents for answer in agent.answers[which]]
         sample.metrics[f"first_token_seconds @ {step}"] = first
     if after.told is not None and after.told.kv_bytes_per_token:
-        _add_ratios(sample, _states_bytes(trial, agents, after.told), before=before, seen=seen, after=after)
-        all_states = _states_bytes(trial, [*agents, warm], after.told) + settings["common_tokens"] * after.told.kv_bytes_per_token
-        sample.metrics["grown_from_idle_over_states"] = [(after.resident - idle.resident) / all_states]
+        _add_ratios(
+            sample, _states_bytes(trial, agents, after.told), before=before, seen=seen, after=after
+        )
+        all_states = (
+            _states_bytes(trial, [*agents, warm], after.told)
+            + settings["common_tokens"] * after.told.kv_bytes_per_token
+        )
+        sample.metrics["grown_from_idle_over_states"] = [
+            (after.resident - idle.resident) / all_states
+        ]
     return sample
 
 
@@ -109,7 +127,10 @@ async def _take_turn(trial: Trial, agent: _Agent) -> None:
     answer = await client.ask(Ask(messages=tuple(agent.messages), max_tokens=_ANSWER_TOKENS))
     agent.answers.append(answer)
     words = trial.text(_TURN_TOKENS, f"{agent.messages[0]['content'][-40:]} {len(agent.answers)}")
-    agent.messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": words}]
+    agent.messages += [
+        {"role": "assistant", "content": answer.text},
+        {"role": "user", "content": words},
+    ]
 
 
 def _states_bytes(trial: Trial, agents: Sequence[_Agent], told: ToldMemory) -> float:
@@ -119,13 +140,19 @@ def _states_bytes(trial: Trial, agents: Sequence[_Agent], told: ToldMemory) -> f
     return float(tokens * told.kv_bytes_per_token + len(agents) * told.fixed_bytes_per_sequence)
 
 
-def _add_ratios(sample: Sample, states: float, *, before: _Holding, seen: Sequence[_Holding], after: _Holding) -> None:
+def _add_ratios(
+    sample: Sample, states: float, *, before: _Holding, seen: Sequence[_Holding], after: _Holding
+) -> None:
     sample.metrics |= {
         "states_bytes": [states],
         "ram_over_states": [(after.told_bytes - before.told_bytes) / states],
-        "peak_ram_over_states": [(max(each.told_bytes for each in seen) - before.told_bytes) / states],
+        "peak_ram_over_states": [
+            (max(each.told_bytes for each in seen) - before.told_bytes) / states
+        ],
         "grown_over_states": [(after.resident - before.resident) / states],
-        "peak_grown_over_states": [(max(each.resident for each in seen) - before.resident) / states],
+        "peak_grown_over_states": [
+            (max(each.resident for each in seen) - before.resident) / states
+        ],
         "disk_over_states": [(after.disk - before.disk) / states],
     }
 
@@ -137,7 +164,10 @@ def _judge(case: CaseResult) -> list[str]:
     for name in judged:
         if found := ours.pooled(name):
             verdict = "met" if max(found) <= MOST_OF_THE_STATES else "NOT MET"
-            lines.append(f"{name.replace('_', ' ')}: {max(found):.3f} ×, to be at most {MOST_OF_THE_STATES} ×: {verdict}")
+            lines.append(
+                f"{name.replace('_', ' ')}: {max(found):.3f} ×, to be at most {MOST_OF_THE_STATES} "
+                f"×: {verdict}"
+            )
     return lines
 
 

@@ -1,4 +1,6 @@
-"""What is read again when a context comes back: as it was, extended, changed in the middle, after a restart, after others."""
+"""What is read again when a context comes back: as it was, extended, changed in the middle, after a
+restart, after others.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ def _cases(scale: Scale) -> Sequence[Case]:
     return [
         Case(
             name=f"{context} tokens",
-            settings={"context_tokens": context, "push_out": scale == "full" and context == contexts[0]},
+            settings={
+                "context_tokens": context,
+                "push_out": scale == "full" and context == contexts[0],
+            },
             rounds=1 if context > 4000 else 2,
         )
         for context in contexts
@@ -35,10 +40,14 @@ async def _measure(trial: Trial) -> Sample:
     turn: Message = {"role": "user", "content": trial.text(_TURN_TOKENS, "turn")}
     await _step(trial, sample, "extended by a turn", (*_said(context), reply, turn))
     for percent in (90, 50):
-        await _step(trial, sample, f"diverging at {percent} %", _said(_changed(trial, context, percent)))
+        await _step(
+            trial, sample, f"diverging at {percent} %", _said(_changed(trial, context, percent))
+        )
     if trial.settings["push_out"]:
         for number in range(_OTHERS):
-            await _ask(trial, _said(trial.text(trial.settings["context_tokens"], f"other {number}")))
+            await _ask(
+                trial, _said(trial.text(trial.settings["context_tokens"], f"other {number}"))
+            )
         await _step(trial, sample, f"after {_OTHERS} others", _said(context))
     if await trial.stage.restart(trial.contender) is not None:
         await _step(trial, sample, "after a restart", _said(context))

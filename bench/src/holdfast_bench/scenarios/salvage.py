@@ -1,4 +1,6 @@
-"""A long prompt is cut off at 70 % of its reading, by the client or by a kill, and comes again: how much was for nothing?"""
+"""A long prompt is cut off at 70 % of its reading, by the client or by a kill, and comes again: how
+much was for nothing?
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ _CUT_AT = 0.7
 def _cases(scale: Scale) -> Sequence[Case]:
     tokens = {"quick": 2000, "normal": 6000, "full": 12000}[scale]
     return [
-        Case(name=f"{how} at 70 % of {tokens} tokens", settings={"prompt_tokens": tokens, "how": how}, rounds=2)
+        Case(
+            name=f"{how} at 70 % of {tokens} tokens",
+            settings={"prompt_tokens": tokens, "how": how},
+            rounds=2,
+        )
         for how in ("aborted", "killed")
     ]
 
@@ -25,7 +31,12 @@ async def _measure(trial: Trial) -> Sample:
     cold = await client.ask(user(trial.text(tokens, "cold"), max_tokens=1))
     text = trial.text(tokens, "cut off")
     if not await _cut_off(client, trial, text, after_seconds=_CUT_AT * cold.first_seconds):
-        return Sample(errors=["the prompt was read to its end before it could be cut off: the machine is too unsteady"])
+        return Sample(
+            errors=[
+                "the prompt was read to its end before it could be cut off: the machine is too "
+                "unsteady"
+            ]
+        )
     if trial.settings["how"] == "killed":
         server = await trial.stage.restart(trial.contender, kill=True)
         if server is None:
@@ -38,7 +49,9 @@ async def _measure(trial: Trial) -> Sample:
             "first_token_seconds @ cold": [cold.first_seconds],
             "first_token_seconds @ repeated": [again.first_seconds],
             "share_of_cold": [again.first_seconds / cold.first_seconds],
-            "cached_share": [again.cached_tokens / again.prompt_tokens] if again.prompt_tokens else [],
+            "cached_share": [again.cached_tokens / again.prompt_tokens]
+            if again.prompt_tokens
+            else [],
         }
     return sample
 

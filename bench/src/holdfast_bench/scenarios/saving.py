@@ -1,7 +1,8 @@
-"""What eight decoding streams feel of others' memory: contexts that come back from disk, and new ones that are put there.
+"""What eight decoding streams feel of others' memory: contexts that come back from disk, and new
+ones that are put there.
 
-Each kind of company is compared with the same number of requests that bring nothing to restore. What writing itself costs is the
-ratio to a server that keeps nothing on disk (`--against-command`).
+Each kind of company is compared with the same number of requests that bring nothing to restore.
+What writing itself costs is the ratio to a server that keeps nothing on disk (`--against-command`).
 """
 
 from __future__ import annotations
@@ -22,32 +23,65 @@ _LEAST_GAPS = 20
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
-    contexts, context, tokens = {"quick": (4, 500, 96), "normal": (8, 2000, 192), "full": (16, 4000, 384)}[scale]
+    contexts, context, tokens = {
+        "quick": (4, 500, 96),
+        "normal": (8, 2000, 192),
+        "full": (16, 4000, 384),
+    }[scale]
     settings = {"contexts": contexts, "context_tokens": context, "max_tokens": tokens}
-    return [Case(name=f"{_STREAMS} streams, {contexts} contexts of {context}", settings=settings, rounds=4)]
+    return [
+        Case(
+            name=f"{_STREAMS} streams, {contexts} contexts of {context}",
+            settings=settings,
+            rounds=4,
+        )
+    ]
 
 
 async def _measure(trial: Trial) -> Sample:
     settings, sample = trial.settings, Sample()
     client = await trial.client()
-    stored = [trial.text(settings["context_tokens"], f"stored {number}") for number in range(settings["contexts"])]
+    stored = [
+        trial.text(settings["context_tokens"], f"stored {number}")
+        for number in range(settings["contexts"])
+    ]
     await _one_after_the_other(client, stored, sample)
     server = await trial.stage.restart(trial.contender)
     client = await trial.client() if server is None else server.client
     short = [trial.text(_SHORT_TOKENS, f"short {number}") for number in range(settings["contexts"])]
-    new = [trial.text(settings["context_tokens"], f"new {number}") for number in range(settings["contexts"])]
-    for name, company in (("alone", []), ("short requests", short), ("restored contexts", stored), ("new contexts", new)):
+    new = [
+        trial.text(settings["context_tokens"], f"new {number}")
+        for number in range(settings["contexts"])
+    ]
+    for name, company in (
+        ("alone", []),
+        ("short requests", short),
+        ("restored contexts", stored),
+        ("new contexts", new),
+    ):
         await _decode_beside(trial, client, sample, name=name, company=company)
-    gaps = {name: sample.metrics.get(f"gap_p50_seconds @ {name}") for name in ("short requests", "restored contexts")}
+    gaps = {
+        name: sample.metrics.get(f"gap_p50_seconds @ {name}")
+        for name in ("short requests", "restored contexts")
+    }
     if gaps["short requests"] and gaps["restored contexts"]:
-        sample.metrics["restored_gap_ratio"] = [gaps["restored contexts"][0] / gaps["short requests"][0]]
+        sample.metrics["restored_gap_ratio"] = [
+            gaps["restored contexts"][0] / gaps["short requests"][0]
+        ]
     return sample
 
 
-async def _decode_beside(trial: Trial, client: Client, sample: Sample, *, name: str, company: Sequence[str]) -> None:
-    """Streams that decode from the first text of the last of them to the end of the company, or of the first of them."""
+async def _decode_beside(
+    trial: Trial, client: Client, sample: Sample, *, name: str, company: Sequence[str]
+) -> None:
+    """Streams that decode from the first text of the last of them to the end of the company, or of
+    the first of them.
+    """
     asks = [
-        user(trial.text(_STREAM_PROMPT_TOKENS, f"{name} {number}"), max_tokens=trial.settings["max_tokens"])
+        user(
+            trial.text(_STREAM_PROMPT_TOKENS, f"{name} {number}"),
+            max_tokens=trial.settings["max_tokens"],
+        )
         for number in range(_STREAMS)
     ]
     streams = asyncio.create_task(client.ask_all(asks))
@@ -60,10 +94,14 @@ async def _decode_beside(trial: Trial, client: Client, sample: Sample, *, name: 
         sample.metrics[f"gap_p99_seconds @ {name}"] = [percentile(gaps, 99)]
     read = sum(answer.prompt_tokens for answer in others)
     if read:
-        sample.metrics[f"cached_share @ {name}"] = [sum(answer.cached_tokens for answer in others) / read]
+        sample.metrics[f"cached_share @ {name}"] = [
+            sum(answer.cached_tokens for answer in others) / read
+        ]
 
 
-async def _one_after_the_other(client: Client, texts: Sequence[str], sample: Sample) -> list[Answer]:
+async def _one_after_the_other(
+    client: Client, texts: Sequence[str], sample: Sample
+) -> list[Answer]:
     answers = [await client.ask(user(text, max_tokens=1)) for text in texts]
     sample.errors += errors_of(answers)
     return answers

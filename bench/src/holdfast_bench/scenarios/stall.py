@@ -12,7 +12,8 @@ from holdfast_bench.load import Client, user
 from holdfast_bench.results import Sample
 from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
 
-_STREAM_TOKENS = 6000  # more than is ever drawn: the stream is closed when the long prompts are through
+# more than is ever drawn: the stream is closed when the long prompts are through
+_STREAM_TOKENS = 6000
 _STREAM_PROMPT_TOKENS = 64
 _IDLE_TEXTS = 48  # texts of the undisturbed stream before the long prompts come
 _LATER_SECONDS = 0.2
@@ -29,12 +30,17 @@ def _cases(scale: Scale) -> Sequence[Case]:
 
 async def _measure(trial: Trial) -> Sample:
     client = await trial.client()
-    stream = client.call(user(trial.text(_STREAM_PROMPT_TOKENS, "stream"), max_tokens=_STREAM_TOKENS))
+    stream = client.call(
+        user(trial.text(_STREAM_PROMPT_TOKENS, "stream"), max_tokens=_STREAM_TOKENS)
+    )
     running = asyncio.create_task(stream.run())
     try:
         await _until_texts(stream.answer.pieces, running)
         sent_at = time.perf_counter()
-        asks = [user(trial.text(tokens, str(number)), max_tokens=1) for number, tokens in enumerate(trial.settings["prompts"])]
+        asks = [
+            user(trial.text(tokens, str(number)), max_tokens=1)
+            for number, tokens in enumerate(trial.settings["prompts"])
+        ]
         long = await client.ask_all(asks)
         ended_at = time.perf_counter()
         await asyncio.sleep(_LATER_SECONDS)
@@ -75,7 +81,9 @@ async def _until_texts(pieces: Sequence[object], running: asyncio.Task[object]) 
 
 
 async def _until_idle(client: Client, trial: Trial) -> None:
-    """A server may need a while to notice that the stream was closed; the next trial must not meet it."""
+    """A server may need a while to notice that the stream was closed; the next trial must not meet
+    it.
+    """
     for attempt in range(3):
         await client.ask(user(trial.text(16, f"idle {attempt}"), max_tokens=2))
 

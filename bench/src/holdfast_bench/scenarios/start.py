@@ -21,9 +21,17 @@ async def _measure(trial: Trial) -> Sample:
         return Sample(errors=["only a server that is started from here can be measured"])
     await asyncio.sleep(_SETTLING_SECONDS)
     use = server.use()
-    sample = Sample(metrics={"ready_seconds": [server.ready_seconds], "listening_seconds": [server.listening_seconds]})
+    sample = Sample(
+        metrics={
+            "ready_seconds": [server.ready_seconds],
+            "listening_seconds": [server.listening_seconds],
+        }
+    )
     if use is not None:
-        sample.metrics |= {"idle_bytes": [float(use.resident_bytes)], "processes": [float(use.processes)]}
+        sample.metrics |= {
+            "idle_bytes": [float(use.resident_bytes)],
+            "processes": [float(use.processes)],
+        }
     return sample
 
 

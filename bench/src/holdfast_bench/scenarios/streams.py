@@ -10,7 +10,8 @@ from holdfast_bench.results import Sample
 from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
 
 _EQUAL_TOKENS = 256
-_RAGGED_TOKENS = (50, 1500, 120, 800, 300, 1100, 75, 500)  # 8 streams of 50 to 1,500; more streams take them again
+# 8 streams of 50 to 1,500; more streams take them again
+_RAGGED_TOKENS = (50, 1500, 120, 800, 300, 1100, 75, 500)
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
@@ -25,7 +26,12 @@ def _cases(scale: Scale) -> Sequence[Case]:
 
 
 def _case(count: int, kind: str, prompt_tokens: list[int], max_tokens: int) -> Case:
-    settings = {"streams": count, "kind": kind, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens}
+    settings = {
+        "streams": count,
+        "kind": kind,
+        "prompt_tokens": prompt_tokens,
+        "max_tokens": max_tokens,
+    }
     return Case(name=f"{count} {kind}", settings=settings)
 
 
@@ -41,7 +47,9 @@ async def _measure(trial: Trial) -> Sample:
     ]
     together = await client.ask_all(asks)
     good = [answer for answer in together.answers if answer.is_good]
-    sample = Sample(errors=errors_of(together.answers), answers=[answer.text for answer in together.answers])
+    sample = Sample(
+        errors=errors_of(together.answers), answers=[answer.text for answer in together.answers]
+    )
     if len(good) < len(asks):
         return sample
     sample.gaps = [gap for answer in good for gap in answer.gaps()]

@@ -27,5 +27,13 @@ ADMIN = Dialect(
     error=openai_error,
     error_shape=ErrorBody,
     prefixes=("/health", "/metrics", "/openapi.json", "/v1/sessions", "/admin"),
-    operations=(*sessions_api.OPERATIONS, front_page, head_of_front_page, health, metrics, openapi_document, *OPERATIONS),
+    operations=(
+        *sessions_api.OPERATIONS,
+        front_page,
+        head_of_front_page,
+        health,
+        metrics,
+        openapi_document,
+        *OPERATIONS,
+    ),
 )

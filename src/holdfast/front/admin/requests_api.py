@@ -19,9 +19,10 @@ REQUESTS_PATH = "/admin/requests"
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that is being answered.
 
-    state: waiting (for its model, or to be taken), reading (in the queue, or its prompt is read), writing, or abandoned (its
-    client is gone and may come back for the answer). key: the name of the API key that it came with, empty for none. client: its
-    address. prefilled_tokens: how much of a prompt that takes long is read, 0 as long as nothing is known.
+    state: waiting (for its model, or to be taken), reading (in the queue, or its prompt is read),
+    writing, or abandoned (its client is gone and may come back for the answer). key: the name of
+    the API key that it came with, empty for none. client: its address. prefilled_tokens: how much
+    of a prompt that takes long is read, 0 as long as nothing is known.
     """
 
     id: str
@@ -50,19 +51,34 @@ class CancelledRequest(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: bool = True
 
 
-@operation("GET", REQUESTS_PATH, answers_of(RunningRequests), summary="what is being answered, for whom", needs_admin=True)
+@operation(
+    "GET",
+    REQUESTS_PATH,
+    answers_of(RunningRequests),
+    summary="what is being answered, for whom",
+    needs_admin=True,
+)
 async def list_requests(request: Request, services: Services) -> Response:
-    """The requests that are being answered. Needs an admin's key, or without any keys a connection from this machine."""
+    """The requests that are being answered.
+
+    Needs an admin's key, or without any keys a connection from this machine.
+    """
     return json_response(RunningRequests(requests=[_shown(active) for active in services.active]))
 
 
 @operation("DELETE", REQUESTS_PATH + "/{id}", answers_of(CancelledRequest), needs_admin=True)
 async def cancel_request(request: Request, services: Services) -> Response:
-    """Cancel a request; its client gets an error that says so. What was read of its prompt stays in memory."""
+    """Cancel a request; its client gets an error that says so.
+
+    What was read of its prompt stays in memory.
+    """
     request_id: str = request.path_params["id"]
     if services.active.cancel(request_id) is None:
         raise RequestRefused(
-            f"no request {request_id[:200]!r} is being answered", status=404, code="request_not_found", field="id"
+            f"no request {request_id[:200]!r} is being answered",
+            status=404,
+            code="request_not_found",
+            field="id",
         )
     return json_response(CancelledRequest(id=request_id))
 

@@ -22,18 +22,25 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 def _session_id(text: str) -> str:
     if not is_session_id(text):
-        raise ValueError(f"a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no slash")
+        raise ValueError(
+            f"a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no slash"
+        )
     return text
 
 
 SessionId = Annotated[
     str,
     AfterValidator(_session_id),
-    Field(json_schema_extra={"minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"}),
+    Field(
+        json_schema_extra={"minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"}
+    ),
 ]
 TtlSeconds = Annotated[float, Field(gt=0, le=LONGEST_TTL_SECONDS)]
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=LONGEST_METADATA_KEY)], Annotated[str, Field(max_length=LONGEST_METADATA_VALUE)]],
+    dict[
+        Annotated[str, Field(max_length=LONGEST_METADATA_KEY)],
+        Annotated[str, Field(max_length=LONGEST_METADATA_VALUE)],
+    ],
     Field(max_length=MOST_METADATA_PAIRS),
 ]
 
@@ -43,12 +50,16 @@ class SessionTerms(BaseModel):
 
     model_config = _STRICT
 
-    ttl_seconds: TtlSeconds | None = Field(None, description="How long it lives after its last use; null: until it is closed.")
+    ttl_seconds: TtlSeconds | None = Field(
+        None, description="How long it lives after its last use; null: until it is closed."
+    )
     pinned: bool = Field(False, description="Keep what it has read from eviction.")
 
 
 class SessionForking(SessionTerms):
-    """A session that begins where another one is; how long it lives is as there, if nothing is said."""
+    """A session that begins where another one is; how long it lives is as there, if nothing is
+    said.
+    """
 
     id: SessionId | None = Field(None, description="Its name; made up if not given.")
 
@@ -64,12 +75,15 @@ class SessionOpening(SessionChange):
 
     id: SessionId | None = Field(None, description="Its name; made up if not given.")
     model: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="Id of the model whose session it is; the first of /v1/models if not given."
+        None,
+        description="Id of the model whose session it is; the first of /v1/models if not given.",
     )
 
 
 class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A session. Times are seconds since the epoch; tokens are those of the branch that was used last."""
+    """A session. Times are seconds since the epoch; tokens are those of the branch that was used
+    last.
+    """
 
     id: str
     object: Literal["session"] = "session"
@@ -111,4 +125,6 @@ def session_object(info: SessionInfo, *, model: str) -> SessionObject:
     """A session as clients see it."""
     shown = msgspec.to_builtins(info)
     shown["id"] = shown.pop("session_id")
-    return msgspec.convert({**shown, "model": model, "forked_from": info.forked_from or None}, SessionObject)
+    return msgspec.convert(
+        {**shown, "model": model, "forked_from": info.forked_from or None}, SessionObject
+    )

@@ -1,4 +1,6 @@
-"""GET /: what this server is and how to ask it something, as a small page for browsers and as lines for everybody else."""
+"""GET /: what this server is and how to ask it something, as a small page for browsers and as lines
+for everybody else.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,18 @@ async def head_of_front_page(request: Request, services: Services) -> Response:
 
 @operation("GET", "/", text_answer("text/html", "text/plain"), needs_key=False)
 async def front_page(request: Request, services: Services) -> Response:
-    """What this server is: a page for browsers, lines for others. Needs no key, but tells of models only to who has it."""
+    """What this server is: a page for browsers, lines for others.
+
+    Needs no key, but tells of models only to who has it.
+    """
     if _is_ollamas(request):
         return Response(_OLLAMA, media_type="text/plain", headers=_HEADERS)
     is_locked = not caller_of(request).is_let_in
     models = [] if is_locked else [(model.id, _state(model)) for model in services.statuses()]
     table: DialectTable = request.app.state.dialects
-    paths = [(operation.path, operation.summary) for operation in table.operations if operation.summary]
+    paths = [
+        (operation.path, operation.summary) for operation in table.operations if operation.summary
+    ]
     example = _example(_address(request), needs_key=services.needs_key)
     wants_page = "text/html" in request.headers.get("accept", "")
     text = (_page if wants_page else _lines)(
@@ -73,7 +80,9 @@ async def front_page(request: Request, services: Services) -> Response:
 
 
 def _is_ollamas(request: Request) -> bool:
-    """Whether a client of Ollama asks: by its name, or from within a page or an extension of a browser, which want no page."""
+    """Whether a client of Ollama asks: by its name, or from within a page or an extension of a
+    browser, which want no page.
+    """
     agent, accepts = (request.headers.get(name, "").lower() for name in ("user-agent", "accept"))
     return "text/html" not in accepts and ("ollama" in agent or "mozilla" in agent)
 
@@ -83,7 +92,10 @@ def _example(address: str, *, needs_key: bool) -> str:
     body = {"messages": [{"role": "user", "content": "Hello!"}]}
     key = ' -H "Authorization: Bearer $HOLDFAST_SERVER_API_KEY"' if needs_key else ""
     url = shlex.quote(f"{address}/v1/chat/completions")
-    return f"curl {url}{key} -H 'Content-Type: application/json' \\\n  -d {shlex.quote(json.dumps(body))}"
+    return (
+        f"curl {url}{key} -H 'Content-Type: application/json' \\\n  -d "
+        f"{shlex.quote(json.dumps(body))}"
+    )
 
 
 def _address(request: Request) -> str:
@@ -96,14 +108,30 @@ def _address(request: Request) -> str:
 
 
 def _state(model: ModelStatus) -> str:
-    context = "" if model.context_tokens is None else f", {model.context_tokens:,} tokens of context"
+    context = (
+        "" if model.context_tokens is None else f", {model.context_tokens:,} tokens of context"
+    )
     return f"{model.state}{context}"
 
 
 def _lines(place: str, *, models: Rows, no_models: str, paths: Rows, example: str) -> str:
     served = [f"  {model}: {state}" for model, state in models] or [f"  {no_models}"]
     listed = [f"  {path:22}{summary}" for path, summary in paths]
-    parts = (f"Holdfast {place}", "", "models", *served, "", "paths", *listed, "", "try", example, "", _DOCUMENTS, "")
+    parts = (
+        f"Holdfast {place}",
+        "",
+        "models",
+        *served,
+        "",
+        "paths",
+        *listed,
+        "",
+        "try",
+        example,
+        "",
+        _DOCUMENTS,
+        "",
+    )
     return "\n".join(parts)
 
 
@@ -125,5 +153,8 @@ def _page(place: str, *, models: Rows, no_models: str, paths: Rows, example: str
 
 
 def _table(rows: Rows) -> str:
-    shown = (f"<tr><td><code>{html.escape(name)}</code></td><td>{html.escape(about)}</td></tr>" for name, about in rows)
+    shown = (
+        f"<tr><td><code>{html.escape(name)}</code></td><td>{html.escape(about)}</td></tr>"
+        for name, about in rows
+    )
     return f"<table>{''.join(shown)}</table>"

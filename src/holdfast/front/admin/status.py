@@ -1,4 +1,6 @@
-"""/health, /metrics and /openapi.json: how the server is doing, what it has counted, what it takes and gives."""
+"""/health, /metrics and /openapi.json: how the server is doing, what it has counted, what it takes
+and gives.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,13 @@ _STOPPING = "stopping"
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """The disk side of a model's memory. `mode` is writing, or memory-only while the folder cannot be written or has no room.
+    """The disk side of a model's memory.
 
-    `model` is the name under which `holdfast store ls` lists the model; the sizes are those of the whole folder. So is what was
-    written to it since midnight (UTC), which counts against `store.daily_write_bytes`.
+    `mode` is writing, or memory-only while the folder cannot be written or has no room.
+
+    `model` is the name under which `holdfast store ls` lists the model; the sizes are those of the
+    whole folder. So is what was written to it since midnight (UTC), which counts against
+    `store.daily_write_bytes`.
     """
 
     model: str
@@ -37,7 +42,8 @@ class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryHealth(msgspec.Struct, frozen=True, kw_only=True):
     """What a model's worker keeps of what it has read. `store` is null when no folder is set.
 
-    `parked_sequences` have ended and keep their state as it was, which takes `parked_bytes` beside `ram_bytes` of blocks.
+    `parked_sequences` have ended and keep their state as it was, which takes `parked_bytes` beside
+    `ram_bytes` of blocks.
     """
 
     kept_tokens: int
@@ -49,12 +55,16 @@ class MemoryHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How one model is doing. `pid` is the process that has it, null without one; `memory` is null when it keeps nothing, or has
-    not told yet. `leases` are the requests that use it; `idle_seconds_left` says when it is unloaded if nobody does, null: it is
-    not; `footprint_bytes` is the memory that it takes, 0 when it is not loaded; `failure` says why it could not be loaded.
+    """How one model is doing.
 
-    `dialect` is how it writes calls of tools and thoughts, as far as its chat template proves it. The last two are what the state
-    of a sequence takes: for each token, and once for windows and recurrent states; null until the model is loaded.
+    `pid` is the process that has it, null without one; `memory` is null when it keeps nothing, or
+    has not told yet. `leases` are the requests that use it; `idle_seconds_left` says when it is
+    unloaded if nobody does, null: it is not; `footprint_bytes` is the memory that it takes, 0 when
+    it is not loaded; `failure` says why it could not be loaded.
+
+    `dialect` is how it writes calls of tools and thoughts, as far as its chat template proves it.
+    The last two are what the state of a sequence takes: for each token, and once for windows and
+    recurrent states; null until the model is loaded.
     """
 
     id: str
@@ -83,17 +93,28 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelHealth]
 
 
-@operation("GET", "/health", answers_of(Health, statuses=("200", "503")), summary="how the models are doing", needs_key=False)
+@operation(
+    "GET",
+    "/health",
+    answers_of(Health, statuses=("200", "503")),
+    summary="how the models are doing",
+    needs_key=False,
+)
 async def health(request: Request, services: Services) -> Response:
     """How the server and its models are doing. Needs no key."""
     statuses = services.statuses()
     status = _STOPPING if services.drain.is_on else _status(statuses)
     models = [_health(model, services.dialects.get(model.id)) for model in statuses]
-    return json_response(Health(status=status, version=services.version, models=models), status=200 if status == "ok" else 503)
+    return json_response(
+        Health(status=status, version=services.version, models=models),
+        status=200 if status == "ok" else 503,
+    )
 
 
 def _status(models: Sequence[ModelStatus]) -> str:
-    """`ok` as soon as requests are taken, also for models that are not loaded; not while one loads that was to be there."""
+    """`ok` as soon as requests are taken, also for models that are not loaded; not while one loads
+    that was to be there.
+    """
     if any(model.is_awaited and model.state == "loading" for model in models) or not models:
         return "loading"
     return "failed" if all(model.state == "failed" for model in models) else "ok"
@@ -105,7 +126,9 @@ async def metrics(request: Request, services: Services) -> Response:
     models = services.statuses()
     text = services.metrics.exposition(
         await services.statistics(),
-        load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
+        load_seconds={
+            model.id: model.info.load_seconds for model in models if model.info is not None
+        },
         restarts={model.id: model.restarts for model in models},
         resumed={model.id: model.resumed for model in models},
         residency={model.id: model.figures for model in models},

@@ -37,7 +37,13 @@ class StoreOverview(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelHoldings, ...] = ()
 
 
-@operation("GET", "/admin/store", answers_of(StoreOverview), summary="what is kept on disk", needs_admin=True)
+@operation(
+    "GET",
+    "/admin/store",
+    answers_of(StoreOverview),
+    summary="what is kept on disk",
+    needs_admin=True,
+)
 async def show_store(request: Request, services: Services) -> Response:
     """What is kept on disk, how much of it may be, and of which models."""
     settings = services.store
@@ -46,11 +52,17 @@ async def show_store(request: Request, services: Services) -> Response:
     try:
         return json_response(await asyncio.to_thread(_figures, settings))
     except (StoreRefused, OSError) as error:
-        raise RequestRefused(f"the store cannot be read: {error}", status=503, code="store_unavailable") from None
+        raise RequestRefused(
+            f"the store cannot be read: {error}", status=503, code="store_unavailable"
+        ) from None
 
 
 def _figures(settings: StoreSettings) -> StoreOverview:
     folder = Path(settings.folder)
     summary, models = summarize_store(folder, limits=store_limits(settings)), list_store(folder)
-    shown = {name: getattr(summary, name) for name in StoreOverview.__struct_fields__ if name not in ("folder", "models")}
+    shown = {
+        name: getattr(summary, name)
+        for name in StoreOverview.__struct_fields__
+        if name not in ("folder", "models")
+    }
     return StoreOverview(folder=str(folder), models=models, **shown)

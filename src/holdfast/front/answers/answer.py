@@ -1,4 +1,7 @@
-"""Reads an answer in one pass: reasoning, visible text and calls, by the dialect of its model. Pure."""
+"""Reads an answer in one pass: reasoning, visible text and calls, by the dialect of its model.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,20 @@ from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.incoming import Incoming, Waiting, advanced
 from holdfast.front.toolcalls.markers import is_marker
-from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, Thought
+from holdfast.front.toolcalls.segments import (
+    AnswerPart,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Segment,
+    Thought,
+)
 from holdfast.wire.output import TextKind
 
 _SPACES = " \t\r\n"
 _END_OR_SPACE = ("", *_SPACES)
-_MOST_IN_VAIN = 200_000  # characters of an answer that were read as calls and are none; then all that follows is text
+# characters of an answer that were read as calls and are none; then all that follows is text
+_MOST_IN_VAIN = 200_000
 _PIECE = 1024  # characters that are looked at ahead at once
 _MOST_SPACES = 64  # more of them before a marker are text: they are not held back
 
@@ -26,8 +37,8 @@ _MOST_SPACES = 64  # more of them before a marker are text: they are not held ba
 class AnswerReader:
     """The `SegmentFormat` of a model whose dialect is known. One for each sequence.
 
-    White space next to a marker belongs to it: before one, and around calls, all of it; at a thought's beginning and behind its
-    end what stands before the first line of text.
+    White space next to a marker belongs to it: before one, and around calls, all of it; at a
+    thought's beginning and behind its end what stands before the first line of text.
     """
 
     def __init__(
@@ -38,23 +49,35 @@ class AnswerReader:
         reads_calls: bool = True,
         in_reasoning: bool = False,
     ) -> None:
-        """in_reasoning: the prompt has opened a thought. reads_calls: off, and what would be a call is text."""
+        """in_reasoning: the prompt has opened a thought. reads_calls: off, and what would be a call
+        is text.
+        """
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
         self._openers = self._marks.openers if reads_calls else self._marks.channel_openers
-        self._openers_in_thought = tuple(mark for mark in self._openers if mark in self._marks.marked_openers)
+        self._openers_in_thought = tuple(
+            mark for mark in self._openers if mark in self._marks.marked_openers
+        )
         marks = self._marks
-        self._marks_in_text = _given(marks.start, marks.end, *marks.dropped, *marks.frame, *self._openers)
+        self._marks_in_text = _given(
+            marks.start, marks.end, *marks.dropped, *marks.frame, *self._openers
+        )
         self._marks_in_thought = _given(marks.end, marks.start, *self._openers_in_thought)
-        self._first_in_text, self._first_in_thought = _first(self._marks_in_text), _first(self._marks_in_thought)
+        self._first_in_text, self._first_in_thought = (
+            _first(self._marks_in_text),
+            _first(self._marks_in_thought),
+        )
         self._thinking = in_reasoning and bool(self._marks.end)
         self._thoughts: list[Thought] = []
         self._thought_start = 0
         self._thought_text = False  # the open thought has text
-        self._skips: Literal["", "lines", "all"] = "lines" if self._thinking else ""  # white space that is left out now
-        self._indents = False  # the newlines of this white space are left out, and what follows them is not
-        self._long_space = False  # white space has been given because it was too much, and more of it follows
+        # white space that is left out now
+        self._skips: Literal["", "lines", "all"] = "lines" if self._thinking else ""
+        # the newlines of this white space are left out, and what follows them is not
+        self._indents = False
+        # white space has been given because it was too much, and more of it follows
+        self._long_space = False
         self._blank_line = True  # nothing but white space stands in the line before
         self._last = ""  # the last character that was given
         self._reading = False  # a call, or what may be one
@@ -86,7 +109,11 @@ class AnswerReader:
     def push(self, text: str) -> Sequence[AnswerPart]:
         """Add text; returns the parts that are certain now."""
         first = self._first_in_thought if self._thinking else self._first_in_text
-        if not (self._source.text or self._reading or self._skips) and text[-1:] not in _END_OR_SPACE and not first.search(text):
+        if (
+            not (self._source.text or self._reading or self._skips)
+            and text[-1:] not in _END_OR_SPACE
+            and not first.search(text)
+        ):
             return (self._given_at_once(text),)
         if text:
             self._source.add(text)
@@ -94,7 +121,9 @@ class AnswerReader:
         return self._taken()
 
     def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
-        """What was held back, when no text follows. cut: by the answer's length; a call that is open stays as it is."""
+        """What was held back, when no text follows. cut: by the answer's length; a call that is
+        open stays as it is.
+        """
         source = self._source
         source.ended, self._is_cut = True, cut
         if cut and self._marks.channel_openers:
@@ -125,7 +154,9 @@ class AnswerReader:
 
     def _is_markup(self, text: str) -> bool:
         """Whether nothing but the beginning of a marker is left of calls that are complete."""
-        return not text or (self._parts.any_ended and any(mark.startswith(text) for mark in self._marks.call_marks))
+        return not text or (
+            self._parts.any_ended and any(mark.startswith(text) for mark in self._marks.call_marks)
+        )
 
     # one pass
 
@@ -158,7 +189,11 @@ class AnswerReader:
         """begins_line: so does the mark, or it is a token, which counts as well anywhere."""
         marks, behind = self._marks, space + len(mark)
         if mark == marks.start and begins_line:
-            self._thought_start, self._thinking, self._thought_text = self._source.passed + space, True, False
+            self._thought_start, self._thinking, self._thought_text = (
+                self._source.passed + space,
+                True,
+                False,
+            )
             self._in_vain_before = self._in_vain
             self._drop(behind)
         elif mark == marks.end and (is_marker(mark) or not self._is_quoted(space)):
@@ -179,7 +214,8 @@ class AnswerReader:
             self._drop(behind)
             self._thoughts.append(Thought(self._thought_start, self._source.passed))
             self._thinking = False
-            self._in_vain = self._in_vain_before  # how much was tried in the thought depends on the pieces that it came in
+            # how much was tried in the thought depends on the pieces that it came in
+            self._in_vain = self._in_vain_before
         elif mark == marks.start and not self._thought_text:
             self._drop(behind)  # the prompt has opened the thought, and the model once more
         elif mark in self._openers and begins_line:
@@ -188,7 +224,10 @@ class AnswerReader:
             self._give(behind)
 
     def _ends_frame(self, place: int) -> Waiting[bool]:
-        """Whether no more text follows: nothing but white space, or calls. The answer may speak of its own marks."""
+        """Whether no more text follows: nothing but white space, or calls.
+
+        The answer may speak of its own marks.
+        """
         place = yield from self._source.behind_space(place)
         at_end = place == len(self._source.text)
         return at_end or bool((yield from self._source.standing(self._openers, place)))
@@ -212,9 +251,12 @@ class AnswerReader:
             self._give(space + len(mark))
 
     def _read_call_in_thought(self, mark: str, space: int) -> Waiting[None]:
-        """A thought may quote a call or weigh one. A call is made only if nothing follows it in the whole answer.
+        """A thought may quote a call or weigh one.
 
-        What the thought says is held back meanwhile: until it ends, or goes on with something else, and then it was reasoning.
+        A call is made only if nothing follows it in the whole answer.
+
+        What the thought says is held back meanwhile: until it ends, or goes on with something else,
+        and then it was reasoning.
         """
         source, end = self._source, self._marks.end
         ahead = Incoming(source.plain)
@@ -244,7 +286,8 @@ class AnswerReader:
             self._give(space + len(mark))
 
     def _ends_with_calls(self, ahead: Incoming) -> Waiting[bool]:
-        """Whether the answer ends with the calls that stand here, all of them valid, and was not cut.
+        """Whether the answer ends with the calls that stand here, all of them valid, and was not
+        cut.
 
         A channel of visible text ends a thought as well, whatever follows.
         """
@@ -281,7 +324,9 @@ class AnswerReader:
     # what is given
 
     def _give_up_to(self, end: int) -> int:
-        """Give what stands before this place, but for white space that may belong to a marker; how much of it is left."""
+        """Give what stands before this place, but for white space that may belong to a marker; how
+        much of it is left.
+        """
         text = self._source.text[:end]
         if self._skips:
             text = text[self._skip_spaces(text) :]
@@ -297,7 +342,9 @@ class AnswerReader:
         return len(text) - len(body)
 
     def _skip_spaces(self, text: str) -> int:
-        """Leave out the white space with which the text begins, up to its last newline; how much of it."""
+        """Leave out the white space with which the text begins, up to its last newline; how much of
+        it.
+        """
         spaces = len(text) - len(text.lstrip(_SPACES))
         newline = text.rfind("\n", 0, spaces) + 1
         self._indents = self._indents or (newline > 0 and self._skips == "lines")
@@ -324,7 +371,9 @@ class AnswerReader:
         self._skips, self._last = "", text[-1]
 
     def _given_at_once(self, text: str) -> Segment:
-        """The short way for text in which no marker can begin, which ends without white space, and before which nothing waits."""
+        """The short way for text in which no marker can begin, which ends without white space, and
+        before which nothing waits.
+        """
         source = self._source
         start = source.passed
         source.came += len(text)
@@ -359,7 +408,9 @@ def _given(*marks: str) -> tuple[str, ...]:
 
 
 def _is_valid(trial: CallParts, *, marked: bool) -> bool:
-    """Whether all calls are of declared tools and, unless marked, have all arguments that are required."""
+    """Whether all calls are of declared tools and, unless marked, have all arguments that are
+    required.
+    """
     arguments: list[str] = []
     for part in trial.done:
         if isinstance(part, CallBegun):
@@ -368,7 +419,11 @@ def _is_valid(trial: CallParts, *, marked: bool) -> bool:
                 return False
         elif isinstance(part, CallArguments):
             arguments.append(part.text)
-        elif isinstance(part, CallEnded) and not marked and not _is_complete(trial.tools, name, "".join(arguments), part.repairs):
+        elif (
+            isinstance(part, CallEnded)
+            and not marked
+            and not _is_complete(trial.tools, name, "".join(arguments), part.repairs)
+        ):
             return False
     return not trial.is_open
 
@@ -378,4 +433,6 @@ def _is_complete(tools: DeclaredTools, name: str, arguments: str, repairs: Seque
         given = json.loads(arguments)
     except (ValueError, RecursionError):
         return False
-    return not any(repair.startswith("unclosed") for repair in repairs) and tools.required(name) <= set(given)
+    return not any(repair.startswith("unclosed") for repair in repairs) and tools.required(
+        name
+    ) <= set(given)

@@ -1,4 +1,7 @@
-"""One choice of an answer: the worker's events in, what a client sees out. Pure: no clock, no I/O but a source of random ids."""
+"""One choice of an answer: the worker's events in, what a client sees out.
+
+Pure: no clock, no I/O but a source of random ids.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,15 @@ from holdfast.front.toolcalls.call_ids import CallIds, random_text
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.front.toolcalls.plain import PlainFormat
-from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, SegmentFormat, TextJoints
+from holdfast.front.toolcalls.segments import (
+    AnswerPart,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Segment,
+    SegmentFormat,
+    TextJoints,
+)
 from holdfast.wire.events import (
     CacheReport,
     Event,
@@ -56,10 +67,13 @@ class ChoiceRules:
     stop_token_ids: frozenset[int]
     max_tokens: int
     stops: tuple[str, ...] = ()
-    dialect: ModelDialect = PLAIN  # of the model, where it answers a conversation; what completes a text is text throughout
+    # of the model, where it answers a conversation; what completes a text is text throughout
+    dialect: ModelDialect = PLAIN
     tools: DeclaredTools = field(default_factory=DeclaredTools)
-    form_field: str = ""  # the request's field that the answer is held to, its form or its tools; empty: there is none
-    reads_calls: bool = False  # tools were offered and may be called; without, what would be a call is text
+    # the request's field that the answer is held to, its form or its tools; empty: there is none
+    form_field: str = ""
+    # tools were offered and may be called; without, what would be a call is text
+    reads_calls: bool = False
     one_call: bool = False  # the answer ends behind its first call
     in_reasoning: bool = False  # the prompt has opened a thought
     earlier_call_ids: tuple[str, ...] = ()  # of the conversation
@@ -72,17 +86,21 @@ class ChoiceRules:
 
 
 class ChoiceText:
-    """Turns the events of one sequence into deltas of text and calls, and exactly one `ChoiceFinished`.
+    """Turns the events of one sequence into deltas of text and calls, and exactly one
+    `ChoiceFinished`.
 
-    Tokens become text, the text segments and calls, and stop strings are looked for in what is visible text.
-    Stop tokens are not shown. A stop string cuts the answer before its first character; tokens that begin behind the cut are
-    dropped with their logprobs, the text and bytes of a token that straddles it are cut. `completion_tokens` counts every token
-    that was drawn up to the one that ended the choice.
+    Tokens become text, the text segments and calls, and stop strings are looked for in what is
+    visible text. Stop tokens are not shown. A stop string cuts the answer before its first
+    character; tokens that begin behind the cut are dropped with their logprobs, the text and bytes
+    of a token that straddles it are cut. `completion_tokens` counts every token that was drawn up
+    to the one that ended the choice.
     """
 
     def __init__(self, *, index: int, pieces: TokenPieces, rules: ChoiceRules) -> None:
         self.index = index
-        self.done = False  # the choice has ended; if the worker has not said Finished by then, its sequence is to be cancelled
+        # the choice has ended; if the worker has not said Finished by then, its sequence is to be
+        # cancelled
+        self.done = False
         self.completion_tokens = 0
         self.memory = CacheReport()  # known from the first token on
         self.timings = Timings()
@@ -94,10 +112,17 @@ class ChoiceText:
         self._may_end = bool(rules.stops) or rules.one_call  # before the worker says so
         self._detokenizer = detokenizer(pieces, at_start=rules.at_start)  # of the short way
         self._tokens = PlacedTokens(
-            pieces, rules.dialect.markers, at_start=rules.at_start, offset=len(rules.echo_text) if rules.echo else 0
+            pieces,
+            rules.dialect.markers,
+            at_start=rules.at_start,
+            offset=len(rules.echo_text) if rules.echo else 0,
         )
         calls = rules.dialect.calls
-        self._ids = CallIds(calls.id_form if calls else "random", earlier=rules.earlier_call_ids, random_text=rules.random_text)
+        self._ids = CallIds(
+            calls.id_form if calls else "random",
+            earlier=rules.earlier_call_ids,
+            random_text=rules.random_text,
+        )
         self._joints = TextJoints()
         self._calls = 0  # complete ones
         self._begun = 0
@@ -118,7 +143,11 @@ class ChoiceText:
             self.memory, self.timings = event.memory, event.timings
             return (*self._all_is_read(), *self._echo(event.logprobs))
         if isinstance(event, PromptRead):
-            return (self._progress(event.read_tokens, cached_tokens=event.cached_tokens, seconds=event.seconds),)
+            return (
+                self._progress(
+                    event.read_tokens, cached_tokens=event.cached_tokens, seconds=event.seconds
+                ),
+            )
         return self._echo(()) if self._owes_echo and not self._rules.want_logprobs else ()
 
     def _progress(self, read_tokens: int, *, cached_tokens: int, seconds: float) -> PromptProgress:
@@ -135,7 +164,9 @@ class ChoiceText:
             return ()
         total_tokens = len(self._rules.prompt_token_ids)
         seconds = self.timings.prefill_seconds
-        return (self._progress(total_tokens, cached_tokens=self.memory.cached_tokens, seconds=seconds),)
+        return (
+            self._progress(total_tokens, cached_tokens=self.memory.cached_tokens, seconds=seconds),
+        )
 
     def _generated(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
         echo = self._echo(()) if self._owes_echo else ()
@@ -146,7 +177,9 @@ class ChoiceText:
         return (*events, self._ending(FinishReason.STOP)) if self.done else events
 
     def _pass_on(self, token_ids: tuple[int, ...]) -> tuple[OutputDelta, ...]:
-        """The short way, when all is text and nobody needs to know which token made which character."""
+        """The short way, when all is text and nobody needs to know which token made which
+        character.
+        """
         self.completion_tokens += len(token_ids)
         if token_ids and token_ids[-1] in self._rules.stop_token_ids:
             token_ids = token_ids[:-1]
@@ -166,22 +199,30 @@ class ChoiceText:
         return self._show(parts)
 
     def _up_to_end(self, parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
-        """What may be shown of them: up to a stop string, and up to the end of the call that is the only one."""
+        """What may be shown of them: up to a stop string, and up to the end of the call that is the
+        only one.
+        """
         for part in parts:
             yield from self._stops.scan(part)
-            self.done = self._stops.cut is not None or (self._rules.one_call and isinstance(part, CallEnded))
+            self.done = self._stops.cut is not None or (
+                self._rules.one_call and isinstance(part, CallEnded)
+            )
             if self.done:
                 return
 
     def _finished(self, event: Finished) -> tuple[OutputEvent, ...]:
         if event.reason is FinishReason.FAILED:
             self.done = True
-            raise GenerationFailed(event.error or "the generation failed", is_deadly=event.is_deadly)
+            raise GenerationFailed(
+                event.error or "the generation failed", is_deadly=event.is_deadly
+            )
         if event.reason is FinishReason.REFUSED:
             self.done = True
             raise InvalidRequest(event.error, field=self._rules.form_field)
         echo = self._echo(()) if self._owes_echo else ()
-        deltas = self._flush(cut=event.reason is not FinishReason.STOP) if self._rules.max_tokens else ()
+        deltas = (
+            self._flush(cut=event.reason is not FinishReason.STOP) if self._rules.max_tokens else ()
+        )
         self.done = True
         self.memory, self.timings, self.resumptions = event.memory, event.timings, event.resumptions
         return (*echo, *deltas, self._ending(event.reason))
@@ -193,18 +234,35 @@ class ChoiceText:
             parts += self._stops.flush()
         return self._show(parts, all_of_it=True)
 
-    def _show(self, parts: Sequence[AnswerPart], *, all_of_it: bool = False) -> tuple[OutputDelta, ...]:
+    def _show(
+        self, parts: Sequence[AnswerPart], *, all_of_it: bool = False
+    ) -> tuple[OutputDelta, ...]:
         """Deltas for what may newly be shown, with the tokens about which all is certain now."""
         cut = self._stops.cut
         certain = self._format.certain if cut is None else cut
-        tokens = [*self._tokens.take(certain if self._stops.held_from is None else min(certain, self._stops.held_from))]
+        tokens = [
+            *self._tokens.take(
+                certain if self._stops.held_from is None else min(certain, self._stops.held_from)
+            )
+        ]
         if cut is not None or all_of_it:
             tokens += self._tokens.take_before(cut)
         thoughts = self._format.thoughts
         if thoughts:
-            self._reasoning_tokens += sum(any(start <= token.start < end for start, end in thoughts) for token in tokens)
-        logprobs = tuple(self._tokens.shown(token, token.logprob, cut=cut) for token in tokens if token.logprob is not None)
-        return self._deltas(parts, tuple(token.token_id for token in tokens), logprobs, owes=not (self.done or all_of_it))
+            self._reasoning_tokens += sum(
+                any(start <= token.start < end for start, end in thoughts) for token in tokens
+            )
+        logprobs = tuple(
+            self._tokens.shown(token, token.logprob, cut=cut)
+            for token in tokens
+            if token.logprob is not None
+        )
+        return self._deltas(
+            parts,
+            tuple(token.token_id for token in tokens),
+            logprobs,
+            owes=not (self.done or all_of_it),
+        )
 
     def _deltas(
         self,
@@ -214,7 +272,10 @@ class ChoiceText:
         *,
         owes: bool = True,
     ) -> tuple[OutputDelta, ...]:
-        """One delta for each run of parts of a kind. All tokens stand with the last one; without any they are owed."""
+        """One delta for each run of parts of a kind.
+
+        All tokens stand with the last one; without any they are owed.
+        """
         if self._owed_ids:
             token_ids, logprobs = (*self._owed_ids, *token_ids), (*self._owed_logprobs, *logprobs)
         deltas = [self._delta(part) for part in (parts if len(parts) == 1 else _runs(parts))]
@@ -232,19 +293,28 @@ class ChoiceText:
         separator = self._joints.separator(part)
         match part:
             case Segment():
-                return TextDelta(index=self.index, text=part.text, kind=part.kind, separator=separator)
+                return TextDelta(
+                    index=self.index, text=part.text, kind=part.kind, separator=separator
+                )
             case CallBegun():
                 self._begun += 1
                 call_id = self._ids.next(part.name, written=part.id)
-                return ToolCallStarted(index=self.index, call=self._begun - 1, id=call_id, name=part.name)
+                return ToolCallStarted(
+                    index=self.index, call=self._begun - 1, id=call_id, name=part.name
+                )
             case CallArguments():
                 return ToolArgumentsDelta(index=self.index, call=self._begun - 1, text=part.text)
             case CallEnded():
                 self._calls += 1
-                return ToolCallFinished(index=self.index, call=self._begun - 1, repairs=part.repairs)
+                return ToolCallFinished(
+                    index=self.index, call=self._begun - 1, repairs=part.repairs
+                )
 
     def _echo(self, scores: tuple[TokenLogprob, ...]) -> tuple[OutputEvent, ...]:
-        """The prompt as the beginning of the answer. Its first token has no score: NaN, since nothing stands before it."""
+        """The prompt as the beginning of the answer.
+
+        Its first token has no score: NaN, since nothing stands before it.
+        """
         if not self._owes_echo:
             return ()
         self._owes_echo = False
@@ -255,14 +325,29 @@ class ChoiceText:
             offset = 0
             for token_id, scored in zip(prompt, (None, *scores), strict=True):
                 text, raw = text_and_bytes(self._pieces, token_id)
-                top = () if scored is None else tuple(rival(self._pieces, other, logprob) for other, logprob in scored.top)
+                top = (
+                    ()
+                    if scored is None
+                    else tuple(rival(self._pieces, other, logprob) for other, logprob in scored.top)
+                )
                 logprob = math.nan if scored is None else scored.logprob
-                logprobs.append(TokenText(text=text, raw=raw, logprob=logprob, top=top, text_offset=offset))
+                logprobs.append(
+                    TokenText(text=text, raw=raw, logprob=logprob, top=top, text_offset=offset)
+                )
                 offset += len(prompt_text.push((token_id,)))
-        return (TextDelta(index=self.index, text=self._rules.echo_text, token_ids=tuple(prompt), logprobs=tuple(logprobs)),)
+        return (
+            TextDelta(
+                index=self.index,
+                text=self._rules.echo_text,
+                token_ids=tuple(prompt),
+                logprobs=tuple(logprobs),
+            ),
+        )
 
     def _ending(self, reported: FinishReason) -> ChoiceFinished:
-        """Why the answer ended is decided here: the worker's reason, unless a stop string or the only call ended it before."""
+        """Why the answer ended is decided here: the worker's reason, unless a stop string or the
+        only call ended it before.
+        """
         ended_here = self._stops.cut is not None or (self._rules.one_call and self._calls > 0)
         return ChoiceFinished(
             index=self.index,
@@ -282,9 +367,13 @@ class ChoiceText:
         found = self.memory.divergence
         if found is None:
             return None
-        before = self._rules.prompt_token_ids[max(0, found.position - _TOKENS_BEFORE) : found.position]
+        before = self._rules.prompt_token_ids[
+            max(0, found.position - _TOKENS_BEFORE) : found.position
+        ]
         return DivergentTexts(
-            before=b"".join(self._pieces.all_bytes(token_id) for token_id in before).decode("utf-8", "replace"),
+            before=b"".join(self._pieces.all_bytes(token_id) for token_id in before).decode(
+                "utf-8", "replace"
+            ),
             stored=text_and_bytes(self._pieces, found.stored_token_id)[0],
             prompt=text_and_bytes(self._pieces, found.prompt_token_id)[0],
         )
@@ -293,14 +382,23 @@ class ChoiceText:
 def _format(rules: ChoiceRules) -> SegmentFormat:
     if rules.dialect.is_plain:
         return PlainFormat()
-    return AnswerReader(rules.dialect, tools=rules.tools, reads_calls=rules.reads_calls, in_reasoning=rules.in_reasoning)
+    return AnswerReader(
+        rules.dialect,
+        tools=rules.tools,
+        reads_calls=rules.reads_calls,
+        in_reasoning=rules.in_reasoning,
+    )
 
 
 def _runs(parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
     """Segments of one kind and arguments that follow each other as one; none is empty."""
-    for kind, run in groupby(parts, key=lambda part: part.kind if isinstance(part, Segment) else type(part)):
+    for kind, run in groupby(
+        parts, key=lambda part: part.kind if isinstance(part, Segment) else type(part)
+    ):
         if kind is CallArguments:
-            yield CallArguments("".join(part.text for part in run if isinstance(part, CallArguments)))
+            yield CallArguments(
+                "".join(part.text for part in run if isinstance(part, CallArguments))
+            )
             continue
         if not isinstance(kind, str):
             yield from run

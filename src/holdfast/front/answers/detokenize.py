@@ -1,4 +1,6 @@
-"""Tokens to text, a few at a time, at a constant cost per token, and with the same result as decoding the whole at once."""
+"""Tokens to text, a few at a time, at a constant cost per token, and with the same result as
+decoding the whole at once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import TypeAlias
 from holdfast.front.answers.pieces import TokenPieces
 
 _REPLACEMENT = "\ufffd"
-_WINDOW_TOKENS = 16  # an opaque decoder's text may end in U+FFFD for so many tokens before it is believed
+# an opaque decoder's text may end in U+FFFD for so many tokens before it is believed
+_WINDOW_TOKENS = 16
 
 
 class _ByteDecoder:
@@ -34,8 +37,8 @@ class _ByteDecoder:
 class _PieceDecoder:
     """SentencePiece-like vocabularies.
 
-    A run of byte tokens is decoded as one when it ends: a whole decode turns *each* byte of a run that is not UTF-8 throughout
-    into U+FFFD, so no part of a run is certain before its end.
+    A run of byte tokens is decoded as one when it ends: a whole decode turns *each* byte of a run
+    that is not UTF-8 throughout into U+FFFD, so no part of a run is certain before its end.
     """
 
     def __init__(self, pieces: TokenPieces, at_start: bool, show_special: bool) -> None:
@@ -87,9 +90,11 @@ class _PieceDecoder:
 
 
 class _WindowDecoder:
-    """Any other decoder: decodes the last few tokens again with their predecessors, and gives what is new.
+    """Any other decoder: decodes the last few tokens again with their predecessors, and gives what
+    is new.
 
-    The result is the whole's as long as no decision of the decoder reaches back over more than the window.
+    The result is the whole's as long as no decision of the decoder reaches back over more than the
+    window.
     """
 
     def __init__(self, pieces: TokenPieces, show_special: bool) -> None:
@@ -115,7 +120,9 @@ class _WindowDecoder:
 
     def _text_of_new(self) -> str:
         before = self._backend.decode(self._context, skip_special_tokens=self._skip)
-        return self._backend.decode(self._context + self._new, skip_special_tokens=self._skip)[len(before) :]
+        return self._backend.decode(self._context + self._new, skip_special_tokens=self._skip)[
+            len(before) :
+        ]
 
     def _begin_window(self) -> None:
         self._context, self._new = self._new[-_WINDOW_TOKENS:], []
@@ -124,16 +131,20 @@ class _WindowDecoder:
 Detokenizer: TypeAlias = _ByteDecoder | _PieceDecoder | _WindowDecoder
 """Turns token ids into text as they come. One per sequence.
 
-`push` adds tokens and returns the text that is certain now; `flush` returns what was held back, when no token follows. All of it
-joined equals the tokenizer's decoding of all ids at once, however they were divided. Incomplete characters are held back; bytes
-that are no UTF-8 become U+FFFD as they do in the whole.
+`push` adds tokens and returns the text that is certain now; `flush` returns what was held back,
+when no token follows. All of it joined equals the tokenizer's decoding of all ids at once, however
+they were divided. Incomplete characters are held back; bytes that are no UTF-8 become U+FFFD as
+they do in the whole.
 """
 
 
-def detokenizer(pieces: TokenPieces, *, at_start: bool = True, show_special: bool = False) -> Detokenizer:
+def detokenizer(
+    pieces: TokenPieces, *, at_start: bool = True, show_special: bool = False
+) -> Detokenizer:
     """A detokenizer for one sequence of a model.
 
-    at_start: the tokens open a text, so that the space which some tokenizers put in front of a first word is taken off again.
+    at_start: the tokens open a text, so that the space which some tokenizers put in front of a
+        first word is taken off again.
         Off for a continuation: there the space parts the first word from what stands before it.
     show_special: special tokens are part of the text (for an echoed prompt).
     """

@@ -1,4 +1,6 @@
-"""What each token id adds to the text: the decoder of a `tokenizers` tokenizer, taken apart to work one token at a time."""
+"""What each token id adds to the text: the decoder of a `tokenizers` tokenizer, taken apart to work
+one token at a time.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ Piece = str | int | None  # text, one raw byte, or nothing (hidden special token
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-# How tokens become text. bytes: every token is a string of bytes, the text is their UTF-8. pieces: every token is text, with byte
-# tokens <0xNN> for what has no token of its own. opaque: the decoder cannot be taken apart.
+# How tokens become text. bytes: every token is a string of bytes, the text is their UTF-8. pieces:
+# every token is text, with byte tokens <0xNN> for what has no token of its own. opaque: the decoder
+# cannot be taken apart.
 DecodingStyle: TypeAlias = Literal["bytes", "pieces", "opaque"]
 
 
@@ -27,12 +30,17 @@ class DecodingRules:
     style: DecodingStyle
     replacements: tuple[tuple[str | Regex, str], ...] = ()
     byte_fallback: bool = False
-    leading_strip: tuple[str, int] = ("", 0)  # a character and how many of it are taken off the beginning of the text
-    dropped_from_first_token: str = ""  # a character that the first token loses wherever it stands in it
+    # a character and how many of it are taken off the beginning of the text
+    leading_strip: tuple[str, int] = ("", 0)
+    # a character that the first token loses wherever it stands in it
+    dropped_from_first_token: str = ""
 
 
 def decoding_rules(decoder: Any) -> DecodingRules:
-    """Read a decoder's definition. Anything unusual is OPAQUE: right, but slower and with windows instead of exact steps."""
+    """Read a decoder's definition.
+
+    Anything unusual is OPAQUE: right, but slower and with windows instead of exact steps.
+    """
     opaque = DecodingRules(style="opaque")
     if decoder is None:
         return opaque
@@ -41,17 +49,31 @@ def decoding_rules(decoder: Any) -> DecodingRules:
     replacements: list[tuple[str | Regex, str]] = []
     while kinds and kinds[0] == "Replace":
         pattern = stages[0]["pattern"]
-        replacements.append((pattern["String"] if "String" in pattern else Regex(pattern["Regex"]), stages[0]["content"]))
+        replacements.append(
+            (
+                pattern["String"] if "String" in pattern else Regex(pattern["Regex"]),
+                stages[0]["content"],
+            )
+        )
         stages, kinds = stages[1:], kinds[1:]
     while kinds and kinds[-1] == "Fuse" and len(kinds) > 1 and kinds[-2] in ("Fuse", "ByteLevel"):
         stages, kinds = stages[:-1], kinds[:-1]
     match kinds:
         case ["ByteLevel"]:
             return DecodingRules(style="bytes", replacements=tuple(replacements))
-        case ["Metaspace", *rest] if not replacements and rest in ([], ["Fuse"], ["ByteFallback"], ["ByteFallback", "Fuse"]):
+        case ["Metaspace", *rest] if not replacements and rest in (
+            [],
+            ["Fuse"],
+            ["ByteFallback"],
+            ["ByteFallback", "Fuse"],
+        ):
             return _metaspace_rules(stages[0], byte_fallback="ByteFallback" in rest)
         case [] | ["Fuse"] | ["ByteFallback"] | ["ByteFallback", "Fuse"]:
-            return DecodingRules(style="pieces", replacements=tuple(replacements), byte_fallback="ByteFallback" in kinds)
+            return DecodingRules(
+                style="pieces",
+                replacements=tuple(replacements),
+                byte_fallback="ByteFallback" in kinds,
+            )
         case ["Fuse", "Strip"] | ["ByteFallback", "Fuse", "Strip"] if stages[-1]["stop"] == 0:
             return DecodingRules(
                 style="pieces",
@@ -80,10 +102,14 @@ def _metaspace_rules(stage: dict[str, Any], *, byte_fallback: bool) -> DecodingR
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte: Latin-1's printable ones stand for themselves, the rest from U+0100 on."""
+    """GPT-2's printable character for each byte: Latin-1's printable ones stand for themselves, the
+    rest from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + place): byte for place, byte in enumerate(others)
+    }
 
 
 _BYTE_OF_CHARACTER = _byte_alphabet()
@@ -100,10 +126,16 @@ class TokenPieces:
         self.rules = decoding_rules(backend.decoder)
         added = backend.get_added_tokens_decoder()
         self._special = frozenset(token.content for token in added.values() if token.special)
-        self._replace = [decoders.Replace(pattern, content) for pattern, content in self.rules.replacements]
-        self.visible_bytes = cache(lambda token_id: b"" if self.is_special(token_id) else self.raw(token_id))
+        self._replace = [
+            decoders.Replace(pattern, content) for pattern, content in self.rules.replacements
+        ]
+        self.visible_bytes = cache(
+            lambda token_id: b"" if self.is_special(token_id) else self.raw(token_id)
+        )
         self.all_bytes = cache(self.raw)
-        self.visible_pieces = cache(lambda token_id: None if self.is_special(token_id) else self._piece(token_id))
+        self.visible_pieces = cache(
+            lambda token_id: None if self.is_special(token_id) else self._piece(token_id)
+        )
         self.all_pieces = cache(self._piece)
 
     def is_special(self, token_id: int) -> bool:
@@ -122,7 +154,8 @@ class TokenPieces:
         token = self._token(token_id)
         if all(character in _BYTE_OF_CHARACTER for character in token):
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-        return token.encode()  # an added token with characters outside the byte alphabet stands for itself
+        # an added token with characters outside the byte alphabet stands for itself
+        return token.encode()
 
     def first_piece(self, token_id: int) -> Piece:
         """The piece of a token that opens the text."""

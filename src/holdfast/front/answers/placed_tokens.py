@@ -1,4 +1,6 @@
-"""The tokens of an answer on their way to a client: their text, and which of them made which characters. Pure."""
+"""The tokens of an answer on their way to a client: their text, and which of them made which
+characters. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,17 @@ from holdfast.wire.output import TokenText
 
 
 class PlacedTokens:
-    """Makes text of tokens and keeps them until they are asked for. Places are characters of the answer, markers written out."""
+    """Makes text of tokens and keeps them until they are asked for.
 
-    def __init__(self, pieces: TokenPieces, markers: Markers, *, at_start: bool, offset: int = 0) -> None:
-        """offset: characters that stand before the answer's first, for the places that a client sees."""
+    Places are characters of the answer, markers written out.
+    """
+
+    def __init__(
+        self, pieces: TokenPieces, markers: Markers, *, at_start: bool, offset: int = 0
+    ) -> None:
+        """offset: characters that stand before the answer's first, for the places that a client
+        sees.
+        """
         self._pieces, self._markers, self._offset = pieces, markers, offset
         self._detokenizer = detokenizer(pieces, at_start=at_start)
         self._pending: deque[PlacedToken] = deque()
@@ -25,7 +34,9 @@ class PlacedTokens:
         self._characters = 0  # that have come
 
     def push(self, token_id: int, logprob: TokenLogprob | None) -> str:
-        """Add a token; returns the text that is certain now, with one character for a token that is a marker."""
+        """Add a token; returns the text that is certain now, with one character for a token that is
+        a marker.
+        """
         marker = self._markers.characters.get(token_id)
         if marker is not None:
             before = self.flush()
@@ -53,7 +64,9 @@ class PlacedTokens:
         return taken
 
     def take_before(self, cut: int | None) -> Sequence[PlacedToken]:
-        """The tokens that begin before this place, where the answer is cut; without a place all that are left."""
+        """The tokens that begin before this place, where the answer is cut; without a place all
+        that are left.
+        """
         taken: list[PlacedToken] = []
         while self._pending and (cut is None or self._pending[0].start < cut):
             taken.append(self._pending.popleft())
@@ -85,7 +98,10 @@ class PlacedTokens:
             self._place(text, start=start)
 
     def _place(self, text: str, *, start: int) -> None:
-        """Place the tokens whose text was uncertain. Where bytes were replaced, all of it counts as made by the last of them."""
+        """Place the tokens whose text was uncertain.
+
+        Where bytes were replaced, all of it counts as made by the last of them.
+        """
         raws = [self._pieces.visible_bytes(token.token_id) for token in self._uncertain]
         if not spread(text, self._uncertain, raws, start=start):
             last = self._uncertain[-1]

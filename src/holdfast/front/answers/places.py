@@ -1,4 +1,6 @@
-"""Which token made which characters of the answer: for offsets, and to cut tokens where the text is cut."""
+"""Which token made which characters of the answer: for offsets, and to cut tokens where the text is
+cut.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,12 @@ from holdfast.wire.events import TokenLogprob
 
 @dataclass(slots=True)
 class PlacedToken:
-    """A token whose text is not shown yet. `start` and `end` are places in the answer, `emitted` the text between them.
+    """A token whose text is not shown yet.
 
-    A token that is a part of a character has the place of that character. Until the character is certain, `end` is `start`.
+    `start` and `end` are places in the answer, `emitted` the text between them.
+
+    A token that is a part of a character has the place of that character. Until the character is
+    certain, `end` is `start`.
     """
 
     token_id: int
@@ -23,7 +28,9 @@ class PlacedToken:
 
 
 def spread(text: str, tokens: Sequence[PlacedToken], raws: Sequence[bytes], *, start: int) -> bool:
-    """Place tokens that became certain together. False, and nothing done, when their bytes are not those of the text.
+    """Place tokens that became certain together.
+
+    False, and nothing done, when their bytes are not those of the text.
 
     start: the place of the text in the answer. raws: the bytes of each of the tokens.
     """

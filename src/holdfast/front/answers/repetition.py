@@ -1,8 +1,9 @@
 """Recognizes a thought that goes round in circles, by its tokens alone. Pure.
 
-It is meant to be right rather than early: a thought counts as endless only when its last 2048 tokens (by default) are one piece
-of at most an eighth of them, again and again, without a single token that differs. Useful thoughts do not do that, not even with
-tables in them: a grid of 30 rows of 30 zeros has 1,800 tokens.
+It is meant to be right rather than early: a thought counts as endless only when its last 2048
+tokens (by default) are one piece of at most an eighth of them, again and again, without a single
+token that differs. Useful thoughts do not do that, not even with tables in them: a grid of 30 rows
+of 30 zeros has 1,800 tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ class RepetitionGuard:
         self._until_look = tokens
 
     def take(self, token_ids: Iterable[int]) -> bool:
-        """The thought has these tokens more. Returns whether it goes round in circles; it is looked at now and then."""
+        """The thought has these tokens more.
+
+        Returns whether it goes round in circles; it is looked at now and then.
+        """
         if not self._tokens:
             return False
         repeats = False
@@ -34,14 +38,22 @@ class RepetitionGuard:
             self._until_look -= 1
             if not self._until_look:
                 self._until_look = _LOOK_EVERY
-                repeats = repeats or is_periodic(self._last, longest_period=self._tokens // LEAST_ROUNDS)
+                repeats = repeats or is_periodic(
+                    self._last, longest_period=self._tokens // LEAST_ROUNDS
+                )
         return repeats
 
 
 def is_periodic(token_ids: Iterable[int], *, longest_period: int) -> bool:
-    """Whether the tokens are one piece of at most so many tokens, again and again; the last time it may be cut short."""
+    """Whether the tokens are one piece of at most so many tokens, again and again; the last time it
+    may be cut short.
+    """
     ids = array("q", token_ids)
     packed = ids.tobytes()
     size = ids.itemsize
-    periods = (period for period in range(1, min(longest_period, len(ids) - 1) + 1) if ids[-1] == ids[-1 - period])
+    periods = (
+        period
+        for period in range(1, min(longest_period, len(ids) - 1) + 1)
+        if ids[-1] == ids[-1 - period]
+    )
     return any(packed[period * size :] == packed[: -period * size] for period in periods)

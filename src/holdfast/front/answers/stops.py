@@ -1,4 +1,6 @@
-"""Stop strings: found across tokens, never shown, and nothing held back that cannot be the beginning of one."""
+"""Stop strings: found across tokens, never shown, and nothing held back that cannot be the
+beginning of one.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,17 @@ from collections.abc import Sequence
 class StopScanner:
     """Looks for stop strings in a text that comes in parts. One per sequence.
 
-    The stop string that is *complete* first ends the text, whatever was pushed in one part or in many; of several that end at
-    the same character the longest, so that no beginning of it is shown. The text before it is visible.
+    The stop string that is *complete* first ends the text, whatever was pushed in one part or in
+    many; of several that end at the same character the longest, so that no beginning of it is
+    shown. The text before it is visible.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         """stops: not empty, none of them the empty string."""
         self._stops = tuple(stops)
-        self._first = re.compile("|".join(re.escape(first) for first in sorted({stop[0] for stop in stops})))
+        self._first = re.compile(
+            "|".join(re.escape(first) for first in sorted({stop[0] for stop in stops}))
+        )
         self._longest = max(len(stop) for stop in stops)
         self._held = ""
         self._stopped = False
@@ -62,7 +67,9 @@ class StopScanner:
         return None if best is None else best[1:]
 
     def _start_of_possible_stop(self, window: str) -> int:
-        """First place from which on the window could grow into a stop string; its length when there is none."""
+        """First place from which on the window could grow into a stop string; its length when there
+        is none.
+        """
         place = max(0, len(window) - self._longest + 1)
         while (found := self._first.search(window, place)) is not None:
             tail = window[found.start() :]

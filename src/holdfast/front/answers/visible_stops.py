@@ -1,4 +1,6 @@
-"""Stop strings of an answer: they stand in visible text, in one piece of it, and never in reasoning or calls. Pure."""
+"""Stop strings of an answer: they stand in visible text, in one piece of it, and never in reasoning
+or calls. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ class VisibleStops:
     """Looks for stop strings in the parts of an answer."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.cut: int | None = None  # the place of the stop string that was found; places are those of `Segment.start`
+        # the place of the stop string that was found; places are those of `Segment.start`
+        self.cut: int | None = None
         self.held_from: int | None = None  # the place from which on text is held back
         self._scanner = StopScanner(stops) if stops else None
 
@@ -43,7 +46,8 @@ class VisibleStops:
         shown = scanner.push(part.text)
         if shown:
             yield Segment("text", shown, start)
-        # what was held may not stand right before the part: markup that is left out may stand between them
+        # what was held may not stand right before the part: markup that is left out may stand
+        # between them
         end = part.start + len(shown) - held if len(shown) >= held else start + len(shown)
         if scanner.stopped:
             self.cut, self.held_from = end, None

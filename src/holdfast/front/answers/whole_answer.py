@@ -1,4 +1,6 @@
-"""Reads an answer that is there as a whole, as it would be read while it comes: to prove what was found of a model. Pure."""
+"""Reads an answer that is there as a whole, as it would be read while it comes: to prove what was
+found of a model. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect
-from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, TextJoints
+from holdfast.front.toolcalls.segments import (
+    AnswerPart,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Segment,
+    TextJoints,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +32,12 @@ class WholeAnswer:
     repairs: tuple[str, ...]  # of all calls
 
 
-def read_answer(text: str, dialect: ModelDialect, *, tools: DeclaredTools, in_reasoning: bool = False) -> WholeAnswer:
-    """Read what a model has written, markers as text; those that are tokens of the model count as such."""
+def read_answer(
+    text: str, dialect: ModelDialect, *, tools: DeclaredTools, in_reasoning: bool = False
+) -> WholeAnswer:
+    """Read what a model has written, markers as text; those that are tokens of the model count as
+    such.
+    """
     reader = AnswerReader(dialect, tools=tools, in_reasoning=in_reasoning)
     return whole_answer([*reader.push(dialect.markers.encode(text)), *reader.flush()])
 
@@ -49,7 +62,10 @@ def whole_answer(parts: Iterable[AnswerPart]) -> WholeAnswer:
                 calls.append(Call(begun.name, _object(arguments), begun.id))
                 repairs += part.repairs
     return WholeAnswer(
-        text="".join(texts["text"]), reasoning="".join(texts["reasoning"]), calls=tuple(calls), repairs=tuple(repairs)
+        text="".join(texts["text"]),
+        reasoning="".join(texts["reasoning"]),
+        calls=tuple(calls),
+        repairs=tuple(repairs),
     )
 
 

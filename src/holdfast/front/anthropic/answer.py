@@ -1,4 +1,6 @@
-"""The answers of /v1/messages, streamed and whole: blocks of thinking, text and calls, one after the other."""
+"""The answers of /v1/messages, streamed and whole: blocks of thinking, text and calls, one after
+the other.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
 from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.problem import Problem
 from holdfast.front.server.sealing import Seal
-from holdfast.wire.output import ChoiceFinished, OutputDelta, TextDelta, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
+from holdfast.wire.output import (
+    ChoiceFinished,
+    OutputDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 
 _encode = msgspec.json.encode
 _PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -29,10 +38,13 @@ Place: TypeAlias = Literal["text", "reasoning"] | int  # the kind of text, or th
 class MessagesAnswer(AnswerFormat):
     """AnswerFormat of an answer.
 
-    max_tokens: as the request has it. hides_thinking: the blocks of thinking have no text, but a signature that carries it.
+    max_tokens: as the request has it. hides_thinking: the blocks of thinking have no text, but a
+    signature that carries it.
     """
 
-    def __init__(self, *, model: str, seal: Seal, max_tokens: int, hides_thinking: bool = False) -> None:
+    def __init__(
+        self, *, model: str, seal: Seal, max_tokens: int, hides_thinking: bool = False
+    ) -> None:
         self.id, self.model = f"msg_{uuid.uuid4().hex}", model
         self._seal, self._max_tokens, self._hides_thinking = seal, max_tokens, hides_thinking
         self._open: Place | None = None  # the block that is being written
@@ -45,10 +57,18 @@ class MessagesAnswer(AnswerFormat):
         return _PING
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """The head. What of the prompt was reused is not known yet: the counts at the end go before these."""
-        usage = usage_of(TokenCounts(prompt_tokens=prompt_tokens, completion_tokens=0, cached_tokens=0))
-        head = MessageAnswer(id=self.id, model=self.model, content=[], stop_reason=None, usage=usage)
-        return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % _encode(head)
+        """The head. What of the prompt was reused is not known yet: the counts at the end go before
+        these.
+        """
+        usage = usage_of(
+            TokenCounts(prompt_tokens=prompt_tokens, completion_tokens=0, cached_tokens=0)
+        )
+        head = MessageAnswer(
+            id=self.id, model=self.model, content=[], stop_reason=None, usage=usage
+        )
+        return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % _encode(
+            head
+        )
 
     def delta(self, event: OutputDelta) -> bytes:
         """News of a block; the block before it ends, and it begins, with the first of them."""
@@ -59,7 +79,9 @@ class MessagesAnswer(AnswerFormat):
         if isinstance(event, TextDelta):
             return before + self._text(event)
         if isinstance(event, ToolArgumentsDelta):
-            return before + (self._delta(b"input_json_delta", b"partial_json", event.text) if event.text else b"")
+            return before + (
+                self._delta(b"input_json_delta", b"partial_json", event.text) if event.text else b""
+            )
         return before + (self._stop() if isinstance(event, ToolCallFinished) else b"")
 
     def finish(self, event: ChoiceFinished) -> bytes:
@@ -71,7 +93,14 @@ class MessagesAnswer(AnswerFormat):
         """Why it ended, and the counts."""
         assert self._end is not None, "an answer has an end"
         reason, sequence = self._end_of(self._end, counts)
-        delta = _encode({"stop_reason": reason, "stop_sequence": sequence, "stop_details": None, "container": None})
+        delta = _encode(
+            {
+                "stop_reason": reason,
+                "stop_sequence": sequence,
+                "stop_details": None,
+                "container": None,
+            }
+        )
         extra = b"" if explanation is None else b',"holdfast":%b' % _encode(explanation)
         usage = _encode(usage_of(counts))
         data = b'{"type":"message_delta","delta":%b,"usage":%b%b}' % (delta, usage, extra)
@@ -81,7 +110,9 @@ class MessagesAnswer(AnswerFormat):
         """The error as an event; nothing follows."""
         return b"event: error\ndata: %b\n\n" % _encode(anthropic_error(problem))
 
-    def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
         """The whole as JSON."""
         (choice,) = choices
         assert choice.end is not None, "an answer has an end"
@@ -99,27 +130,40 @@ class MessagesAnswer(AnswerFormat):
 
     def _start(self, place: Place, event: OutputDelta) -> bytes:
         if isinstance(event, ToolCallStarted):
-            block = AnswerBlock(type="tool_use", id=event.id, name=event.name, input=_NO_INPUT, caller=DirectCaller())
+            block = AnswerBlock(
+                type="tool_use",
+                id=event.id,
+                name=event.name,
+                input=_NO_INPUT,
+                caller=DirectCaller(),
+            )
         elif place == "text":
             block = AnswerBlock(type="text", text="", citations=None)
         else:
             block = AnswerBlock(type="thinking", thinking="", signature="")
         self._open, self._blocks = place, self._blocks + 1
-        data = b'{"type":"content_block_start","index":%d,"content_block":%b}' % (self._blocks - 1, _encode(block))
+        data = b'{"type":"content_block_start","index":%d,"content_block":%b}' % (
+            self._blocks - 1,
+            _encode(block),
+        )
         return b"event: content_block_start\ndata: %b\n\n" % data
 
     def _text(self, event: TextDelta) -> bytes:
         if event.kind == "text":
             return self._delta(b"text_delta", b"text", event.text)
         self._thought.append(event.text)
-        return b"" if self._hides_thinking else self._delta(b"thinking_delta", b"thinking", event.text)
+        return (
+            b"" if self._hides_thinking else self._delta(b"thinking_delta", b"thinking", event.text)
+        )
 
     def _stop(self) -> bytes:
         if self._open is None:
             return b""
         signed = b""
         if self._open == "reasoning":
-            signed = self._delta(b"signature_delta", b"signature", self._signature("".join(self._thought)))
+            signed = self._delta(
+                b"signature_delta", b"signature", self._signature("".join(self._thought))
+            )
             self._thought.clear()
         self._open = None
         data = b'{"type":"content_block_stop","index":%d}' % (self._blocks - 1)
@@ -139,12 +183,20 @@ class MessagesAnswer(AnswerFormat):
         text = "".join([delta.text for delta in deltas if isinstance(delta, TextDelta)])
         if place == "text":
             return AnswerBlock(type="text", text=text, citations=None)
-        return AnswerBlock(type="thinking", thinking="" if self._hides_thinking else text, signature=self._signature(text))
+        return AnswerBlock(
+            type="thinking",
+            thinking="" if self._hides_thinking else text,
+            signature=self._signature(text),
+        )
 
     def _end_of(self, end: ChoiceFinished, counts: TokenCounts) -> tuple[StopReason, str | None]:
         """Why it ended, and the stop sequence if it was one."""
         if end.finish_reason == "length":
-            return ("max_tokens" if counts.completion_tokens >= self._max_tokens else "model_context_window_exceeded"), None
+            return (
+                "max_tokens"
+                if counts.completion_tokens >= self._max_tokens
+                else "model_context_window_exceeded"
+            ), None
         if end.finish_reason == "tool_calls":
             return "tool_use", None
         return ("end_turn" if end.stop_string is None else "stop_sequence"), end.stop_string
@@ -169,10 +221,14 @@ def _by_block(deltas: Iterable[OutputDelta]) -> list[tuple[Place, list[OutputDel
 
 
 def _call(deltas: Sequence[OutputDelta]) -> AnswerBlock:
-    """A call. Of the arguments of one that was cut, as much is shown as is JSON: so do the clients that read streams."""
+    """A call. Of the arguments of one that was cut, as much is shown as is JSON: so do the clients
+    that read streams.
+    """
     head = next(delta for delta in deltas if isinstance(delta, ToolCallStarted))
     arguments = "".join([delta.text for delta in deltas if isinstance(delta, ToolArgumentsDelta)])
     given = msgspec.Raw(arguments.encode()) if arguments else _NO_INPUT
     if arguments and not any(isinstance(delta, ToolCallFinished) for delta in deltas):
         given = msgspec.Raw(_encode(from_json(arguments, allow_partial=True)))
-    return AnswerBlock(type="tool_use", id=head.id, name=head.name, input=given, caller=DirectCaller())
+    return AnswerBlock(
+        type="tool_use", id=head.id, name=head.name, input=given, caller=DirectCaller()
+    )

@@ -1,4 +1,6 @@
-"""The turns of a conversation as Anthropic's clients send them, in blocks → messages as a prompt has them."""
+"""The turns of a conversation as Anthropic's clients send them, in blocks → messages as a prompt
+has them.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,22 @@ from holdfast.wire.output import separator
 from holdfast.wire.requests import CacheBreakpoint
 
 _OTHER = TAG_MARK + "other"
-_TAGS = {kind: TAG_MARK + kind for kind in ("text", "thinking", "tool_use", "tool_result", "tool_reference")}
-# Of Anthropic's own tools, and thoughts of another server: nothing in them is of use to a model here.
-_LEFT_OUT = frozenset({"redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_listing", "compaction", "fallback"})
+_TAGS = {
+    kind: TAG_MARK + kind
+    for kind in ("text", "thinking", "tool_use", "tool_result", "tool_reference")
+}
+# Of Anthropic's own tools, and thoughts of another server: nothing in them is of use to a model
+# here.
+_LEFT_OUT = frozenset(
+    {
+        "redacted_thinking",
+        "server_tool_use",
+        "mcp_tool_use",
+        "mcp_tool_listing",
+        "compaction",
+        "fallback",
+    }
+)
 _LEFT_OUT_ENDING = "_tool_result"  # of web_search_tool_result and its like
 _FAILED = "The call failed."
 _SECONDS = {"5m": 300.0, "1h": 3600.0}
@@ -87,7 +102,11 @@ ResultBlock = Annotated[
     Annotated[TextBlock, Tag(_TAGS["text"])]
     | Annotated[ToolReferenceBlock, Tag(_TAGS["tool_reference"])]
     | Annotated[OtherBlock, Tag(_OTHER)],
-    Discriminator(lambda value: kind if (kind := _kind(value)) in (_TAGS["text"], _TAGS["tool_reference"]) else _OTHER),
+    Discriminator(
+        lambda value: (
+            kind if (kind := _kind(value)) in (_TAGS["text"], _TAGS["tool_reference"]) else _OTHER
+        )
+    ),
 ]
 
 
@@ -99,7 +118,9 @@ class ToolResultBlock(TypedDict):
     tool_use_id: Annotated[str, Field(min_length=1)]
     content: NotRequired[
         Annotated[
-            Annotated[str, Tag(ONE)] | Annotated[list[ResultBlock], Field(fail_fast=True), Tag(MANY)], Discriminator(one_or_many)
+            Annotated[str, Tag(ONE)]
+            | Annotated[list[ResultBlock], Field(fail_fast=True), Tag(MANY)],
+            Discriminator(one_or_many),
         ]
         | None
     ]
@@ -117,7 +138,8 @@ Block = Annotated[
     _Any,
 ]
 SystemPrompt = Annotated[
-    Annotated[str, Tag(ONE)] | Annotated[list[TextBlock], Field(fail_fast=True), Tag(MANY)], Discriminator(one_or_many)
+    Annotated[str, Tag(ONE)] | Annotated[list[TextBlock], Field(fail_fast=True), Tag(MANY)],
+    Discriminator(one_or_many),
 ]
 
 
@@ -149,18 +171,24 @@ class Conversation:
         """Note whether a block, behind which so much stands, ends what is to be kept."""
         if control := block.get("cache_control"):
             seconds = _SECONDS[control.get("ttl") or "5m"]
-            self.breakpoints.append(CacheBreakpoint(messages=messages, parts=parts, seconds=seconds))
+            self.breakpoints.append(
+                CacheBreakpoint(messages=messages, parts=parts, seconds=seconds)
+            )
 
     def add_system(self, system: str | Sequence[TextBlock]) -> None:
         """Add what goes before the conversation."""
-        blocks: Sequence[TextBlock] = [{"type": "text", "text": system}] if isinstance(system, str) else system
+        blocks: Sequence[TextBlock] = (
+            [{"type": "text", "text": system}] if isinstance(system, str) else system
+        )
         for place, block in enumerate(blocks):
             self.mark(block, messages=0, parts=place + 1)
         if blocks:
             self.messages.append({"role": "system", "content": [_part(block) for block in blocks]})
 
     def add(self, turn: Turn, field: str) -> None:
-        """Add a turn. Raises RequestRefused naming the first block in it that cannot be read by the model."""
+        """Add a turn. Raises RequestRefused naming the first block in it that cannot be read by the
+        model.
+        """
         content = turn["content"]
         if isinstance(content, str):
             self.messages.append({"role": turn["role"], "content": content})
@@ -172,7 +200,9 @@ class Conversation:
             self._add_said(turn["role"], content, field)
 
     def _add_said(self, role: str, blocks: Sequence[Mapping[str, Any]], field: str) -> None:
-        """Add the messages that a turn of the user or the system is: results of calls are messages of their own."""
+        """Add the messages that a turn of the user or the system is: results of calls are messages
+        of their own.
+        """
         parts: list[Message] = []
         for place, block in enumerate(blocks):
             if block["type"] == "tool_result":
@@ -215,7 +245,10 @@ def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Mess
             case "thinking":
                 thoughts.append(_thought(block, seal))
             case "tool_use":
-                function = {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)}
+                function = {
+                    "name": block["name"],
+                    "arguments": json.dumps(block["input"], ensure_ascii=False),
+                }
                 calls.append({"id": block["id"], "type": "function", "function": function})
             case _:
                 _refuse_unless_left_out(block["type"], f"{field}.{place}")
@@ -230,7 +263,9 @@ def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Mess
 
 
 def _thought(block: Mapping[str, Any], seal: Seal) -> str:
-    """A thought of ours, or nothing: what another model has thought is not what this one would go on from."""
+    """A thought of ours, or nothing: what another model has thought is not what this one would go
+    on from.
+    """
     thinking, signature = block["thinking"], block["signature"]
     if not thinking:
         return seal.open(signature) or ""
@@ -259,21 +294,37 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
 def _failed(content: str | list[Message]) -> str | list[Message]:
     if not content:
         return _FAILED
-    return f"{_FAILED}\n{content}" if isinstance(content, str) else [{"type": "text", "text": _FAILED}, *content]
+    return (
+        f"{_FAILED}\n{content}"
+        if isinstance(content, str)
+        else [{"type": "text", "text": _FAILED}, *content]
+    )
 
 
 def _read(block: Mapping[str, Any]) -> Message | None:
-    """A block of text, or a document or search result that consists of text, as a part of a message; None for another one."""
+    """A block of text, or a document or search result that consists of text, as a part of a
+    message; None for another one.
+    """
     if block["type"] == "text":
         return _part(block)
     source = block.get("source")
     if block["type"] == "search_result":
         given = block.get("content")
-    elif block["type"] == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
+    elif (
+        block["type"] == "document"
+        and isinstance(source, dict)
+        and source.get("type") in ("text", "content")
+    ):
         given = source.get("data" if source["type"] == "text" else "content")
     else:
         return None
-    inner = [{"text": given}] if isinstance(given, str) else given if isinstance(given, list) else [None]
+    inner = (
+        [{"text": given}]
+        if isinstance(given, str)
+        else given
+        if isinstance(given, list)
+        else [None]
+    )
     texts = [part.get("text") if isinstance(part, dict) else None for part in inner]
     if not all(isinstance(text, str) for text in texts):
         return None
@@ -300,4 +351,6 @@ def _is_left_out(kind: str) -> bool:
 
 def _refused_type(kind: str, field: str) -> RequestRefused:
     field = f"{field}.type"
-    return RequestRefused(f"`{field}`: no block of this type may stand here", field=field, shown=f": {kind[:40]!r}")
+    return RequestRefused(
+        f"`{field}`: no block of this type may stand here", field=field, shown=f": {kind[:40]!r}"
+    )

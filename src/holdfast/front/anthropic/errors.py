@@ -37,15 +37,23 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def anthropic_error(problem: Problem) -> MessagesError:
-    """The body of an answer that says what went wrong. Clients choose the exception by the status, and show type and message."""
-    kind = _KINDS.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
+    """The body of an answer that says what went wrong.
+
+    Clients choose the exception by the status, and show type and message.
+    """
+    kind = _KINDS.get(
+        problem.status, "invalid_request_error" if problem.status < 500 else "api_error"
+    )
     return MessagesError(
-        error=MessagesErrorDetail(type=kind, message=_message(problem)), request_id=problem.request_id or msgspec.UNSET
+        error=MessagesErrorDetail(type=kind, message=_message(problem)),
+        request_id=problem.request_id or msgspec.UNSET,
     )
 
 
 def _message(problem: Problem) -> str:
-    """Claude Code knows by these words, and the two numbers, that it has to make the conversation shorter."""
+    """Claude Code knows by these words, and the two numbers, that it has to make the conversation
+    shorter.
+    """
     if isinstance(cause := problem.cause, PromptTooLong):
         most = min(cause.context_tokens, cause.prompt_tokens - 1)  # an answer needs a token too
         return f"prompt is too long: {cause.prompt_tokens} tokens > {most} maximum"

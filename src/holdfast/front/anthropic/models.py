@@ -36,7 +36,9 @@ class AnthropicModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 def _list(models: Sequence[ModelStatus]) -> AnthropicModelList:
     shown = [_model(model) for model in models]
-    return AnthropicModelList(data=shown, first_id=shown[0].id if shown else None, last_id=shown[-1].id if shown else None)
+    return AnthropicModelList(
+        data=shown, first_id=shown[0].id if shown else None, last_id=shown[-1].id if shown else None
+    )
 
 
 def _model(model: ModelStatus) -> AnthropicModel:
@@ -50,4 +52,6 @@ def _model(model: ModelStatus) -> AnthropicModel:
     )
 
 
-ANTHROPIC_MODELS = ModelShapes(many_type=AnthropicModelList, one_type=AnthropicModel, many=_list, one=_model)
+ANTHROPIC_MODELS = ModelShapes(
+    many_type=AnthropicModelList, one_type=AnthropicModel, many=_list, one=_model
+)

@@ -1,4 +1,7 @@
-"""Anthropic's answers as structs. Whole answers and the heads of streams are encoded from them; the tests check all events."""
+"""Anthropic's answers as structs.
+
+Whole answers and the heads of streams are encoded from them; the tests check all events.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from holdfast.front.anthropic.errors import MessagesErrorDetail
 from holdfast.front.anthropic.usage import MessageUsage
 from holdfast.front.server.explanation import Explanation
 
-StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+StopReason: TypeAlias = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
 
 
 class DirectCaller(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,6 @@
-"""The tools of a request and what is asked of them: functions, Anthropic's own tools that the client runs, and those it hosts."""
+"""The tools of a request and what is asked of them: functions, Anthropic's own tools that the
+client runs, and those it hosts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from holdfast.front.server.unsupported import log_once
 from holdfast.wire.requests import ToolChoice
 
 _SCHEMA = "input_schema"
-_MODES: Mapping[str, ToolMode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+_MODES: Mapping[str, ToolMode] = {
+    "auto": "auto",
+    "any": "required",
+    "tool": "required",
+    "none": "none",
+}
 
 
 def _object(required: str, **properties: Any) -> dict[str, Any]:
@@ -26,19 +33,35 @@ def _object(required: str, **properties: Any) -> dict[str, Any]:
 
 _TEXT, _NUMBER, _SWITCH = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
 _RANGE = {"type": "array", "items": _NUMBER}
-_EDITS = {"path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT, "insert_line": _NUMBER, "view_range": _RANGE}
+_EDITS = {
+    "path": _TEXT,
+    "file_text": _TEXT,
+    "old_str": _TEXT,
+    "new_str": _TEXT,
+    "insert_line": _NUMBER,
+    "view_range": _RANGE,
+}
 
 
 def _commands(words: str) -> dict[str, Any]:
     return {"type": "string", "enum": words.split()}
 
 
-# Tools that clients run and whose definition Anthropic's models know by heart: type without its date → description and schema.
+# Tools that clients run and whose definition Anthropic's models know by heart: type without its
+# date → description and schema.
 _KNOWN_BY_HEART: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "bash": ("Runs a command in a shell that stays open.", _object("", command=_TEXT, restart=_SWITCH)),
+    "bash": (
+        "Runs a command in a shell that stays open.",
+        _object("", command=_TEXT, restart=_SWITCH),
+    ),
     "text_editor": (
         "Views, creates and edits files.",
-        _object("command path", command=_commands("view create str_replace insert undo_edit"), **_EDITS, insert_text=_TEXT),
+        _object(
+            "command path",
+            command=_commands("view create str_replace insert undo_edit"),
+            **_EDITS,
+            insert_text=_TEXT,
+        ),
     ),
     "memory": (
         "Views, creates and edits files of notes under /memories, which outlive the conversation.",
@@ -61,9 +84,15 @@ class MessagesTool(TypedDict):
     type: NotRequired[str | None]
     name: NotRequired[FunctionName]
     description: NotRequired[str | None]
-    input_schema: NotRequired[Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]]
-    strict: NotRequired[Annotated[bool | None, Field(description="The arguments are made to fit the schema.")]]
-    defer_loading: NotRequired[Annotated[bool | None, Field(description="Not shown before a tool_reference names it.")]]
+    input_schema: NotRequired[
+        Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
+    ]
+    strict: NotRequired[
+        Annotated[bool | None, Field(description="The arguments are made to fit the schema.")]
+    ]
+    defer_loading: NotRequired[
+        Annotated[bool | None, Field(description="Not shown before a tool_reference names it.")]
+    ]
     cache_control: NotRequired[CacheControl | None]
 
 
@@ -87,7 +116,9 @@ class ShownTools(NamedTuple):
     found: tuple[str, ...] = ()
 
 
-def shown_tools(tools: Sequence[MessagesTool], *, referenced: Iterable[str], limits: LimitsSettings) -> ShownTools:
+def shown_tools(
+    tools: Sequence[MessagesTool], *, referenced: Iterable[str], limits: LimitsSettings
+) -> ShownTools:
     """Those that are offered to the model; deferred ones once they are referenced.
 
     Raises RequestRefused naming what cannot be served.
@@ -102,11 +133,17 @@ def shown_tools(tools: Sequence[MessagesTool], *, referenced: Iterable[str], lim
         elif definition is not None:
             shown.append((definition, field))
     found = tuple(name for name in dict.fromkeys(referenced) if name in deferred)
-    # Templates tell how to call tools only where they list some, so without any others the found ones are listed.
+    # Templates tell how to call tools only where they list some, so without any others the found
+    # ones are listed.
     within = found if shown else ()
     shown += [deferred[name] for name in found]
-    definitions, fields = [definition for definition, _ in shown], tuple(field for _, field in shown)
-    checked = checked_definitions(definitions, fields=fields, most_parts=limits.max_tool_parts, schema=_SCHEMA)
+    definitions, fields = (
+        [definition for definition, _ in shown],
+        tuple(field for _, field in shown),
+    )
+    checked = checked_definitions(
+        definitions, fields=fields, most_parts=limits.max_tool_parts, schema=_SCHEMA
+    )
     return ShownTools(checked, tuple(f"{field}.{_SCHEMA}" for field in fields), within)
 
 
@@ -116,11 +153,19 @@ def choice_of(choice: MessagesToolChoice | None, *, tools: ShownTools) -> ToolCh
         return ToolChoice()
     kind, name = choice["type"], choice.get("name")
     if kind == "tool" and not name:
-        raise RequestRefused("`tool_choice.name` is required", code="missing_required_parameter", field="tool_choice.name")
+        raise RequestRefused(
+            "`tool_choice.name` is required",
+            code="missing_required_parameter",
+            field="tool_choice.name",
+        )
     names = [name] if kind == "tool" and name else []
     field = "tool_choice.name" if names else "tool_choice"
     return choice_among(
-        _MODES[kind], names, tools=tools.definitions, parallel=not choice.get("disable_parallel_tool_use"), field=field
+        _MODES[kind],
+        names,
+        tools=tools.definitions,
+        parallel=not choice.get("disable_parallel_tool_use"),
+        field=field,
     )
 
 
@@ -137,6 +182,18 @@ def _function(tool: MessagesTool, field: str) -> dict[str, Any] | None:
         description, schema = known[0] if description is None else description, known[1]
     for name, value in (("name", tool.get("name")), ("input_schema", schema)):
         if value is None:
-            raise RequestRefused(f"`{field}.{name}` is required", code="missing_required_parameter", field=f"{field}.{name}")
-    given = {"name": tool["name"], "description": description, "parameters": schema, "strict": tool.get("strict")}
-    return {"type": "function", "function": {key: value for key, value in given.items() if value is not None}}
+            raise RequestRefused(
+                f"`{field}.{name}` is required",
+                code="missing_required_parameter",
+                field=f"{field}.{name}",
+            )
+    given = {
+        "name": tool["name"],
+        "description": description,
+        "parameters": schema,
+        "strict": tool.get("strict"),
+    }
+    return {
+        "type": "function",
+        "function": {key: value for key, value in given.items() if value is not None},
+    }

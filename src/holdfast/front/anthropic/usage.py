@@ -1,4 +1,6 @@
-"""Token counts as Anthropic's clients add them up: what was read from the cache, what was put there, and the rest."""
+"""Token counts as Anthropic's clients add them up: what was read from the cache, what was put
+there, and the rest.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,17 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
     """The counts of one answer."""
     cached = counts.cached_tokens
     last = max((each.tokens for each in counts.breakpoints), default=0)
-    last_long = max((each.tokens for each in counts.breakpoints if each.seconds >= _LONG_SECONDS), default=0)
+    last_long = max(
+        (each.tokens for each in counts.breakpoints if each.seconds >= _LONG_SECONDS), default=0
+    )
     created, long = max(0, last - cached), max(0, last_long - cached)
     return MessageUsage(
         input_tokens=counts.prompt_tokens - cached - created,
         cache_creation_input_tokens=created,
         cache_read_input_tokens=cached,
-        cache_creation=CacheCreation(ephemeral_5m_input_tokens=created - long, ephemeral_1h_input_tokens=long),
+        cache_creation=CacheCreation(
+            ephemeral_5m_input_tokens=created - long, ephemeral_1h_input_tokens=long
+        ),
         output_tokens=counts.completion_tokens,
         output_tokens_details=ThinkingTokens(thinking_tokens=counts.reasoning_tokens),
     )

@@ -1,9 +1,10 @@
 """Who is loaded and who must go: one pure decision over all models. No clock, no process, no task.
 
-A model that somebody wants takes a place: one of `max_loaded`, and some of `memory_bytes`. Those who want one are served in the
-order in which they came. Room is made by models that nobody uses, the longest unused first. If that is not enough, a model
-that has had its turn is *drained*: it is given no new requests, and goes when those that run have ended. So nobody starves, and
-nothing is unloaded that somebody uses.
+A model that somebody wants takes a place: one of `max_loaded`, and some of `memory_bytes`. Those
+who want one are served in the order in which they came. Room is made by models that nobody uses,
+the longest unused first. If that is not enough, a model that has had its turn is *drained*: it is
+given no new requests, and goes when those that run have ended. So nobody starves, and nothing is
+unloaded that somebody uses.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ class Candidate:
     idle_seconds: float | None = None  # how long it stays unused; None: for ever
     used_at: float = 0.0  # when it was used last, or became ready if that is later
     ready_at: float = 0.0  # when it became ready, and its turn began
-    waiting_since: int | None = None  # number of the first arrival that waits for it to have a place; None: nobody does
+    # number of the first arrival that waits for it to have a place; None: nobody does
+    waiting_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceLimits:
-    """How much there is to be shared out. A model in use keeps its place for `turn_seconds`, whoever waits."""
+    """How much there is to be shared out.
+
+    A model in use keeps its place for `turn_seconds`, whoever waits.
+    """
 
     max_loaded: float = math.inf
     memory_bytes: float = math.inf
@@ -47,14 +52,18 @@ class Verdict:
 
     load: tuple[str, ...] = ()
     unload: tuple[str, ...] = ()
-    makes_room: Mapping[str, str] = field(default_factory=dict)  # of those that are unloaded or drained: for whom
+    # of those that are unloaded or drained: for whom
+    makes_room: Mapping[str, str] = field(default_factory=dict)
     drain: frozenset[str] = frozenset()
     blocked: tuple[str, ...] = ()  # wanted, and can have no place, as pinned models leave none
     look_again_at: float = math.inf  # when the passing of time alone may change this
 
 
 def decide(models: Sequence[Candidate], limits: PlaceLimits, *, now: float) -> Verdict:
-    """What to do, as things are at the time `now`. What is loading or stopping has its place until that has ended."""
+    """What to do, as things are at the time `now`.
+
+    What is loading or stopping has its place until that has ended.
+    """
     return _Decision(models, limits, now=now).verdict()
 
 
@@ -81,9 +90,15 @@ class _Decision:
                 (self._drain if model.leases else self._unload).append(model)
             elif _is_unused(model):
                 self._end_idle(model)
-        waiting = [model for model in self._models if model.waiting_since is not None and model.phase == "unloaded"]
+        waiting = [
+            model
+            for model in self._models
+            if model.waiting_since is not None and model.phase == "unloaded"
+        ]
         for model in sorted(waiting, key=_number):
-            pinned = [other for other in self._models if other.is_pinned and other.phase != "unloaded"]
+            pinned = [
+                other for other in self._models if other.is_pinned and other.phase != "unloaded"
+            ]
             if not _fits(model, pinned, self._limits):
                 self._blocked.append(model)
             elif not self._find_place(model):
@@ -123,9 +138,19 @@ class _Decision:
 
     def _victims(self) -> tuple[list[Candidate], list[Candidate]]:
         """Who may go now, and who may be drained, each in the order in which they should."""
-        staying = [model for model in self._models if model.phase == "ready" and not model.is_pinned and not self._goes(model)]
-        idle = sorted((model for model in staying if not model.leases), key=lambda model: model.used_at)
-        over = [model for model in staying if model.leases and model.ready_at + self._limits.turn_seconds <= self._now]
+        staying = [
+            model
+            for model in self._models
+            if model.phase == "ready" and not model.is_pinned and not self._goes(model)
+        ]
+        idle = sorted(
+            (model for model in staying if not model.leases), key=lambda model: model.used_at
+        )
+        over = [
+            model
+            for model in staying
+            if model.leases and model.ready_at + self._limits.turn_seconds <= self._now
+        ]
         return idle, sorted(over, key=lambda model: model.ready_at)
 
     def _enough(self, model: Candidate, victims: Sequence[Candidate]) -> list[Candidate] | None:
@@ -144,7 +169,11 @@ class _Decision:
 
     def _would_fit(self, model: Candidate, *, without: Sequence[Candidate]) -> bool:
         """Whether there will be room when all that goes has gone."""
-        staying = [other for other in self._models if self._stays(other, beside=model) and other not in without]
+        staying = [
+            other
+            for other in self._models
+            if self._stays(other, beside=model) and other not in without
+        ]
         return _fits(model, [*staying, *self._load, *self._reserved], self._limits)
 
     def _stays(self, model: Candidate, *, beside: Candidate) -> bool:
@@ -167,16 +196,27 @@ def _number(model: Candidate) -> float:
 
 
 def _is_unused(model: Candidate) -> bool:
-    return model.phase == "ready" and not model.leases and not model.is_pinned and model.waiting_since is None
+    return (
+        model.phase == "ready"
+        and not model.leases
+        and not model.is_pinned
+        and model.waiting_since is None
+    )
 
 
 def _fits(model: Candidate, beside: Iterable[Candidate], limits: PlaceLimits) -> bool:
-    """Whether a model has room beside others. Alone it always has: the load itself says best whether memory is enough."""
+    """Whether a model has room beside others.
+
+    Alone it always has: the load itself says best whether memory is enough.
+    """
     others = list(beside)
     if not others:
         return True
     used_bytes = sum(other.footprint_bytes for other in others)
-    return len(others) < limits.max_loaded and used_bytes + model.footprint_bytes <= limits.memory_bytes
+    return (
+        len(others) < limits.max_loaded
+        and used_bytes + model.footprint_bytes <= limits.memory_bytes
+    )
 
 
 def _names(models: Iterable[Candidate]) -> tuple[str, ...]:

@@ -16,15 +16,21 @@ class CatalogEntry:
     """One model: where it is, and how it is loaded and served."""
 
     name: str  # its id in /v1/models, /health and answers
-    model: ModelSettings  # `path` is a folder or a Hub id; the server's own settings where the entry says nothing
+    # `path` is a folder or a Hub id; the server's own settings where the entry says nothing
+    model: ModelSettings
     store: StoreSettings
     origin: str  # the file or folder that it comes from
     aliases: tuple[str, ...] = ()
-    is_pinned: bool = False  # loaded at the start, and never unloaded for want of memory or idleness
-    idle_seconds: float | None = None  # without a request, until it is unloaded; 0: at once; None: never
-    sampling: Mapping[str, float] = field(default_factory=dict)  # where a request says nothing, before the makers' own
-    template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of the chat template, where a request says nothing
-    own_context_tokens: int = 0  # the context window that its config.json names; 0: not looked at, or it names none
+    # loaded at the start, and never unloaded for want of memory or idleness
+    is_pinned: bool = False
+    # without a request, until it is unloaded; 0: at once; None: never
+    idle_seconds: float | None = None
+    # where a request says nothing, before the makers' own
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    # of the chat template, where a request says nothing
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    # the context window that its config.json names; 0: not looked at, or it names none
+    own_context_tokens: int = 0
     draft: str | None = None  # the model that is to draft for it; not used yet
 
 
@@ -44,8 +50,10 @@ class Catalog:
 
     entries: tuple[CatalogEntry, ...]  # the first one is that of requests that name none
     left_out: tuple[LeftOut, ...] = ()
-    at_start: tuple[str, ...] = ()  # names of those that are loaded at the start: the pinned ones, the one named, the only one
-    takes_found: bool = False  # a model that comes into the Hub's cache is served when the catalog is read again
+    # names of those that are loaded at the start: the pinned ones, the one named, the only one
+    at_start: tuple[str, ...] = ()
+    # a model that comes into the Hub's cache is served when the catalog is read again
+    takes_found: bool = False
 
     @cached_property
     def _by_name(self) -> dict[str, CatalogEntry]:
@@ -59,7 +67,10 @@ class Catalog:
     def unknown(self, name: str) -> UnknownModel:
         """The error for a name that is nobody's."""
         names = [entry.name for entry in self.entries]
-        return UnknownModel(model=name, available=(*names, *(alias for alias in self._by_name if alias not in names)))
+        return UnknownModel(
+            model=name,
+            available=(*names, *(alias for alias in self._by_name if alias not in names)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +84,11 @@ class CatalogChange:
 
     def __str__(self) -> str:
         """One line for the log."""
-        parts = (("added", self.added), ("gone", self.gone), ("changed, from the next load on", self.changed))
+        parts = (
+            ("added", self.added),
+            ("gone", self.gone),
+            ("changed, from the next load on", self.changed),
+        )
         said = [f"{what}: {', '.join(names)}" for what, names in parts if names]
         said += [f"left out: {each.name} ({each.reason})" for each in self.left_out]
         return "; ".join(said) or "nothing has changed"
@@ -86,5 +101,7 @@ def change_between(before: Catalog, after: Catalog) -> CatalogChange:
         added=tuple(name for name in new if name not in old),
         gone=tuple(name for name in old if name not in new),
         changed=tuple(name for name, entry in new.items() if name in old and entry != old[name]),
-        left_out=tuple(each for each in after.left_out if each.is_asked_for and each not in before.left_out),
+        left_out=tuple(
+            each for each in after.left_out if each.is_asked_for and each not in before.left_out
+        ),
     )

@@ -1,4 +1,7 @@
-"""Reads `models.toml`: one table `[models.NAME]` per model. What is wrong with a table leaves out that model, with the reason."""
+"""Reads `models.toml`: one table `[models.NAME]` per model.
+
+What is wrong with a table leaves out that model, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -55,28 +58,43 @@ def check_catalog_file(file: Path) -> None:
     try:
         tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the file of models {file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(
+            f"the file of models {file} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def read_catalog_file(file: Path, settings: Settings) -> CatalogFile:
-    """Read a file. A model that the file does not say all of is served with the server's own settings.
+    """Read a file. A model that the file does not say all of is served with the server's own
+    settings.
 
     Raises ConfigError when the file cannot be opened; what stands in it stops no start.
     """
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"the file of models {file} cannot be read: {error.strerror or error}") from None
+        raise ConfigError(
+            f"the file of models {file} cannot be read: {error.strerror or error}"
+        ) from None
     except ValueError as error:
         return CatalogFile(left_out=(_left_out(file.name, file, f"the file is not TOML: {error}"),))
     left_out = [
-        _left_out(key, file, f"unknown section [{key}]{did_you_mean(key, [_SECTION])}; models stand in [{_SECTION}.NAME]")
+        _left_out(
+            key,
+            file,
+            f"unknown section [{key}]{did_you_mean(key, [_SECTION])}; models stand in "
+            f"[{_SECTION}.NAME]",
+        )
         for key in tables
         if key != _SECTION
     ]
     models = tables.get(_SECTION, {})
     if not isinstance(models, dict):
-        return CatalogFile(left_out=(*left_out, _left_out(_SECTION, file, f"write each model as [{_SECTION}.NAME]")))
+        return CatalogFile(
+            left_out=(
+                *left_out,
+                _left_out(_SECTION, file, f"write each model as [{_SECTION}.NAME]"),
+            )
+        )
     entries = []
     for name, table in models.items():
         try:
@@ -95,9 +113,13 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
         raise ConfigError("a name is a text that can be printed, and not empty")
     for key in table:
         if key not in _KEYS and isinstance(table[key], dict):
-            raise ConfigError(f'{key} is no key; a name with a dot in it stands in quotes: [{_SECTION}."{name}.{key}"]')
+            raise ConfigError(
+                f'{key} is no key; a name with a dot in it stands in quotes: [{_SECTION}."{name}.{key}"]'
+            )
         if key not in _KEYS:
-            raise ConfigError(f"unknown key {key}{did_you_mean(key, _KEYS)}; keys: {', '.join(_KEYS)}")
+            raise ConfigError(
+                f"unknown key {key}{did_you_mean(key, _KEYS)}; keys: {', '.join(_KEYS)}"
+            )
     given = _given(table)
     aliases = tuple(dict.fromkeys(alias for alias in given.pop("aliases", ()) if alias != name))
     idle_seconds = given.pop("idle", settings.residency.idle_seconds)
@@ -113,8 +135,12 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
         aliases=aliases,
         is_pinned=_of_type(table, "pin", bool, "true or false") or False,
         idle_seconds=idle_seconds,
-        sampling=_sampling(_of_type(table, "sampling", dict, "a table such as { temperature = 0.2 }") or {}),
-        template_arguments=_template(_of_type(table, "template", dict, "a table such as { enable_thinking = false }") or {}),
+        sampling=_sampling(
+            _of_type(table, "sampling", dict, "a table such as { temperature = 0.2 }") or {}
+        ),
+        template_arguments=_template(
+            _of_type(table, "template", dict, "a table such as { enable_thinking = false }") or {}
+        ),
         own_context_tokens=known_context_tokens(config),
         draft=_of_type(table, "draft", str, "a text"),
     )
@@ -123,7 +149,11 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
 def _given(table: Mapping[str, Any]) -> dict[str, Any]:
     """The values of keys that are like settings, by key. Raises ConfigError."""
     specs = _specs()
-    return {key: convert(specs[key], Given(value=table[key], origin=FILE_NAME)) for key in table if key in specs}
+    return {
+        key: convert(specs[key], Given(value=table[key], origin=FILE_NAME))
+        for key in table
+        if key in specs
+    }
 
 
 @cache
@@ -134,10 +164,15 @@ def _specs() -> dict[str, SettingSpec]:
 
 
 def _place(table: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> dict[str, str]:
-    """Folder, or Hub id and revision. Raises ConfigError, and ModelLoadError for what cannot be an id."""
+    """Folder, or Hub id and revision.
+
+    Raises ConfigError, and ModelLoadError for what cannot be an id.
+    """
     path, hub_id = (_of_type(table, key, str, "a text") for key in ("path", "id"))
     if bool(path) == bool(hub_id):
-        raise ConfigError("it needs either path (a folder) or id (owner/name on the Hub), and not both")
+        raise ConfigError(
+            "it needs either path (a folder) or id (owner/name on the Hub), and not both"
+        )
     if hub_id:
         source = model_source(hub_id, revision=model.get("revision", ""))
         if source.kind == "folder":
@@ -153,11 +188,19 @@ def _sampling(table: Mapping[str, Any]) -> dict[str, float]:
     """Defaults for sampling, named as in requests. Raises ConfigError."""
     for key, value in table.items():
         if key not in _SAMPLING:
-            raise ConfigError(f"unknown key sampling.{key}{did_you_mean(key, _SAMPLING)}; keys: {', '.join(_SAMPLING)}")
+            raise ConfigError(
+                f"unknown key sampling.{key}{did_you_mean(key, _SAMPLING)}; keys: "
+                f"{', '.join(_SAMPLING)}"
+            )
         lowest, highest = SAMPLING_RANGES[key]
-        is_number = isinstance(value, int if key == "top_k" else int | float) and not isinstance(value, bool)
+        is_number = isinstance(value, int if key == "top_k" else int | float) and not isinstance(
+            value, bool
+        )
         if not is_number or not math.isfinite(value) or not lowest <= value <= highest:
-            raise ConfigError(f"sampling.{key} = {value} is not allowed; allowed: a number from {lowest:g} to {highest:g}")
+            raise ConfigError(
+                f"sampling.{key} = {value} is not allowed; allowed: a number from {lowest:g} to "
+                f"{highest:g}"
+            )
     return {key: int(value) if key == "top_k" else float(value) for key, value in table.items()}
 
 
@@ -169,7 +212,10 @@ def _template(table: dict[str, Any]) -> dict[str, Any]:
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
-            raise ConfigError(f"template.{key} = {value} is not allowed; allowed: what JSON has (a date as a text)") from None
+            raise ConfigError(
+                f"template.{key} = {value} is not allowed; allowed: what JSON has (a date as a "
+                "text)"
+            ) from None
     return table
 
 
@@ -181,15 +227,28 @@ def _of_type(table: Mapping[str, Any], key: str, kind: type[Any], words: str) ->
 
 
 def _without_clashes(entries: list[CatalogEntry]) -> tuple[tuple[CatalogEntry, ...], list[LeftOut]]:
-    """Names are unique by TOML. An entry goes whose alias is a model's name, or an alias of one that stands before it."""
+    """Names are unique by TOML.
+
+    An entry goes whose alias is a model's name, or an alias of one that stands before it.
+    """
     names = {entry.name for entry in entries}
     taken: dict[str, str] = {}
     kept, left_out = [], []
     for entry in entries:
-        reasons = [f"its alias {alias} is the name of another model" for alias in entry.aliases if alias in names]
-        reasons += [f"its alias {alias} is one of {taken[alias]} already" for alias in entry.aliases if alias in taken]
+        reasons = [
+            f"its alias {alias} is the name of another model"
+            for alias in entry.aliases
+            if alias in names
+        ]
+        reasons += [
+            f"its alias {alias} is one of {taken[alias]} already"
+            for alias in entry.aliases
+            if alias in taken
+        ]
         if reasons:
-            left_out.append(LeftOut(name=entry.name, origin=entry.origin, reason=reasons[0], is_asked_for=True))
+            left_out.append(
+                LeftOut(name=entry.name, origin=entry.origin, reason=reasons[0], is_asked_for=True)
+            )
             continue
         kept.append(entry)
         taken |= dict.fromkeys(entry.aliases, entry.name)

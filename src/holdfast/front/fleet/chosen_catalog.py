@@ -1,4 +1,6 @@
-"""The catalog that a server serves: from the settings, the file of models, and what lies on this machine."""
+"""The catalog that a server serves: from the settings, the file of models, and what lies on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from pathlib import Path
 from holdfast.config import Settings, config_folders
 from holdfast.errors import ModelLoadError
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry
-from holdfast.front.fleet.catalog_file import FILE_NAME, CatalogFile, check_catalog_file, read_catalog_file
+from holdfast.front.fleet.catalog_file import (
+    FILE_NAME,
+    CatalogFile,
+    check_catalog_file,
+    read_catalog_file,
+)
 from holdfast.front.fleet.discovery import found_models, with_found
 from holdfast.models.download import model_source, served_id
 from holdfast.nearest import nearest_names
@@ -19,9 +26,10 @@ from holdfast.nearest import nearest_names
 def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     """What is to be served. Reads files, and asks no Hub.
 
-    `model.path` names a model of the file: that one comes first. It names another model: that one alone, or in front of
-    the file's if a file is named too. It is empty: all that there are, or the bundled model.
-    Raises ConfigError for a named file that cannot be read, and ModelLoadError for a named model that can be none.
+    `model.path` names a model of the file: that one comes first. It names another model: that one
+    alone, or in front of the file's if a file is named too. It is empty: all that there are, or the
+    bundled model. Raises ConfigError for a named file that cannot be read, and ModelLoadError for a
+    named model that can be none.
     """
     file = catalog_file_of(settings, environ)
     read = CatalogFile() if file is None else read_catalog_file(file, settings)
@@ -37,14 +45,26 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     served, passed_over = with_found(entries, found_models(settings, environ), settings)
     entries, left_out = tuple(served), (*left_out, *passed_over)
     if not entries:
-        return replace(_only(_named_by_settings(settings)), left_out=left_out, takes_found=settings.catalog.hub_cache)
+        return replace(
+            _only(_named_by_settings(settings)),
+            left_out=left_out,
+            takes_found=settings.catalog.hub_cache,
+        )
     first = entries[:1] if settings.model.path or len(entries) == 1 else ()
-    at_start = dict.fromkeys(entry.name for entry in (*first, *(entry for entry in entries if entry.is_pinned)))
-    return Catalog(entries=entries, left_out=left_out, at_start=tuple(at_start), takes_found=settings.catalog.hub_cache)
+    at_start = dict.fromkeys(
+        entry.name for entry in (*first, *(entry for entry in entries if entry.is_pinned))
+    )
+    return Catalog(
+        entries=entries,
+        left_out=left_out,
+        at_start=tuple(at_start),
+        takes_found=settings.catalog.hub_cache,
+    )
 
 
 def catalog_again(settings: Settings, environ: Mapping[str, str]) -> Catalog:
-    """The same for a server that runs: a file of models that is broken as a whole is to take none of them away.
+    """The same for a server that runs: a file of models that is broken as a whole is to take none
+    of them away.
 
     Raises ConfigError for that file, and as `catalog_of`.
     """
@@ -57,19 +77,33 @@ def catalog_file_of(settings: Settings, environ: Mapping[str, str]) -> Path | No
     """The file of models: the one that is named, or the user's own if it is there."""
     if settings.catalog.file:
         return Path(os.path.expanduser(settings.catalog.file))
-    return next((file for folder in config_folders(environ) if (file := folder / FILE_NAME).is_file()), None)
-
-
-def _named_by_settings(settings: Settings) -> CatalogEntry:
-    """The model that the server's own settings describe: the bundled one if they name none. Raises ModelLoadError."""
-    model = replace(settings.model, name=served_id(settings.model))
-    return CatalogEntry(
-        name=model.name, model=model, store=settings.store, origin="", idle_seconds=settings.residency.idle_seconds
+    return next(
+        (file for folder in config_folders(environ) if (file := folder / FILE_NAME).is_file()), None
     )
 
 
-def _named_beside(read: CatalogFile, settings: Settings, environ: Mapping[str, str]) -> CatalogEntry:
-    """The named model, none of the file: of a watched folder, or what the settings describe. Raises ModelLoadError."""
+def _named_by_settings(settings: Settings) -> CatalogEntry:
+    """The model that the server's own settings describe: the bundled one if they name none.
+
+    Raises ModelLoadError.
+    """
+    model = replace(settings.model, name=served_id(settings.model))
+    return CatalogEntry(
+        name=model.name,
+        model=model,
+        store=settings.store,
+        origin="",
+        idle_seconds=settings.residency.idle_seconds,
+    )
+
+
+def _named_beside(
+    read: CatalogFile, settings: Settings, environ: Mapping[str, str]
+) -> CatalogEntry:
+    """The named model, none of the file: of a watched folder, or what the settings describe.
+
+    Raises ModelLoadError.
+    """
     name = settings.model.path
     if wrong := next((each for each in read.left_out if each.name == name), None):
         raise ModelLoadError(f"model {name} of {wrong.origin} cannot be served: {wrong.reason}")
@@ -81,9 +115,13 @@ def _named_beside(read: CatalogFile, settings: Settings, environ: Mapping[str, s
     try:
         return _named_by_settings(settings)
     except ModelLoadError as error:
-        near = nearest_names(name, (known for entry in read.entries for known in (entry.name, *entry.aliases)))
+        near = nearest_names(
+            name, (known for entry in read.entries for known in (entry.name, *entry.aliases))
+        )
         hints = (
-            [f"did you mean {' or '.join(near)}?"] if near else [f"{each.origin}: {each.reason}" for each in read.left_out[:1]]
+            [f"did you mean {' or '.join(near)}?"]
+            if near
+            else [f"{each.origin}: {each.reason}" for each in read.left_out[:1]]
         )
         raise ModelLoadError("; ".join([str(error), *hints])) from None
 

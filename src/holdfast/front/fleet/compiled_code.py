@@ -1,8 +1,10 @@
-"""What MLX compiles for a worker, kept from one worker to the next in a place that only its owner can write.
+"""What MLX compiles for a worker, kept from one worker to the next in a place that only its owner
+can write.
 
-MLX compiles fused operations (a second each on a CPU) and loads them again from `$TMPDIR/mlx` under names that anybody can
-foretell. So each worker has a TMPDIR of its own. It is given copies of what earlier workers have compiled, and what it compiled
-itself is taken back when it is ready and when it has ended in order: nothing is being compiled then, so that every file is whole.
+MLX compiles fused operations (a second each on a CPU) and loads them again from `$TMPDIR/mlx` under
+names that anybody can foretell. So each worker has a TMPDIR of its own. It is given copies of what
+earlier workers have compiled, and what it compiled itself is taken back when it is ready and when
+it has ended in order: nothing is being compiled then, so that every file is whole.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ logger = logging.getLogger("holdfast.front.fleet")
 
 
 class WorkerTemporaries:
-    """The folder for one worker's temporary files, which only we may look into. It lies in that of this process."""
+    """The folder for one worker's temporary files, which only we may look into.
+
+    It lies in that of this process.
+    """
 
     def __init__(self, kept: str) -> None:
         """kept: where compiled code is kept; empty: nowhere."""
@@ -42,7 +47,10 @@ class WorkerTemporaries:
         return {"TMPDIR": str(self._folder)}
 
     def keep_compiled(self) -> None:
-        """Keep what the worker has compiled. Call only when it compiles nothing: files must be whole."""
+        """Keep what the worker has compiled.
+
+        Call only when it compiles nothing: files must be whole.
+        """
         if self._kept is not None:
             _take_back(self._kept, self._folder)
 
@@ -52,7 +60,10 @@ class WorkerTemporaries:
 
 
 def _lend(kept: Path, temporary: Path) -> None:
-    """Copy what is kept into a worker's new folder for temporary files. Without it the worker compiles, which takes time only."""
+    """Copy what is kept into a worker's new folder for temporary files.
+
+    Without it the worker compiles, which takes time only.
+    """
     source = _of_this_machine(kept)
     if _is_ours_alone(kept) and source.is_dir():
         with contextlib.suppress(OSError, shutil.Error):
@@ -78,7 +89,9 @@ def _take_back(kept: Path, temporary: Path) -> None:
 
 
 def _copy_whole(path: Path, place: Path) -> None:
-    """Copy a file so that it is there whole or not at all, also after a power cut: a cut library could never be loaded."""
+    """Copy a file so that it is there whole or not at all, also after a power cut: a cut library
+    could never be loaded.
+    """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("rb") as file, whole_file(place) as out:
         shutil.copyfileobj(file, out)
@@ -88,13 +101,19 @@ def _copy_whole(path: Path, place: Path) -> None:
 
 
 def _bound(kept: Path) -> None:
-    kinds = sorted((path for path in kept.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime, reverse=True)
+    kinds = sorted(
+        (path for path in kept.iterdir() if path.is_dir()),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
     for path in kinds[MOST_KINDS:]:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _of_this_machine(kept: Path) -> Path:
-    """The part for this machine: a home may be shared by several, and libraries are bound to processor and system."""
+    """The part for this machine: a home may be shared by several, and libraries are bound to
+    processor and system.
+    """
     machine = (sys.platform, platform.machine(), platform.node(), *platform.libc_ver())
     return kept / hashlib.blake2b("/".join(machine).encode(), digest_size=8).hexdigest()
 

@@ -1,4 +1,7 @@
-"""What is written down when a worker dies: how, what ran (counts, never content), its last lines. Files, bounded in number."""
+"""What is written down when a worker dies: how, what ran (counts, never content), its last lines.
+
+Files, bounded in number.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     served_seconds: float | None  # None: it died while it loaded
     requests: tuple[RequestAtCrash, ...] = ()  # the first of them
     more_requests: int = 0
-    refused: tuple[str, ...] = ()  # ids of requests that are not tried again, for it died of them alone
+    # ids of requests that are not tried again, for it died of them alone
+    refused: tuple[str, ...] = ()
     running: int = 0  # as it told last
     queued: int = 0
     steps: int = 0
@@ -89,7 +93,10 @@ def report_of(
 
 
 def write_report(folder: str, report: CrashReport) -> None:
-    """Keep a report, and the newest others. What cannot be written is told in the log, and costs nothing else."""
+    """Keep a report, and the newest others.
+
+    What cannot be written is told in the log, and costs nothing else.
+    """
     if not folder:
         return
     place = Path(folder)

@@ -1,4 +1,6 @@
-"""Finds the models that lie on this machine: in the Hub's cache, and in folders such as LM Studio's."""
+"""Finds the models that lie on this machine: in the Hub's cache, and in folders such as LM
+Studio's.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,17 @@ def found_models(settings: Settings, environ: Mapping[str, str]) -> Iterator[Fou
     for watched in settings.catalog.folders:
         parent = Path(os.path.expanduser(watched))  # which raises nothing for a user without a home
         for folder in _model_folders(parent):
-            yield FoundModel(name=folder.relative_to(parent).as_posix(), folder=folder, origin=str(parent))
+            yield FoundModel(
+                name=folder.relative_to(parent).as_posix(), folder=folder, origin=str(parent)
+            )
 
 
 def with_found(
     entries: Iterable[CatalogEntry], found: Iterable[FoundModel], settings: Settings
 ) -> tuple[list[CatalogEntry], list[LeftOut]]:
-    """The entries, then what was found beside them and can be loaded; and what was found and is not served, with the reason."""
+    """The entries, then what was found beside them and can be loaded; and what was found and is not
+    served, with the reason.
+    """
     served, left_out = list(entries), []
     taken = {name: entry for entry in served for name in (entry.name, *entry.aliases)}
     known = {place for entry in served for place in _places(entry)}
@@ -54,7 +60,9 @@ def with_found(
             if (other := taken.get(model.name)) is not None:
                 raise ModelLoadError(f"{other.name} of {other.origin} has that name already")
         except ModelLoadError as error:
-            left_out.append(LeftOut(name=model.name, origin=model.origin, reason=str(error), is_asked_for=False))
+            left_out.append(
+                LeftOut(name=model.name, origin=model.origin, reason=str(error), is_asked_for=False)
+            )
             continue
         own = replace(settings.model, path=str(model.folder), name=model.name, revision="")
         taken[model.name] = CatalogEntry(
@@ -87,7 +95,11 @@ def _model_folders(parent: Path) -> Iterator[Path]:
 def _folders(parent: Path) -> list[Path]:
     try:
         with os.scandir(parent) as found:
-            return sorted(Path(entry.path) for entry in found if entry.is_dir() and not entry.name.startswith("."))
+            return sorted(
+                Path(entry.path)
+                for entry in found
+                if entry.is_dir() and not entry.name.startswith(".")
+            )
     except OSError:
         return []
 

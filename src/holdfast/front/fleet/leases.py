@@ -10,14 +10,22 @@ from holdfast.front.fleet.waiting_room import RETRY_AFTER_SECONDS
 
 
 class Leases:
-    """The requests that use one model, and the line of those that wait for it to have a place. Loop's thread only."""
+    """The requests that use one model, and the line of those that wait for it to have a place.
 
-    def __init__(self, *, places: int, numbers: Iterator[int], on_change: Callable[[], None]) -> None:
-        """places: most sequences that may wait. numbers: of all arrivals at all models. on_change: of what is held or waits."""
+    Loop's thread only.
+    """
+
+    def __init__(
+        self, *, places: int, numbers: Iterator[int], on_change: Callable[[], None]
+    ) -> None:
+        """places: most sequences that may wait. numbers: of all arrivals at all models. on_change:
+        of what is held or waits.
+        """
         self.held = 0
         self.is_open = False  # whoever comes gets one at once
         self._places, self._numbers, self._on_change = places, numbers, on_change
-        self._line: dict[asyncio.Future[None], tuple[int, int]] = {}  # number of the arrival, and its sequences
+        # number of the arrival, and its sequences
+        self._line: dict[asyncio.Future[None], tuple[int, int]] = {}
 
     @property
     def waiting_since(self) -> int | None:
@@ -32,14 +40,17 @@ class Leases:
     async def take(self, *, sequences: int, seconds: float) -> None:
         """Take a lease, as soon as leases are given. Each is to be given back.
 
-        Raises TimeoutError, QueueFull when too many wait, and what `turn_away` is given; may be cancelled.
+        Raises TimeoutError, QueueFull when too many wait, and what `turn_away` is given; may be
+        cancelled.
         """
         if self.is_open:
             self.held += 1
             return
         waiting = sum(count for _, count in self._line.values())
         if waiting + sequences > self._places:
-            raise QueueFull(queued=waiting, limit=self._places, retry_after_seconds=RETRY_AFTER_SECONDS)
+            raise QueueFull(
+                queued=waiting, limit=self._places, retry_after_seconds=RETRY_AFTER_SECONDS
+            )
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line[called] = (next(self._numbers), sequences)
         self._on_change()
@@ -60,7 +71,9 @@ class Leases:
         self._on_change()
 
     def open(self) -> None:
-        """The model has a place: all who wait have a lease from this moment on, and who comes gets one at once."""
+        """The model has a place: all who wait have a lease from this moment on, and who comes gets
+        one at once.
+        """
         self.is_open = True
         line, self._line = self._line, {}
         for called in line:

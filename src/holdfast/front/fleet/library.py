@@ -40,9 +40,13 @@ class Pull:
         self._steps: dict[PullStage, PullStep] = {}
 
     def note(self, stage: PullStage, done_bytes: int, total_bytes: int) -> None:
-        """It is so far. Any thread. Raises WorkerUnavailable when nobody waits any more, or the server ends."""
+        """It is so far. Any thread. Raises WorkerUnavailable when nobody waits any more, or the
+        server ends.
+        """
         if self.is_stopped:
-            raise WorkerUnavailable("the pull was stopped; the next one goes on with the files that are missing")
+            raise WorkerUnavailable(
+                "the pull was stopped; the next one goes on with the files that are missing"
+            )
         self._steps[stage] = PullStep(stage=stage, done_bytes=done_bytes, total_bytes=total_bytes)
 
     @property
@@ -86,7 +90,9 @@ class Library:
         self._tasks: set[asyncio.Task[None]] = set()  # of all pulls, those too that were stopped
 
     def source_of(self, entry: CatalogEntry) -> ModelSource | None:
-        """The model of the Hub that a model of the catalog is; None for one that comes from elsewhere."""
+        """The model of the Hub that a model of the catalog is; None for one that comes from
+        elsewhere.
+        """
         return hub_model_of(entry.model, self._cache)
 
     @contextlib.contextmanager
@@ -96,9 +102,14 @@ class Library:
         Raises InvalidRequest for a model that would not be served, and ModelInUse.
         """
         if not (self._residency.catalog.takes_found or self._names_of(source)):
-            message = "this server serves only the models that it was started with, so others are of no use to it"
+            message = (
+                "this server serves only the models that it was started with, so others are of no "
+                "use to it"
+            )
             raise InvalidRequest(
-                f"{message}; `holdfast serve` without a model serves all that are in the Hub's cache", field="model"
+                f"{message}; `holdfast serve` without a model serves all that are in the Hub's "
+                "cache",
+                field="model",
             )
         pull = self._pulls.get(source.name)
         if pull is None:
@@ -146,7 +157,8 @@ class Library:
     def _stop(self, name: str, pull: Pull) -> None:
         pull.is_stopped = True
         if self._pulls.get(name) is pull:
-            del self._pulls[name]  # who comes now begins another one, which waits for the files that this one has locked
+            # who comes now begins another one, which waits for the files that this one has locked
+            del self._pulls[name]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -170,13 +182,23 @@ class Library:
     def _names_of(self, source: ModelSource) -> list[str]:
         """The models of the catalog that are this one."""
         entries = self._residency.catalog.entries
-        return [entry.name for entry in entries if (own := self.source_of(entry)) is not None and own.name == source.name]
+        return [
+            entry.name
+            for entry in entries
+            if (own := self.source_of(entry)) is not None and own.name == source.name
+        ]
 
     def _refuse_used(
-        self, source: ModelSource, names: list[str], *, but: tuple[str, ...] = ("unloaded", "failed", "ready")
+        self,
+        source: ModelSource,
+        names: list[str],
+        *,
+        but: tuple[str, ...] = ("unloaded", "failed", "ready"),
     ) -> None:
         if source.name in self._pulls:
             raise ModelInUse(source.name, "is being pulled")
         for model in self._residency.statuses():
-            if model.id in names and (model.figures.leases or model.figures.waiting or model.state not in but):
+            if model.id in names and (
+                model.figures.leases or model.figures.waiting or model.state not in but
+            ):
                 raise ModelInUse(model.id, "is in use")

@@ -1,4 +1,6 @@
-"""One model of the catalog through all its loads: the worker that has it, who uses it, how its last load went."""
+"""One model of the catalog through all its loads: the worker that has it, who uses it, how its last
+load went.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,30 @@ class ModelFiles:
 
 
 Fetch: TypeAlias = Callable[[CatalogEntry], ModelFiles]
-"""Finds the files of a model; blocks for as long as a download takes. Any thread. Raises ModelLoadError."""
+"""Finds the files of a model; blocks for as long as a download takes.
+
+Any thread. Raises ModelLoadError.
+"""
 
 
 class ModelSlot:
-    """One model. It loads and unloads when it is told to; when that is, is decided elsewhere. Loop's thread only."""
+    """One model. It loads and unloads when it is told to; when that is, is decided elsewhere.
+    Loop's thread only.
+    """
 
     def __init__(
-        self, entry: CatalogEntry, *, fetch: Fetch, places: int, numbers: Iterator[int], on_change: Callable[[], None]
+        self,
+        entry: CatalogEntry,
+        *,
+        fetch: Fetch,
+        places: int,
+        numbers: Iterator[int],
+        on_change: Callable[[], None],
     ) -> None:
         """places, numbers, on_change: see `Leases`."""
         self.entry = self._next_entry = entry
-        self.is_gone = False  # it is in the catalog no longer, and is unloaded as soon as nobody uses it
+        # it is in the catalog no longer, and is unloaded as soon as nobody uses it
+        self.is_gone = False
         self.phase: Phase = "unloaded"
         self.leases = Leases(places=places, numbers=numbers, on_change=on_change)
         self.is_pinned, self.is_to_go, self.is_drained = entry.is_pinned, False, False
@@ -58,7 +72,8 @@ class ModelSlot:
         self.failures_in_a_row = 0
         self.changes: Counter[str] = Counter()  # loads, failed loads, and unloads by their reason
         self.wait_seconds = {"place": 0.0, "load": 0.0}  # of requests, by what they waited for
-        self.scheduler: SchedulerSettings | None = None  # as somebody has changed it while it was loaded; else the server's own
+        # as somebody has changed it while it was loaded; else the server's own
+        self.scheduler: SchedulerSettings | None = None
         self._earlier_restarts: Counter[str] = Counter()  # of workers before the last load
         self._earlier_resumed = 0
         self._fetch = fetch
@@ -71,7 +86,9 @@ class ModelSlot:
     @property
     def statistics(self) -> WorkerStatistics:
         """What the worker reported last, unasked."""
-        return self.supervisor.last_statistics if self.supervisor is not None else WorkerStatistics()
+        return (
+            self.supervisor.last_statistics if self.supervisor is not None else WorkerStatistics()
+        )
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -86,12 +103,16 @@ class ModelSlot:
 
     @property
     def footprint_bytes(self) -> int:
-        """Memory of the model as its worker measures it; without one that of the weights, as was told or as their files say."""
+        """Memory of the model as its worker measures it; without one that of the weights, as was
+        told or as their files say.
+        """
         figures = self.statistics
         measured = max(figures.device_bytes, figures.resident_bytes)
         if measured or self.info is not None:
             return measured or (self.info.weight_bytes if self.info is not None else 0)
-        return 0 if self._files is None or not self._has_files() else self._files.result().weight_bytes
+        return (
+            0 if self._files is None or not self._has_files() else self._files.result().weight_bytes
+        )
 
     @property
     def fixed_bytes(self) -> int:
@@ -111,7 +132,9 @@ class ModelSlot:
         figures, kept = self.statistics, self.statistics.memory
         if self.phase != "ready" or self.info is None:
             return 0
-        used = figures.kv_reserved_bytes + (0 if kept is None else kept.ram_bytes + kept.parked_bytes)
+        used = figures.kv_reserved_bytes + (
+            0 if kept is None else kept.ram_bytes + kept.parked_bytes
+        )
         promised = self.info.kv_budget_bytes + (0 if kept is None else kept.ram_budget_bytes) - used
         if not figures.running:  # else what steps take is in what is measured
             promised += self.info.reserve_bytes
@@ -119,7 +142,9 @@ class ModelSlot:
 
     @property
     def context_tokens(self) -> int | None:
-        """Its context window: of the last worker, or as its entry or its config.json says; None where nobody has looked yet."""
+        """Its context window: of the last worker, or as its entry or its config.json says; None
+        where nobody has looked yet.
+        """
         if self.info is not None:
             return self.info.context_tokens
         return self.entry.model.context_tokens or self.entry.own_context_tokens or None
@@ -158,19 +183,27 @@ class ModelSlot:
     async def files(self) -> ModelFiles:
         """Where its files are; the first to ask has them fetched. Raises ModelLoadError."""
         files = self._files
-        is_known = files is not None and (not files.done() or (self._has_files() and files.result().folder.is_dir()))
+        is_known = files is not None and (
+            not files.done() or (self._has_files() and files.result().folder.is_dir())
+        )
         if files is None or not is_known:  # `holdfast models rm` may have removed them
-            files = self._files = on_own_thread(partial(self._fetch, self.entry), name="model-files")
+            files = self._files = on_own_thread(
+                partial(self._fetch, self.entry), name="model-files"
+            )
             files.add_done_callback(self._note_files)
         return await asyncio.shield(files)
 
     def forget_files(self) -> bool:
-        """They were fetched anew or removed: the next load looks for them again. Returns whether that counts at once."""
+        """They were fetched anew or removed: the next load looks for them again.
+
+        Returns whether that counts at once.
+        """
         self._are_files_old = True
         return self.phase == "unloaded" and self.take_entry()
 
     def change(self, entry: CatalogEntry) -> bool:
-        """Have it loaded by another entry the next time; what a worker need not know counts at once.
+        """Have it loaded by another entry the next time; what a worker need not know counts at
+        once.
 
         Returns whether the entry counts as a whole already, for there is no worker.
         """
@@ -182,7 +215,9 @@ class ModelSlot:
         return self.phase == "unloaded" and self.take_entry()
 
     def take_entry(self) -> bool:
-        """Now that it is not loaded, go by the entry and the files of now; returns whether those are others."""
+        """Now that it is not loaded, go by the entry and the files of now; returns whether those
+        are others.
+        """
         assert self.phase == "unloaded", "a worker has been told the entry"
         before, self.entry = self.entry, self._next_entry
         are_files_old, self._are_files_old = self._are_files_old, False
@@ -201,7 +236,10 @@ class ModelSlot:
         self.leases.open()
 
     async def load(
-        self, settings_of: Callable[[ModelFiles], WorkerSettings], *, on_progress: Callable[[str, LoadProgress], None]
+        self,
+        settings_of: Callable[[ModelFiles], WorkerSettings],
+        *,
+        on_progress: Callable[[str, LoadProgress], None],
     ) -> HoldfastError | None:
         """Load it; returns why that failed, once the worker is gone again."""
         assert self._launched is not None, "begin_load() comes first"
@@ -215,7 +253,11 @@ class ModelSlot:
             self.is_launched.set()
             await self.supervisor.wait_ready()
         except (HoldfastError, OSError) as error:
-            failure = error if isinstance(error, HoldfastError) else ModelLoadError(f"the worker cannot be started: {error}")
+            failure = (
+                error
+                if isinstance(error, HoldfastError)
+                else ModelLoadError(f"the worker cannot be started: {error}")
+            )
             self.phase = "stopping"
             self.leases.close()
             self.refuse_for_a_while(failure)
@@ -232,8 +274,12 @@ class ModelSlot:
         return None
 
     def begin_unload(self, *, reason: str) -> None:
-        """From now on it has no place but until its worker has ended; who comes waits for another one."""
-        assert (self.phase, self.leases.held) == ("ready", 0), "nothing is unloaded that somebody uses"
+        """From now on it has no place but until its worker has ended; who comes waits for another
+        one.
+        """
+        assert (self.phase, self.leases.held) == ("ready", 0), (
+            "nothing is unloaded that somebody uses"
+        )
         self.phase = "stopping"
         self.leases.close()
         self.changes[reason] += 1
@@ -254,7 +300,10 @@ class ModelSlot:
         self.supervisor, self.phase, self.is_to_go, self.is_drained = None, "unloaded", False, False
 
     async def wait_ready(self) -> None:
-        """Wait until the load under way has ended, for one who has a lease. Raises what it failed by."""
+        """Wait until the load under way has ended, for one who has a lease.
+
+        Raises what it failed by.
+        """
         assert self._launched is not None, "no lease without a load"
         supervisor = await asyncio.shield(self._launched)
         await supervisor.wait_ready()
@@ -268,13 +317,19 @@ class ModelSlot:
     def cannot_be_served(self) -> WorkerUnavailable:
         """What requests are told when it could not be loaded."""
         later = max(self.retry_at - asyncio.get_running_loop().time(), 0.0)
-        return WorkerUnavailable(f"model {self.entry.name!r} cannot be served: {self.failure}", retry_after_seconds=later)
+        return WorkerUnavailable(
+            f"model {self.entry.name!r} cannot be served: {self.failure}", retry_after_seconds=later
+        )
 
     def refuse_for_a_while(self, failure: HoldfastError) -> None:
-        """It could not be loaded: requests are told so until it may be tried again, in 1, 2, 4 … seconds."""
+        """It could not be loaded: requests are told so until it may be tried again, in 1, 2, 4 …
+        seconds.
+        """
         self.failure, self.failures_in_a_row = str(failure), self.failures_in_a_row + 1
         self.changes["failed"] += 1
-        self.retry_at = asyncio.get_running_loop().time() + backoff_seconds(self.failures_in_a_row + 1)
+        self.retry_at = asyncio.get_running_loop().time() + backoff_seconds(
+            self.failures_in_a_row + 1
+        )
         self.leases.turn_away(self.cannot_be_served())
 
     async def stop(self) -> None:

@@ -32,7 +32,9 @@ def on_own_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
 
     def run() -> None:
         results: list[T] = []
-        failure: HoldfastError = ModelLoadError("its files could not be looked at; the server's log has the details")
+        failure: HoldfastError = ModelLoadError(
+            "its files could not be looked at; the server's log has the details"
+        )
         try:
             results.append(work())
         except (HoldfastError, OSError) as error:

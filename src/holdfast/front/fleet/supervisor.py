@@ -1,4 +1,6 @@
-"""Keeps one model's worker alive: the states it goes through, and how long to wait before a restart."""
+"""Keeps one model's worker alive: the states it goes through, and how long to wait before a
+restart.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +31,34 @@ from holdfast.wire.limits import checked_limits
 WorkerState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
 LONGEST_BACKOFF_SECONDS = 60.0
-FAILED_STARTS = 3  # in a row: a first worker never will come up then, and who waits for another one waits no longer
+# in a row: a first worker never will come up then, and who waits for another one waits no longer
+FAILED_STARTS = 3
 HEALTHY_SECONDS = 60.0  # a worker that served this long starts the backoff anew
-DEATHS_A_MINUTE = 5  # that are met with an immediate restart while answers make progress: what finding one bad request takes
+# that are met with an immediate restart while answers make progress: what finding one bad request
+# takes
+DEATHS_A_MINUTE = 5
 
 logger = logging.getLogger("holdfast.front.fleet")
 
 
 def backoff_seconds(failures_in_a_row: int) -> float:
-    """How long to wait before the next start, after so many workers without a new token: 0, 0, 1, 2, 4 … seconds."""
-    return 0.0 if failures_in_a_row <= 1 else min(2.0 ** min(failures_in_a_row - 2, 16), LONGEST_BACKOFF_SECONDS)
+    """How long to wait before the next start, after so many workers without a new token: 0, 0, 1,
+    2, 4 … seconds.
+    """
+    return (
+        0.0
+        if failures_in_a_row <= 1
+        else min(2.0 ** min(failures_in_a_row - 2, 16), LONGEST_BACKOFF_SECONDS)
+    )
 
 
 class RestartDelay:
-    """How long to wait before a model's next worker starts. Pure: the caller tells the time, in seconds.
+    """How long to wait before a model's next worker starts.
 
-    Workers without a new token count in a row. Those that made progress count by the minute, so that requests that kill one
-    worker after another keep no machine busy with loading.
+    Pure: the caller tells the time, in seconds.
+
+    Workers without a new token count in a row. Those that made progress count by the minute, so
+    that requests that kill one worker after another keep no machine busy with loading.
     """
 
     def __init__(self) -> None:
@@ -66,7 +79,13 @@ class RestartDelay:
 class WorkerSupervisor:
     """One model's worker through all its restarts. Loop's thread only."""
 
-    def __init__(self, model: str, settings: WorkerSettings, *, on_progress: Callable[[str, LoadProgress], None]) -> None:
+    def __init__(
+        self,
+        model: str,
+        settings: WorkerSettings,
+        *,
+        on_progress: Callable[[str, LoadProgress], None],
+    ) -> None:
         self.model = model
         self._state: WorkerState = "loading"
         self.info: ModelInfo | None = None
@@ -78,7 +97,9 @@ class WorkerSupervisor:
         self._task: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
         self._client = ModelClient(unread_bytes=settings.residency.unread_bytes)
-        self._room = WaitingRoom(places=settings.scheduler.max_queued + settings.scheduler.max_running)
+        self._room = WaitingRoom(
+            places=settings.scheduler.max_queued + settings.scheduler.max_running
+        )
 
     @property
     def state(self) -> WorkerState:
@@ -89,12 +110,16 @@ class WorkerSupervisor:
     def client(self) -> ModelClient | None:
         """The link while the model serves, else None. It outlives the worker that serves."""
         worker = self._worker if self._state == "ready" else None
-        return self._client if worker is not None and worker.is_alive and worker.link.is_open else None
+        return (
+            self._client if worker is not None and worker.is_alive and worker.link.is_open else None
+        )
 
     async def wait_client(self, *, sequences: int) -> ModelClient:
-        """The link, as soon as the model serves; it is waited for while it is being loaded, for the first time or again.
+        """The link, as soon as the model serves; it is waited for while it is being loaded, for the
+        first time or again.
 
-        Raises WorkerUnavailable when that takes too long or will never be, QueueFull when as many wait as may.
+        Raises WorkerUnavailable when that takes too long or will never be, QueueFull when as many
+        wait as may.
         """
         loop = asyncio.get_running_loop()
         seconds = self._settings.residency.load_seconds
@@ -104,7 +129,9 @@ class WorkerSupervisor:
                 raise WorkerUnavailable(f"model {self.model!r} has {self._state}")
             if loop.time() >= give_up_at:
                 waited = f" after {seconds:.0f} s" if seconds else ""
-                raise WorkerUnavailable(f"model {self.model!r} is still {self.state}{waited}; please try again")
+                raise WorkerUnavailable(
+                    f"model {self.model!r} is still {self.state}{waited}; please try again"
+                )
             with contextlib.suppress(TimeoutError):
                 await self._room.wait(sequences=sequences, seconds=give_up_at - loop.time())
         return client
@@ -125,17 +152,22 @@ class WorkerSupervisor:
         """How its workers schedule, as somebody has changed it last."""
         return self._settings.scheduler
 
-    async def set_limits(self, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
-        """Change how many sequences of the model run at once and how much a step reads, for this worker and all that follow it.
+    async def set_limits(
+        self, *, max_running: int | None = None, step_tokens: int | None = None
+    ) -> SchedulerLimits:
+        """Change how many sequences of the model run at once and how much a step reads, for this
+        worker and all that follow it.
 
-        None: as it is. No stream is lost: what runs beyond a lower limit waits again. Returns what counts from now on;
-        `step_tokens` is 0 where nobody has said how many and no worker is there to ask. Raises InvalidRequest.
+        None: as it is. No stream is lost: what runs beyond a lower limit waits again. Returns what
+        counts from now on; `step_tokens` is 0 where nobody has said how many and no worker is there
+        to ask. Raises InvalidRequest.
         """
         before = self._settings.scheduler
         is_chosen = step_tokens is not None or before.step_tokens is not None
         most = before.max_running if max_running is None else max_running
         known = step_tokens or before.step_tokens or self.last_statistics.step_tokens
-        tokens = known if is_chosen else max(known, most, before.min_chunk_tokens)  # as the worker itself would choose it
+        # as the worker itself would choose it
+        tokens = known if is_chosen else max(known, most, before.min_chunk_tokens)
         after = checked_limits(before, max_running=most, step_tokens=tokens)
         scheduler = replace(after, step_tokens=tokens if is_chosen else None)
         self._settings = msgspec.structs.replace(self._settings, scheduler=scheduler)
@@ -146,7 +178,9 @@ class WorkerSupervisor:
 
     def set_log_level(self, level: LogLevel) -> None:
         """Have this worker and all that follow it log what is so severe."""
-        self._settings = msgspec.structs.replace(self._settings, log=replace(self._settings.log, level=level))
+        self._settings = msgspec.structs.replace(
+            self._settings, log=replace(self._settings.log, level=level)
+        )
         if (client := self.client) is not None:
             client.worker.set_log_level(level)
 
@@ -165,11 +199,18 @@ class WorkerSupervisor:
         """Start the worker process, which loads its model by itself, and keep it alive from now on."""
         self._first_start = asyncio.get_running_loop().create_future()
         self._worker = await self._launch()
-        self._task = asyncio.create_task(self._supervise(self._first_start), name=f"supervisor-{self.model}")
-        self._task.add_done_callback(functools.partial(self._look_why_it_ended, first_start=self._first_start))
+        self._task = asyncio.create_task(
+            self._supervise(self._first_start), name=f"supervisor-{self.model}"
+        )
+        self._task.add_done_callback(
+            functools.partial(self._look_why_it_ended, first_start=self._first_start)
+        )
 
     async def wait_ready(self) -> None:
-        """Wait for the first start. Raises ModelLoadError when model or settings are at fault, WorkerUnavailable otherwise."""
+        """Wait for the first start.
+
+        Raises ModelLoadError when model or settings are at fault, WorkerUnavailable otherwise.
+        """
         assert self._first_start is not None, "start() comes first"
         await asyncio.shield(self._first_start)
 
@@ -214,7 +255,10 @@ class WorkerSupervisor:
             )
             logger.error("model %s: %s; restarting in %.0f s", self.model, failure.message, delay)
             if failed_starts >= FAILED_STARTS:
-                self._client.end_all(f"the worker process of the model has died and cannot be started again: {failure.message}")
+                self._client.end_all(
+                    "the worker process of the model has died and cannot be started again: "
+                    f"{failure.message}"
+                )
             await self._report(failure, loss, served_seconds)
             await asyncio.sleep(delay)
 
@@ -222,17 +266,24 @@ class WorkerSupervisor:
     def _cause(self) -> Literal["died", "hung"]:
         return "died" if self._ended is None or self._ended.hang is None else "hung"
 
-    async def _report(self, failure: WorkerFailed, loss: Loss, served_seconds: float | None) -> None:
+    async def _report(
+        self, failure: WorkerFailed, loss: Loss, served_seconds: float | None
+    ) -> None:
         """Tell what the death of a worker met, in the log and in a file."""
         if loss.requests:
             logger.warning(
-                "model %s: the worker had %d requests, %d in mid-answer; they go on with the next one",
+                "model %s: the worker had %d requests, %d in mid-answer; they go on with the next "
+                "one",
                 self.model,
                 len(loss.requests),
                 sum(drawn > 0 for drawn in loss.drawn_tokens),
             )
         for request_id in loss.refused:
-            logger.error("model %s: request %s is refused: the worker died while it ran alone", self.model, request_id)
+            logger.error(
+                "model %s: request %s is refused: the worker died while it ran alone",
+                self.model,
+                request_id,
+            )
         if self._ended is None:  # there was no process
             return
         report = report_of(
@@ -251,11 +302,17 @@ class WorkerSupervisor:
         except RuntimeError as error:  # there is no thread to be had
             logger.warning("the crash report could not be kept: %s", error)
 
-    def _look_why_it_ended(self, task: asyncio.Task[None], *, first_start: asyncio.Future[None]) -> None:
-        """A fault of ours in the supervision is not to leave anybody waiting for a worker that nobody will start."""
+    def _look_why_it_ended(
+        self, task: asyncio.Task[None], *, first_start: asyncio.Future[None]
+    ) -> None:
+        """A fault of ours in the supervision is not to leave anybody waiting for a worker that
+        nobody will start.
+        """
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("the supervision of model %s has ended", self.model, exc_info=error)
-            failure = WorkerFailed(message=f"its worker is not looked after any more ({error!r})", fatal_input=False)
+            failure = WorkerFailed(
+                message=f"its worker is not looked after any more ({error!r})", fatal_input=False
+            )
             self._give_up(failure, first_start)
 
     def _give_up(self, failure: WorkerFailed, first_start: asyncio.Future[None]) -> None:
@@ -268,7 +325,11 @@ class WorkerSupervisor:
         elif failure.fatal_input:
             first_start.set_exception(ModelLoadError(failure.message))
         else:
-            first_start.set_exception(WorkerUnavailable(f"the worker of model {self.model} does not start: {failure.message}"))
+            first_start.set_exception(
+                WorkerUnavailable(
+                    f"the worker of model {self.model} does not start: {failure.message}"
+                )
+            )
 
     async def _launch(self) -> WorkerProcess:
         self._launched_with = self._settings
@@ -282,10 +343,15 @@ class WorkerSupervisor:
         if self._worker is None:
             try:
                 self._worker = await self._launch()
-            except OSError as error:  # no memory, no process or no descriptor to be had at this moment
+            except OSError as error:
+                # no memory, no process or no descriptor to be had at this moment
                 self._ended = None
-                return WorkerFailed(message=f"the worker process cannot be started: {error}", fatal_input=False)
-        outcome = await self._worker.wait_started(timeout_seconds=self._settings.model.startup_seconds)
+                return WorkerFailed(
+                    message=f"the worker process cannot be started: {error}", fatal_input=False
+                )
+        outcome = await self._worker.wait_started(
+            timeout_seconds=self._settings.model.startup_seconds
+        )
         if isinstance(outcome, WorkerFailed):
             self._ended, self._worker = self._worker, None
             return outcome
@@ -297,7 +363,8 @@ class WorkerSupervisor:
             self._worker.link.set_log_level(self._settings.log.level)
             if self._settings.share.state_bytes is not None:
                 self._worker.link.share_memory(self._settings.share.state_bytes)
-            with contextlib.suppress(WorkerUnavailable):  # it has died again; the next one is told them
+            # it has died again; the next one is told them
+            with contextlib.suppress(WorkerUnavailable):
                 await self._worker.link.statistics()
                 await self.set_limits()
         if any(self.restarts.values()):
@@ -312,7 +379,11 @@ class WorkerSupervisor:
         code = await self._worker.wait_death()
         self._ended, self._worker = self._worker, None
         hang = self._ended.hang
-        how = f"ended unexpectedly ({describe_exit(code)})" if hang is None else f"{hang} and was killed"
+        how = (
+            f"ended unexpectedly ({describe_exit(code)})"
+            if hang is None
+            else f"{hang} and was killed"
+        )
         failure = WorkerFailed(message=f"the worker process {how}", fatal_input=False)
         return failure, asyncio.get_running_loop().time() - started_at
 

@@ -14,7 +14,8 @@ class WaitingRoom:
 
     def __init__(self, *, places: int) -> None:
         self._places = places
-        self._waiting: dict[asyncio.Future[None], int] = {}  # how many sequences each is going to be
+        # how many sequences each is going to be
+        self._waiting: dict[asyncio.Future[None], int] = {}
 
     @property
     def taken(self) -> int:
@@ -22,9 +23,14 @@ class WaitingRoom:
         return sum(self._waiting.values())
 
     async def wait(self, *, sequences: int, seconds: float) -> None:
-        """Wait until `admit_all`. Raises TimeoutError, QueueFull, and what `turn_away` is given; may be cancelled."""
+        """Wait until `admit_all`.
+
+        Raises TimeoutError, QueueFull, and what `turn_away` is given; may be cancelled.
+        """
         if self.taken + sequences > self._places:
-            raise QueueFull(queued=self.taken, limit=self._places, retry_after_seconds=RETRY_AFTER_SECONDS)
+            raise QueueFull(
+                queued=self.taken, limit=self._places, retry_after_seconds=RETRY_AFTER_SECONDS
+            )
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[called] = sequences
         try:

@@ -26,7 +26,9 @@ _LONGEST_LOG_LINE_BYTES = 1 << 20
 _LINES_KEPT = 80  # for a crash report: the stacks of a few threads
 _LONGEST_KEPT_LINE = 500
 
-_LOG_LINE = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<name>[\w.]+): (?P<message>.*)")
+_LOG_LINE = re.compile(
+    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<name>[\w.]+): (?P<message>.*)"
+)
 
 logger = logging.getLogger("holdfast.front.fleet")
 worker_logger = logging.getLogger("holdfast.worker.loop")
@@ -48,7 +50,9 @@ class WorkerProcess:
         self.hang: str | None = None  # why it was killed, in words; None: it was not
         self.watchdog = watchdog
         self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)  # of its log
-        self._log_task = asyncio.create_task(_pass_log_on(process, self.last_lines), name="worker-log")
+        self._log_task = asyncio.create_task(
+            _pass_log_on(process, self.last_lines), name="worker-log"
+        )
         self._exit_task = asyncio.create_task(self._watch_exit(), name="worker-exit")
         self._watch_task: asyncio.Task[None] | None = None
 
@@ -60,7 +64,10 @@ class WorkerProcess:
         on_progress: Callable[[LoadProgress], None],
         deliver: Callable[[Sequence[LinkEvent]], None],
     ) -> WorkerProcess:
-        """Start the process and give it its assignment; it loads its model from now on. `deliver`: see `WorkerLink`."""
+        """Start the process and give it its assignment; it loads its model from now on.
+
+        `deliver`: see `WorkerLink`.
+        """
         async with contextlib.AsyncExitStack() as undo:
             temporary = WorkerTemporaries(settings.compiled_code)
             undo.callback(temporary.remove)
@@ -81,7 +88,9 @@ class WorkerProcess:
             unmeasured_seconds=settings.model.startup_seconds,
         )
         worker = cls(process, link, temporary=temporary, watchdog=watchdog)
-        worker._watch_task = asyncio.create_task(worker._watch(settings.residency.heartbeat_seconds), name="worker-watch")
+        worker._watch_task = asyncio.create_task(
+            worker._watch(settings.residency.heartbeat_seconds), name="worker-watch"
+        )
         assignment = Assignment(
             settings=settings,
             endpoint=link.endpoint,
@@ -106,19 +115,28 @@ class WorkerProcess:
         return self._process.returncode is None
 
     async def wait_started(self, *, timeout_seconds: float) -> WorkerReady | WorkerFailed:
-        """Wait until the model serves, or the worker has said why not, or has died; it is killed when the time is over."""
+        """Wait until the model serves, or the worker has said why not, or has died; it is killed
+        when the time is over.
+        """
         try:
-            async with asyncio.timeout(timeout_seconds):  # not wait_for: before Python 3.12 it may swallow a cancellation
+            # not wait_for: before Python 3.12 it may swallow a cancellation
+            async with asyncio.timeout(timeout_seconds):
                 outcome = await asyncio.shield(self.link.started)
         except TimeoutError:
             await self.stop()
-            return WorkerFailed(message=f"the model was not loaded within {timeout_seconds:.0f} s", fatal_input=False)
+            return WorkerFailed(
+                message=f"the model was not loaded within {timeout_seconds:.0f} s",
+                fatal_input=False,
+            )
         if isinstance(outcome, WorkerFailed):
             await self.stop()
-            if not outcome.fatal_input:  # it could not say anything itself; only now is it known how it ended
+            # it could not say anything itself; only now is it known how it ended
+            if not outcome.fatal_input:
                 code = await self.wait_exit()
                 message = (
-                    f"it died while loading ({describe_exit(code)})" if self.hang is None else f"while loading it {self.hang}"
+                    f"it died while loading ({describe_exit(code)})"
+                    if self.hang is None
+                    else f"while loading it {self.hang}"
                 )
                 return WorkerFailed(message=message, fatal_input=False)
         else:
@@ -127,15 +145,20 @@ class WorkerProcess:
         return outcome
 
     async def wait_exit(self) -> int:
-        """Wait until the process has ended and its log is read; returns its exit code (negative: the signal)."""
+        """Wait until the process has ended and its log is read; returns its exit code (negative:
+        the signal).
+        """
         await asyncio.shield(self._exit_task)
         await asyncio.shield(self._log_task)
         return self._process.returncode or 0
 
     async def wait_death(self) -> int:
-        """Wait until the worker is gone, to be seen by its process or by its end of the link; returns the exit code."""
+        """Wait until the worker is gone, to be seen by its process or by its end of the link;
+        returns the exit code.
+        """
         await asyncio.wait((self._exit_task, self.link.lost), return_when=asyncio.FIRST_COMPLETED)
-        await self.stop()  # a process that has let go of the link serves nobody, whatever it still does
+        # a process that has let go of the link serves nobody, whatever it still does
+        await self.stop()
         return await self.wait_exit()
 
     async def stop(self) -> None:
@@ -143,7 +166,8 @@ class WorkerProcess:
         if self._watch_task is not None:
             self._watch_task.cancel()
         if not self.link.started.done():
-            self._kill()  # it only loads: nothing to be lost, and a load cannot be interrupted otherwise
+            # it only loads: nothing to be lost, and a load cannot be interrupted otherwise
+            self._kill()
         elif self.is_alive:
             self.link.shut_down_worker()
             self._signal(signal.SIGTERM)
@@ -159,7 +183,9 @@ class WorkerProcess:
         await self.link.close()
 
     def _let_go_of_log(self) -> None:
-        """What the worker has started may hold its log open, and to asyncio no process has ended whose pipes have not."""
+        """What the worker has started may hold its log open, and to asyncio no process has ended
+        whose pipes have not.
+        """
         log = self._process._transport.get_pipe_transport(2)  # type: ignore[attr-defined]
         if log is not None:
             log.close()
@@ -168,34 +194,47 @@ class WorkerProcess:
         assert self._process.stdin is not None
         self._process.stdin.write(assignment)
         self._process.stdin.close()
-        with contextlib.suppress(ConnectionError):  # a worker that is gone already shows by its exit
-            await self._process.stdin.wait_closed()  # from here on it needs nothing of this loop to load
+        # a worker that is gone already shows by its exit
+        with contextlib.suppress(ConnectionError):
+            # from here on it needs nothing of this loop to load
+            await self._process.stdin.wait_closed()
 
     async def _watch_exit(self) -> None:
         code = await self._process.wait()
         if code == 0:
             self._temporary.keep_compiled()
         self._temporary.remove()
-        self.link.fail(f"the worker process of the model died ({describe_exit(code)}); please try again")
+        self.link.fail(
+            f"the worker process of the model died ({describe_exit(code)}); please try again"
+        )
 
     async def _watch(self, interval_seconds: float) -> None:
-        """Kill the process when it hangs; what follows is as with any death. Not SIGTERM: a stopped process would not get it."""
+        """Kill the process when it hangs; what follows is as with any death.
+
+        Not SIGTERM: a stopped process would not get it.
+        """
         loop = asyncio.get_running_loop()
         looked_at = loop.time()
         while self.hang is None and self.is_alive:
             await asyncio.sleep(interval_seconds)
             now = loop.time()
-            self.hang = self.watchdog.look(self.link.poll_heartbeat(), elapsed_seconds=now - looked_at)
+            self.hang = self.watchdog.look(
+                self.link.poll_heartbeat(), elapsed_seconds=now - looked_at
+            )
             looked_at = now
         if self.hang is not None and self.is_alive:
             self._kill()
-            self.link.fail(f"the worker process of the model {self.hang} and is being replaced; please try again")
+            self.link.fail(
+                f"the worker process of the model {self.hang} and is being replaced; please try "
+                "again"
+            )
 
     def _kill(self) -> None:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Not the process object's own send_signal: it may reap the child behind the loop's back, and its exit code is lost.
+        # Not the process object's own send_signal: it may reap the child behind the loop's back,
+        # and its exit code is lost.
         if self.is_alive:
             with contextlib.suppress(ProcessLookupError):  # it has ended in this very moment
                 os.kill(self.pid, number)
@@ -214,8 +253,9 @@ def describe_exit(code: int) -> str:
 def _environment(model: ModelSettings) -> dict[str, str]:
     """The worker's environment: ours; the number of BLAS threads only when it is set.
 
-    Threads of OpenBLAS that have nothing to do sleep after 2^16 cycles (25 µs), not after 2^26: between two steps they would keep
-    turning on cores that the front, and the other BLAS of the two, are waiting for (docs/lab-log.md).
+    Threads of OpenBLAS that have nothing to do sleep after 2^16 cycles (25 µs), not after 2^26:
+    between two steps they would keep turning on cores that the front, and the other BLAS of the
+    two, are waiting for (docs/lab-log.md).
     """
     environment = {"OPENBLAS_THREAD_TIMEOUT": "16"} | os.environ
     if model.threads is not None:
@@ -224,7 +264,9 @@ def _environment(model: ModelSettings) -> dict[str, str]:
 
 
 async def _pass_log_on(process: asyncio.subprocess.Process, last_lines: deque[str]) -> None:
-    """Log what the worker writes to its standard error: as its loggers said it, tracebacks as the line before."""
+    """Log what the worker writes to its standard error: as its loggers said it, tracebacks as the
+    line before.
+    """
     assert process.stderr is not None
     level, name = logging.WARNING, worker_logger.name
     while True:
@@ -237,5 +279,9 @@ async def _pass_log_on(process: asyncio.subprocess.Process, last_lines: deque[st
         text = line.decode("utf-8", errors="replace").rstrip()
         last_lines.append(text[:_LONGEST_KEPT_LINE])
         if said := _LOG_LINE.fullmatch(text):
-            level, name, text = logging.getLevelNamesMapping()[said["level"]], said["name"], said["message"]
+            level, name, text = (
+                logging.getLevelNamesMapping()[said["level"]],
+                said["name"],
+                said["message"],
+            )
         logging.getLogger(name).log(level, "%s", text)

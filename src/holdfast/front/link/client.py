@@ -22,10 +22,13 @@ class EngineClient(Protocol):
         ...
 
     def submit(self, request: SequenceRequest) -> EventStream:
-        """Send one sequence. First event: Accepted or Rejected (and nothing after it); last event of an accepted one: Finished.
+        """Send one sequence.
 
-        The stream goes on when the worker dies and another one takes its place. Raises WorkerUnavailable when none ever will.
-        Closing the stream early cancels the request.
+        First event: Accepted or Rejected (and nothing after it); last event of an accepted one:
+        Finished.
+
+        The stream goes on when the worker dies and another one takes its place. Raises
+        WorkerUnavailable when none ever will. Closing the stream early cancels the request.
         """
         ...
 
@@ -34,15 +37,19 @@ class EngineClient(Protocol):
         ...
 
     async def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Have a session command carried out; another worker is asked once more when the first one dies meanwhile.
+        """Have a session command carried out; another worker is asked once more when the first one
+        dies meanwhile.
 
-        A failed answer says so where the first may have done it. Raises WorkerUnavailable when no worker comes, or both die.
+        A failed answer says so where the first may have done it. Raises WorkerUnavailable when no
+        worker comes, or both die.
         """
         ...
 
 
 LeaseOf: TypeAlias = Callable[[str, int], AbstractAsyncContextManager[EngineClient]]
-"""A lease of a model, for so many sequences: its client, while the model is kept for that. Entering it waits for the model.
+"""A lease of a model, for so many sequences: its client, while the model is kept for that.
+
+Entering it waits for the model.
 
 Raises UnknownModel, WorkerUnavailable and QueueFull.
 """

@@ -11,7 +11,15 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.wire.commands import ControlAction, ThinkingBudget
-from holdfast.wire.events import Accepted, Finished, FinishReason, PromptRead, Rejected, Started, TokensGenerated
+from holdfast.wire.events import (
+    Accepted,
+    Finished,
+    FinishReason,
+    PromptRead,
+    Rejected,
+    Started,
+    TokensGenerated,
+)
 from holdfast.wire.requests import RequestId
 
 RequestEvent = Accepted | Rejected | PromptRead | Started | TokensGenerated | Finished
@@ -30,11 +38,13 @@ def _unlimited(request_id: RequestId, budget: ThinkingBudget) -> None:
 
 
 class EventStream:
-    """Asynchronous iterator over the events of one request. One consumer; `aclose` (or its cancellation) cancels the request.
+    """Asynchronous iterator over the events of one request.
 
-    A sequence of which more than `unread_bytes` wait here is paused, and resumed when half of them are read; `control` is told.
-    Its reader may pause it as well (`pause`, `go_on`).
-    Several workers may serve it one after the other (`resume`); who reads it sees one sequence of events.
+    One consumer; `aclose` (or its cancellation) cancels the request.
+
+    A sequence of which more than `unread_bytes` wait here is paused, and resumed when half of them
+    are read; `control` is told. Its reader may pause it as well (`pause`, `go_on`). Several workers
+    may serve it one after the other (`resume`); who reads it sees one sequence of events.
     """
 
     def __init__(
@@ -140,7 +150,9 @@ class EventStream:
         self.push(self._failed(message, is_deadly=is_deadly))
 
     def _noted(self, event: Accepted | Rejected | Started | Finished) -> RequestEvent | None:
-        """An event as the reader is to see it, who may have been told the same of an earlier worker: then None."""
+        """An event as the reader is to see it, who may have been told the same of an earlier
+        worker: then None.
+        """
         if isinstance(event, Accepted):
             is_new, self.was_accepted = not self.was_accepted, True
             return event if is_new else None
@@ -157,14 +169,22 @@ class EventStream:
     def _with_waiting(self, event: Started) -> Started:
         """With the time that it had with earlier workers."""
         waited = event.timings.queue_seconds + self._lost_seconds
-        return msgspec.structs.replace(event, timings=msgspec.structs.replace(event.timings, queue_seconds=waited))
+        return msgspec.structs.replace(
+            event, timings=msgspec.structs.replace(event.timings, queue_seconds=waited)
+        )
 
     def _joined(self, event: Finished) -> Finished:
-        """The end of an answer that several workers gave: what it began from is told by the one that began it."""
+        """The end of an answer that several workers gave: what it began from is told by the one
+        that began it.
+        """
         if self.started is None:
             return msgspec.structs.replace(event, resumptions=self.resumptions)
-        timings = msgspec.structs.replace(self.started.timings, decode_seconds=time.monotonic() - self._started_at)
-        return msgspec.structs.replace(event, memory=self.started.memory, timings=timings, resumptions=self.resumptions)
+        timings = msgspec.structs.replace(
+            self.started.timings, decode_seconds=time.monotonic() - self._started_at
+        )
+        return msgspec.structs.replace(
+            event, memory=self.started.memory, timings=timings, resumptions=self.resumptions
+        )
 
     def _failed(self, message: str, *, is_deadly: bool = False) -> Finished:
         return Finished(

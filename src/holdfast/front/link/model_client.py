@@ -1,8 +1,10 @@
-"""The front's link to a model, whichever worker serves it: requests outlive the workers that end while they have them.
+"""The front's link to a model, whichever worker serves it: requests outlive the workers that end
+while they have them.
 
-A request that a worker has taken along is sent to the next one, together with the tokens that it has drawn so far. Which token
-comes at a position is decided by seed and position, so the stream goes on with the tokens that it would have had. A session
-command without an answer is sent once more; where the worker before may have done it, the failure of the second says so.
+A request that a worker has taken along is sent to the next one, together with the tokens that it
+has drawn so far. Which token comes at a position is decided by seed and position, so the stream
+goes on with the tokens that it would have had. A session command without an answer is sent once
+more; where the worker before may have done it, the failure of the second says so.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from holdfast.errors import SessionFailure, WorkerUnavailable
 from holdfast.front.link.event_stream import EventStream, RequestEvent
 from holdfast.front.link.isolation import Isolation
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.wire.commands import ControlAction, ReadAheadRun, SequenceRequest, ThinkingBudget, ThoughtLimit
+from holdfast.wire.commands import (
+    ControlAction,
+    ReadAheadRun,
+    SequenceRequest,
+    ThinkingBudget,
+    ThoughtLimit,
+)
 from holdfast.wire.events import Finished, FinishReason, LinkEvent, ModelInfo, Rejected, Started
 from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.packed import common_tokens
@@ -85,7 +93,10 @@ class Loss:
 
 
 class ModelClient:
-    """See `EngineClient`. Who keeps the workers of the model tells it when one has come or gone. Loop's thread only."""
+    """See `EngineClient`.
+
+    Who keeps the workers of the model tells it when one has come or gone. Loop's thread only.
+    """
 
     def __init__(self, *, unread_bytes: int) -> None:
         """unread_bytes: how much of one sequence may wait here to be read; then it is paused."""
@@ -97,12 +108,16 @@ class ModelClient:
         self._end = ""  # why nothing can be served any more
         self._has_ended_any = False  # since a worker was lost
         self._isolation = Isolation()
-        self._read_ahead: deque[ReadAheadRun] = deque(maxlen=MOST_READ_AHEAD)  # that no request has begun from
+        # that no request has begun from
+        self._read_ahead: deque[ReadAheadRun] = deque(maxlen=MOST_READ_AHEAD)
         self.resumed = 0  # streams that have gone on with another worker
 
     @property
     def info(self) -> ModelInfo:
-        """What the last worker knew of its model. Raises WorkerUnavailable before the first one is ready."""
+        """What the last worker knew of its model.
+
+        Raises WorkerUnavailable before the first one is ready.
+        """
         if self._info is None:
             raise WorkerUnavailable("the model is not loaded yet; please try again")
         return self._info
@@ -116,11 +131,16 @@ class ModelClient:
     def worker(self) -> WorkerLink:
         """The link to the worker that serves now. Raises WorkerUnavailable when there is none."""
         if self._worker is None or not self._worker.is_open:
-            raise WorkerUnavailable(self._end or "the worker process of the model is being replaced; please try again")
+            raise WorkerUnavailable(
+                self._end or "the worker process of the model is being replaced; please try again"
+            )
         return self._worker
 
     def submit(self, request: SequenceRequest) -> EventStream:
-        """Send one sequence, now or as soon as there is a worker; see `EngineClient`. Raises ValueError for an id in use."""
+        """Send one sequence, now or as soon as there is a worker; see `EngineClient`.
+
+        Raises ValueError for an id in use.
+        """
         if self._end:
             raise WorkerUnavailable(self._end)
         if request.request_id in self._open:
@@ -156,7 +176,10 @@ class ModelClient:
         """Give each event to its stream; events of requests that nobody reads any more are dropped."""
         for event in events:
             if not isinstance(event, RequestEvent):
-                if isinstance(event, SessionAnswer) and (asked := self._asked.pop(event.call_id, None)) is not None:
+                if (
+                    isinstance(event, SessionAnswer)
+                    and (asked := self._asked.pop(event.call_id, None)) is not None
+                ):
                     asked.end(event)
                 continue
             opened = self._open.get(event.request_id)
@@ -164,7 +187,9 @@ class ModelClient:
                 continue
             if isinstance(event, Finished | Rejected):
                 del self._open[event.request_id]
-                self._has_ended_any |= isinstance(event, Finished) and not opened.request.is_idle_work
+                self._has_ended_any |= (
+                    isinstance(event, Finished) and not opened.request.is_idle_work
+                )
             if isinstance(event, Started | Finished):
                 self._note_read_ahead(opened.request, event)
             opened.stream.push(event)
@@ -172,7 +197,10 @@ class ModelClient:
             self._look_at_who_runs_alone(self._isolation.alone)
 
     def begin_with(self, worker: WorkerLink) -> int:
-        """A worker serves from now on: send it what is open, first what earlier ones had. Returns how many streams go on."""
+        """A worker serves from now on: send it what is open, first what earlier ones had.
+
+        Returns how many streams go on.
+        """
         self._worker, self._info = worker, worker.info
         resumed = sum(opened.stream.was_accepted for opened in self._open.values())
         self.resumed += resumed
@@ -207,7 +235,9 @@ class ModelClient:
         )
 
     def end_all(self, message: str) -> None:
-        """No worker will come in time: each open stream ends with one FAILED, each command with WorkerUnavailable."""
+        """No worker will come in time: each open stream ends with one FAILED, each command with
+        WorkerUnavailable.
+        """
         opened, self._open = self._open, {}
         self._isolation = Isolation()
         for each in opened.values():
@@ -222,15 +252,22 @@ class ModelClient:
         self.end_all(message)
 
     def _note_read_ahead(self, request: SequenceRequest, event: Started | Finished) -> None:
-        """Remember a prompt that was read ahead, and forget those that a request has begun from or has read itself."""
+        """Remember a prompt that was read ahead, and forget those that a request has begun from or
+        has read itself.
+        """
         token_ids = request.prompt_token_ids
         if not request.is_idle_work:
             for run in tuple(self._read_ahead):
-                if run.tenant == request.tenant and common_tokens(run.token_ids.packed, token_ids.packed) > run.start:
+                if (
+                    run.tenant == request.tenant
+                    and common_tokens(run.token_ids.packed, token_ids.packed) > run.start
+                ):
                     self._read_ahead.remove(run)
         elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
             start = event.memory.cached_tokens
-            self._read_ahead.append(ReadAheadRun(tenant=request.tenant, token_ids=token_ids, start=start))
+            self._read_ahead.append(
+                ReadAheadRun(tenant=request.tenant, token_ids=token_ids, start=start)
+            )
 
     def _end_idle_work(self) -> None:
         """What nobody waits for is not sent again: it may have been what the worker died of."""
@@ -244,8 +281,10 @@ class ModelClient:
             if asked.sendings == MOST_SENDINGS:
                 del self._asked[asked.command.call_id]
                 asked.fail(
-                    f"the worker process of the model ended {MOST_SENDINGS} times while it had this command, which is not tried "
-                    "again; what it was to do may be done. The server's log and `holdfast doctor` say how it ended"
+                    f"the worker process of the model ended {MOST_SENDINGS} times while it had "
+                    "this command, which is not tried "
+                    "again; what it was to do may be done. The server's log and `holdfast doctor` "
+                    "say how it ended"
                 )
 
     def _send_commands(self) -> None:
@@ -254,7 +293,8 @@ class ModelClient:
             return
         for asked in self._asked.values():
             if not asked.is_sent:
-                with contextlib.suppress(WorkerUnavailable):  # it has just gone: the next one gets it
+                # it has just gone: the next one gets it
+                with contextlib.suppress(WorkerUnavailable):
                     self._worker.send_session(asked.command)
                     asked.is_sent = True
                     asked.sendings += 1
@@ -263,19 +303,28 @@ class ModelClient:
         opened = self._open.pop(request_id)
         deaths = opened.stream.resumptions + 1
         opened.stream.fail(
-            f"the worker process of the model died {deaths} times while it had this request, the last time while the request ran "
-            "alone; it is not tried again. The server's log and `holdfast doctor` say how the worker died",
+            f"the worker process of the model died {deaths} times while it had this request, the "
+            "last time while the request ran "
+            "alone; it is not tried again. The server's log and `holdfast doctor` say how the "
+            "worker died",
             is_deadly=True,
         )
 
     def _send_what_may_run(self) -> None:
-        """All that is open; while requests are tried alone, one of those. A suspect that nobody reads waits for its trial."""
+        """All that is open; while requests are tried alone, one of those.
+
+        A suspect that nobody reads waits for its trial.
+        """
         if self._worker is None or not self._worker.is_open or self._isolation.alone is not None:
             return
-        able = [request_id for request_id, opened in self._open.items() if not opened.stream.is_paused]
+        able = [
+            request_id for request_id, opened in self._open.items() if not opened.stream.is_paused
+        ]
         alone = self._isolation.next_of(able)
         for request_id, opened in self._open.items():
-            if request_id != alone and (alone is not None or self._isolation.is_untried(request_id)):
+            if request_id != alone and (
+                alone is not None or self._isolation.is_untried(request_id)
+            ):
                 self._hold(opened)
         if alone is not None:
             self._let_run(self._open[alone])
@@ -337,7 +386,11 @@ class ModelClient:
             return  # it has ended
         if action == "cancel":
             del self._open[request_id]
-        if self._worker is not None and opened.is_sent and not (opened.is_held and action != "cancel"):
+        if (
+            self._worker is not None
+            and opened.is_sent
+            and not (opened.is_held and action != "cancel")
+        ):
             self._worker.steer(request_id, action)
         if self._isolation.alone == request_id and action != "resume":
             self._look_at_who_runs_alone(request_id)
@@ -346,17 +399,30 @@ class ModelClient:
 
 
 def _of_last_sending(answer: SessionAnswer, asked: _OpenCommand) -> SessionAnswer:
-    """The answer to a command, of which an earlier worker may have done what this one was asked for."""
-    if asked.sendings == 1 or answer.failure is None or answer.failure is not _IF_DONE_BEFORE.get(asked.command.operation):
+    """The answer to a command, of which an earlier worker may have done what this one was asked
+    for.
+    """
+    if (
+        asked.sendings == 1
+        or answer.failure is None
+        or answer.failure is not _IF_DONE_BEFORE.get(asked.command.operation)
+    ):
         return answer
-    note = "the worker process ended while it had this command, so it may be this very command that has done it"
+    note = (
+        "the worker process ended while it had this command, so it may be this very command that "
+        "has done it"
+    )
     return msgspec.structs.replace(answer, message=f"{answer.message}; {note}")
 
 
 def _continued(opened: _OpenRequest) -> SequenceRequest:
-    """A request as the next worker is to have it: behind the tokens that were drawn, and without what was said already."""
+    """A request as the next worker is to have it: behind the tokens that were drawn, and without
+    what was said already.
+    """
     if not opened.stream.token_ids:
         return opened.request
     return msgspec.structs.replace(
-        opened.request, generated_token_ids=TokenIds.of(opened.stream.token_ids), want_prompt_logprobs=False
+        opened.request,
+        generated_token_ids=TokenIds.of(opened.stream.token_ids),
+        want_prompt_logprobs=False,
     )

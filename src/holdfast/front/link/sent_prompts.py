@@ -1,4 +1,6 @@
-"""What the worker of a link was sent of prompts, so that a prompt that goes on from one before is sent from there on."""
+"""What the worker of a link was sent of prompts, so that a prompt that goes on from one before is
+sent from there on.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +22,43 @@ class _Unanswered:
 
 
 class SentPrompts:
-    """For the life of one worker, whose memory for prompts it mirrors. Should the worker know less, the whole prompt follows."""
+    """For the life of one worker, whose memory for prompts it mirrors.
+
+    Should the worker know less, the whole prompt follows.
+    """
 
     def __init__(self, *, most_steps: int = MOST_STEPS) -> None:
         self._most_steps = most_steps
         self._keys: OrderedDict[bytes, None] = OrderedDict()
-        self._unanswered: deque[_Unanswered] = deque()  # neither accepted nor rejected yet, in the order of sending
+        # neither accepted nor rejected yet, in the order of sending
+        self._unanswered: deque[_Unanswered] = deque()
         self._number = 0
         self.figures = LinkFigures()
 
     def abridge(self, request: SequenceRequest) -> SequenceRequest | AbridgedRequest:
-        """The command to send for a request: without the beginning of its prompt that the worker was sent before."""
+        """The command to send for a request: without the beginning of its prompt that the worker
+        was sent before.
+        """
         self._number += 1
         self._unanswered.append(_Unanswered(self._number, request))
         token_ids = request.prompt_token_ids
         keys = [key for key, _ in steps_behind(tenant_key(request.tenant), token_ids)]
-        known = next((steps for steps in range(len(keys), 0, -1) if keys[steps - 1] in self._keys), 0)
+        known = next(
+            (steps for steps in range(len(keys), 0, -1) if keys[steps - 1] in self._keys), 0
+        )
         self._remember(keys)
         self._count(new=len(token_ids) - known * STEP_TOKENS, known=known * STEP_TOKENS)
         if not known:
             return request
         new = msgspec.structs.replace(request, prompt_token_ids=token_ids[known * STEP_TOKENS :])
-        return AbridgedRequest(number=self._number, key=keys[known - 1], known_tokens=known * STEP_TOKENS, request=new)
+        return AbridgedRequest(
+            number=self._number, key=keys[known - 1], known_tokens=known * STEP_TOKENS, request=new
+        )
 
     def whole(self, number: int) -> WholePrompt | None:
-        """The whole prompt of a request whose beginning the worker does not know; None when it was answered long ago."""
+        """The whole prompt of a request whose beginning the worker does not know; None when it was
+        answered long ago.
+        """
         for each in self._unanswered:
             if each.number == number:
                 tokens = len(each.request.prompt_token_ids)

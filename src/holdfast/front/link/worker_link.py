@@ -1,4 +1,6 @@
-"""The front's end of the link to a worker process: a ZeroMQ PAIR socket in a private folder, read straight from the loop."""
+"""The front's end of the link to a worker process: a ZeroMQ PAIR socket in a private folder, read
+straight from the loop.
+"""
 
 from __future__ import annotations
 
@@ -45,19 +47,29 @@ from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionCommand
 
-STATISTICS_PATIENCE_SECONDS = 1.0  # a long prompt chunk may keep the worker from answering; then the last known figures serve
-SHORT_FOLDER = Path("/tmp")  # where sockets go when paths in the folder for temporary files are too long for them
+# a long prompt chunk may keep the worker from answering; then the last known figures serve
+STATISTICS_PATIENCE_SECONDS = 1.0
+# where sockets go when paths in the folder for temporary files are too long for them
+SHORT_FOLDER = Path("/tmp")
 _SOCKET = "link"
 
 
 class WorkerLink:
-    """The link to one worker process, for the life of that process. Loop's thread only. Whose events come is not known here.
+    """The link to one worker process, for the life of that process.
 
-    The socket is drained by a plain reader callback on its file descriptor: an event costs one wake-up of the loop, with no task
-    in between. Bound before the worker is started, so that nothing the worker says is lost.
+    Loop's thread only. Whose events come is not known here.
+
+    The socket is drained by a plain reader callback on its file descriptor: an event costs one
+    wake-up of the loop, with no task in between. Bound before the worker is started, so that
+    nothing the worker says is lost.
     """
 
-    def __init__(self, *, on_progress: Callable[[LoadProgress], None], deliver: Callable[[Sequence[LinkEvent]], None]) -> None:
+    def __init__(
+        self,
+        *,
+        on_progress: Callable[[LoadProgress], None],
+        deliver: Callable[[Sequence[LinkEvent]], None],
+    ) -> None:
         """deliver: is given the events of each message, in order, until the link is closed.
 
         Raises OSError when there is no folder or no socket to be had.
@@ -65,13 +77,20 @@ class WorkerLink:
         self._loop = asyncio.get_running_loop()
         self._claim = _socket_folder()
         self._folder = self._claim.folder
-        self.endpoint, self.heartbeat_endpoint = f"ipc://{self._folder}/{_SOCKET}", f"ipc://{self._folder}/beat"
+        self.endpoint, self.heartbeat_endpoint = (
+            f"ipc://{self._folder}/{_SOCKET}",
+            f"ipc://{self._folder}/beat",
+        )
         self.started: asyncio.Future[WorkerReady | WorkerFailed] = self._loop.create_future()
-        self.lost: asyncio.Future[None] = self._loop.create_future()  # done when the worker has been seen to be gone
+        # done when the worker has been seen to be gone
+        self.lost: asyncio.Future[None] = self._loop.create_future()
         self._on_progress, self._deliver_events = on_progress, deliver
         self._prompts = SentPrompts()
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder, self._beat_decoder = msgspec.msgpack.Decoder(list[LinkEvent]), msgspec.msgpack.Decoder(Heartbeat)
+        self._decoder, self._beat_decoder = (
+            msgspec.msgpack.Decoder(list[LinkEvent]),
+            msgspec.msgpack.Decoder(Heartbeat),
+        )
         self._statistics: asyncio.Future[WorkerStatistics] | None = None
         self.last_statistics = WorkerStatistics()  # a working worker tells them unasked
         self._closed = False
@@ -86,14 +105,16 @@ class WorkerLink:
         self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
         self._loop.add_reader(self._monitor_fd, self._notice_disconnect)
-        self._drain()  # a ZeroMQ descriptor tells of news only since the last look, so there must be a first one
+        # a ZeroMQ descriptor tells of news only since the last look, so there must be a first one
+        self._drain()
         self._notice_disconnect()
 
     def _open_sockets(self) -> None:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
             self._socket.setsockopt(option, value)
-        self.heartbeats: zmq.Socket[bytes] = self._context.socket(zmq.PULL)  # only the newest is kept
+        # only the newest is kept
+        self.heartbeats: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         for option, value in ((zmq.CONFLATE, 1), (zmq.LINGER, 0)):
             self.heartbeats.setsockopt(option, value)
         self.heartbeats.bind(self.heartbeat_endpoint)
@@ -140,7 +161,9 @@ class WorkerLink:
             return self.last_statistics
 
     async def set_limits(self, limits: SchedulerLimits) -> WorkerStatistics:
-        """Have other limits of running sequences and of a step; returns what counts then, as `statistics` does."""
+        """Have other limits of running sequences and of a step; returns what counts then, as
+        `statistics` does.
+        """
         self._send(limits)
         return await self.statistics()
 
@@ -150,7 +173,9 @@ class WorkerLink:
             self._send(LogChange(level=level))
 
     def share_memory(self, state_bytes: int) -> None:
-        """Tell it how much KV and blocks in RAM may take together; a worker that is gone need not know."""
+        """Tell it how much KV and blocks in RAM may take together; a worker that is gone need not
+        know.
+        """
         with contextlib.suppress(WorkerUnavailable):
             self._send(MemoryChange(state_bytes=state_bytes))
 
@@ -160,11 +185,17 @@ class WorkerLink:
             self._send(run)
 
     def send_session(self, command: SessionCommand) -> None:
-        """Have a session command carried out; its answer is an event. Raises WorkerUnavailable when the worker is gone."""
+        """Have a session command carried out; its answer is an event.
+
+        Raises WorkerUnavailable when the worker is gone.
+        """
         self._send(command)
 
     def poll_heartbeat(self) -> Heartbeat | None:
-        """The newest heartbeat of the worker, if one has come since the last look. Needs no reader on the loop."""
+        """The newest heartbeat of the worker, if one has come since the last look.
+
+        Needs no reader on the loop.
+        """
         newest = None
         while not self.heartbeats.closed and _readable(self.heartbeats):
             newest = self._beat_decoder.decode(self.heartbeats.recv(zmq.NOBLOCK))
@@ -172,7 +203,8 @@ class WorkerLink:
 
     def shut_down_worker(self) -> None:
         """Ask the worker to end in order; its last events still arrive."""
-        with contextlib.suppress(WorkerUnavailable):  # it is gone already, which is what was asked for
+        # it is gone already, which is what was asked for
+        with contextlib.suppress(WorkerUnavailable):
             self._send(SHUT_DOWN)
 
     def fail(self, message: str) -> None:
@@ -211,7 +243,8 @@ class WorkerLink:
             self._socket.send(self._encoder.encode((command,)), zmq.NOBLOCK)
         except zmq.Again:
             raise WorkerUnavailable("the worker process is not there; please try again") from None
-        # The descriptor is edge-triggered: sending may swallow the edge of an event that arrived meanwhile.
+        # The descriptor is edge-triggered: sending may swallow the edge of an event that arrived
+        # meanwhile.
         self._loop.call_soon(self._drain)
 
     def _send_whole(self, number: int) -> None:
@@ -236,7 +269,9 @@ class WorkerLink:
             elif isinstance(event, PromptUnknown):
                 self._send_whole(event.number)
             elif isinstance(event, WorkerStatistics):
-                self.last_statistics = event = msgspec.structs.replace(event, link=self._prompts.figures)
+                self.last_statistics = event = msgspec.structs.replace(
+                    event, link=self._prompts.figures
+                )
                 if event.in_answer and self._statistics is not None:
                     if not self._statistics.done():
                         self._statistics.set_result(event)
@@ -254,7 +289,9 @@ def _readable(socket: zmq.Socket[bytes]) -> bool:
 
 
 def _socket_folder() -> Claim:
-    """A folder that only we may look into, so that nobody else may speak to the worker, with a path that sockets can have."""
+    """A folder that only we may look into, so that nobody else may speak to the worker, with a path
+    that sockets can have.
+    """
     claimed = claim(Path(tempfile.gettempdir()), prefix=CLAIM_PREFIX)
     if _takes_sockets(claimed.folder):
         return claimed
@@ -263,7 +300,9 @@ def _socket_folder() -> Claim:
 
 
 def _takes_sockets(folder: Path) -> bool:
-    """Tried out: paths of sockets end at 104 bytes (macOS) or 108 (Linux), and some file systems have no sockets."""
+    """Tried out: paths of sockets end at 104 bytes (macOS) or 108 (Linux), and some file systems
+    have no sockets.
+    """
     path = folder / f"{_SOCKET}-?"  # a little longer than the real one
     with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
         probe.bind(str(path))

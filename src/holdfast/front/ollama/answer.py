@@ -25,17 +25,30 @@ from holdfast.front.ollama.shapes import (
 from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
 from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.problem import Problem
-from holdfast.wire.output import ChoiceFinished, OutputDelta, TextDelta, TokenText, ToolCallFinished, text_of, tool_calls_of
+from holdfast.wire.output import (
+    ChoiceFinished,
+    OutputDelta,
+    TextDelta,
+    TokenText,
+    ToolCallFinished,
+    text_of,
+    tool_calls_of,
+)
 
 _LEAST_LOGPROB = -9999.0  # JSON cannot say minus infinity
 _NANOSECONDS = 1e9
-_LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")  # in JSON they stand between values only, and a line must not have any
-# Further ones, which in JSON stand in texts only: httpx, and with it Ollama's Python client, splits lines at these as well.
+# in JSON they stand between values only, and a line must not have any
+_LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
+# Further ones, which in JSON stand in texts only: httpx, and with it Ollama's Python client, splits
+# lines at these as well.
 _OTHER_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
 
 class OllamaAnswer(AnswerFormat):
-    """AnswerFormat of both endpoints, one choice each. Calls of tools come whole; of one that was cut nothing is said."""
+    """AnswerFormat of both endpoints, one choice each.
+
+    Calls of tools come whole; of one that was cut nothing is said.
+    """
 
     stream_type = "application/x-ndjson"
 
@@ -47,18 +60,31 @@ class OllamaAnswer(AnswerFormat):
         self._end: ChoiceFinished | None = None
 
     @abc.abstractmethod
-    def line(self, *, text: str = "", thinking: str = "", calls: list[ToolCallLine] | None = None, **fields: Any) -> AnswerLine:
+    def line(
+        self,
+        *,
+        text: str = "",
+        thinking: str = "",
+        calls: list[ToolCallLine] | None = None,
+        **fields: Any,
+    ) -> AnswerLine:
         """A line that says this; `fields` are those of AnswerLine beside its head."""
 
     def keep_alive(self) -> bytes:
-        """A line that says nothing: clients read each as JSON, so there is no comment or empty line to send."""
+        """A line that says nothing: clients read each as JSON, so there is no comment or empty line
+        to send.
+        """
         return written(self.line(done=False))
 
     def delta(self, event: OutputDelta) -> bytes:
         """News as a line; parts of calls are kept until the call is complete."""
         fields: dict[str, Any] = {"logprobs": logprobs_of(event.logprobs)} if event.logprobs else {}
         if isinstance(event, TextDelta):
-            fields |= {"text" if event.kind == "text" else "thinking": event.appended} if event.text else {}
+            fields |= (
+                {"text" if event.kind == "text" else "thinking": event.appended}
+                if event.text
+                else {}
+            )
             return written(self.line(done=False, **fields)) if fields else b""
         self._calls.append(event)
         if isinstance(event, ToolCallFinished):
@@ -80,7 +106,9 @@ class OllamaAnswer(AnswerFormat):
         """The error as the last line."""
         return written(OllamaError(error=problem.message_with_field))
 
-    def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
         """The whole as one line."""
         (choice,) = choices
         assert choice.end is not None, "an answer is written behind its end"
@@ -88,15 +116,22 @@ class OllamaAnswer(AnswerFormat):
         if self._shows_logprobs:
             fields["logprobs"] = logprobs_of(choice.logprobs)
         calls = calls_of(choice.deltas) or None
-        return written(self.line(text=choice.text(), thinking=choice.text("reasoning"), calls=calls, **fields))
+        return written(
+            self.line(text=choice.text(), thinking=choice.text("reasoning"), calls=calls, **fields)
+        )
 
     def _head(self) -> dict[str, Any]:
         return {"model": self._model, "created_at": timestamp()}
 
-    def _ending(self, end: ChoiceFinished, counts: TokenCounts, explanation: Explanation | None) -> dict[str, Any]:
+    def _ending(
+        self, end: ChoiceFinished, counts: TokenCounts, explanation: Explanation | None
+    ) -> dict[str, Any]:
         total, timings = time.perf_counter() - self._began, end.timings
-        # Of an answer that a stop string has ended, the worker tells no time of writing, nor of a single token.
-        writing = timings.decode_seconds or max(total - timings.queue_seconds - timings.prefill_seconds, 0.0)
+        # Of an answer that a stop string has ended, the worker tells no time of writing, nor of a
+        # single token.
+        writing = timings.decode_seconds or max(
+            total - timings.queue_seconds - timings.prefill_seconds, 0.0
+        )
         return {
             "done": True,
             "done_reason": "length" if end.finish_reason == "length" else "stop",
@@ -114,16 +149,26 @@ class OllamaAnswer(AnswerFormat):
 class ChatLines(OllamaAnswer):
     """AnswerFormat of /api/chat."""
 
-    def line(self, *, text: str = "", thinking: str = "", calls: list[ToolCallLine] | None = None, **fields: Any) -> ChatLine:
+    def line(
+        self,
+        *,
+        text: str = "",
+        thinking: str = "",
+        calls: list[ToolCallLine] | None = None,
+        **fields: Any,
+    ) -> ChatLine:
         """With all of it in the message."""
-        message = MessageLine(content=text, thinking=thinking or msgspec.UNSET, tool_calls=calls or msgspec.UNSET)
+        message = MessageLine(
+            content=text, thinking=thinking or msgspec.UNSET, tool_calls=calls or msgspec.UNSET
+        )
         return ChatLine(message=message, **self._head(), **fields)
 
 
 class GenerateLines(OllamaAnswer):
     """AnswerFormat of /api/generate, which knows no tools.
 
-    turns: of the conversation that is answered; empty for a raw prompt, whose answers have no `context`.
+    turns: of the conversation that is answered; empty for a raw prompt, whose answers have no
+    `context`.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -136,21 +181,38 @@ class GenerateLines(OllamaAnswer):
         self._said.append(event)
         return super().delta(event)
 
-    def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
         """The whole as one line."""
         self._said = choices[0].deltas
         return super().whole(choices, counts, explanation)
 
-    def _ending(self, end: ChoiceFinished, counts: TokenCounts, explanation: Explanation | None) -> dict[str, Any]:
+    def _ending(
+        self, end: ChoiceFinished, counts: TokenCounts, explanation: Explanation | None
+    ) -> dict[str, Any]:
         ending = super()._ending(end, counts, explanation)
         if not self.turns:
             return ending
-        answer = {"role": "assistant", "content": text_of(self._said), "reasoning_content": text_of(self._said, "reasoning")}
+        answer = {
+            "role": "assistant",
+            "content": text_of(self._said),
+            "reasoning_content": text_of(self._said, "reasoning"),
+        }
         return ending | {"context": packed([*self.turns, answer])}
 
-    def line(self, *, text: str = "", thinking: str = "", calls: list[ToolCallLine] | None = None, **fields: Any) -> GenerateLine:
+    def line(
+        self,
+        *,
+        text: str = "",
+        thinking: str = "",
+        calls: list[ToolCallLine] | None = None,
+        **fields: Any,
+    ) -> GenerateLine:
         """With the text as `response`."""
-        return GenerateLine(response=text, thinking=thinking or msgspec.UNSET, **self._head(), **fields)
+        return GenerateLine(
+            response=text, thinking=thinking or msgspec.UNSET, **self._head(), **fields
+        )
 
 
 def timestamp(seconds: float | None = None) -> str:
@@ -162,7 +224,10 @@ def timestamp(seconds: float | None = None) -> str:
 def calls_of(deltas: Iterable[OutputDelta], *, first: int = 0) -> list[ToolCallLine]:
     """The complete calls among these, of which the first one has that number."""
     return [
-        ToolCallLine(id=call.id, function=CalledTool(index=number, name=call.name, arguments=_one_line(call.arguments)))
+        ToolCallLine(
+            id=call.id,
+            function=CalledTool(index=number, name=call.name, arguments=_one_line(call.arguments)),
+        )
         for number, call in enumerate(tool_calls_of(deltas), first)
         if call.is_complete
     ]
@@ -170,7 +235,12 @@ def calls_of(deltas: Iterable[OutputDelta], *, first: int = 0) -> list[ToolCallL
 
 def logprobs_of(tokens: Iterable[TokenText]) -> list[LogprobLine]:
     """Tokens as Ollama shows them."""
-    return [LogprobLine(**_token(token), top_logprobs=[BareLogprob(**_token(rival)) for rival in token.top]) for token in tokens]
+    return [
+        LogprobLine(
+            **_token(token), top_logprobs=[BareLogprob(**_token(rival)) for rival in token.top]
+        )
+        for token in tokens
+    ]
 
 
 def written(line: msgspec.Struct) -> bytes:
@@ -183,7 +253,11 @@ def written(line: msgspec.Struct) -> bytes:
 
 
 def _token(token: TokenText) -> dict[str, Any]:
-    return {"token": token.text, "logprob": max(token.logprob, _LEAST_LOGPROB), "bytes": list(token.raw)}
+    return {
+        "token": token.text,
+        "logprob": max(token.logprob, _LEAST_LOGPROB),
+        "bytes": list(token.raw),
+    }
 
 
 def _one_line(arguments: str) -> msgspec.Raw:

@@ -21,7 +21,9 @@ from holdfast.wire.requests import ChatPrompt
 class OllamaChat(OllamaGeneration):
     """A conversation to be answered. Without messages the model is loaded, and nothing else."""
 
-    messages: OllamaMessages | None = Field(None, description="The conversation so far, oldest first.")
+    messages: OllamaMessages | None = Field(
+        None, description="The conversation so far, oldest first."
+    )
     tools: OllamaTools | None = Field(None, description="What the model may call.")
 
     @property
@@ -34,7 +36,10 @@ class OllamaChat(OllamaGeneration):
         return ChatLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
+        """What to generate and how to answer.
+
+        Raises RequestRefused naming the field that cannot be served.
+        """
         messages = conversation(self.messages or ())
         tools = definitions(self.tools or (), limits=services.limits)
         if tools:
@@ -44,9 +49,13 @@ class OllamaChat(OllamaGeneration):
             messages=messages,
             tools=tools,
             # As Ollama does: what the assistant has begun is gone on with.
-            continue_last=last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last,
+            continue_last=last["role"] == "assistant"
+            and bool(last["content"])
+            and "tool_calls" not in last,
         )
-        return self.plan_of(self.request(services, prompt=prompt, prompt_field="messages"), self.form(services))
+        return self.plan_of(
+            self.request(services, prompt=prompt, prompt_field="messages"), self.form(services)
+        )
 
 
 @operation(

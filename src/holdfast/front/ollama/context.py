@@ -1,7 +1,9 @@
-"""`context` of /api/generate: the conversation so far, which a client hands back as it got it to go on from there.
+"""`context` of /api/generate: the conversation so far, which a client hands back as it got it to go
+on from there.
 
-In Ollama these are token ids. Here they are the compressed text of the turns, so that what goes on is an ordinary conversation,
-rendered by the template, its earlier answers put back as the tokens that were generated.
+In Ollama these are token ids. Here they are the compressed text of the turns, so that what goes on
+is an ordinary conversation, rendered by the template, its earlier answers put back as the tokens
+that were generated.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import msgspec
 from holdfast.front.server.problem import RequestRefused
 
 
-class ContextTurn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class ContextTurn(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """One turn."""
 
     role: Literal["system", "user", "assistant"]
@@ -32,7 +36,10 @@ def packed(turns: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def unpacked(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[str, Any], ...]:
-    """The turns again. Raises RequestRefused for what `packed` has not made, or more than so many bytes."""
+    """The turns again.
+
+    Raises RequestRefused for what `packed` has not made, or more than so many bytes.
+    """
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(bytes(numbers), limit_bytes)
@@ -40,4 +47,6 @@ def unpacked(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[str, Any
             raise ValueError("it is cut, or too long")
         return tuple(msgspec.to_builtins(turn) for turn in _turns.decode(text))
     except (ValueError, zlib.error, msgspec.DecodeError):
-        raise RequestRefused("`context`: this is none that an answer of this server has brought", field="context") from None
+        raise RequestRefused(
+            "`context`: this is none that an answer of this server has brought", field="context"
+        ) from None

@@ -29,7 +29,10 @@ from holdfast.wire.output import Embedding
 from holdfast.wire.requests import EmbeddingRequest
 
 _UNSUPPORTED = UnsupportedFields(neutral=SESSION_FIELDS)
-Inputs = Annotated[Annotated[str, Tag(ONE)] | Annotated[list[str], Field(fail_fast=True), Tag(MANY)], Discriminator(one_or_many)]
+Inputs = Annotated[
+    Annotated[str, Tag(ONE)] | Annotated[list[str], Field(fail_fast=True), Tag(MANY)],
+    Discriminator(one_or_many),
+]
 
 
 class EmbeddedTexts(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,10 +90,16 @@ class OllamaEmbedding(OllamaRequest):
 class OllamaEmbed(OllamaEmbedding):
     """Texts of each of which a vector is wanted."""
 
-    input: Inputs | None = Field(None, description="A text, or several. Without one the model is loaded, and no vector comes.")
-    truncate: bool | None = Field(None, description="False: a text that is too long is refused. Otherwise its end is cut off.")
+    input: Inputs | None = Field(
+        None,
+        description="A text, or several. Without one the model is loaded, and no vector comes.",
+    )
+    truncate: bool | None = Field(
+        None, description="False: a text that is too long is refused. Otherwise its end is cut off."
+    )
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
-        None, description="Keep so many of the first numbers, and bring the vector to length 1 again."
+        None,
+        description="Keep so many of the first numbers, and bring the vector to length 1 again.",
     )
 
     def plan(self, services: Services) -> EmbeddingPlan:
@@ -103,7 +112,9 @@ class OllamaEmbed(OllamaEmbedding):
                 model=model,
                 embeddings=[_numbers(each) for each in vectors],
                 total_duration=nanoseconds(total),
-                load_duration=nanoseconds(total - sum(each.timings.prefill_seconds for each in vectors)),
+                load_duration=nanoseconds(
+                    total - sum(each.timings.prefill_seconds for each in vectors)
+                ),
                 prompt_eval_count=sum(each.prompt_tokens for each in vectors),
                 cached_tokens=sum(each.memory.cached_tokens for each in vectors),
             )
@@ -122,7 +133,9 @@ class OllamaEmbed(OllamaEmbedding):
 class OllamaEmbeddings(OllamaEmbedding):
     """The older form, of one text."""
 
-    prompt: str | None = Field(None, description="The text. Without one the model is loaded, and the vector is empty.")
+    prompt: str | None = Field(
+        None, description="The text. Without one the model is loaded, and the vector is empty."
+    )
 
     def plan(self, services: Services) -> EmbeddingPlan:
         """What to embed and how to answer. Raises RequestRefused."""
@@ -130,10 +143,18 @@ class OllamaEmbeddings(OllamaEmbedding):
         def form(vectors: Sequence[Embedding]) -> EmbeddedPrompt:
             return EmbeddedPrompt(embedding=_numbers(vectors[0]) if vectors else [])
 
-        return self.plan_of(services, [self.prompt] if self.prompt else [], form, input_field="prompt")
+        return self.plan_of(
+            services, [self.prompt] if self.prompt else [], form, input_field="prompt"
+        )
 
 
-@operation("POST", "/api/embed", request_of(OllamaEmbed), answers_of(EmbeddedTexts), summary="embeddings (Ollama)")
+@operation(
+    "POST",
+    "/api/embed",
+    request_of(OllamaEmbed),
+    answers_of(EmbeddedTexts),
+    summary="embeddings (Ollama)",
+)
 async def ollama_embed(request: Request, services: Services) -> Response:
     """Make a vector of each text."""
     return await _embedded(request, services, OllamaEmbed)
@@ -145,7 +166,9 @@ async def ollama_embeddings(request: Request, services: Services) -> Response:
     return await _embedded(request, services, OllamaEmbeddings)
 
 
-async def _embedded(request: Request, services: Services, kind: type[OllamaEmbed] | type[OllamaEmbeddings]) -> Response:
+async def _embedded(
+    request: Request, services: Services, kind: type[OllamaEmbed] | type[OllamaEmbeddings]
+) -> Response:
     asked: list[OllamaRequest] = []
 
     def plan_of(body: bytes) -> EmbeddingPlan:

@@ -50,13 +50,16 @@ def _kind_of_format(value: Any) -> str:
 def _duration(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("a duration is a number of seconds, or a text such as 5m or 1h30m")
-    if isinstance(value, str) and (len(value) > _LONGEST_DURATION or not _DURATION.fullmatch(value)):
+    if isinstance(value, str) and (
+        len(value) > _LONGEST_DURATION or not _DURATION.fullmatch(value)
+    ):
         raise ValueError("this is no duration; one is written as 5m, 1h30m, 300 or -1")
     return value
 
 
 FormatField = Annotated[
-    Annotated[Literal["", "json"], Tag(_WORD)] | Annotated[dict[str, Any], Tag(_SCHEMA)], Discriminator(_kind_of_format)
+    Annotated[Literal["", "json"], Tag(_WORD)] | Annotated[dict[str, Any], Tag(_SCHEMA)],
+    Discriminator(_kind_of_format),
 ]
 KeepAlive = Annotated[int | float | str, BeforeValidator(_duration)]
 
@@ -64,14 +67,19 @@ KeepAlive = Annotated[int | float | str, BeforeValidator(_duration)]
 class OllamaRequest(SaltField):
     """Fields of every request that names a model."""
 
-    model: str | None = Field(None, description="A served model, with or without :latest; the first one if not given.")
+    model: str | None = Field(
+        None, description="A served model, with or without :latest; the first one if not given."
+    )
     keep_alive: KeepAlive | None = Field(
         None,
         description="0: unload the model when it is not used any more, which takes an administrator; else the server decides.",
     )
 
     def shown_model(self, services: Services) -> str:
-        """The model's name as the client wrote it. Raises RequestRefused for one that is not served."""
+        """The model's name as the client wrote it.
+
+        Raises RequestRefused for one that is not served.
+        """
         model = served_model(self.model, services)
         return self.model or shown_name(model.id)
 
@@ -84,14 +92,28 @@ class OllamaRequest(SaltField):
 class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
     """Fields of both generating endpoints."""
 
-    stream: bool | None = Field(None, description="False: the answer in one piece. Otherwise as lines of JSON.")
-    format: FormatField | None = Field(None, description='The form of the answer: "json", or a JSON schema.')
+    stream: bool | None = Field(
+        None, description="False: the answer in one piece. Otherwise as lines of JSON."
+    )
+    format: FormatField | None = Field(
+        None, description='The form of the answer: "json", or a JSON schema.'
+    )
     options: OllamaOptions | None = Field(None, description="How to draw and when to stop.")
-    think: Switch | None = Field(None, description="Whether to think first: true, false, low, medium, high, max.")
-    logprobs: bool | None = Field(None, description="Give the log-probability of each token of the answer.")
-    top_logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="And of so many of the likeliest at its place.")
-    truncate: bool | None = Field(None, description="Without effect: a prompt that is too long is refused, never cut.")
-    shift: bool | None = Field(None, description="Without effect: an answer ends where the context is full.")
+    think: Switch | None = Field(
+        None, description="Whether to think first: true, false, low, medium, high, max."
+    )
+    logprobs: bool | None = Field(
+        None, description="Give the log-probability of each token of the answer."
+    )
+    top_logprobs: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="And of so many of the likeliest at its place."
+    )
+    truncate: bool | None = Field(
+        None, description="Without effect: a prompt that is too long is refused, never cut."
+    )
+    shift: bool | None = Field(
+        None, description="Without effect: an answer ends where the context is full."
+    )
 
     @property
     @abc.abstractmethod
@@ -104,18 +126,28 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
 
     @abc.abstractmethod
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
+        """What to generate and how to answer.
+
+        Raises RequestRefused naming the field that cannot be served.
+        """
 
     def plan_of(self, request: GenerationRequest, form: OllamaAnswer) -> AnswerPlan:
         """The plan for this request and this form."""
-        return AnswerPlan(requests=[request], form=form, streams=self.stream is not False, **self.plan_options())
+        return AnswerPlan(
+            requests=[request], form=form, streams=self.stream is not False, **self.plan_options()
+        )
 
     def request(self, services: Services, **prompt: Any) -> GenerationRequest:
-        """What to generate. `prompt`: fields of it that say what the model reads. Raises RequestRefused."""
+        """What to generate.
+
+        `prompt`: fields of it that say what the model reads. Raises RequestRefused.
+        """
         _UNSUPPORTED.refuse(self.model_extra)
         refuse_above(self.top_logprobs, services.limits.max_top_logprobs, field="top_logprobs")
         if self.top_logprobs and not self.logprobs:
-            raise RequestRefused("`top_logprobs` is allowed only with `logprobs`", field="top_logprobs")
+            raise RequestRefused(
+                "`top_logprobs` is allowed only with `logprobs`", field="top_logprobs"
+            )
         return GenerationRequest(
             request_id=f"ollama-{uuid.uuid4().hex}",
             model=served_model(self.model, services).id,

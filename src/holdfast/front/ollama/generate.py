@@ -22,11 +22,16 @@ from holdfast.wire.requests import ChatPrompt, Prompt
 
 
 class OllamaGenerate(OllamaGeneration):
-    """A prompt to be answered as a user's message, or, with `raw`, a text to be continued. Without one the model is loaded."""
+    """A prompt to be answered as a user's message, or, with `raw`, a text to be continued.
+
+    Without one the model is loaded.
+    """
 
     prompt: str | None = Field(None, description="What the user says.")
     system: str | None = Field(None, description="The system message before it.")
-    raw: bool | None = Field(None, description="Continue the prompt as it is, without the model's template.")
+    raw: bool | None = Field(
+        None, description="Continue the prompt as it is, without the model's template."
+    )
     context: Annotated[list[int], Field(fail_fast=True)] | None = Field(
         None, description="Of an earlier answer, as it came, to go on from there."
     )
@@ -41,7 +46,10 @@ class OllamaGenerate(OllamaGeneration):
         return GenerateLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
+        """What to generate and how to answer.
+
+        Raises RequestRefused naming the field that cannot be served.
+        """
         prompt, form = self._asked(services), self.form(services)
         if isinstance(prompt, ChatPrompt):
             form.turns = prompt.messages
@@ -52,11 +60,21 @@ class OllamaGenerate(OllamaGeneration):
         if self.raw:
             for field in ("system", "context"):
                 if getattr(self, field):
-                    raise RequestRefused(f"`{field}`: a prompt that is sent with `raw` has all of it in itself", field=field)
+                    raise RequestRefused(
+                        f"`{field}`: a prompt that is sent with `raw` has all of it in itself",
+                        field=field,
+                    )
             return text
-        past = unpacked(self.context, limit_bytes=services.limits.max_body_bytes) if self.context else ()
+        past = (
+            unpacked(self.context, limit_bytes=services.limits.max_body_bytes)
+            if self.context
+            else ()
+        )
         if self.system:  # clients send it with every prompt: it takes the place of the earlier one
-            past = ({"role": "system", "content": self.system}, *(turn for turn in past if turn["role"] != "system"))
+            past = (
+                {"role": "system", "content": self.system},
+                *(turn for turn in past if turn["role"] != "system"),
+            )
         return ChatPrompt(messages=(*past, {"role": "user", "content": text}))
 
 

@@ -1,4 +1,7 @@
-"""POST /api/pull and DELETE /api/delete: models of the Hub come and go. What else changes models is refused."""
+"""POST /api/pull and DELETE /api/delete: models of the Hub come and go.
+
+What else changes models is refused.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,14 @@ from starlette.types import Receive, Scope, Send
 from holdfast.errors import ModelLoadError, NoSuchModel
 from holdfast.front.fleet.library import Library, Pull, PullStep
 from holdfast.front.ollama.answer import OllamaAnswer, written
-from holdfast.front.ollama.names import NamedModel, digest_of, hub_name, named_entry, not_found, served_model
+from holdfast.front.ollama.names import (
+    NamedModel,
+    digest_of,
+    hub_name,
+    named_entry,
+    not_found,
+    served_model,
+)
 from holdfast.front.ollama.shapes import OllamaError
 from holdfast.front.server.answers import StreamFormat
 from holdfast.front.server.body import json_response, parse, read_body
@@ -32,7 +42,10 @@ _SHOWN_OF_DIGEST = 12
 
 
 class PullProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far it is; a line of a stream, or the end of it. `total` and `completed` are bytes; `digest` tells names apart."""
+    """How far it is; a line of a stream, or the end of it.
+
+    `total` and `completed` are bytes; `digest` tells names apart.
+    """
 
     status: str
     digest: str | msgspec.UnsetType = msgspec.UNSET
@@ -47,7 +60,9 @@ class PullRequest(NamedModel):
     """Which model is wanted."""
 
     insecure: bool | None = Field(None, description="Accepted, without effect.")
-    stream: bool | None = Field(None, description="False: the end in one piece. Otherwise as lines of JSON.")
+    stream: bool | None = Field(
+        None, description="False: the end in one piece. Otherwise as lines of JSON."
+    )
 
 
 @operation(
@@ -58,7 +73,10 @@ class PullRequest(NamedModel):
     needs_admin=True,
 )
 async def ollama_pull(request: Request, services: Services) -> Response:
-    """Fetch a model of the Hub into its cache, check it and serve it. One that comes from elsewhere is there."""
+    """Fetch a model of the Hub into its cache, check it and serve it.
+
+    One that comes from elsewhere is there.
+    """
     asked = parse(PullRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
     streams, source = asked.stream is not False, _wanted(asked.required(), services)
     if source is not None:
@@ -69,7 +87,11 @@ async def ollama_pull(request: Request, services: Services) -> Response:
 
 
 @operation(
-    "DELETE", "/api/delete", request_of(NamedModel), {"responses": {"200": {"description": "It is removed"}}}, needs_admin=True
+    "DELETE",
+    "/api/delete",
+    request_of(NamedModel),
+    {"responses": {"200": {"description": "It is removed"}}},
+    needs_admin=True,
 )
 async def ollama_delete(request: Request, services: Services) -> Response:
     """Remove a model from the Hub's cache, and from memory if it is loaded and nobody uses it."""
@@ -80,7 +102,10 @@ async def ollama_delete(request: Request, services: Services) -> Response:
         if source is None or source.revision:
             raise not_found(name)
     elif (source := services.library.source_of(entry)) is None:
-        message = f"model {entry.name!r} does not lie in the Hub's cache, and only what lies there is removed over HTTP"
+        message = (
+            f"model {entry.name!r} does not lie in the Hub's cache, and only what lies there is "
+            "removed over HTTP"
+        )
         raise RequestRefused(message, code="not_removable", field="model")
     try:
         await services.library.remove(source)
@@ -90,7 +115,10 @@ async def ollama_delete(request: Request, services: Services) -> Response:
 
 
 def _wanted(name: str, services: Services) -> ModelSource | None:
-    """The model of the Hub that is to be pulled; None for one that is here in another way. Raises RequestRefused."""
+    """The model of the Hub that is to be pulled; None for one that is here in another way.
+
+    Raises RequestRefused.
+    """
     if (entry := named_entry(name, services)) is not None:
         return services.library.source_of(entry)
     wanted = hub_name(name)
@@ -99,11 +127,15 @@ def _wanted(name: str, services: Services) -> ModelSource | None:
             served_model(name, services)
             return None
         message = (
-            "`model`: a model of the Hub is written owner/name, or hf.co/owner/name; its files are chosen here, so it has no tag"
+            "`model`: a model of the Hub is written owner/name, or hf.co/owner/name; its files are "
+            "chosen here, so it has no tag"
         )
         raise RequestRefused(message, field="model")
     if source.revision:
-        message = "`model`: a revision is named in models.toml, or to `holdfast models pull`, not over HTTP"
+        message = (
+            "`model`: a revision is named in models.toml, or to `holdfast models pull`, not over "
+            "HTTP"
+        )
         raise RequestRefused(message, field="model")
     return source
 
@@ -122,18 +154,27 @@ class PullResponse(Response):
             form = _PullLines(self._source)
             lines = self._lines(pull, form, record)
             writer = EventWriter(send, form, lines, request_id=record.request_id)
-            if not await unless_disconnected(receive, writer.run() if self._streams else _read(lines)):
+            if not await unless_disconnected(
+                receive, writer.run() if self._streams else _read(lines)
+            ):
                 raise ClientDisconnect
         if not self._streams:
             await json_response(_DONE)(scope, receive, send)
 
-    async def _lines(self, pull: Pull, form: _PullLines, record: RequestRecord) -> AsyncIterator[bytes]:
+    async def _lines(
+        self, pull: Pull, form: _PullLines, record: RequestRecord
+    ) -> AsyncIterator[bytes]:
         yield form.line(_BEGUN)
         try:
             async for step in pull.steps():
                 yield form.line(form.progress(step))
-        except ModelLoadError as error:  # it is the Hub, the network or the disk that does not do what it should
-            refused = error if isinstance(error, NoSuchModel) else RequestRefused(str(error), status=502, code="pull_failed")
+        except ModelLoadError as error:
+            # it is the Hub, the network or the disk that does not do what it should
+            refused = (
+                error
+                if isinstance(error, NoSuchModel)
+                else RequestRefused(str(error), status=502, code="pull_failed")
+            )
             record_problem(record, problem_of(refused), refused)
             raise refused from None
         yield form.line(PullProgress(status="writing manifest"))
@@ -161,7 +202,9 @@ class _PullLines(StreamFormat):
 
     def progress(self, step: PullStep) -> PullProgress:
         """How far it is, in Ollama's words."""
-        so_far = PullProgress(status="verifying sha256 digest", total=step.total_bytes, completed=step.done_bytes)
+        so_far = PullProgress(
+            status="verifying sha256 digest", total=step.total_bytes, completed=step.done_bytes
+        )
         if step.stage == "checking":
             return so_far
         status = f"pulling {self._digest[:_SHOWN_OF_DIGEST]}"

@@ -1,4 +1,6 @@
-"""The way of both generating endpoints: a request that asks nothing waits until the model is there, all others are answered."""
+"""The way of both generating endpoints: a request that asks nothing waits until the model is there,
+all others are answered.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,13 @@ async def answered(request: Request, services: Services, kind: type[OllamaGenera
         return await _loaded(request, asked, services, model_id=model_id)
     # A model that is to be unloaded does not wait for a client that may come back.
     outlives_client = not _unloads(asked, request)
-    answer = await generate(request, services, lambda _: asked.plan(services), body=body, outlives_client=outlives_client)
+    answer = await generate(
+        request,
+        services,
+        lambda _: asked.plan(services),
+        body=body,
+        outlives_client=outlives_client,
+    )
     return with_unload(answer, asked, request, services)
 
 
@@ -43,8 +51,12 @@ def _unloads(asked: OllamaRequest, request: Request) -> bool:
     return asked.asks_to_unload and caller_of(request).is_admin
 
 
-def with_unload(answer: Response, asked: OllamaRequest, request: Request, services: Services) -> Response:
-    """An answer behind which its model is let go of, if an administrator asks for that: of others it is a hint like any."""
+def with_unload(
+    answer: Response, asked: OllamaRequest, request: Request, services: Services
+) -> Response:
+    """An answer behind which its model is let go of, if an administrator asks for that: of others
+    it is a hint like any.
+    """
     if not _unloads(asked, request):
         return answer
     model_id = served_model(asked.model, services).id
@@ -67,12 +79,16 @@ class _Last(Response):
                 self._let_go()
 
 
-async def _loaded(request: Request, asked: OllamaGeneration, services: Services, *, model_id: str) -> Response:
+async def _loaded(
+    request: Request, asked: OllamaGeneration, services: Services, *, model_id: str
+) -> Response:
     """The answer when the model is there, or gone. To unload it takes an administrator."""
     if asked.asks_to_unload:
         check_admin(request)
         await services.control.unload(model_id)
     else:
         await services.encode(GenerationRequest(request_id="", model=model_id, prompt=" "))
-    line = asked.form(services).line(done=True, done_reason="unload" if asked.asks_to_unload else "load")
+    line = asked.form(services).line(
+        done=True, done_reason="unload" if asked.asks_to_unload else "load"
+    )
     return Response(msgspec.json.encode(line), media_type="application/json")

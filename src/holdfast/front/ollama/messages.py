@@ -40,15 +40,24 @@ class OllamaMessage(TypedDict):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: NotRequired[str | None]
-    thinking: NotRequired[Annotated[str | None, Field(description="What the assistant thought before it answered.")]]
+    thinking: NotRequired[
+        Annotated[str | None, Field(description="What the assistant thought before it answered.")]
+    ]
     images: NotRequired[
         Annotated[
-            list[Any] | None, Field(description="Not supported by this version yet; in results of tools they are left out.")
+            list[Any] | None,
+            Field(
+                description="Not supported by this version yet; in results of tools they are left out."
+            ),
         ]
     ]
     tool_calls: NotRequired[Annotated[list[PastCall], Field(fail_fast=True)] | None]
-    tool_name: NotRequired[Annotated[str | None, Field(description="Of a result: the tool that was called.")]]
-    tool_call_id: NotRequired[Annotated[str | None, Field(description="Of a result: the id of the call.")]]
+    tool_name: NotRequired[
+        Annotated[str | None, Field(description="Of a result: the tool that was called.")]
+    ]
+    tool_call_id: NotRequired[
+        Annotated[str | None, Field(description="Of a result: the id of the call.")]
+    ]
 
 
 @with_config(STRICT)
@@ -57,7 +66,9 @@ class OllamaFunction(TypedDict):
 
     name: FunctionName
     description: NotRequired[str | None]
-    parameters: NotRequired[Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]]
+    parameters: NotRequired[
+        Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
+    ]
 
 
 @with_config(STRICT)
@@ -72,22 +83,35 @@ OllamaMessages = Annotated[list[OllamaMessage], Field(fail_fast=True)]
 OllamaTools = Annotated[list[OllamaTool], Field(fail_fast=True)]
 
 
-def definitions(tools: Sequence[OllamaTool], *, limits: LimitsSettings) -> tuple[dict[str, Any], ...]:
-    """The tools as a prompt has them, without nulls. Raises RequestRefused naming what cannot be served."""
+def definitions(
+    tools: Sequence[OllamaTool], *, limits: LimitsSettings
+) -> tuple[dict[str, Any], ...]:
+    """The tools as a prompt has them, without nulls.
+
+    Raises RequestRefused naming what cannot be served.
+    """
     refuse_too_many(tools, limits.max_tools, field="tools")
     for place, tool in enumerate(tools):
         if (kind := tool.get("type") or _FUNCTION) != _FUNCTION:
             field, shown = f"tools.{place}.type", f", not {kind[:40]!r}"
-            raise RequestRefused(f"`{field}`: only functions are supported", field=field, shown=shown)
-    functions = [{name: value for name, value in tool["function"].items() if value is not None} for tool in tools]
+            raise RequestRefused(
+                f"`{field}`: only functions are supported", field=field, shown=shown
+            )
+    functions = [
+        {name: value for name, value in tool["function"].items() if value is not None}
+        for tool in tools
+    ]
     ready = [{"type": _FUNCTION, "function": function} for function in functions]
     return checked_definitions(ready, field="tools.{}.function", most_parts=limits.max_tool_parts)
 
 
 def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...]:
-    """The messages as a prompt has them. Raises RequestRefused for images of the user's; results have notes in their place.
+    """The messages as a prompt has them.
 
-    A result belongs to the call whose id it has; without one to the first of that name which has none yet, else to the first.
+    Raises RequestRefused for images of the user's; results have notes in their place.
+
+    A result belongs to the call whose id it has; without one to the first of that name which has
+    none yet, else to the first.
     """
     ready: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}  # id → name, of the latest calls without a result
@@ -97,7 +121,9 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...
             if message["role"] != "tool":
                 raise refused_media("image", field=f"messages.{place}.images")
             notes = without_media([{"type": "image"}] * len(images))
-            turn["content"] = "\n".join([*filter(None, [turn["content"]]), *[note["text"] for note in notes]])
+            turn["content"] = "\n".join(
+                [*filter(None, [turn["content"]]), *[note["text"] for note in notes]]
+            )
         if thought := message.get("thinking"):
             turn["reasoning_content"] = thought
         if calls := message.get("tool_calls"):
@@ -117,7 +143,10 @@ def _calls(calls: Sequence[PastCall], place: int) -> list[dict[str, Any]]:
         {
             "id": call.get("id") or f"call_{place}_{number}",
             "type": _FUNCTION,
-            "function": {"name": call["function"]["name"], "arguments": call["function"].get("arguments") or {}},
+            "function": {
+                "name": call["function"]["name"],
+                "arguments": call["function"].get("arguments") or {},
+            },
         }
         for number, call in enumerate(calls)
     ]

@@ -12,13 +12,21 @@ from starlette.responses import Response
 
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.ollama.answer import timestamp
-from holdfast.front.ollama.names import NamedModel, capabilities, digest_of, learn_capabilities, served_model, shown_name
+from holdfast.front.ollama.names import (
+    NamedModel,
+    capabilities,
+    digest_of,
+    learn_capabilities,
+    served_model,
+    shown_name,
+)
 from holdfast.front.server.body import json_response, parse, read_body
 from holdfast.front.server.dialect import operation
 from holdfast.front.server.openapi import answers_of, request_of
 from holdfast.front.server.services import Services, served_models
 
-# Of Ollama, whose API of that time is meant: VS Code, Codex and others ask for a version and refuse to speak to older ones.
+# Of Ollama, whose API of that time is meant: VS Code, Codex and others ask for a version and refuse
+# to speak to older ones.
 API_VERSION = "0.30.0"
 _NEVER = "9999-12-31T23:59:59Z"
 _FULL_PRECISION_BITS = 16
@@ -202,4 +210,6 @@ def _in_short(number: int) -> str:
 def _quantization(weight_bytes: int, parameters: int, compute_dtype: str) -> str:
     """Bits per weight where there are fewer than a number has, such as Q4; else the type."""
     bits = 8 * weight_bytes // max(parameters, 1)
-    return f"Q{bits}" if 0 < bits < _FULL_PRECISION_BITS else _TYPES.get(compute_dtype, compute_dtype)
+    return (
+        f"Q{bits}" if 0 < bits < _FULL_PRECISION_BITS else _TYPES.get(compute_dtype, compute_dtype)
+    )

@@ -1,4 +1,6 @@
-"""Models as Ollama's clients name them (`demo` and `demo:latest` are the same), and what they can do."""
+"""Models as Ollama's clients name them (`demo` and `demo:latest` are the same), and what they can
+do.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _LONGEST_SHOWN = 100
 
 
 def shown_name(model_id: str) -> str:
-    """A served id as Ollama lists models: with a tag, without which some clients do not find again what they read here."""
+    """A served id as Ollama lists models: with a tag, without which some clients do not find again
+    what they read here.
+    """
     return model_id if ":" in model_id.rpartition("/")[2] else model_id + _LATEST
 
 
@@ -38,7 +42,9 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def named_entry(name: str, services: Services) -> CatalogEntry | None:
-    """The model of the catalog that has this very name or alias; `server.model_aliases` do not count."""
+    """The model of the catalog that has this very name or alias; `server.model_aliases` do not
+    count.
+    """
     find = services.catalog().find
     return next((entry for known in spellings(name) if (entry := find(known)) is not None), None)
 
@@ -54,7 +60,10 @@ def digest_of(model_id: str) -> str:
 
 
 def served_model(name: str | None, services: Services) -> ModelStatus:
-    """The model that is meant; the first one by no name. Raises RequestRefused (404) with the words that clients look for."""
+    """The model that is meant; the first one by no name.
+
+    Raises RequestRefused (404) with the words that clients look for.
+    """
     models = {model.id: model for model in served_models(services)}
     wanted = name or model_of(services, None)
     for known in spellings(wanted):
@@ -65,7 +74,10 @@ def served_model(name: str | None, services: Services) -> ModelStatus:
 
 def not_found(name: str) -> RequestRefused:
     """The error for a model that is not here, with the words that clients look for."""
-    message = f"model {json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)} not found, try pulling it first"
+    message = (
+        f"model {json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)} not found, try pulling it "
+        "first"
+    )
     return RequestRefused(message, status=404, code="model_not_found", field="model")
 
 
@@ -74,25 +86,33 @@ class NamedModel(BaseModel):
 
     model_config = STRICT
 
-    model: str | None = Field(None, description="A served model, with or without :latest, or owner/name of the Hub.")
+    model: str | None = Field(
+        None, description="A served model, with or without :latest, or owner/name of the Hub."
+    )
     name: str | None = Field(None, description="Older name of model.")
 
     def required(self) -> str:
         """The name. Raises RequestRefused for none."""
         if not (name := self.model or self.name):
-            raise RequestRefused("`model` is required", code="missing_required_parameter", field="model")
+            raise RequestRefused(
+                "`model` is required", code="missing_required_parameter", field="model"
+            )
         return name
 
 
 async def learn_capabilities(model_id: str, services: Services) -> None:
     """Have the files of a model read that say what it can do, if nobody has needed them yet."""
     if model_id not in services.dialects:
-        with contextlib.suppress(UnknownModel, WorkerUnavailable):  # they are broken: nothing is known of it
+        # they are broken: nothing is known of it
+        with contextlib.suppress(UnknownModel, WorkerUnavailable):
             await services.tokenizer_of(model_id)
 
 
 def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
-    """What a served model can do. Not said: that it makes embeddings, of which `ollama run` takes that it does nothing else."""
+    """What a served model can do.
+
+    Not said: that it makes embeddings, of which `ollama run` takes that it does nothing else.
+    """
     report = services.dialects.get(model_id)
     can: dict[Capability, bool] = {
         "completion": True,

@@ -54,7 +54,10 @@ class LogprobLine(BareLogprob, frozen=True, kw_only=True):
 
 
 class AnswerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What the lines of both endpoints have in common. The counts and durations (nanoseconds) stand in the last one only."""
+    """What the lines of both endpoints have in common.
+
+    The counts and durations (nanoseconds) stand in the last one only.
+    """
 
     model: str
     created_at: str
@@ -66,7 +69,8 @@ class AnswerLine(msgspec.Struct, frozen=True, kw_only=True):
     prompt_eval_duration: int | msgspec.UnsetType = msgspec.UNSET
     eval_count: int | msgspec.UnsetType = msgspec.UNSET
     eval_duration: int | msgspec.UnsetType = msgspec.UNSET
-    cached_tokens: int | msgspec.UnsetType = msgspec.UNSET  # Holdfast's own: part of prompt_eval_count that was not read again
+    # Holdfast's own: part of prompt_eval_count that was not read again
+    cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
     logprobs: list[LogprobLine] | msgspec.UnsetType = msgspec.UNSET
     holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
 

@@ -1,4 +1,6 @@
-"""What the answers of OpenAI's two generating endpoints have in common: their head, token counts, errors and the end mark."""
+"""What the answers of OpenAI's two generating endpoints have in common: their head, token counts,
+errors and the end mark.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _LEAST_LOGPROB = -9999.0
 class OpenAIAnswer(AnswerFormat):
     """AnswerFormat of both endpoints. All that is the same in every chunk is encoded once.
 
-    shows_usage: a stream's last chunk has the token counts. shows_counts: every chunk has those so far.
+    shows_usage: a stream's last chunk has the token counts. shows_counts: every chunk has those so
+        far.
     shows_progress: a stream tells how far the prompt is read, as llama.cpp's server does.
     shows_logprobs: a whole answer has the log-probabilities of its tokens.
     """
@@ -42,10 +45,19 @@ class OpenAIAnswer(AnswerFormat):
         shows_progress: bool = False,
     ) -> None:
         self.id, self.model = f"{self.id_prefix}-{uuid.uuid4().hex}", model
-        self._shows_usage, self._shows_counts, self._shows_logprobs = shows_usage, shows_counts, shows_logprobs
+        self._shows_usage, self._shows_counts, self._shows_logprobs = (
+            shows_usage,
+            shows_counts,
+            shows_logprobs,
+        )
         self._shows_progress = shows_progress
         fingerprint = f"fp_holdfast_{version.replace('.', '_')}"
-        self._head = {"id": self.id, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
+        self._head = {
+            "id": self.id,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
         head = msgspec.json.encode({"id": self.id, "object": self.chunk_object, **self._head})
         self._chunk_begin = b"data: " + head[:-1] + b',"choices":['
         self._fixed_end = b'],"usage":null}\n\n' if shows_usage else b"]}\n\n"
@@ -67,13 +79,30 @@ class OpenAIAnswer(AnswerFormat):
             "time_ms": round(event.seconds * 1000),
         }
         end = self._chunk_end().removesuffix(b"}\n\n")
-        choice = b'{"index":%d,%b,"logprobs":null,"finish_reason":null}' % (event.index, self.no_news)
-        return b'%b%b%b,"prompt_progress":%b}\n\n' % (self._chunk_begin, choice, end, msgspec.json.encode(progress))
+        choice = b'{"index":%d,%b,"logprobs":null,"finish_reason":null}' % (
+            event.index,
+            self.no_news,
+        )
+        return b'%b%b%b,"prompt_progress":%b}\n\n' % (
+            self._chunk_begin,
+            choice,
+            end,
+            msgspec.json.encode(progress),
+        )
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """A chunk that has no choices, only token counts and explanation, if there is one of both; then the end mark."""
-        parts = {b"usage": usage_of(counts) if self._shows_usage else None, b"holdfast": explanation}
-        said = b"".join(b',"%b":%b' % (name, msgspec.json.encode(part)) for name, part in parts.items() if part is not None)
+        """A chunk that has no choices, only token counts and explanation, if there is one of both;
+        then the end mark.
+        """
+        parts = {
+            b"usage": usage_of(counts) if self._shows_usage else None,
+            b"holdfast": explanation,
+        }
+        said = b"".join(
+            b',"%b":%b' % (name, msgspec.json.encode(part))
+            for name, part in parts.items()
+            if part is not None
+        )
         return b"%b]%b}\n\n%b" % (self._chunk_begin, said, _DONE) if said else _DONE
 
     def broken(self, problem: Problem) -> bytes:
@@ -81,16 +110,30 @@ class OpenAIAnswer(AnswerFormat):
         return b"data: %b\n\n" % msgspec.json.encode(openai_error(problem))
 
     def _chunk_end(self, new_tokens: int = 0) -> bytes:
-        """What follows the choices of a chunk that brings so many tokens: no `usage`, null, or the counts so far."""
+        """What follows the choices of a chunk that brings so many tokens: no `usage`, null, or the
+        counts so far.
+        """
         if not self._shows_counts:
             return self._fixed_end
         self._completion_tokens += new_tokens
-        counts = (self._prompt_tokens, self._completion_tokens, self._prompt_tokens + self._completion_tokens)
-        return b'],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % counts
+        counts = (
+            self._prompt_tokens,
+            self._completion_tokens,
+            self._prompt_tokens + self._completion_tokens,
+        )
+        return (
+            b'],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % counts
+        )
 
-    def _around_choices(self, counts: TokenCounts, explanation: Explanation | None) -> dict[str, Any]:
+    def _around_choices(
+        self, counts: TokenCounts, explanation: Explanation | None
+    ) -> dict[str, Any]:
         """The fields of a whole answer beside its choices."""
-        return {**self._head, "usage": usage_of(counts), "holdfast": msgspec.UNSET if explanation is None else explanation}
+        return {
+            **self._head,
+            "usage": usage_of(counts),
+            "holdfast": msgspec.UNSET if explanation is None else explanation,
+        }
 
 
 def usage_of(counts: TokenCounts) -> Usage:
@@ -102,7 +145,9 @@ def usage_of(counts: TokenCounts) -> Usage:
         prompt_tokens_details=PromptTokensDetails(cached_tokens=counts.cached_tokens),
         completion_tokens_details=CompletionTokensDetails(
             reasoning_tokens=counts.reasoning_tokens,
-            reasoning_ended_by=msgspec.UNSET if counts.thought_ended_by is None else counts.thought_ended_by,
+            reasoning_ended_by=msgspec.UNSET
+            if counts.thought_ended_by is None
+            else counts.thought_ended_by,
         ),
     )
 

@@ -20,7 +20,15 @@ from holdfast.front.openai.shapes import (
 )
 from holdfast.front.server.answers import TokenCounts, WholeChoice
 from holdfast.front.server.explanation import Explanation
-from holdfast.wire.output import ChoiceFinished, EndWord, OutputDelta, TextDelta, TokenText, ToolArgumentsDelta, ToolCallStarted
+from holdfast.wire.output import (
+    ChoiceFinished,
+    EndWord,
+    OutputDelta,
+    TextDelta,
+    TokenText,
+    ToolArgumentsDelta,
+    ToolCallStarted,
+)
 
 _encode = msgspec.json.encode
 _EMPTY = b"{}"
@@ -29,7 +37,8 @@ _EMPTY = b"{}"
 class ChatAnswer(OpenAIAnswer):
     """AnswerFormat of a chat answer.
 
-    calls_functions: a call is shown in the form that belongs to the request's `functions`, of which an answer has one.
+    calls_functions: a call is shown in the form that belongs to the request's `functions`, of which
+    an answer has one.
     """
 
     id_prefix, chunk_object = "chatcmpl", "chat.completion.chunk"
@@ -38,33 +47,54 @@ class ChatAnswer(OpenAIAnswer):
     def __init__(self, *, choices: int, calls_functions: bool = False, **given: Any) -> None:
         super().__init__(**given)
         self._calls_functions = calls_functions
-        self._choices = [self._chunk_begin + b'{"index":%d,"delta":' % index for index in range(choices)]
+        self._choices = [
+            self._chunk_begin + b'{"index":%d,"delta":' % index for index in range(choices)
+        ]
 
     def keep_alive(self) -> bytes:
-        """A chunk that says nothing: some clients give up on a stream whose events cease, and do not see comments."""
+        """A chunk that says nothing: some clients give up on a stream whose events cease, and do
+        not see comments.
+        """
         return self._choices[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
 
     def opening(self, *, prompt_tokens: int) -> bytes:
         """One chunk per choice that says who speaks."""
         super().opening(prompt_tokens=prompt_tokens)
-        said = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' + self._chunk_end()
+        said = (
+            b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+            + self._chunk_end()
+        )
         return b"".join(choice + said for choice in self._choices)
 
     def delta(self, event: OutputDelta) -> bytes:
-        """News of a choice. The end of a call has no form of its own; its tokens have log-probabilities, though, and count."""
+        """News of a choice.
+
+        The end of a call has no form of its own; its tokens have log-probabilities, though, and
+        count.
+        """
         said = self._said(event)
         logprobs = _encode(_chat_logprobs(event.logprobs)) if event.logprobs else b"null"
         end = self._chunk_end(len(event.token_ids))
         if said == _EMPTY and not event.logprobs:
             return b""
-        return b'%b%b,"logprobs":%b,"finish_reason":null}%b' % (self._choices[event.index], said, logprobs, end)
+        return b'%b%b,"logprobs":%b,"finish_reason":null}%b' % (
+            self._choices[event.index],
+            said,
+            logprobs,
+            end,
+        )
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """The end of a choice."""
-        end = b'{},"logprobs":null,"finish_reason":"%b"}' % self._end_word(event.finish_reason).encode()
+        end = (
+            b'{},"logprobs":null,"finish_reason":"%b"}'
+            % self._end_word(event.finish_reason).encode()
+        )
         return self._choices[event.index] + end + self._chunk_end()
 
-    def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
         """The whole as JSON."""
         shown = [
             ChatChoice(
@@ -81,7 +111,11 @@ class ChatAnswer(OpenAIAnswer):
         """What an event says, as the `delta` of a chunk."""
         if isinstance(event, TextDelta):
             text = _encode(event.appended)
-            return b'{"content":%b}' % text if event.kind == "text" else b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
+            return (
+                b'{"content":%b}' % text
+                if event.kind == "text"
+                else b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
+            )
         if isinstance(event, ToolCallStarted):
             function = CalledFunction(name=event.name, arguments="")
             call = AnswerToolCall(index=event.call, id=event.id, type="function", function=function)
@@ -122,10 +156,14 @@ def _chat_logprobs(tokens: Sequence[TokenText]) -> ChatLogprobs:
 def content_logprobs(tokens: Sequence[TokenText]) -> list[ContentLogprob]:
     """Drawn tokens as OpenAI shows them, each with the likeliest at its place."""
     return [
-        msgspec.structs.replace(_bare_logprob(token), top_logprobs=[_bare_logprob(rival) for rival in token.top])
+        msgspec.structs.replace(
+            _bare_logprob(token), top_logprobs=[_bare_logprob(rival) for rival in token.top]
+        )
         for token in tokens
     ]
 
 
 def _bare_logprob(token: TokenText) -> ContentLogprob:
-    return ContentLogprob(token=token.text, logprob=shown_logprob(token.logprob), bytes=list(token.raw))
+    return ContentLogprob(
+        token=token.text, logprob=shown_logprob(token.logprob), bytes=list(token.raw)
+    )

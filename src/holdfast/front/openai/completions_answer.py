@@ -23,15 +23,27 @@ class CompletionAnswer(OpenAIAnswer):
     no_news = b'"text":""'
 
     def keep_alive(self) -> bytes:
-        """A chunk without text: some clients give up on a stream whose events cease, and do not see comments."""
-        return self._chunk_begin + b'{"index":0,"text":"","logprobs":null,"finish_reason":null}' + self._chunk_end()
+        """A chunk without text: some clients give up on a stream whose events cease, and do not see
+        comments.
+        """
+        return (
+            self._chunk_begin
+            + b'{"index":0,"text":"","logprobs":null,"finish_reason":null}'
+            + self._chunk_end()
+        )
 
     def delta(self, event: OutputDelta) -> bytes:
         """New text of a choice."""
         if not isinstance(event, TextDelta):
             return b""
         logprobs = _encode(completion_logprobs(event.logprobs)) if event.logprobs else b"null"
-        parts = (self._chunk_begin, event.index, _encode(event.text), logprobs, self._chunk_end(len(event.token_ids)))
+        parts = (
+            self._chunk_begin,
+            event.index,
+            _encode(event.text),
+            logprobs,
+            self._chunk_end(len(event.token_ids)),
+        )
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}%b' % parts
 
     def finish(self, event: ChoiceFinished) -> bytes:
@@ -39,7 +51,9 @@ class CompletionAnswer(OpenAIAnswer):
         parts = (self._chunk_begin, event.index, event.finish_reason.encode(), self._chunk_end())
         return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}%b' % parts
 
-    def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
         """The whole as JSON."""
         shown = [
             CompletionChoice(
@@ -54,7 +68,10 @@ class CompletionAnswer(OpenAIAnswer):
 
 
 def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:
-    """The older logprobs shape. NaN stands for a token that has no logprob: the first of an echoed prompt."""
+    """The older logprobs shape.
+
+    NaN stands for a token that has no logprob: the first of an echoed prompt.
+    """
     shape = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
     for token in tokens:
         name = _name(token)
@@ -69,8 +86,10 @@ def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:
 def _likeliest(name: str, token: TokenText) -> dict[str, float]:
     likeliest: dict[str, float] = {}
     for rival in token.top:
-        likeliest.setdefault(_name(rival), shown_logprob(rival.logprob))  # two tokens may read alike; the likelier one stays
-    likeliest.setdefault(name, shown_logprob(token.logprob))  # the chosen token is always among them
+        # two tokens may read alike; the likelier one stays
+        likeliest.setdefault(_name(rival), shown_logprob(rival.logprob))
+    # the chosen token is always among them
+    likeliest.setdefault(name, shown_logprob(token.logprob))
     return likeliest
 
 

@@ -15,11 +15,24 @@ OPENAI = Dialect(
     error=openai_error,
     error_shape=ErrorBody,
     serves="OpenAI's /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models",
-    operations=(create_chat_completion, control_chat_completion, create_completion, create_embedding),
+    operations=(
+        create_chat_completion,
+        control_chat_completion,
+        create_completion,
+        create_embedding,
+    ),
     models=OPENAI_MODELS,
 )
 OTHER_PARTS = Dialect(
     name="This part of OpenAI's API",
     error=openai_error,
-    prefixes=("/v1/audio", "/v1/images", "/v1/moderations", "/v1/files", "/v1/batches", "/v1/assistants", "/v1/threads"),
+    prefixes=(
+        "/v1/audio",
+        "/v1/images",
+        "/v1/moderations",
+        "/v1/files",
+        "/v1/batches",
+        "/v1/assistants",
+        "/v1/threads",
+    ),
 )

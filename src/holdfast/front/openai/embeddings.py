@@ -37,7 +37,10 @@ _UNSUPPORTED = UnsupportedFields(
         "truncate_prompt_tokens": (-1,),
     },
     reasons={
-        **dict.fromkeys(("input_type", "task", "prompt_name", "instruction"), "write the instruction in front of the text"),
+        **dict.fromkeys(
+            ("input_type", "task", "prompt_name", "instruction"),
+            "write the instruction in front of the text",
+        ),
         "messages": "send the text of the conversation as `input`",
         "normalize": "vectors have length 1 here",
         "add_special_tokens": "send token ids as `input` instead",
@@ -74,11 +77,18 @@ class VectorList(msgspec.Struct, frozen=True, kw_only=True):
 class EmbeddingsRequest(SaltField):
     """Texts, or token ids, of each of which a vector is wanted."""
 
-    input: PromptField = Field(description="A text, several texts, token ids, or several lists of them.")
-    model: Model | None = Field(None, description="Id of a model that /v1/models lists; the first of them if not given.")
-    encoding_format: Literal["float", "base64"] | None = Field(None, description="Numbers, or their float32 bytes in base64.")
+    input: PromptField = Field(
+        description="A text, several texts, token ids, or several lists of them."
+    )
+    model: Model | None = Field(
+        None, description="Id of a model that /v1/models lists; the first of them if not given."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="Numbers, or their float32 bytes in base64."
+    )
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
-        None, description="Keep so many of the first numbers, and bring the vector to length 1 again."
+        None,
+        description="Keep so many of the first numbers, and bring the vector to length 1 again.",
     )
     pooling: Pooling | None = Field(
         None,
@@ -87,7 +97,10 @@ class EmbeddingsRequest(SaltField):
     user: str | None = Field(None, description="Accepted, without effect.")
 
     def plan(self, services: Services) -> EmbeddingPlan:
-        """What to embed and how to answer. Raises RequestRefused naming the field that cannot be served."""
+        """What to embed and how to answer.
+
+        Raises RequestRefused naming the field that cannot be served.
+        """
         extras = self.model_extra or {}
         _UNSUPPORTED.refuse(extras)
         inputs = prompts_of(self.input)
@@ -102,14 +115,20 @@ class EmbeddingsRequest(SaltField):
             is_list=isinstance(self.input, list) and not isinstance(self.input[0], int),
         )
         return EmbeddingPlan(
-            request=request, form=lambda vectors: self._form(request.model, vectors), cache_salt=self.cache_salt or ""
+            request=request,
+            form=lambda vectors: self._form(request.model, vectors),
+            cache_salt=self.cache_salt or "",
         )
 
     def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
         written = _base64 if self.encoding_format == "base64" else _numbers
         answer = VectorList(
-            data=[  # encoded one by one, so that the interpreter can turn to others between two of thousands
-                msgspec.Raw(msgspec.json.encode(VectorEntry(index=index, embedding=written(each.vector))))  # type: ignore[misc]
+            # encoded one by one, so that the interpreter can turn to others between two of
+            # thousands
+            data=[
+                msgspec.Raw(
+                    msgspec.json.encode(VectorEntry(index=index, embedding=written(each.vector)))
+                )  # type: ignore[misc]
                 for index, each in enumerate(vectors)
             ],
             model=model,
@@ -133,7 +152,15 @@ def _numbers(vector: bytes) -> list[float]:
     return array("f", vector).tolist()
 
 
-@operation("POST", "/v1/embeddings", request_of(EmbeddingsRequest), answers_of(VectorList), summary="embeddings (OpenAI)")
+@operation(
+    "POST",
+    "/v1/embeddings",
+    request_of(EmbeddingsRequest),
+    answers_of(VectorList),
+    summary="embeddings (OpenAI)",
+)
 async def create_embedding(request: Request, services: Services) -> Response:
     """Make a vector of each text."""
-    return await embed(request, services, lambda body: parse(EmbeddingsRequest, body).plan(services))
+    return await embed(
+        request, services, lambda body: parse(EmbeddingsRequest, body).plan(services)
+    )

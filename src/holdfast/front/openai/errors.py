@@ -24,5 +24,15 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 def openai_error(problem: Problem) -> ErrorBody:
     """The body of an answer that says what went wrong."""
-    kind = "rate_limit_error" if problem.status == 429 else "invalid_request_error" if problem.status < 500 else "server_error"
-    return ErrorBody(error=ErrorDetail(message=problem.message, type=kind, param=problem.field, code=problem.code))
+    kind = (
+        "rate_limit_error"
+        if problem.status == 429
+        else "invalid_request_error"
+        if problem.status < 500
+        else "server_error"
+    )
+    return ErrorBody(
+        error=ErrorDetail(
+            message=problem.message, type=kind, param=problem.field, code=problem.code
+        )
+    )

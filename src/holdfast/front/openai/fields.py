@@ -1,4 +1,6 @@
-"""The fields that OpenAI's generating endpoints share, with their ranges, and what they come to in a GenerationRequest."""
+"""The fields that OpenAI's generating endpoints share, with their ranges, and what they come to in
+a GenerationRequest.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from holdfast.config import LimitsSettings
 from holdfast.front.openai.unsupported import UNSUPPORTED
 from holdfast.front.server.answers import AnswerFormat, AnswerPlan
 from holdfast.front.server.extensions import SharedFields
-from holdfast.front.server.fields import INT64_MAX, MANY, ONE, STRICT, MaxTokens, Model, one_or_many, within
+from holdfast.front.server.fields import (
+    INT64_MAX,
+    MANY,
+    ONE,
+    STRICT,
+    MaxTokens,
+    Model,
+    one_or_many,
+    within,
+)
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services, model_of
 from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
@@ -22,14 +33,20 @@ _MOST_DIGITS = 9
 
 
 def _not_too_many(value: Any) -> Any:
-    # Before the entries are looked at: each bad one would become an error of its own, a million of them gigabytes.
+    # Before the entries are looked at: each bad one would become an error of its own, a million of
+    # them gigabytes.
     if isinstance(value, dict) and len(value) > _MOST_BIASES:
         raise ValueError(f"at most {_MOST_BIASES} tokens, got {len(value)}")
     return value
 
 
 def _token_key(value: Any) -> Any:
-    if not (isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS):
+    if not (
+        isinstance(value, str)
+        and value.isascii()
+        and value.isdigit()
+        and len(value) <= _MOST_DIGITS
+    ):
         raise ValueError("the keys are token ids")
     return value
 
@@ -41,7 +58,8 @@ FrequencyPenalty = Annotated[float, within("frequency_penalty")]
 Bias = Annotated[float, within("logit_bias")]
 StopString = Annotated[str, Field(min_length=1)]
 Stop = Annotated[
-    Annotated[StopString, Tag(ONE)] | Annotated[list[StopString], Field(fail_fast=True), Tag(MANY)], Discriminator(one_or_many)
+    Annotated[StopString, Tag(ONE)] | Annotated[list[StopString], Field(fail_fast=True), Tag(MANY)],
+    Discriminator(one_or_many),
 ]
 
 
@@ -50,25 +68,40 @@ class StreamOptions(BaseModel):
 
     model_config = STRICT
 
-    include_usage: bool | None = Field(None, description="Send a last chunk with the token counts before [DONE].")
+    include_usage: bool | None = Field(
+        None, description="Send a last chunk with the token counts before [DONE]."
+    )
     continuous_usage_stats: bool | None = Field(
-        None, description="With include_usage: every chunk has the counts so far, as vLLM's; what was cached comes with the last."
+        None,
+        description="With include_usage: every chunk has the counts so far, as vLLM's; what was cached comes with the last.",
     )
 
 
 class SamplingFields(SharedFields):
     """How to sample, and whose request it is: the same for chat, completions and Responses."""
 
-    model: Model | None = Field(None, description="Id of a model that /v1/models lists; the first of them if not given.")
-    stream: bool | None = Field(None, description="Send the answer as server-sent events while it is made.")
-    temperature: Annotated[float, within("temperature", le=2)] | None = Field(None, description="0 takes the most likely token.")
+    model: Model | None = Field(
+        None, description="Id of a model that /v1/models lists; the first of them if not given."
+    )
+    stream: bool | None = Field(
+        None, description="Send the answer as server-sent events while it is made."
+    )
+    temperature: Annotated[float, within("temperature", le=2)] | None = Field(
+        None, description="0 takes the most likely token."
+    )
     top_p: TopP | None = Field(None, description="Draw from the likeliest tokens of this mass.")
-    top_k: Annotated[int, within("top_k")] | None = Field(None, description="Draw from so many tokens; 0: off.")
+    top_k: Annotated[int, within("top_k")] | None = Field(
+        None, description="Draw from so many tokens; 0: off."
+    )
     min_p: Annotated[float, within("min_p")] | None = Field(
         None, description="Draw from tokens at least this likely, relative to the likeliest."
     )
-    presence_penalty: PresencePenalty | None = Field(None, description="On tokens the answer has already.")
-    frequency_penalty: FrequencyPenalty | None = Field(None, description="Per time the answer has a token.")
+    presence_penalty: PresencePenalty | None = Field(
+        None, description="On tokens the answer has already."
+    )
+    frequency_penalty: FrequencyPenalty | None = Field(
+        None, description="Per time the answer has a token."
+    )
     repetition_penalty: Annotated[float, within("repetition_penalty")] | None = Field(
         None, description="Factor on tokens of prompt and answer; 1: off."
     )
@@ -82,7 +115,9 @@ class SamplingFields(SharedFields):
     user: str | None = Field(None, description="Accepted, without effect.")
     metadata: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
     store: bool | None = Field(None, description="Accepted, without effect.")
-    service_tier: str | None = Field(None, description="`flex`, `batch`: nobody waits for the answer; others go first.")
+    service_tier: str | None = Field(
+        None, description="`flex`, `batch`: nobody waits for the answer; others go first."
+    )
     priority: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = Field(
         None, description="As vLLM's: above 0, others go first."
     )
@@ -94,7 +129,8 @@ class SamplingFields(SharedFields):
         if self.logit_bias:
             given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         if self.seed is not None:
-            given["seed"] = self.seed & INT64_MAX  # seeds of further choices are counted up from it: stay below 2**64
+            # seeds of further choices are counted up from it: stay below 2**64
+            given["seed"] = self.seed & INT64_MAX
         return SamplingParams(**given)
 
     def request_options(self) -> dict[str, Any]:
@@ -106,7 +142,12 @@ class SamplingFields(SharedFields):
         }
 
     def plan_of(
-        self, requests: Sequence[GenerationRequest], form: AnswerFormat, *, choices: int = 1, session_key: str = ""
+        self,
+        requests: Sequence[GenerationRequest],
+        form: AnswerFormat,
+        *,
+        choices: int = 1,
+        session_key: str = "",
     ) -> AnswerPlan:
         """The plan for these requests and this form."""
         return AnswerPlan(
@@ -124,11 +165,16 @@ class GenerationFields(SamplingFields):
 
     stream_options: StreamOptions | None = None
     return_progress: bool | None = Field(
-        None, description="Tell in a stream how far the prompt is read, as llama.cpp's server: chunks with `prompt_progress`."
+        None,
+        description="Tell in a stream how far the prompt is read, as llama.cpp's server: chunks with `prompt_progress`.",
     )
-    max_tokens: MaxTokens | None = Field(None, description="Most tokens to generate for each choice.")
+    max_tokens: MaxTokens | None = Field(
+        None, description="Most tokens to generate for each choice."
+    )
     n: Annotated[int, Field(ge=1)] | None = Field(None, description="How many answers to give.")
-    stop: Stop | None = Field(None, description="Strings that end the answer; they are not part of it.")
+    stop: Stop | None = Field(
+        None, description="Strings that end the answer; they are not part of it."
+    )
 
     @property
     def choices(self) -> int:
@@ -158,18 +204,33 @@ class GenerationFields(SamplingFields):
             "version": services.version,
             "shows_progress": bool(self.return_progress),
             "shows_usage": bool(options and options.include_usage),
-            "shows_counts": bool(options and options.include_usage and options.continuous_usage_stats),
+            "shows_counts": bool(
+                options and options.include_usage and options.continuous_usage_stats
+            ),
         }
 
     def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
         """Raise RequestRefused for what the types alone cannot tell."""
         UNSUPPORTED.refuse(self.model_extra)
         if self.stream_options is not None and not self.stream:
-            raise RequestRefused("`stream_options` is allowed only with `stream`", field="stream_options")
+            raise RequestRefused(
+                "`stream_options` is allowed only with `stream`", field="stream_options"
+            )
         if self.choices > limits.max_choices:
-            raise RequestRefused(f"`n`: this server gives at most {limits.max_choices} choices, got {self.n}", field="n")
+            raise RequestRefused(
+                f"`n`: this server gives at most {limits.max_choices} choices, got {self.n}",
+                field="n",
+            )
         if len(self.stop_strings()) > limits.max_stop_strings:
             raise RequestRefused(f"`stop`: at most {limits.max_stop_strings} strings", field="stop")
 
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)

@@ -1,4 +1,7 @@
-"""The messages of a chat request: which are accepted. They go on as they came; intake makes them what a template expects."""
+"""The messages of a chat request: which are accepted.
+
+They go on as they came; intake makes them what a template expects.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +44,21 @@ class ContentPart(TypedDict):
 
 
 Content = Annotated[
-    Annotated[str, Tag(_ONE)] | Annotated[list[ContentPart], Field(fail_fast=True), Tag(_MANY)], Discriminator(one_or_many)
+    Annotated[str, Tag(_ONE)] | Annotated[list[ContentPart], Field(fail_fast=True), Tag(_MANY)],
+    Discriminator(one_or_many),
 ]
-Arguments = Annotated[Annotated[str, Tag(_TEXT)] | Annotated[dict[str, Any], Tag(_OBJECT)], Discriminator(_object_or_text)]
+Arguments = Annotated[
+    Annotated[str, Tag(_TEXT)] | Annotated[dict[str, Any], Tag(_OBJECT)],
+    Discriminator(_object_or_text),
+]
 
 
 @with_config(STRICT)
 class FunctionCall(TypedDict):
-    """A call that the assistant made in an earlier turn. OpenAI sends the arguments as text, others as an object."""
+    """A call that the assistant made in an earlier turn.
+
+    OpenAI sends the arguments as text, others as an object.
+    """
 
     name: str
     arguments: NotRequired[Arguments | None]
@@ -68,18 +78,29 @@ class ChatMessage(TypedDict):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: NotRequired[Annotated[Content | None, Field(description="Text, or text parts. May be null for the assistant.")]]
+    content: NotRequired[
+        Annotated[
+            Content | None, Field(description="Text, or text parts. May be null for the assistant.")
+        ]
+    ]
     name: NotRequired[str | None]
     tool_calls: NotRequired[Annotated[list[EarlierCall], Field(fail_fast=True)] | None]
     tool_call_id: NotRequired[str | None]
-    function_call: NotRequired[Annotated[FunctionCall | None, Field(description="An earlier call in the form of `functions`.")]]
-    reasoning_content: NotRequired[Annotated[str | None, Field(description="What the assistant thought before it answered.")]]
+    function_call: NotRequired[
+        Annotated[
+            FunctionCall | None, Field(description="An earlier call in the form of `functions`.")
+        ]
+    ]
+    reasoning_content: NotRequired[
+        Annotated[str | None, Field(description="What the assistant thought before it answered.")]
+    ]
     reasoning: NotRequired[Annotated[str | None, Field(description="The same under another name.")]]
     thinking: NotRequired[Annotated[str | None, Field(description="The same under another name.")]]
 
 
 def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """The messages as a prompt has them: calls and results of the older form (`functions`) in the newer one, thoughts apart.
+    """The messages as a prompt has them: calls and results of the older form (`functions`) in the
+    newer one, thoughts apart.
 
     Results have notes in the place of media.
     """
@@ -101,7 +122,9 @@ def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
 
 
 def _with_thoughts_apart(turn: dict[str, Any]) -> dict[str, Any]:
-    """Mistral's clients send a thought as a part of the content: what the other fields for it say goes before that."""
+    """Mistral's clients send a thought as a part of the content: what the other fields for it say
+    goes before that.
+    """
     content = turn.get("content")
     if not isinstance(content, list) or not any(part["type"] in _THOUGHTS for part in content):
         return turn
@@ -119,7 +142,8 @@ def _thought(part: Mapping[str, Any]) -> str:
 
 
 def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
-    """Raise RequestRefused naming the first message or part that has no text where it must, or something else than text.
+    """Raise RequestRefused naming the first message or part that has no text where it must, or
+    something else than text.
 
     What a thought of the assistant's, or media in the result of a tool, become in a prompt is text.
     """
@@ -141,8 +165,14 @@ def _refuse_unless_text(part: ContentPart, field: str) -> None:
     key = _TEXT_PARTS.get(kind)
     if key is not None:
         if not isinstance(part.get(key), str):
-            raise RequestRefused(f"`{field}.{key}` is required", code="missing_required_parameter", field=f"{field}.{key}")
+            raise RequestRefused(
+                f"`{field}.{key}` is required",
+                code="missing_required_parameter",
+                field=f"{field}.{key}",
+            )
     elif is_media(kind):
         raise refused_media(kind, field=field)
     else:
-        raise RequestRefused(f"`{field}.type`: unknown part type", field=f"{field}.type", shown=f" {kind[:40]!r}")
+        raise RequestRefused(
+            f"`{field}.type`: unknown part type", field=f"{field}.type", shown=f" {kind[:40]!r}"
+        )

@@ -13,7 +13,8 @@ from holdfast.models.context_window import planned_answer_tokens
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One model, with its context length under the names that clients look for; null where it is not known before the load.
+    """One model, with its context length under the names that clients look for; null where it is
+    not known before the load.
 
     max_model_len: vLLM's name for the context length. context_length: OpenRouter's.
     max_output_tokens: the longest answer to plan for; not a limit.

@@ -1,4 +1,6 @@
-"""One text or several, as they are or as token ids: what completions continue and embeddings stand for."""
+"""One text or several, as they are or as token ids: what completions continue and embeddings stand
+for.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from pydantic import Discriminator, Field, Tag
 from holdfast.front.server.body import TAG_MARK
 from holdfast.front.server.fields import INT32_MAX
 
-_TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS = (TAG_MARK + name for name in ("text", "texts", "tokens", "token_lists"))
+_TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS = (
+    TAG_MARK + name for name in ("text", "texts", "tokens", "token_lists")
+)
 
 
 def _kind_of_prompt(value: Any) -> str:

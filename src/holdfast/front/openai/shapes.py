@@ -1,4 +1,7 @@
-"""OpenAI's answers as structs. Whole answers are encoded from them; the streams' chunks are checked against them in the tests."""
+"""OpenAI's answers as structs.
+
+Whole answers are encoded from them; the streams' chunks are checked against them in the tests.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import msgspec
 from holdfast.front.server.explanation import Explanation
 from holdfast.wire.output import EndWord, ThoughtEnder
 
-ChatEndWord: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]  # the last: of requests with `functions`
+# the last: of requests with `functions`
+ChatEndWord: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +23,9 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answer's tokens were. reasoning_ended_by: where something ended a thought before the model did."""
+    """What the answer's tokens were. reasoning_ended_by: where something ended a thought before the
+    model did.
+    """
 
     reasoning_tokens: int
     reasoning_ended_by: ThoughtEnder | msgspec.UnsetType = msgspec.UNSET
@@ -31,12 +37,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET  # a stream's counts so far lack it
-    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET  # and this
+    # a stream's counts so far lack it
+    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    # and this
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class ContentLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """A token of a chat answer. A drawn one comes with the likeliest at its place, which have none themselves."""
+    """A token of a chat answer.
+
+    A drawn one comes with the likeliest at its place, which have none themselves.
+    """
 
     token: str
     logprob: float
@@ -52,7 +63,10 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a call calls, and with what: JSON text. An event of a stream has the name once, and then parts of the arguments."""
+    """Whom a call calls, and with what: JSON text.
+
+    An event of a stream has the name once, and then parts of the arguments.
+    """
 
     name: str | msgspec.UnsetType = msgspec.UNSET
     arguments: str | msgspec.UnsetType = msgspec.UNSET
@@ -76,7 +90,8 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     reasoning: str | msgspec.UnsetType = msgspec.UNSET  # the same under its other name
     tool_calls: list[AnswerToolCall] | msgspec.UnsetType = msgspec.UNSET
-    function_call: CalledFunction | msgspec.UnsetType = msgspec.UNSET  # where the request had `functions`
+    # where the request had `functions`
+    function_call: CalledFunction | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +118,10 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probabilities of a completion, one entry per token. The first token of an echoed prompt has none: null."""
+    """Log-probabilities of a completion, one entry per token.
+
+    The first token of an echoed prompt has none: null.
+    """
 
     text_offset: list[int]
     token_logprobs: list[float | None]

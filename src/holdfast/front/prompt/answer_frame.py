@@ -1,6 +1,8 @@
-"""Where in a rendered conversation the answers of the past stand: what a template writes before and behind them.
+"""Where in a rendered conversation the answers of the past stand: what a template writes before and
+behind them.
 
-It is found out by rendering probes when the model is loaded, so that no second rendering is needed for a request.
+It is found out by rendering probes when the model is loaded, so that no second rendering is needed
+for a request.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ from holdfast.errors import InvalidRequest
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.wire.requests import ChatPrompt
 
-_MOST_OPENING = 200  # characters that a template may write in front of an answer, such as the marker that opens a thought
-_MOST_MESSAGES = 4  # of an answer: some models write a thought, a text and a call as messages of their own
+# characters that a template may write in front of an answer, such as the marker that opens a
+# thought
+_MOST_OPENING = 200
+# of an answer: some models write a thought, a text and a call as messages of their own
+_MOST_MESSAGES = 4
 _ANSWER = "answer7391"
-_OPEN_MARKER = re.compile(r"[<\[][^<\[>\]]*\Z")  # at the end of a header: its rest is something that varies
+# at the end of a header: its rest is something that varies
+_OPEN_MARKER = re.compile(r"[<\[][^<\[>\]]*\Z")
 _EARLIER = ({"role": "user", "content": "text"}, {"role": "assistant", "content": "text"})
 
 _Said: TypeAlias = Callable[[str, str], list[dict[str, Any]]]
@@ -33,7 +39,10 @@ class AnswerSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFrame:
-    """The texts behind which a template writes an answer, and those that end one. Without any, answers cannot be found."""
+    """The texts behind which a template writes an answer, and those that end one.
+
+    Without any, answers cannot be found.
+    """
 
     headers: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
@@ -51,8 +60,13 @@ class AnswerFrame:
             yield tuple(AnswerSpan(start, end) for end in reversed(ends))
 
     def opening(self, text: str) -> str | None:
-        """What a prompt has behind the header of the answer that it asks for; None when there is no such header."""
-        begin = max((at + len(header) for header in self.headers if (at := text.rfind(header)) >= 0), default=-1)
+        """What a prompt has behind the header of the answer that it asks for; None when there is no
+        such header.
+        """
+        begin = max(
+            (at + len(header) for header in self.headers if (at := text.rfind(header)) >= 0),
+            default=-1,
+        )
         opening = text[begin:] if begin >= 0 and len(text) - begin <= _MOST_OPENING else None
         return None if opening is None or any(end in opening for end in self.ends) else opening
 
@@ -87,16 +101,21 @@ class AnswerFrame:
         )
 
 
-def find_frame(template: ChatTemplate, *, ends: Iterable[str], thought: tuple[str, str] | None = None) -> AnswerFrame:
+def find_frame(
+    template: ChatTemplate, *, ends: Iterable[str], thought: tuple[str, str] | None = None
+) -> AnswerFrame:
     """What a template writes around answers.
 
-    ends: texts of tokens that end an answer. thought: the markers of one; where one of them stands in front of an answer, a
-    header ends.
+    ends: texts of tokens that end an answer. thought: the markers of one; where one of them stands
+    in front of an answer, a header ends.
     """
     every_end = {*ends, *_written_ends(template)}
     known_ends = tuple(sorted((end for end in every_end if end.strip()), key=len, reverse=True))
     markers = tuple(marker for marker in thought or () if marker)
-    found = (_header(template, _asked, known_ends, markers), _header(template, _called, known_ends, markers))
+    found = (
+        _header(template, _asked, known_ends, markers),
+        _header(template, _called, known_ends, markers),
+    )
     return AnswerFrame(
         headers=tuple(dict.fromkeys(header for header in found if header.strip())),
         ends=known_ends,
@@ -105,12 +124,16 @@ def find_frame(template: ChatTemplate, *, ends: Iterable[str], thought: tuple[st
 
 
 def _written_ends(template: ChatTemplate) -> Iterator[str]:
-    """What the template writes behind an answer, or in front of what follows it, up to the first white space."""
+    """What the template writes behind an answer, or in front of what follows it, up to the first
+    white space.
+    """
     follow_up = {"role": "user", "content": "probe7391"}
     question, answer = _EARLIER[0], {"role": "assistant", "content": _ANSWER}
     *called, result = _called("probe7391", "f")
     for messages, following in ((([question, answer]), follow_up), (called, result)):
-        alone, followed = (_rendered(template, each, answer=False) for each in (messages, [*messages, following]))
+        alone, followed = (
+            _rendered(template, each, answer=False) for each in (messages, [*messages, following])
+        )
         behind = alone.rpartition(_ANSWER)[2] if _ANSWER in alone else ""
         if not behind.strip() and followed.startswith(alone.rstrip()):
             behind = followed[len(alone.rstrip()) :].partition("probe7391")[0]
@@ -123,7 +146,11 @@ def _asked(probe: str, name: str) -> list[dict[str, Any]]:
 
 def _called(probe: str, name: str) -> list[dict[str, Any]]:
     call_id = name * 9  # nine characters: some templates refuse others
-    call = {"type": "function", "id": call_id, "function": {"name": name, "arguments": '{"a": "text"}'}}
+    call = {
+        "type": "function",
+        "id": call_id,
+        "function": {"name": name, "arguments": '{"a": "text"}'},
+    }
     return [
         {"role": "user", "content": "text"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -131,12 +158,18 @@ def _called(probe: str, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _header(template: ChatTemplate, said: _Said, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
-    """What stands between a message and the answer to it, whether it is asked for or past; without what varies."""
+def _header(
+    template: ChatTemplate, said: _Said, ends: tuple[str, ...], markers: tuple[str, ...]
+) -> str:
+    """What stands between a message and the answer to it, whether it is asked for or past; without
+    what varies.
+    """
     first = _cut(_between(template, said("probe7391", "f"), "probe7391", "f"), ends, markers)
     other = _cut(_between(template, said("other826", "g"), "other826", "g"), ends, markers)
     header = _common_beginning(first[::-1], other[::-1])[::-1]  # ids and names are gone
-    later = _cut(_between(template, [*_EARLIER, *said("probe7391", "f")], "probe7391", "f"), ends, markers)
+    later = _cut(
+        _between(template, [*_EARLIER, *said("probe7391", "f")], "probe7391", "f"), ends, markers
+    )
     if later:  # what the template counts is gone too
         header = _common_beginning(header, later[len(first) - len(header) :])
     return _OPEN_MARKER.sub("", header).strip()
@@ -152,15 +185,36 @@ def _cut(between: str, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
 
 
 def _between(template: ChatTemplate, messages: list[dict[str, Any]], probe: str, name: str) -> str:
-    past = [*messages, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": "text"}]
+    past = [
+        *messages,
+        {"role": "assistant", "content": _ANSWER},
+        {"role": "user", "content": "text"},
+    ]
     asked, answered = _rendered(template, messages, name), _rendered(template, past, name)
     before, shown, _ = answered.rpartition(_ANSWER)
-    return _common_beginning(asked.rpartition(probe)[2], before.rpartition(probe)[2]) if shown else ""
+    return (
+        _common_beginning(asked.rpartition(probe)[2], before.rpartition(probe)[2]) if shown else ""
+    )
 
 
-def _rendered(template: ChatTemplate, messages: Sequence[dict[str, Any]], name: str = "f", *, answer: bool = True) -> str:
-    schema = {"type": "object", "properties": {"a": {"type": "string", "description": "text"}}, "required": []}
-    tools = ({"type": "function", "function": {"name": name, "description": "text", "parameters": schema}},)
+def _rendered(
+    template: ChatTemplate,
+    messages: Sequence[dict[str, Any]],
+    name: str = "f",
+    *,
+    answer: bool = True,
+) -> str:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "description": "text"}},
+        "required": [],
+    }
+    tools = (
+        {
+            "type": "function",
+            "function": {"name": name, "description": "text", "parameters": schema},
+        },
+    )
     prompt = ChatPrompt(messages=tuple(messages), tools=tools)
     try:
         return template.render(prompt) if answer else template.without_opening(prompt)
@@ -169,5 +223,7 @@ def _rendered(template: ChatTemplate, messages: Sequence[dict[str, Any]], name: 
 
 
 def _common_beginning(one: str, other: str) -> str:
-    differs = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    differs = (
+        place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right
+    )
     return one[: next(differs, min(len(one), len(other)))]

@@ -1,4 +1,6 @@
-"""What an answer says, whatever tokens it is made of, and however a client or a template has written it down again. Pure."""
+"""What an answer says, whatever tokens it is made of, and however a client or a template has
+written it down again. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.front.prompt.conversation import REASONING_FIELDS
-from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, Segment, SegmentFormat, TextJoints
+from holdfast.front.toolcalls.segments import (
+    AnswerPart,
+    CallArguments,
+    CallBegun,
+    Segment,
+    SegmentFormat,
+    TextJoints,
+)
 from holdfast.wire.output import OutputDelta, text_of, tool_calls_of
 
-_PIECE = 1024  # characters that are read at once: each step of a reader looks through all that has come
+# characters that are read at once: each step of a reader looks through all that has come
+_PIECE = 1024
 _MOST_EXACT = 2**53  # a larger whole number does not survive a client that computes in doubles
 
 
 class AnswerMeaning(NamedTuple):
-    """An answer without what may change on its way through a client: white space at edges, the spelling of arguments."""
+    """An answer without what may change on its way through a client: white space at edges, the
+    spelling of arguments.
+    """
 
     reasoning: str = ""
     content: str = ""
@@ -34,7 +46,14 @@ def meaning(reasoning: str, content: str, calls: Iterable[tuple[str, Any]]) -> A
 def meaning_of_message(message: Mapping[str, Any]) -> AnswerMeaning | None:
     """What a message of the assistant says; None when it is not of text and calls."""
     content = message.get("content") or ""
-    reasoning = next((found for name in REASONING_FIELDS if isinstance(found := message.get(name), str) and found), "")
+    reasoning = next(
+        (
+            found
+            for name in REASONING_FIELDS
+            if isinstance(found := message.get(name), str) and found
+        ),
+        "",
+    )
     calls: list[tuple[str, Any]] = []
     sent = message.get("tool_calls") or ()
     for call in sent if isinstance(sent, list | tuple) else ():
@@ -50,19 +69,27 @@ def meaning_of_deltas(deltas: Sequence[OutputDelta]) -> AnswerMeaning | None:
     calls = tool_calls_of(deltas)
     if not all(call.is_complete for call in calls):
         return None
-    return meaning(text_of(deltas, "reasoning"), text_of(deltas), ((call.name, call.arguments) for call in calls))
+    return meaning(
+        text_of(deltas, "reasoning"),
+        text_of(deltas),
+        ((call.name, call.arguments) for call in calls),
+    )
 
 
 def meaning_of_text(text: str, form: SegmentFormat, *, cut: bool = False) -> AnswerMeaning:
     """What a text says, as a fresh format reads it.
 
-    cut: the text ends because the answer had become too long, so that what is open in it is not closed.
+    cut: the text ends because the answer had become too long, so that what is open in it is not
+    closed.
     """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
     joints = TextJoints()
     calls: list[tuple[str, list[str]]] = []
     pieces = (text[place : place + _PIECE] for place in range(0, len(text), _PIECE))
-    parts: Iterable[AnswerPart] = (*(part for piece in pieces for part in form.push(piece)), *form.flush(cut=cut))
+    parts: Iterable[AnswerPart] = (
+        *(part for piece in pieces for part in form.push(piece)),
+        *form.flush(cut=cut),
+    )
     for part in parts:
         separator = joints.separator(part)
         if isinstance(part, Segment):
@@ -71,11 +98,16 @@ def meaning_of_text(text: str, form: SegmentFormat, *, cut: bool = False) -> Ans
             calls.append((part.name, []))
         elif isinstance(part, CallArguments):
             calls[-1][1].append(part.text)
-    return meaning("".join(texts["reasoning"]), "".join(texts["text"]), ((name, "".join(given)) for name, given in calls))
+    return meaning(
+        "".join(texts["reasoning"]),
+        "".join(texts["text"]),
+        ((name, "".join(given)) for name, given in calls),
+    )
 
 
 def canonical_arguments(arguments: Any) -> str:
-    """One spelling for arguments that say the same: order of keys, white space, escapes and the spelling of numbers are settled.
+    """One spelling for arguments that say the same: order of keys, white space, escapes and the
+    spelling of numbers are settled.
 
     Text that is no JSON stays as it is.
     """
@@ -98,7 +130,8 @@ def _number(spelled: str) -> int | float:
 
 
 class ReadTexts:
-    """What texts say, so that the answers of a long conversation are not parsed with every turn; the longest unused go first.
+    """What texts say, so that the answers of a long conversation are not parsed with every turn;
+    the longest unused go first.
 
     Any thread may call it.
     """
@@ -108,9 +141,15 @@ class ReadTexts:
         self._meanings: OrderedDict[bytes, tuple[AnswerMeaning, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def meaning(self, text: str, form: Callable[[], SegmentFormat], *, context: str) -> AnswerMeaning:
-        """What a text says. context: stands for the format and all that it reads by, such as the tools."""
-        key = hashlib.blake2b(f"{context}\0{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    def meaning(
+        self, text: str, form: Callable[[], SegmentFormat], *, context: str
+    ) -> AnswerMeaning:
+        """What a text says. context: stands for the format and all that it reads by, such as the
+        tools.
+        """
+        key = hashlib.blake2b(
+            f"{context}\0{text}".encode("utf-8", "surrogatepass"), digest_size=16
+        ).digest()
         with self._lock:
             if (known := self._meanings.get(key)) is not None:
                 self._meanings.move_to_end(key)

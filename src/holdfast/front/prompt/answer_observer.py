@@ -1,4 +1,6 @@
-"""Takes down the answers of a chat while its client sees them, so that they can come back in its next turn."""
+"""Takes down the answers of a chat while its client sees them, so that they can come back in its
+next turn.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from holdfast.front.prompt.prepare import Prepared
 from holdfast.front.prompt.read_history import answer_reader, without_hidden
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.wire.events import FinishReason
-from holdfast.wire.output import ChoiceFinished, OutputDelta, OutputEvent, PromptProgress, ToolCallStarted, tool_calls_of
+from holdfast.wire.output import (
+    ChoiceFinished,
+    OutputDelta,
+    OutputEvent,
+    PromptProgress,
+    ToolCallStarted,
+    tool_calls_of,
+)
 from holdfast.wire.requests import ChatPrompt, GenerationRequest
 from holdfast.wire.token_ids import TokenIds
 
@@ -29,7 +38,8 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
     opening_token_ids = tuple(bundle.tokenizer.encode(prepared.opening, add_special_tokens=False))
     prompt_ids = prepared.rules.prompt_token_ids
     if prompt_ids[len(prompt_ids) - len(opening_token_ids) :] != TokenIds.of(opening_token_ids):
-        return lambda event: None  # what stands in front of the answer is in one token with what does not belong to it
+        # what stands in front of the answer is in one token with what does not belong to it
+        return lambda event: None
     return AnswerObserver(
         bundle=bundle,
         tools=request.prompt.tools,
@@ -56,7 +66,9 @@ class AnswerObserver:
         def observe(event: OutputEvent) -> None:
             if isinstance(event, ChoiceFinished):
                 self._keep_arguments(deltas[event.index])
-                self._keep(deltas.pop(event.index, []), was_cut=event.reason is not FinishReason.STOP)
+                self._keep(
+                    deltas.pop(event.index, []), was_cut=event.reason is not FinishReason.STOP
+                )
             elif not isinstance(event, PromptProgress):
                 deltas[event.index].append(event)
 
@@ -76,13 +88,16 @@ class AnswerObserver:
         opening = without_hidden(self.opening, self.bundle)
         encoded = self.bundle.dialect.markers.encode(opening + text)
         if meaning_of_text(encoded, answer_reader(self.tools, self.bundle), cut=was_cut) != said:
-            return  # the tokens say more than the client saw: hidden ones, or one that a stop string cut
-        # A call or a thought is rendered as the template has it, so that nobody knows yet what it will be tokenized into.
+            # the tokens say more than the client saw: hidden ones, or one that a stop string cut
+            return
+        # A call or a thought is rendered as the template has it, so that nobody knows yet what it
+        # will be tokenized into.
         is_plain = text == said.content and not opening.strip()
         self.bundle.known_answers.add(
             said,
             (*self.opening_token_ids, *token_ids),
             call_ids=[delta.id for delta in deltas if isinstance(delta, ToolCallStarted)],
-            is_as_tokenized=is_plain and token_ids == tokenizer.encode(text, add_special_tokens=False),
+            is_as_tokenized=is_plain
+            and token_ids == tokenizer.encode(text, add_special_tokens=False),
             tenant=self.tenant,
         )

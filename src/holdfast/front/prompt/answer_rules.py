@@ -1,4 +1,6 @@
-"""How the answers to a request are to be read: what `parsing` has to know of the request and of its model. Pure."""
+"""How the answers to a request are to be read: what `parsing` has to know of the request and of its
+model. Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from holdfast.wire.token_ids import TokenIds
 
 
 def answer_rules(
-    request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, tokens: PromptTokens, *, sequence: SequenceRequest
+    request: GenerationRequest,
+    bundle: TokenizerBundle,
+    prompt: PromptText,
+    tokens: PromptTokens,
+    *,
+    sequence: SequenceRequest,
 ) -> ChoiceRules:
     """The rules for all choices of a request. sequence: any of them, as it goes to the worker.
 
@@ -35,7 +42,11 @@ def answer_rules(
         one_call=not request.tool_choice.parallel,
         in_reasoning=prompt.in_reasoning,
         earlier_call_ids=tuple(_call_ids(chat.messages)) if chat else (),
-        form_field=request.output_format.field if request.output_format else "tools" if chat and chat.tools else "",
+        form_field=request.output_format.field
+        if request.output_format
+        else "tools"
+        if chat and chat.tools
+        else "",
         want_logprobs=request.want_logprobs,
         at_start=_opens_a_text(request, bundle.tokenizer, tokens.token_ids),
         tells_progress=request.tells_progress,

@@ -1,7 +1,7 @@
 """Where the cache breakpoints of a conversation stand in its prompt.
 
-The conversation is rendered once more, with marks in it. Where a mark changes what the template writes (it reads results as JSON,
-say), the beginning up to the breakpoint is rendered alone.
+The conversation is rendered once more, with marks in it. Where a mark changes what the template
+writes (it reads results as JSON, say), the beginning up to the breakpoint is rendered alone.
 """
 
 from __future__ import annotations
@@ -35,11 +35,19 @@ class _Spot(NamedTuple):
 
 
 def breakpoint_places(
-    asked: ChatPrompt, shown: ChatPrompt, text: str, *, template: ChatTemplate, guard: Guard, tenant: str | None = None
+    asked: ChatPrompt,
+    shown: ChatPrompt,
+    text: str,
+    *,
+    template: ChatTemplate,
+    guard: Guard,
+    tenant: str | None = None,
 ) -> tuple[int, ...]:
-    """The characters of a rendered prompt behind which its breakpoints are, in their order; 0 where it cannot be told.
+    """The characters of a rendered prompt behind which its breakpoints are, in their order; 0 where
+    it cannot be told.
 
-    asked: the conversation as it came, whose contents may be in parts. shown: as the template was given it.
+    asked: the conversation as it came, whose contents may be in parts. shown: as the template was
+        given it.
     tenant: as `ChatTemplate.render` takes it.
     """
     if not asked.cache_breakpoints:
@@ -55,7 +63,9 @@ def breakpoint_places(
 
 
 def pinned_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[PinnedPrefix, ...]:
-    """What of a tokenized prompt its breakpoints are to keep: ascending, each position once, for the longest of its times."""
+    """What of a tokenized prompt its breakpoints are to keep: ascending, each position once, for
+    the longest of its times.
+    """
     if not isinstance(prompt, ChatPrompt):
         return ()
     longest: dict[int, float] = {}
@@ -72,7 +82,9 @@ def _normal(at: CacheBreakpoint, asked: Sequence[Any]) -> CacheBreakpoint:
     return CacheBreakpoint(messages=min(at.messages + bool(at.parts), len(asked)))
 
 
-def _spot(at: CacheBreakpoint, asked: Sequence[Any], shown: Sequence[Any], guard: Guard) -> _Spot | None:
+def _spot(
+    at: CacheBreakpoint, asked: Sequence[Any], shown: Sequence[Any], guard: Guard
+) -> _Spot | None:
     """Where to put a mark; None where there is no text that could take it."""
     if at.parts:
         return _behind_parts(at, _parts(asked[at.messages]), _text(shown[at.messages]), guard)
@@ -80,12 +92,15 @@ def _spot(at: CacheBreakpoint, asked: Sequence[Any], shown: Sequence[Any], guard
         content = _text(shown[at.messages - 1]).rstrip()
         if content and shown[at.messages - 1].get("role") != "assistant":
             return _Spot(at.messages - 1, len(content))
-    following = max(at.messages, leading)  # behind an answer, or behind the block of system prompt and tools
+    # behind an answer, or behind the block of system prompt and tools
+    following = max(at.messages, leading)
     content = _text(shown[following]) if following < len(shown) else ""
     return _Spot(following, len(content) - len(content.lstrip())) if content.strip() else None
 
 
-def _behind_parts(at: CacheBreakpoint, parts: Sequence[str], content: str, guard: Guard) -> _Spot | None:
+def _behind_parts(
+    at: CacheBreakpoint, parts: Sequence[str], content: str, guard: Guard
+) -> _Spot | None:
     """The parts stand in the content one after the other, with something or other between them."""
     behind = len(content) - len(content.lstrip())
     for part in map(guard, parts[: at.parts]):
@@ -100,7 +115,9 @@ def _marked_places(
 ) -> dict[int, int]:
     """Where marks come out, by their numbers; empty when the text is another one with them."""
     messages = list(shown.messages)
-    for number, spot in sorted(enumerate(spots), key=lambda each: each[1] or _Spot(0, 0), reverse=True):
+    for number, spot in sorted(
+        enumerate(spots), key=lambda each: each[1] or _Spot(0, 0), reverse=True
+    ):
         if spot is not None:
             content = messages[spot.message]["content"]
             marked = content[: spot.character] + _MARK.format(number) + content[spot.character :]
@@ -118,8 +135,12 @@ def _marked_places(
     return found
 
 
-def _end_of_beginning(at: CacheBreakpoint, shown: ChatPrompt, text: str, template: ChatTemplate) -> int:
-    """As far as the conversation up to a breakpoint, rendered alone, is what the whole one begins with."""
+def _end_of_beginning(
+    at: CacheBreakpoint, shown: ChatPrompt, text: str, template: ChatTemplate
+) -> int:
+    """As far as the conversation up to a breakpoint, rendered alone, is what the whole one begins
+    with.
+    """
     messages = shown.messages[: max(at.messages, _leading(shown.messages))]
     beginning = msgspec.structs.replace(shown, messages=messages, continue_last=False)
     return len(os.path.commonprefix((template.without_opening(beginning), text)))  # noqa: RUF071 - character by character is meant
@@ -127,7 +148,10 @@ def _end_of_beginning(at: CacheBreakpoint, shown: ChatPrompt, text: str, templat
 
 def _leading(messages: Sequence[Any]) -> int:
     """How many system messages stand at the beginning."""
-    return next((place for place, message in enumerate(messages) if message.get("role") not in _SYSTEM), len(messages))
+    return next(
+        (place for place, message in enumerate(messages) if message.get("role") not in _SYSTEM),
+        len(messages),
+    )
 
 
 def _parts(message: Any) -> list[str]:

@@ -37,12 +37,18 @@ class Bundles:
         task.add_done_callback(lambda task: self._note(model, task))
 
     def forget(self, model: str) -> None:
-        """Read it anew when it is needed the next time. Who has it, or waits for it, goes on to have it."""
+        """Read it anew when it is needed the next time.
+
+        Who has it, or waits for it, goes on to have it.
+        """
         self._tasks.pop(model, None)
         self.dialects.pop(model, None)
 
     async def of(self, model: str) -> TokenizerBundle:
-        """The bundle of a model; waits until it is read. Raises UnknownModel, and WorkerUnavailable when it cannot be read."""
+        """The bundle of a model; waits until it is read.
+
+        Raises UnknownModel, and WorkerUnavailable when it cannot be read.
+        """
         try:
             return await self.read(model)
         except ModelLoadError as error:

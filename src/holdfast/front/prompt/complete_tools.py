@@ -1,4 +1,6 @@
-"""Definitions of tools with all that a chat template may ask for: some take for granted what JSON Schema leaves open."""
+"""Definitions of tools with all that a chat template may ask for: some take for granted what JSON
+Schema leaves open.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def _schema(schema: Any, fallback: str, level: int) -> dict[str, Any]:
     if kind == "object":
         properties = given.get("properties")
         named = properties if isinstance(properties, Mapping) else {}
-        ready["properties"] = {name: _schema(each, "string", level + 1) for name, each in named.items()}
+        ready["properties"] = {
+            name: _schema(each, "string", level + 1) for name, each in named.items()
+        }
         ready.setdefault("required", [])
         if not isinstance(given.get("additionalProperties"), Mapping):
             ready["additionalProperties"] = {"type": "string", "description": ""}
@@ -51,7 +55,11 @@ def _type(schema: Mapping[str, Any], fallback: str) -> str:
     for word in ("anyOf", "oneOf", "allOf"):
         choices = schema.get(word)
         for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, Mapping) and isinstance(choice.get("type"), str) and choice["type"] != "null":
+            if (
+                isinstance(choice, Mapping)
+                and isinstance(choice.get("type"), str)
+                and choice["type"] != "null"
+            ):
                 return str(choice["type"])
     values = schema.get("enum")
     if isinstance(values, list) and values:

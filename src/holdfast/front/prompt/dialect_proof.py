@@ -1,4 +1,6 @@
-"""Proof at load that a model's calls are understood: its template writes a conversation with calls, and they are read back."""
+"""Proof at load that a model's calls are understood: its template writes a conversation with calls,
+and they are read back.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ PROBE_TOOLS: Final[tuple[dict[str, Any], ...]] = (
                     "options": {
                         "type": "object",
                         "properties": {},
-                        "additionalProperties": {"type": "string"},  # asked for by a template that writes types of Python
+                        # asked for by a template that writes types of Python
+                        "additionalProperties": {"type": "string"},
                         "description": "how",
                     },
                 },
@@ -60,7 +63,10 @@ PROBE_TOOLS: Final[tuple[dict[str, Any], ...]] = (
             },
         },
     },
-    {"type": "function", "function": {"name": "list_all", "description": "List all.", "parameters": _OBJECT}},
+    {
+        "type": "function",
+        "function": {"name": "list_all", "description": "List all.", "parameters": _OBJECT},
+    },
 )
 
 
@@ -69,7 +75,8 @@ class Proof:
     """What came of it. `failure` is empty when names and arguments came back as they were."""
 
     failure: str = ""
-    likeness: float = 0.0  # how much of what the family's own format writes stands so in the template's text; 1: all
+    # how much of what the family's own format writes stands so in the template's text; 1: all
+    likeness: float = 0.0
 
 
 def shows_tools(template: ChatTemplate) -> bool:
@@ -80,21 +87,32 @@ def shows_tools(template: ChatTemplate) -> bool:
 def leaves_out_calls(template: ChatTemplate) -> bool:
     """Whether the calls of an answer are not in the prompt, though the results are."""
     answer = _answer(template, _rendered(template, _conversation()), behind=0, dialect=PLAIN)
-    return bool(answer.text) and not any(word in answer.text for word in (*_CALLS[0].arguments, _CALLS[1].name))
+    return bool(answer.text) and not any(
+        word in answer.text for word in (*_CALLS[0].arguments, _CALLS[1].name)
+    )
 
 
 def follows_results(template: ChatTemplate) -> bool:
     """Whether a message of the user may stand right behind a result."""
-    return _FOLLOW_UP in _rendered(template, (*_conversation(), {"role": "user", "content": _FOLLOW_UP}))
+    return _FOLLOW_UP in _rendered(
+        template, (*_conversation(), {"role": "user", "content": _FOLLOW_UP})
+    )
 
 
 def takes_text_and_thought(template: ChatTemplate) -> bool:
     """Whether an answer may have a thought, a text and calls."""
     question, answer, *results = _conversation()
-    return bool(_rendered(template, (question, {**answer, "content": "text", "reasoning_content": "thought"}, *results)))
+    return bool(
+        _rendered(
+            template,
+            (question, {**answer, "content": "text", "reasoning_content": "thought"}, *results),
+        )
+    )
 
 
-def prove(template: ChatTemplate, dialect: ModelDialect, tokenizer: Tokenizer, *, parallel: bool = True) -> Proof:
+def prove(
+    template: ChatTemplate, dialect: ModelDialect, tokenizer: Tokenizer, *, parallel: bool = True
+) -> Proof:
     """Have the template write two calls, and read what stands between question and result.
 
     parallel: both are in one answer, else in two. The tokens that end an answer end it here too.
@@ -105,13 +123,23 @@ def prove(template: ChatTemplate, dialect: ModelDialect, tokenizer: Tokenizer, *
         return Proof(failure="the template refuses a conversation with calls")
     if any(result not in whole for result in _RESULTS):
         return Proof(failure="the template leaves out results of tools")
-    ends = [text for token_id in tokenizer.eos_token_ids if (text := tokenizer.backend.id_to_token(token_id))]
+    ends = [
+        text
+        for token_id in tokenizer.eos_token_ids
+        if (text := tokenizer.backend.id_to_token(token_id))
+    ]
     parts = (_CALLS,) if parallel else (_CALLS[:1], _CALLS[1:])
-    answers = [_answer(template, whole, behind=place, dialect=dialect) for place in range(len(parts))]
+    answers = [
+        _answer(template, whole, behind=place, dialect=dialect) for place in range(len(parts))
+    ]
     for answer, calls in zip(answers, parts, strict=True):
         if failure := _misread(answer, calls, dialect, ends):
             return Proof(failure=failure)
-    return Proof(likeness=min(_likeness(answer, calls, dialect) for answer, calls in zip(answers, parts, strict=True)))
+    return Proof(
+        likeness=min(
+            _likeness(answer, calls, dialect) for answer, calls in zip(answers, parts, strict=True)
+        )
+    )
 
 
 class _Answer(NamedTuple):
@@ -133,9 +161,17 @@ def _conversation() -> tuple[Message, ...]:
 
 
 def _asked(results: int) -> tuple[Message, ...]:
-    """The conversation up to an answer, when so many of the calls have been made, one in each answer."""
-    pairs = ([{"role": "assistant", "content": "", "tool_calls": [_call(place)]}, _result(place)] for place in range(results))
-    return ({"role": "user", "content": _QUESTION}, *(message for pair in pairs for message in pair))
+    """The conversation up to an answer, when so many of the calls have been made, one in each
+    answer.
+    """
+    pairs = (
+        [{"role": "assistant", "content": "", "tool_calls": [_call(place)]}, _result(place)]
+        for place in range(results)
+    )
+    return (
+        {"role": "user", "content": _QUESTION},
+        *(message for pair in pairs for message in pair),
+    )
 
 
 def _call(place: int) -> Message:
@@ -148,17 +184,25 @@ def _call(place: int) -> Message:
 
 
 def _result(place: int) -> Message:
-    return {"role": "tool", "tool_call_id": f"call{place:05}", "name": _CALLS[place].name, "content": _RESULTS[place]}
+    return {
+        "role": "tool",
+        "tool_call_id": f"call{place:05}",
+        "name": _CALLS[place].name,
+        "content": _RESULTS[place],
+    }
 
 
 def _answer(template: ChatTemplate, whole: str, *, behind: int, dialect: ModelDialect) -> _Answer:
-    """What the model would have generated behind so many results, and what follows it up to the next one."""
+    """What the model would have generated behind so many results, and what follows it up to the
+    next one.
+    """
     prompt = ChatPrompt(messages=_asked(behind), tools=PROBE_TOOLS)
     before = _rendered(template, prompt.messages)
     opening = template.opening(prompt, before)
     begin = len(_common(before, whole))
     header = before[: len(before) - len(opening)] + _up_to_thought(opening, dialect)
-    if begin < len(before) and whole.startswith(header):  # an answer of the past lacks the thought that a new one begins with
+    # an answer of the past lacks the thought that a new one begins with
+    if begin < len(before) and whole.startswith(header):
         begin = len(header)
     in_thought = opens_thought(whole[len(before) - len(opening) : begin], dialect)
     end = whole.find(_RESULTS[behind], begin)
@@ -166,14 +210,20 @@ def _answer(template: ChatTemplate, whole: str, *, behind: int, dialect: ModelDi
 
 
 def _common(first: str, second: str) -> str:
-    place = next((at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), None)
+    place = next(
+        (at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other),
+        None,
+    )
     return first[: min(len(first), len(second)) if place is None else place]
 
 
 def _up_to_thought(opening: str, dialect: ModelDialect) -> str:
     if dialect.reasoning is None:
         return opening
-    places = [opening.find(mark) for mark in (dialect.reasoning.start.strip(), dialect.reasoning.end.strip())]
+    places = [
+        opening.find(mark)
+        for mark in (dialect.reasoning.start.strip(), dialect.reasoning.end.strip())
+    ]
     found = [place for place in places if place >= 0]
     return opening[: min(found)] if found else opening
 
@@ -193,12 +243,18 @@ def _likeness(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialec
         [Call(call.name, call.arguments, f"call{place:05}") for place, call in enumerate(calls)]
     ).strip()
     begins = (found.start() for found in re.finditer(re.escape(written[:4]), answer.text))
-    return max((len(_common(written, answer.text[begin:])) for begin in begins), default=0) / len(written)
+    return max((len(_common(written, answer.text[begin:])) for begin in begins), default=0) / len(
+        written
+    )
 
 
-def _misread(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect, ends: Sequence[str]) -> str:
+def _misread(
+    answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect, ends: Sequence[str]
+) -> str:
     """What is wrong with the calls that are read from an answer; empty: nothing."""
-    end = min((place for mark in ends if (place := answer.text.find(mark)) >= 0), default=len(answer.text))
+    end = min(
+        (place for mark in ends if (place := answer.text.find(mark)) >= 0), default=len(answer.text)
+    )
     reader = AnswerReader(dialect, tools=DeclaredTools(PROBE_TOOLS), in_reasoning=answer.in_thought)
     parts = [*reader.push(dialect.markers.encode(answer.text[:end])), *reader.flush()]
     names = [part.name for part in parts if isinstance(part, CallBegun)]

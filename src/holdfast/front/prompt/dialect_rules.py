@@ -1,4 +1,7 @@
-"""By which words in a chat template, and which tokens, a family of models is known. What comes first is looked at first."""
+"""By which words in a chat template, and which tokens, a family of models is known.
+
+What comes first is looked at first.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,13 @@ class FamilyRule(NamedTuple):
 
     def fits(self, text: str) -> bool:
         """Whether a template, or a list of tokens, is one of this family's."""
-        return all(word in text for word in self.words) and not any(word in text for word in self.without)
+        return all(word in text for word in self.words) and not any(
+            word in text for word in self.without
+        )
 
 
-# Markers that only one family has come before those that many have. A template may fit several rules: the proof decides.
+# Markers that only one family has come before those that many have. A template may fit several
+# rules: the proof decides.
 FAMILY_RULES: Final = (
     FamilyRule("minimax_m3", ("]<]minimax[>[",)),
     FamilyRule("minimax_m2", ("<minimax:tool_call>",)),
@@ -147,7 +153,9 @@ SILENT_MARKS: Final = (
 )
 """Stand around visible text and say nothing; counted as such where they are tokens."""
 FRAMES: Final = (("<answer>", "</answer>"),)
-"""Stand as ordinary text around the whole visible answer of models whose templates name them: Hunyuan A13B."""
+"""Stand as ordinary text around the whole visible answer of models whose templates name them:
+Hunyuan A13B.
+"""
 SILENT_BY_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {"functionary_v32": (">>>all",)}
 
 
@@ -156,10 +164,14 @@ ENDS_BY_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {
     "gemma4": ("<|tool_response>",),
     "llama3_json": ("<|eom_id|>",),
 }
-"""Tokens that end an answer, which models converted by others do not always name as ends: they would invent the result too."""
+"""Tokens that end an answer, which models converted by others do not always name as ends: they
+would invent the result too.
+"""
 
 
-def families_for(source: str, tokens: Collection[str], *, parser_type: str, model_type: str) -> Iterator[str]:
+def families_for(
+    source: str, tokens: Collection[str], *, parser_type: str, model_type: str
+) -> Iterator[str]:
     """Families that a model may be of, the most likely first, each once.
 
     source: the template that is used with tools. tokens: the tokenizer's added ones.
@@ -171,7 +183,9 @@ def families_for(source: str, tokens: Collection[str], *, parser_type: str, mode
             yield family
 
 
-def _all_families(source: str, tokens: Collection[str], parser_type: str, model_type: str) -> Iterator[str]:
+def _all_families(
+    source: str, tokens: Collection[str], parser_type: str, model_type: str
+) -> Iterator[str]:
     vocabulary = "\n".join(tokens)
     yield BY_PARSER_TYPE.get(parser_type, "")
     yield from (rule.family for rule in FAMILY_RULES if rule.fits(source))
@@ -180,17 +194,21 @@ def _all_families(source: str, tokens: Collection[str], parser_type: str, model_
     yield BY_MODEL_TYPE.get(model_type, "")
 
 
-def reasoning_for(source: str, tokens: Collection[str], *, shown: str = "") -> ReasoningFormat | None:
-    """The markers of thoughts: named by a template, written by it, or a pair of tokens though it names none.
+def reasoning_for(
+    source: str, tokens: Collection[str], *, shown: str = ""
+) -> ReasoningFormat | None:
+    """The markers of thoughts: named by a template, written by it, or a pair of tokens though it
+    names none.
 
-    shown: a conversation as the template renders it, up to where an answer begins. Some build their markers from parts, so
-    that the source holds none of them.
+    shown: a conversation as the template renders it, up to where an answer begins. Some build their
+    markers from parts, so that the source holds none of them.
     """
     formats = [in_vocabulary(each, (each.start,), tokens) for each in REASONING_FORMATS]
     named = (each for each in formats if each.end in source and each.start.strip() in source)
     written = (each for each in formats if _is_written(each, shown))
     paired = (each for each in formats if each.end in tokens and _first_token(each.start, tokens))
-    half = (each for each in formats if each.start == "<think>" and each.end in source)  # R1's template only cuts thoughts out
+    # R1's template only cuts thoughts out
+    half = (each for each in formats if each.start == "<think>" and each.end in source)
     return next(named, None) or next(written, None) or next(paired, None) or next(half, None)
 
 
@@ -201,8 +219,12 @@ def _is_written(reasoning: ReasoningFormat, shown: str) -> bool:
 
 
 def frame_for(source: str, tokens: Collection[str]) -> tuple[str, str]:
-    """What stands in text around every answer, named by the template; empty where it is tokens or there is none."""
-    named = (frame for frame in FRAMES if all(mark in source and mark not in tokens for mark in frame))
+    """What stands in text around every answer, named by the template; empty where it is tokens or
+    there is none.
+    """
+    named = (
+        frame for frame in FRAMES if all(mark in source and mark not in tokens for mark in frame)
+    )
     return next(named, ("", ""))
 
 

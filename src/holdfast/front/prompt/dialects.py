@@ -1,4 +1,6 @@
-"""How a model writes calls and thoughts, and what its template makes of them: found by rules when it is loaded, and proved."""
+"""How a model writes calls and thoughts, and what its template makes of them: found by rules when
+it is loaded, and proved.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from holdfast.front.prompt.dialect_proof import (
     shows_tools,
     takes_text_and_thought,
 )
-from holdfast.front.prompt.dialect_rules import SILENT_BY_FAMILY, SILENT_MARKS, families_for, frame_for, reasoning_for
+from holdfast.front.prompt.dialect_rules import (
+    SILENT_BY_FAMILY,
+    SILENT_MARKS,
+    families_for,
+    frame_for,
+    reasoning_for,
+)
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.thinking import Options, ThinkingSwitch, find_switch
 from holdfast.front.prompt.tokenize import Tokenizer
@@ -34,15 +42,23 @@ ToolsBy: TypeAlias = Literal["template", "text", "none"]
 
 _IN_TEXT: Final = "hermes"
 _NO_TOOLS: Final = "the chat template shows no tools"
-_BRIDGES: Final = ("", "OK.")  # an answer's text between a result and the user, the least that a template takes
+# an answer's text between a result and the user, the least that a template takes
+_BRIDGES: Final = ("", "OK.")
 _LONGEST_OPENING = 2000  # characters that a template writes for an answer to begin
 _LEAST_MARKER = 3  # characters: shorter added tokens are runs of white space and single letters
 _QUESTION = {"role": "user", "content": "Hello!"}
-_WITH_THOUGHT = (_QUESTION, {"role": "assistant", "content": "Hi.", "reasoning_content": "A greeting."}, _QUESTION)
+_WITH_THOUGHT = (
+    _QUESTION,
+    {"role": "assistant", "content": "Hi.", "reasoning_content": "A greeting."},
+    _QUESTION,
+)
 
 
 class ThinkingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model's thoughts. `switch` are the template's options that turn them on and off."""
+    """What is known of a model's thoughts.
+
+    `switch` are the template's options that turn them on and off.
+    """
 
     start: str
     end: str
@@ -54,15 +70,18 @@ class ThinkingReport(msgspec.Struct, frozen=True, kw_only=True):
 class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was found of a model's tools and thoughts when it was loaded.
 
-    `tools`: its template shows them ("template"), they are told in text ("text"), or there is no template ("none").
+    `tools`: its template shows them ("template"), they are told in text ("text"), or there is no
+    template ("none").
     """
 
     family: str = ""
     tools: ToolsBy = "none"
     proven: bool = False
     why: str = ""  # the family's own way was not proven
-    calls_kept: bool = False  # the template writes the calls of earlier answers; else they are written into their text
-    parallel: bool = False  # it takes several calls in one answer; else they become pairs of call and result
+    # the template writes the calls of earlier answers; else they are written into their text
+    calls_kept: bool = False
+    # it takes several calls in one answer; else they become pairs of call and result
+    parallel: bool = False
     ids: str = ""  # what call ids look like
     thinking: ThinkingReport | None = None
 
@@ -72,7 +91,8 @@ class FoundDialect:
     """All of it, for requests and for the reports."""
 
     dialect: ModelDialect = PLAIN
-    template: ChatTemplate | None = None  # brings conversations with tools into the form that it needs
+    # brings conversations with tools into the form that it needs
+    template: ChatTemplate | None = None
     switch: ThinkingSwitch = ThinkingSwitch()
     report: DialectReport = DialectReport()
 
@@ -85,16 +105,23 @@ class _Candidate:
 
 
 def find_dialect(
-    template: ChatTemplate | None, tokenizer: Tokenizer, *, config: Mapping[str, Any], model_type: str = ""
+    template: ChatTemplate | None,
+    tokenizer: Tokenizer,
+    *,
+    config: Mapping[str, Any],
+    model_type: str = "",
 ) -> FoundDialect:
     """Try the families that fit a template, and take the first whose calls come back through it.
 
-    config: tokenizer_config.json. A model whose template shows no tools, or of which nothing is proven, gets them in text.
+    config: tokenizer_config.json. A model whose template shows no tools, or of which nothing is
+    proven, gets them in text.
     """
     tokens = {token.content for token in tokenizer.backend.get_added_tokens_decoder().values()}
     reasoning = reasoning_for("", tokens)
     if template is not None:
-        reasoning = reasoning_for(template.with_tools, tokens, shown=_rendered(template, {}, _WITH_THOUGHT))
+        reasoning = reasoning_for(
+            template.with_tools, tokens, shown=_rendered(template, {}, _WITH_THOUGHT)
+        )
     says = read_response_template(config.get("response_template"))
     if reasoning is None and says.reasoning is not None:
         reasoning = ReasoningFormat(start=says.reasoning[0], end=says.reasoning[1])
@@ -102,8 +129,14 @@ def find_dialect(
         return FoundDialect(dialect=_dialect("", None, reasoning, tokenizer))
     search = _Search(template, tokenizer, reasoning, tokens)
     parser_type = str(config.get("tool_parser_type", ""))
-    names = tuple(families_for(template.with_tools, tokens, parser_type=parser_type, model_type=model_type))
-    named = (name for name in families_for(template.with_tools, (), parser_type="", model_type="") if name != _IN_TEXT)
+    names = tuple(
+        families_for(template.with_tools, tokens, parser_type=parser_type, model_type=model_type)
+    )
+    named = (
+        name
+        for name in families_for(template.with_tools, (), parser_type="", model_type="")
+        if name != _IN_TEXT
+    )
     found, why = search.by_family(names if search.shows_tools else tuple(named))
     if found is None and (found := search.by_response_template(says.calls)):
         why = ""
@@ -125,7 +158,9 @@ def find_dialect(
             calls_kept=found.habits.in_text is None and found.habits.written is None,
             parallel=found.habits.parallel,
             ids=found.habits.id_form,
-            thinking=None if reasoning is None else _thinking_report(adapted, found.dialect, reasoning, switch),
+            thinking=None
+            if reasoning is None
+            else _thinking_report(adapted, found.dialect, reasoning, switch),
         ),
     )
 
@@ -133,7 +168,13 @@ def find_dialect(
 class _Search:
     """Looks for the family of one model."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, reasoning: ReasoningFormat | None, tokens: Set[str]) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        reasoning: ReasoningFormat | None,
+        tokens: Set[str],
+    ) -> None:
         self._template, self._tokenizer = template, tokenizer
         self._reasoning, self._tokens = reasoning, tokens
         self._drops_calls = leaves_out_calls(template)
@@ -145,8 +186,12 @@ class _Search:
         for name in names:
             if name not in FAMILIES:
                 continue
-            found = self._tried(name, in_vocabulary(FAMILIES[name], FAMILIES[name].marks, self._tokens))
-            if not found.proof.failure and (best is None or found.proof.likeness > best.proof.likeness):
+            found = self._tried(
+                name, in_vocabulary(FAMILIES[name], FAMILIES[name].marks, self._tokens)
+            )
+            if not found.proof.failure and (
+                best is None or found.proof.likeness > best.proof.likeness
+            ):
                 best = found
             if best is not None and best.proof.likeness == 1:
                 break
@@ -157,16 +202,27 @@ class _Search:
 
     def by_response_template(self, calls: CallFormat | None) -> _Candidate | None:
         """As the checkpoint itself says that its calls are read, if they come back like that."""
-        found = None if calls is None or not self.shows_tools else self._tried("response_template", calls)
+        found = (
+            None
+            if calls is None or not self.shows_tools
+            else self._tried("response_template", calls)
+        )
         return None if found is None or found.proof.failure else found
 
     def in_text(self, names: Sequence[str]) -> _Candidate:
-        """Tools told in the system message. A family whose markers are all tokens is read too: the model may be of it."""
+        """Tools told in the system message.
+
+        A family whose markers are all tokens is read too: the model may be of it.
+        """
         calls = FAMILIES[_IN_TEXT]
         others = (FAMILIES[name] for name in names if name in FAMILIES and name != _IN_TEXT)
-        own = next((other for other in others if other.marks and self._tokens >= set(other.marks)), None)
+        own = next(
+            (other for other in others if other.marks and self._tokens >= set(other.marks)), None
+        )
         read_too = () if own is None else (own,)
-        return self._candidate(_IN_TEXT, calls, ToolHabits(in_text=calls, id_form=calls.id_form), read_too=read_too)
+        return self._candidate(
+            _IN_TEXT, calls, ToolHabits(in_text=calls, id_form=calls.id_form), read_too=read_too
+        )
 
     def _tried(self, name: str, calls: CallFormat) -> _Candidate:
         """The family with the first habits with which its calls come back."""
@@ -177,7 +233,11 @@ class _Search:
             return self._candidate(name, calls, replace(habits, told=calls, written=calls))
         candidates = (
             self._candidate(name, calls, each)
-            for each in ((replace(habits, written=calls),) if self._drops_calls else (habits, replace(habits, parallel=False)))
+            for each in (
+                (replace(habits, written=calls),)
+                if self._drops_calls
+                else (habits, replace(habits, parallel=False))
+            )
         )
         tried = []
         for candidate in candidates:
@@ -187,7 +247,12 @@ class _Search:
         return tried[0]
 
     def _candidate(
-        self, name: str, calls: CallFormat, habits: ToolHabits, *, read_too: tuple[CallFormat, ...] = ()
+        self,
+        name: str,
+        calls: CallFormat,
+        habits: ToolHabits,
+        *,
+        read_too: tuple[CallFormat, ...] = (),
     ) -> _Candidate:
         dialect = _dialect(name, calls, self._reasoning, self._tokenizer, read_too=read_too)
         template = self._template.with_tool_habits(habits)
@@ -200,7 +265,14 @@ class _Search:
         """The habits with what else the template asks of a conversation that goes on."""
         bridged = (replace(habits, answer_behind_results=text) for text in _BRIDGES)
         if not follows_results(self._template.with_tool_habits(habits)):
-            habits = next((each for each in bridged if follows_results(self._template.with_tool_habits(each))), habits)
+            habits = next(
+                (
+                    each
+                    for each in bridged
+                    if follows_results(self._template.with_tool_habits(each))
+                ),
+                habits,
+            )
         if not takes_text_and_thought(self._template.with_tool_habits(habits)):
             habits = replace(habits, thought_beside_text=False)
         return habits
@@ -218,20 +290,37 @@ def _dialect(
     contents = {token.content for token in added.values()}
     silent = (*(mark for mark in SILENT_MARKS if mark in contents), *SILENT_BY_FAMILY.get(name, ()))
     forms = (calls, *read_too) if calls else ()
-    marks = [*(mark for form in forms for mark in form.marks), *((reasoning.start, reasoning.end) if reasoning else ()), *silent]
-    ids = {token.content: token_id for token_id, token in added.items() if _is_in_marks(token, marks)}
-    return ModelDialect(family=name, calls=calls, read_too=read_too, reasoning=reasoning, marker_ids=ids, dropped_marks=silent)
+    marks = [
+        *(mark for form in forms for mark in form.marks),
+        *((reasoning.start, reasoning.end) if reasoning else ()),
+        *silent,
+    ]
+    ids = {
+        token.content: token_id for token_id, token in added.items() if _is_in_marks(token, marks)
+    }
+    return ModelDialect(
+        family=name,
+        calls=calls,
+        read_too=read_too,
+        reasoning=reasoning,
+        marker_ids=ids,
+        dropped_marks=silent,
+    )
 
 
 def _is_in_marks(token: AddedToken, marks: Iterable[str]) -> bool:
-    """Whether a token is a mark, or a part of one that readers have to be told of: its beginning, or what is not shown."""
+    """Whether a token is a mark, or a part of one that readers have to be told of: its beginning,
+    or what is not shown.
+    """
     content = token.content
     if len(content.strip()) < _LEAST_MARKER:
         return False
     return any(content in mark if token.special else mark.startswith(content) for mark in marks)
 
 
-def _rendered(template: ChatTemplate, options: Options, messages: tuple[dict[str, Any], ...] = (_QUESTION,)) -> str:
+def _rendered(
+    template: ChatTemplate, options: Options, messages: tuple[dict[str, Any], ...] = (_QUESTION,)
+) -> str:
     try:
         return template.render(ChatPrompt(messages=messages, template_options=options))
     except InvalidRequest:
@@ -239,7 +328,10 @@ def _rendered(template: ChatTemplate, options: Options, messages: tuple[dict[str
 
 
 def _thinking_report(
-    template: ChatTemplate, dialect: ModelDialect, reasoning: ReasoningFormat, switch: ThinkingSwitch
+    template: ChatTemplate,
+    dialect: ModelDialect,
+    reasoning: ReasoningFormat,
+    switch: ThinkingSwitch,
 ) -> ThinkingReport:
     prompt = ChatPrompt(messages=(_QUESTION,))
     return ThinkingReport(
@@ -251,10 +343,13 @@ def _thinking_report(
     )
 
 
-def prompt_opens_thought(template: ChatTemplate, dialect: ModelDialect, prompt: ChatPrompt, text: str) -> bool:
+def prompt_opens_thought(
+    template: ChatTemplate, dialect: ModelDialect, prompt: ChatPrompt, text: str
+) -> bool:
     """Whether an answer to a rendered conversation begins within a thought.
 
-    What counts is what the template writes behind the last message: a message may hold the markers too.
+    What counts is what the template writes behind the last message: a message may hold the markers
+    too.
     """
     if dialect.reasoning is None:
         return False
@@ -264,4 +359,8 @@ def prompt_opens_thought(template: ChatTemplate, dialect: ModelDialect, prompt: 
     if dialect.reasoning.start.strip() not in text[-_LONGEST_OPENING:]:
         return False
     opening = template.opening(prompt, text)
-    return opens_thought(opening, dialect) if opening else text.rstrip().endswith(dialect.reasoning.start.strip())
+    return (
+        opens_thought(opening, dialect)
+        if opening
+        else text.rstrip().endswith(dialect.reasoning.start.strip())
+    )

@@ -20,7 +20,9 @@ from holdfast.wire.token_ids import TokenIds
 READ_ONLY = SamplingParams(temperature=0.0, seed=0)
 
 
-def embedding_sequences(request: EmbeddingRequest, bundle: TokenizerBundle, *, info: ModelInfo) -> tuple[SequenceRequest, ...]:
+def embedding_sequences(
+    request: EmbeddingRequest, bundle: TokenizerBundle, *, info: ModelInfo
+) -> tuple[SequenceRequest, ...]:
     """A sequence per input. May take long: not for an event loop.
 
     Raises InvalidRequest naming what is wrong with which input, PromptTooLong, and NoEmbeddings.
@@ -28,10 +30,14 @@ def embedding_sequences(request: EmbeddingRequest, bundle: TokenizerBundle, *, i
     if not info.embedding_dimensions:
         raise NoEmbeddings
     if request.dimensions is not None and not 1 <= request.dimensions <= info.embedding_dimensions:
-        reason = f"dimensions must be 1 to {info.embedding_dimensions} with this model, got {request.dimensions}"
+        reason = (
+            f"dimensions must be 1 to {info.embedding_dimensions} with this model, got "
+            f"{request.dimensions}"
+        )
         raise InvalidRequest(reason, field="dimensions")
     pooling = _pooling(request, bundle)
-    bundle = replace(bundle, token_memory=TokenMemory(most_bytes=0))  # thousands of texts, each of them once, push nothing out
+    # thousands of texts, each of them once, push nothing out
+    bundle = replace(bundle, token_memory=TokenMemory(most_bytes=0))
     return tuple(
         SequenceRequest(
             request_id=f"{request.request_id}/{place}",
@@ -48,7 +54,9 @@ def embedding_sequences(request: EmbeddingRequest, bundle: TokenizerBundle, *, i
 
 
 def embedding_of(finished: Finished, *, dimensions: int | None) -> Embedding:
-    """The vector of an input that was read, cut to its first `dimensions` and brought to length 1 again; of zeros it stays so."""
+    """The vector of an input that was read, cut to its first `dimensions` and brought to length 1
+    again; of zeros it stays so.
+    """
     vector = finished.embedding
     if dimensions is not None:
         values = array("f", vector)[:dimensions]
@@ -63,28 +71,39 @@ def embedding_of(finished: Finished, *, dimensions: int | None) -> Embedding:
 
 
 def _pooling(request: EmbeddingRequest, bundle: TokenizerBundle) -> Pooling:
-    """What is asked for; else what the model's folder names; else what its tokenizer lets one expect.
+    """What is asked for; else what the model's folder names; else what its tokenizer lets one
+    expect.
 
-    A tokenizer that ends every text with a token of its own has one for the model to gather in what was said.
+    A tokenizer that ends every text with a token of its own has one for the model to gather in what
+    was said.
     """
     own = bundle.own_pooling
     if request.pooling is None and own.unserved:
-        reason = f"as this model was trained, {own.unserved}; if you want something else of it, ask for `pooling` mean or last"
+        reason = (
+            f"as this model was trained, {own.unserved}; if you want something else of it, ask for "
+            "`pooling` mean or last"
+        )
         raise InvalidRequest(reason, field="pooling")
     return request.pooling or own.pooling or ("last" if bundle.tokenizer.ends_texts else "mean")
 
 
-def _token_ids(request: EmbeddingRequest, place: int, bundle: TokenizerBundle, *, info: ModelInfo) -> TokenIds:
+def _token_ids(
+    request: EmbeddingRequest, place: int, bundle: TokenizerBundle, *, info: ModelInfo
+) -> TokenIds:
     given, limit = request.inputs[place], info.context_tokens
     field = request.field_of(place)
     if request.truncates:
-        given = given[: limit * MOST_CHARACTERS_PER_TOKEN] if isinstance(given, str) else given[:limit]
+        given = (
+            given[: limit * MOST_CHARACTERS_PER_TOKEN] if isinstance(given, str) else given[:limit]
+        )
     one = GenerationRequest(request_id="", model=request.model, prompt=given, prompt_field=field)
     token_ids = prompt_tokens(one, bundle, prompt_text(one, bundle, info=info), info=info).token_ids
     if len(token_ids) > limit:
         if not request.truncates:
             raise PromptTooLong(prompt_tokens=len(token_ids), context_tokens=limit, field=field)
-        ending = token_ids[-1:] if bundle.tokenizer.ends_texts and isinstance(given, str) else TokenIds()
+        ending = (
+            token_ids[-1:] if bundle.tokenizer.ends_texts and isinstance(given, str) else TokenIds()
+        )
         token_ids = token_ids[: limit - len(ending)] + ending
     check_token_ids(token_ids, vocab_size=info.vocab_size, field=field)
     return token_ids

@@ -1,4 +1,6 @@
-"""Where a protocol hands in a request: makes it servable, submits it, gives back the stream of its answer."""
+"""Where a protocol hands in a request: makes it servable, submits it, gives back the stream of its
+answer.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +27,47 @@ from holdfast.front.structured.answer import is_constrained
 from holdfast.wire.events import ModelInfo
 from holdfast.wire.output import Embedding, Relevance
 from holdfast.wire.prompt import EncodedPrompt
-from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, Prompt, RankRequest
+from holdfast.wire.requests import (
+    ChatPrompt,
+    EmbeddingRequest,
+    GenerationRequest,
+    Prompt,
+    RankRequest,
+)
 
 # About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
 _LONG_TEXT_CHARACTERS = 20_000
-_PREPARING_THREADS = 4  # for each model; most of them wait for a template that is rendered in another process
+# for each model; most of them wait for a template that is rendered in another process
+_PREPARING_THREADS = 4
 
 
 class Gateway:
-    """Makes requests servable and submits them. One for all protocols, on the loop's thread. It has a lease of the model for
-    as long as it needs the worker: until the answer has ended.
+    """Makes requests servable and submits them.
+
+    One for all protocols, on the loop's thread. It has a lease of the model for as long as it needs
+    the worker: until the answer has ended.
     """
 
-    def __init__(self, lease_of: LeaseOf, bundles: Bundles, limits: LimitsSettings, tools: ToolsSettings = DEFAULT_TOOLS) -> None:
+    def __init__(
+        self,
+        lease_of: LeaseOf,
+        bundles: Bundles,
+        limits: LimitsSettings,
+        tools: ToolsSettings = DEFAULT_TOOLS,
+    ) -> None:
         self._lease_of = lease_of
         self._bundles = bundles
         self._limits, self._tools = limits, tools
         self._warm_ahead = WarmAhead()
-        self._threads: dict[str, ThreadPoolExecutor] = {}  # by model: a slow template delays its own model only
+        # by model: a slow template delays its own model only
+        self._threads: dict[str, ThreadPoolExecutor] = {}
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
-        """Submit a request, as soon as its model serves; returns when the worker has accepted all its choices.
+        """Submit a request, as soon as its model serves; returns when the worker has accepted all
+        its choices.
 
-        Raises InvalidRequest (UnknownModel, PromptTooLong, …) before any work, QueueFull and WorkerUnavailable.
+        Raises InvalidRequest (UnknownModel, PromptTooLong, …) before any work, QueueFull and
+        WorkerUnavailable.
         """
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, request.choices, lease)
@@ -61,14 +81,18 @@ class Gateway:
                 threads=self._threads_of(request.model),
                 observe=observer(request, bundle, prepared),
             )
-            stream = await self._submit(request, client, prepared, observe, intake_seconds=time.perf_counter() - started)
+            stream = await self._submit(
+                request, client, prepared, observe, intake_seconds=time.perf_counter() - started
+            )
             stream.hold(lease.pop_all())
         return stream
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:
-        """What the model would read; nothing is generated, and the prompt may be longer than its window.
+        """What the model would read; nothing is generated, and the prompt may be longer than its
+        window.
 
-        Raises InvalidRequest, UnknownModel and WorkerUnavailable; PromptTooLong only far beyond the window.
+        Raises InvalidRequest, UnknownModel and WorkerUnavailable; PromptTooLong only far beyond the
+        window.
         """
 
         def encoded() -> EncodedPrompt:
@@ -78,36 +102,55 @@ class Gateway:
 
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 0, lease)
-            return await asyncio.get_running_loop().run_in_executor(self._threads_of(request.model), encoded)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads_of(request.model), encoded
+            )
 
     async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
-        """A vector of length 1 for each input, in their order, read in the same steps as all that is generated.
+        """A vector of length 1 for each input, in their order, read in the same steps as all that
+        is generated.
 
-        Raises InvalidRequest before any work (NoEmbeddings where the model cannot), QueueFull, WorkerUnavailable, and
-        GenerationFailed when the model fails on an input. Cancelling it ends what still runs.
+        Raises InvalidRequest before any work (NoEmbeddings where the model cannot), QueueFull,
+        WorkerUnavailable, and GenerationFailed when the model fails on an input. Cancelling it ends
+        what still runs.
         """
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 1, lease)
-            sequences = await asyncio.to_thread(embedding_sequences, request, bundle, info=client.info)
+            sequences = await asyncio.to_thread(
+                embedding_sequences, request, bundle, info=client.info
+            )
             read = await read_prompts(client, sequences, field_of=request.field_of)
-        return await asyncio.to_thread(lambda: tuple(embedding_of(each.finished, dimensions=request.dimensions) for each in read))
+        return await asyncio.to_thread(
+            lambda: tuple(
+                embedding_of(each.finished, dimensions=request.dimensions) for each in read
+            )
+        )
 
     async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
         """How much each document is about the query, in their order. Raises as `embed` does."""
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 1, lease)
             ranked = partial(ranking, request, bundle, info=client.info)
-            asked = await asyncio.get_running_loop().run_in_executor(self._threads_of(request.model), ranked)
+            asked = await asyncio.get_running_loop().run_in_executor(
+                self._threads_of(request.model), ranked
+            )
             if asked.first is not None:
                 await read_prompts(client, [asked.first], field_of=lambda _: "query")
-            read = await read_prompts(client, asked.sequences, field_of=lambda place: f"documents.{asked.places[place]}")
+            read = await read_prompts(
+                client, asked.sequences, field_of=lambda place: f"documents.{asked.places[place]}"
+            )
         return asked.relevances(read)
 
     async def tokenizer_of(self, model: str) -> Tokenizer:
-        """The tokenizer of a model, which need not be loaded. Raises UnknownModel and WorkerUnavailable."""
+        """The tokenizer of a model, which need not be loaded.
+
+        Raises UnknownModel and WorkerUnavailable.
+        """
         return (await self._bundles.of(model)).tokenizer
 
-    async def _model(self, model: str, sequences: int, lease: AsyncExitStack) -> tuple[EngineClient, TokenizerBundle]:
+    async def _model(
+        self, model: str, sequences: int, lease: AsyncExitStack
+    ) -> tuple[EngineClient, TokenizerBundle]:
         """A model's link and its tokenizer, which is read while the model is loaded."""
         self._bundles.begin(model)
         client = await lease.enter_async_context(self._lease_of(model, sequences))
@@ -115,14 +158,20 @@ class Gateway:
 
     def _threads_of(self, model: str) -> ThreadPoolExecutor:
         if model not in self._threads:
-            self._threads[model] = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
+            self._threads[model] = ThreadPoolExecutor(
+                _PREPARING_THREADS, thread_name_prefix="prepare"
+            )
         return self._threads[model]
 
-    async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
+    async def _prepare(
+        self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo
+    ) -> Prepared:
         ready = partial(prepare, request, bundle, info=info, limits=self._limits, tools=self._tools)
         # A new schema costs milliseconds, most of them without the interpreter.
         if _takes_long(request.prompt) or is_constrained(request, tools=self._tools):
-            return await asyncio.get_running_loop().run_in_executor(self._threads_of(request.model), ready)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads_of(request.model), ready
+            )
         return ready()
 
     async def _submit(
@@ -157,5 +206,9 @@ class Gateway:
 
 
 def _takes_long(prompt: Prompt) -> bool:
-    """Whether rendering and tokenizing might hold up the event loop: nobody knows how long a chat template takes."""
-    return isinstance(prompt, ChatPrompt) or (isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARACTERS)
+    """Whether rendering and tokenizing might hold up the event loop: nobody knows how long a chat
+    template takes.
+    """
+    return isinstance(prompt, ChatPrompt) or (
+        isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARACTERS
+    )

@@ -1,8 +1,10 @@
-"""Chat templates that write each message for itself, so that of a conversation that goes on only what is new is rendered.
+"""Chat templates that write each message for itself, so that of a conversation that goes on only
+what is new is rendered.
 
-It is proved by a template's syntax tree: what it writes of a message may depend on that message, its neighbours, the first one,
-and on what is the same for the whole conversation. Others are rendered whole: those that count messages or look for the last
-question, that carry something from one message to the next, that know the date.
+It is proved by a template's syntax tree: what it writes of a message may depend on that message,
+its neighbours, the first one, and on what is the same for the whole conversation. Others are
+rendered whole: those that count messages or look for the last question, that carry something from
+one message to the next, that know the date.
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ from holdfast.front.prompt.kept_tool import KeptTool, exact_key, made_once
 
 _MARK, _END = "\ue0f5", "\ue0f6"  # private use: no text has them, no template strips them
 _NEW = "holdfast_new"  # a template's variable: the places of the messages that are rendered
-_LEAD = 4  # messages at the beginning that are always rendered: one that stands before the first is the last of all
+# messages at the beginning that are always rendered: one that stands before the first is the last
+# of all
+_LEAD = 4
 _IMPURE = frozenset({"strftime_now", "lipsum", "cycler", "joiner", "datetime", "self"})
-_OF_LOOPS = frozenset({"first", "last", "index", "index0", "previtem", "nextitem", "depth", "depth0"})
+_OF_LOOPS = frozenset(
+    {"first", "last", "index", "index0", "previtem", "nextitem", "depth", "depth0"}
+)
 _STRANGE = (
     nodes.Include,
     nodes.Import,
@@ -37,12 +43,17 @@ _ENTRY_BYTES = 600  # of a text, however short: its key, its place in the table
 
 
 def grows(environment: Environment, source: str) -> bool:
-    """Whether it is proved that the template can be brought into the form of `growing`. Nothing is compiled."""
+    """Whether it is proved that the template can be brought into the form of `growing`.
+
+    Nothing is compiled.
+    """
     return _local_loop(environment.parse(source)) is not None
 
 
 def growing(environment: Environment, source: str) -> Template | None:
-    """The template in a form that writes chosen messages only, with a mark before each; None where that is not proved."""
+    """The template in a form that writes chosen messages only, with a mark before each; None where
+    that is not proved.
+    """
     tree = environment.parse(source)
     loop = _local_loop(tree)
     if loop is None:
@@ -56,7 +67,9 @@ def growing(environment: Environment, source: str) -> Template | None:
 
 
 def _local_loop(tree: nodes.Template) -> nodes.For | None:
-    """The only loop over the messages, if what it writes of one depends on nothing but what is near it."""
+    """The only loop over the messages, if what it writes of one depends on nothing but what is near
+    it.
+    """
     loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_messages(node.iter)]
     return loops[0] if len(loops) == 1 and _is_local(tree, loops[0]) else None
 
@@ -67,10 +80,19 @@ def _written(text: str) -> nodes.Output:
 
 def _is_local(tree: nodes.Template, loop: nodes.For) -> bool:
     """Whether what the loop writes of a message depends on nothing but what is near it."""
-    if loop.test is not None or loop.else_ or loop.recursive or not isinstance(loop.target, nodes.Name):
+    if (
+        loop.test is not None
+        or loop.else_
+        or loop.recursive
+        or not isinstance(loop.target, nodes.Name)
+    ):
         return False
     behind = tree.body[tree.body.index(loop) + 1 :]  # is rendered anew each time, whatever it is
-    before = [node for node in tree.body if node is not loop and (node not in behind or isinstance(node, nodes.Macro))]
+    before = [
+        node
+        for node in tree.body
+        if node is not loop and (node not in behind or isinstance(node, nodes.Macro))
+    ]
     return all(_is_harmless(node, in_loop=False) for node in before) and all(
         _is_harmless(node, in_loop=True) for node in loop.body
     )
@@ -84,7 +106,11 @@ def _is_harmless(node: nodes.Node, *, in_loop: bool) -> bool:
         return False
     if isinstance(node, nodes.Name):
         return node.name not in _IMPURE and node.name not in ("messages", "loop")
-    if isinstance(node, nodes.Getattr) and isinstance(node.node, nodes.Name) and node.node.name == "loop":
+    if (
+        isinstance(node, nodes.Getattr)
+        and isinstance(node.node, nodes.Name)
+        and node.node.name == "loop"
+    ):
         return not in_loop or node.attr in _OF_LOOPS
     if isinstance(node, nodes.Getitem) and _is_messages(node.node):
         return _is_near(node.arg, in_loop=in_loop)
@@ -110,7 +136,9 @@ def _is_messages(node: nodes.Node) -> bool:
 
 
 def _is_near(place: nodes.Node, *, in_loop: bool) -> bool:
-    """Whether a place among the messages is the first, or one at most behind that of the loop, or a few before it."""
+    """Whether a place among the messages is the first, or one at most behind that of the loop, or a
+    few before it.
+    """
     if isinstance(place, nodes.Const):
         return type(place.value) is int and place.value == 0
     offset = 0
@@ -119,7 +147,12 @@ def _is_near(place: nodes.Node, *, in_loop: bool) -> bool:
             return False
         offset = place.right.value if isinstance(place, nodes.Add) else -place.right.value
         place = place.left
-    if not (in_loop and isinstance(place, nodes.Getattr) and isinstance(place.node, nodes.Name) and place.node.name == "loop"):
+    if not (
+        in_loop
+        and isinstance(place, nodes.Getattr)
+        and isinstance(place.node, nodes.Name)
+        and place.node.name == "loop"
+    ):
         return False
     return place.attr in ("index", "index0") and -_LEAD < offset + (place.attr == "index") <= 1
 
@@ -132,30 +165,51 @@ class Renders(Protocol):
 
 
 class RenderedMessages:
-    """What templates wrote of single messages; the longest unused are forgotten. Any thread may call it."""
+    """What templates wrote of single messages; the longest unused are forgotten.
+
+    Any thread may call it.
+    """
 
     def __init__(self, *, most_bytes: int = 16 << 20) -> None:
         self._most_bytes, self._bytes = most_bytes, 0
         self._texts: OrderedDict[Hashable, str] = OrderedDict()  # by all that they depend on
         self._lock = threading.Lock()
 
-    def render(self, template: Renders, messages: Sequence[Any], variables: Mapping[str, Any], *, tenant: str) -> str | None:
-        """The conversation's text, as the whole template would give it; None when it has to be asked.
+    def render(
+        self,
+        template: Renders,
+        messages: Sequence[Any],
+        variables: Mapping[str, Any],
+        *,
+        tenant: str,
+    ) -> str | None:
+        """The conversation's text, as the whole template would give it; None when it has to be
+        asked.
 
-        template: in the form of `growing`. variables: all but the messages. Raises what the template raises.
+        template: in the form of `growing`. variables: all but the messages. Raises what the
+        template raises.
         """
         setting = _setting(variables, tenant)
         keys = [exact_key(message, tenant=tenant) for message in messages]
         if setting is None or None in keys or len(keys) < _FEWEST_MESSAGES:
             return None
         wanted = [
-            (id(template), setting, at, keys[0], *keys[max(0, at - _LEAD) : at + 1], keys[at + 1] if at + 1 < len(keys) else None)
+            (
+                id(template),
+                setting,
+                at,
+                keys[0],
+                *keys[max(0, at - _LEAD) : at + 1],
+                keys[at + 1] if at + 1 < len(keys) else None,
+            )
             for at in range(len(keys))
         ]
         with self._lock:
             texts = [self._known(key) if at >= _LEAD else None for at, key in enumerate(wanted)]
         new = [at for at, text in enumerate(texts) if text is None]
-        rendered = template.render(variables, messages=_looked_at(messages, new), **{_NEW: frozenset(new)})
+        rendered = template.render(
+            variables, messages=_looked_at(messages, new), **{_NEW: frozenset(new)}
+        )
         loop, end, behind = rendered.partition(_END)
         before, *parts = loop.split(_MARK)
         if not end or _END in behind or _MARK in behind or len(parts) != len(new):
@@ -188,15 +242,20 @@ class RenderedMessages:
 
 
 def _looked_at(messages: Sequence[Any], new: Sequence[int]) -> list[Any]:
-    """The messages that a template in the form of `growing` looks at to write the new ones; nothing where the others were."""
-    near = {0, *range(max(0, len(messages) - _LEAD), len(messages))}  # places before the first are counted from the end
+    """The messages that a template in the form of `growing` looks at to write the new ones; nothing
+    where the others were.
+    """
+    # places before the first are counted from the end
+    near = {0, *range(max(0, len(messages) - _LEAD), len(messages))}
     for at in new:
         near.update(range(max(0, at - _LEAD), min(len(messages), at + 2)))
     return [message if at in near else None for at, message in enumerate(messages)]
 
 
 def _setting(variables: Mapping[str, Any], tenant: str) -> bytes | None:
-    """Stands for all that is the same for all messages of a conversation; None when that cannot be told exactly."""
+    """Stands for all that is the same for all messages of a conversation; None when that cannot be
+    told exactly.
+    """
     tools = [_exact(tool) for tool in variables.get("tools") or ()]
     return None if None in tools else exact_key({**variables, "tools": tools}, tenant=tenant)
 

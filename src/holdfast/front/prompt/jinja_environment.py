@@ -41,10 +41,14 @@ class _GenerationBlock(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """As in `transformers`, but templates may append to lists and take from them: some that people mended by hand do."""
+    """As in `transformers`, but templates may append to lists and take from them: some that people
+    mended by hand do.
+    """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """The same as the original's, sooner for dictionaries, as messages are: no exception is raised on the way."""
+        """The same as the original's, sooner for dictionaries, as messages are: no exception is
+        raised on the way.
+        """
         if type(obj) is dict and attribute not in _OF_DICTIONARIES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
@@ -53,12 +57,16 @@ class _Environment(ImmutableSandboxedEnvironment):
         """What a template may reach."""
         if type(obj) in (str, LoopContext):
             return not attr.startswith("_")  # which is what the original comes to
-        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(
+            obj, attr, value
+        )
 
 
 def jinja_environment() -> ImmutableSandboxedEnvironment:
     """A fresh environment, in which chat templates are compiled."""
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -72,7 +80,10 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own: nothing escaped for HTML, the order of keys kept. Templates pass these names."""
+    """Unlike jinja2's own: nothing escaped for HTML, the order of keys kept.
+
+    Templates pass these names.
+    """
 
     def written() -> str:
         return json.dumps(

@@ -1,4 +1,6 @@
-"""A tool's definition that is kept, with what has been made of it: agents send the same ones with every turn."""
+"""A tool's definition that is kept, with what has been made of it: agents send the same ones with
+every turn.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 _MOST_MADE = 6  # derived values kept per definition, such as its hash, its JSON and its packed form
 _MOST_UNPACKED = 128
-_WITHOUT_REFERENCES = 2  # a version of marshal's in which the same content is always written the same
+# a version of marshal's in which the same content is always written the same
+_WITHOUT_REFERENCES = 2
 
 
 class KeptTool(dict[str, Any]):
@@ -29,7 +32,10 @@ class KeptTool(dict[str, Any]):
 
 
 def made_once(tool: KeptTool, kind: Hashable, make: Callable[[], T]) -> T:
-    """What `make` makes of a definition, which is the same each time; `kind` says what that is. Any thread may call it."""
+    """What `make` makes of a definition, which is the same each time; `kind` says what that is.
+
+    Any thread may call it.
+    """
     if kind in tool._made:
         return cast(T, tool._made[kind])
     made = make()
@@ -45,12 +51,16 @@ def packed_tool(tool: KeptTool) -> bytes:
 
 @functools.lru_cache(maxsize=_MOST_UNPACKED)
 def unpacked_tool(packed: bytes) -> KeptTool:
-    """The definition again, and the same object for the same bytes, so that what is made of it is made once here too."""
+    """The definition again, and the same object for the same bytes, so that what is made of it is
+    made once here too.
+    """
     return KeptTool(pickle.loads(packed))
 
 
 def exact_key(definition: Any, *, tenant: str) -> bytes | None:
-    """A hash of a definition as it came, its order and the types of its values included. None: it has none.
+    """A hash of a definition as it came, its order and the types of its values included.
+
+    None: it has none.
 
     Written by `marshal`, which takes a fifth of the time that sorted JSON does.
     """

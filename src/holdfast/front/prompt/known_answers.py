@@ -1,9 +1,10 @@
 """Answers that come back in the next turn, as the tokens that were generated.
 
-A model may write a text in other tokens than a tokenizer cuts it into, and a call of a tool with other spaces than its chat
-template. Rendered and tokenized anew, the next turn would part from what is in memory at the first difference, and the rest of
-the conversation would be read again. So answers are remembered by what they say, and put back in place of the tokenizer's tokens
-where the rendered conversation says the same.
+A model may write a text in other tokens than a tokenizer cuts it into, and a call of a tool with
+other spaces than its chat template. Rendered and tokenized anew, the next turn would part from what
+is in memory at the first difference, and the rest of the conversation would be read again. So
+answers are remembered by what they say, and put back in place of the tokenizer's tokens where the
+rendered conversation says the same.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ ReadMeaning: TypeAlias = Callable[[str], AnswerMeaning]
 """What a piece of a rendered conversation says."""
 
 _TAG_BYTES = 16
-_MOST_ALIKE = 256  # answers that say the same, such as calls without arguments: each that comes back is looked for among them
+# answers that say the same, such as calls without arguments: each that comes back is looked for
+# among them
+_MOST_ALIKE = 256
 
 
 class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -53,11 +56,18 @@ class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
 class PastAnswers:
     """What is known of the answers in one conversation. For one request."""
 
-    messages: tuple[dict[str, Any], ...]  # the conversation; thoughts that a client has left out of our calls are in it again
-    expected: dict[AnswerMeaning, deque[tuple[bytes, KnownAnswer]]]  # with their tags, in the order of the messages
+    # the conversation; thoughts that a client has left out of our calls are in it again
+    messages: tuple[dict[str, Any], ...]
+    # with their tags, in the order of the messages
+    expected: dict[AnswerMeaning, deque[tuple[bytes, KnownAnswer]]]
 
-    def places(self, text: str, *, frame: AnswerFrame, read: ReadMeaning) -> tuple[PlacedAnswer, ...]:
-        """Where the answers are in the rendered text. What the text does not show stays in `expected`."""
+    def places(
+        self, text: str, *, frame: AnswerFrame, read: ReadMeaning
+    ) -> tuple[PlacedAnswer, ...]:
+        """Where the answers are in the rendered text.
+
+        What the text does not show stays in `expected`.
+        """
         placed: list[PlacedAnswer] = []
         behind = 0
         for candidates in frame.candidates(text) if self.expected else ():
@@ -75,10 +85,13 @@ class PastAnswers:
 class KnownAnswers:
     """Generated tokens of answers, by tenant and by what they say; the longest unused go first.
 
-    Any thread may call any method. What has to outlive the process is also kept in a file, if there is one.
+    Any thread may call any method. What has to outlive the process is also kept in a file, if there
+    is one.
     """
 
-    def __init__(self, *, most_tokens: int = 2_000_000, file: AnswerFile | None = None, model: bytes = b"") -> None:
+    def __init__(
+        self, *, most_tokens: int = 2_000_000, file: AnswerFile | None = None, model: bytes = b""
+    ) -> None:
         """model: stands for the tokenizer and template that the tokens belong to."""
         self.put_back_answers = self.dropped_tokens = 0  # since the start
         self._most_tokens, self._file, self._model = most_tokens, file, model
@@ -100,9 +113,14 @@ class KnownAnswers:
         is_as_tokenized: bool = False,
         tenant: str = "",
     ) -> None:
-        """Keep an answer's tokens. One that says the same and has the same ids of calls is replaced."""
+        """Keep an answer's tokens.
+
+        One that says the same and has the same ids of calls is replaced.
+        """
         secret, tag = self._secret(said, tenant), _tag(said.reasoning, call_ids)
-        answer = KnownAnswer(array("I", token_ids).tobytes(), said.reasoning, tuple(call_ids), is_as_tokenized)
+        answer = KnownAnswer(
+            array("I", token_ids).tobytes(), said.reasoning, tuple(call_ids), is_as_tokenized
+        )
         with self._lock:
             self._insert(secret, tag, answer)
         if self._file is not None and not is_as_tokenized:
@@ -111,7 +129,8 @@ class KnownAnswers:
     def recall(self, messages: Sequence[dict[str, Any]], *, tenant: str = "") -> PastAnswers:
         """What is known of a conversation's answers.
 
-        A client that sends back a call without the thought before it gets the thought put in, for the template to decide about.
+        A client that sends back a call without the thought before it gets the thought put in, for
+        the template to decide about.
         """
         ready = list(messages)
         expected: dict[AnswerMeaning, deque[tuple[bytes, KnownAnswer]]] = {}
@@ -121,16 +140,24 @@ class KnownAnswers:
             if said is None or (found := self._find(said, message, tenant)) is None:
                 continue
             tag, answer = found
-            if answer.reasoning and not said.reasoning and answer.call_ids and answer.call_ids == _call_ids(message):
+            if (
+                answer.reasoning
+                and not said.reasoning
+                and answer.call_ids
+                and answer.call_ids == _call_ids(message)
+            ):
                 ready[place] = {**message, REASONING_FIELDS[0]: answer.reasoning}
-            expected.setdefault(said._replace(reasoning=answer.reasoning), deque()).append((tag, answer))
+            expected.setdefault(said._replace(reasoning=answer.reasoning), deque()).append(
+                (tag, answer)
+            )
         return PastAnswers(tuple(ready), expected)
 
     def count(self, past: PastAnswers, *, placed: int, tenant: str = "") -> int:
-        """Book what became of a conversation's answers; returns the tokens of those that its text does not show.
+        """Book what became of a conversation's answers; returns the tokens of those that its text
+        does not show.
 
-        The template, or the client, has left a part of them out: what was written behind the beginning of such an answer has to
-        be read again. Each counts once.
+        The template, or the client, has left a part of them out: what was written behind the
+        beginning of such an answer has to be read again. Each counts once.
         """
         dropped = 0
         with self._lock:
@@ -151,13 +178,21 @@ class KnownAnswers:
 
     def check_invariants(self) -> None:
         """Assert that the tokens are counted rightly and within their bound."""
-        assert self._tokens == sum(answer.tokens for answer in self._answers.values()), "tokens are miscounted"
+        assert self._tokens == sum(answer.tokens for answer in self._answers.values()), (
+            "tokens are miscounted"
+        )
         assert self._tokens <= self._most_tokens, "more is remembered than may be"
-        assert {(secret, tag) for secret, tags in self._tags.items() for tag in tags} == self._answers.keys(), "tags are amiss"
+        assert {
+            (secret, tag) for secret, tags in self._tags.items() for tag in tags
+        } == self._answers.keys(), "tags are amiss"
         assert self._dropped <= self._answers.keys(), "what is forgotten is still counted"
 
-    def _find(self, said: AnswerMeaning, message: dict[str, Any], tenant: str) -> tuple[bytes, KnownAnswer] | None:
-        """The answer that a message is: by the ids of its calls, else by its thought, else the latest that says the rest."""
+    def _find(
+        self, said: AnswerMeaning, message: dict[str, Any], tenant: str
+    ) -> tuple[bytes, KnownAnswer] | None:
+        """The answer that a message is: by the ids of its calls, else by its thought, else the
+        latest that says the rest.
+        """
         secret = self._secret(said, tenant)
         with self._lock:
             if secret not in self._tags:
@@ -209,7 +244,11 @@ def _tag(reasoning: str, call_ids: Iterable[str]) -> bytes:
 
 def _call_ids(message: dict[str, Any]) -> tuple[str, ...]:
     calls = message.get("tool_calls")
-    return tuple(str(call.get("id") or "") for call in calls if isinstance(call, dict)) if isinstance(calls, list | tuple) else ()
+    return (
+        tuple(str(call.get("id") or "") for call in calls if isinstance(call, dict))
+        if isinstance(calls, list | tuple)
+        else ()
+    )
 
 
 def _digest(parts: object, size: int) -> bytes:

@@ -1,4 +1,7 @@
-"""What a request may ask for, whichever way it came. The protocols check the form of their JSON; this any request must meet."""
+"""What a request may ask for, whichever way it came.
+
+The protocols check the form of their JSON; this any request must meet.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,17 @@ from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
-MAX_STOP_CHARACTERS = 1024  # of one stop string: each token's text is searched together with so much that was held back
+# of one stop string: each token's text is searched together with so much that was held back
+MAX_STOP_CHARACTERS = 1024
 
 _MANY = (dict, list, tuple)
 
 
 class Nesting(NamedTuple):
-    """How large a value of JSON is. `parts`: its objects, lists and what stands in them; `levels`: how deep they are nested."""
+    """How large a value of JSON is.
+
+    `parts`: its objects, lists and what stands in them; `levels`: how deep they are nested.
+    """
 
     parts: int
     levels: int
@@ -27,11 +34,14 @@ def nesting_of(value: Any, *, most_parts: int) -> Nesting:
     """How large a value is; counting ends where there are more parts than `most_parts`."""
     parts, levels, level = 1, 0, [value]
     while parts <= most_parts:
-        many = [each for each in level if type(each) is not str and isinstance(each, _MANY)]  # most are strings
+        # most are strings
+        many = [each for each in level if type(each) is not str and isinstance(each, _MANY)]
         if not many:
             break
         levels += 1
-        level = list(chain.from_iterable(each.values() if isinstance(each, dict) else each for each in many))
+        level = list(
+            chain.from_iterable(each.values() if isinstance(each, dict) else each for each in many)
+        )
         parts += len(level)
     return Nesting(parts, levels)
 
@@ -51,8 +61,15 @@ def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_si
 def check_token_ids(token_ids: Collection[int], *, vocab_size: int, field: str) -> None:
     """Raise InvalidRequest when the model has no such token."""
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
-        place, token_id = next((place, token_id) for place, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
-        raise InvalidRequest(f"the model has the tokens 0 to {vocab_size - 1}, got {token_id} at place {place}", field=field)
+        place, token_id = next(
+            (place, token_id)
+            for place, token_id in enumerate(token_ids)
+            if not 0 <= token_id < vocab_size
+        )
+        raise InvalidRequest(
+            f"the model has the tokens 0 to {vocab_size - 1}, got {token_id} at place {place}",
+            field=field,
+        )
 
 
 def _check_stops(stops: tuple[str, ...], most: int) -> None:
@@ -60,7 +77,10 @@ def _check_stops(stops: tuple[str, ...], most: int) -> None:
         raise InvalidRequest(f"at most {most} stop strings, got {len(stops)}", field="stop")
     for stop in stops:
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
-            raise InvalidRequest(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters, got {len(stop)}", field="stop")
+            raise InvalidRequest(
+                f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters, got {len(stop)}",
+                field="stop",
+            )
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
@@ -69,10 +89,19 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
             _between(field, getattr(sampling, field), lowest, highest)
     for token_id, bias in sampling.logit_bias.items():
         if not 0 <= token_id < vocab_size:
-            raise InvalidRequest(f"the model has the tokens 0 to {vocab_size - 1}, got {token_id}", field="logit_bias")
+            raise InvalidRequest(
+                f"the model has the tokens 0 to {vocab_size - 1}, got {token_id}",
+                field="logit_bias",
+            )
         _between("logit_bias", bias, *SAMPLING_RANGES["logit_bias"])
-    if len(sampling.logit_bias) >= vocab_size and max(sampling.logit_bias.values()) <= SAMPLING_RANGES["logit_bias"][0]:
-        raise InvalidRequest(f"logit_bias bans all {vocab_size} tokens of the model: nothing is left to draw", field="logit_bias")
+    if (
+        len(sampling.logit_bias) >= vocab_size
+        and max(sampling.logit_bias.values()) <= SAMPLING_RANGES["logit_bias"][0]
+    ):
+        raise InvalidRequest(
+            f"logit_bias bans all {vocab_size} tokens of the model: nothing is left to draw",
+            field="logit_bias",
+        )
 
 
 def _between(field: str, value: float, lowest: float, highest: float) -> None:

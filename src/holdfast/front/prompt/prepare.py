@@ -1,4 +1,7 @@
-"""A neutral request → sequences for the worker. Pure: what is slow in it (long texts) may run on any thread."""
+"""A neutral request → sequences for the worker.
+
+Pure: what is slow in it (long texts) may run on any thread.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ from holdfast.wire.prompt import PlacedAnswer, PromptText, PromptTokens
 from holdfast.wire.requests import SAMPLING_RANGES, ChatPrompt, GenerationRequest
 from holdfast.wire.token_ids import TokenIds
 
-# No text of a language has so many characters per token on average. A longer text is first judged by its beginning, so that a
-# body of many megabytes costs neither minutes nor gigabytes.
+# No text of a language has so many characters per token on average. A longer text is first judged
+# by its beginning, so that a body of many megabytes costs neither minutes nor gigabytes.
 MOST_CHARACTERS_PER_TOKEN = 32
 _SEED_MASK = 2**63 - 1
 
@@ -45,12 +48,15 @@ class Prepared:
     sequences: tuple[SequenceRequest, ...]
     rules: ChoiceRules
     pieces: TokenPieces
-    opening: str | None = None  # what stands between the header of the new answer and the answer; None: nobody can tell
+    # what stands between the header of the new answer and the answer; None: nobody can tell
+    opening: str | None = None
     put_back_tokens: int = 0  # of earlier answers, as they were generated
     dropped_tokens: int = 0  # of earlier answers, which the prompt does not show
     breakpoints: tuple[PinnedPrefix, ...] = ()  # the cache breakpoints of its client
-    thought_end: ThinkingBudget | None = None  # a budget of 0, which ends a thought; None: no token ends one
-    unenforced: tuple[str, ...] = ()  # places in schemas of tools, of keywords that its grammar leaves out
+    # a budget of 0, which ends a thought; None: no token ends one
+    thought_end: ThinkingBudget | None = None
+    # places in schemas of tools, of keywords that its grammar leaves out
+    unenforced: tuple[str, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -66,7 +72,9 @@ class Prepared:
             msgspec.structs.replace(
                 sequence,
                 grammar=grammar.text,
-                sampling=msgspec.structs.replace(sequence.sampling, logit_bias=sequence.sampling.logit_bias | banned),
+                sampling=msgspec.structs.replace(
+                    sequence.sampling, logit_bias=sequence.sampling.logit_bias | banned
+                ),
             )
             for sequence in self.sequences
         )
@@ -97,13 +105,17 @@ def with_defaults(
     request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo, limits: LimitsSettings
 ) -> GenerationRequest:
     """The request with all sampling fields as they will be used, checked. Raises InvalidRequest."""
-    sampling = with_model_defaults(request.sampling, unset=request.unset_sampling, defaults=bundle.generation_defaults)
+    sampling = with_model_defaults(
+        request.sampling, unset=request.unset_sampling, defaults=bundle.generation_defaults
+    )
     request = msgspec.structs.replace(request, sampling=sampling)
     check_limits(request, limits=limits, vocab_size=info.vocab_size)
     return request
 
 
-def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo) -> PromptText:
+def prompt_text(
+    request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo
+) -> PromptText:
     """The text of the prompt: a conversation is rendered. Raises InvalidRequest."""
     asked = request.prompt
     if isinstance(asked, tuple):
@@ -113,7 +125,10 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
     if not asked.messages:
         raise InvalidRequest("there must be at least one message", field=request.prompt_field)
     if bundle.template is None:
-        raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
+        raise InvalidRequest(
+            "the model has no chat template: it can complete text, but not chat",
+            field=request.prompt_field,
+        )
     shown = _shown(request, asked, bundle, bundle.template)
     prompt, text = shown.prompt, shown.text
     opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
@@ -125,12 +140,21 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
             if opening is None
             else opens_thought(opening, bundle.dialect)
         ),
-        branch_points=bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else (),
+        branch_points=bundle.template.branch_points(prompt, text)
+        if info.fixed_bytes_per_sequence
+        else (),
         breakpoints=breakpoint_places(
-            asked, prompt, text, template=bundle.template, guard=bundle.tokenizer.guard, tenant=request.tenant
+            asked,
+            prompt,
+            text,
+            template=bundle.template,
+            guard=bundle.tokenizer.guard,
+            tenant=request.tenant,
         ),
         opening=opening,
-        dropped_tokens=bundle.known_answers.count(shown.past, placed=len(shown.answers), tenant=request.tenant),
+        dropped_tokens=bundle.known_answers.count(
+            shown.past, placed=len(shown.answers), tenant=request.tenant
+        ),
     )
 
 
@@ -144,84 +168,142 @@ class _Shown:
     answers: tuple[PlacedAnswer, ...]
 
 
-def _shown(request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle, template: ChatTemplate) -> _Shown:
-    options = {**bundle.template_options, **bundle.thinking_switch.asked(request.thinking), **prompt.template_options}
-    prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.first_forms, tenant=request.tenant)
+def _shown(
+    request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle, template: ChatTemplate
+) -> _Shown:
+    options = {
+        **bundle.template_options,
+        **bundle.thinking_switch.asked(request.thinking),
+        **prompt.template_options,
+    }
+    prompt = canonical(
+        msgspec.structs.replace(prompt, template_options=options),
+        bundle.first_forms,
+        tenant=request.tenant,
+    )
     past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
-    prompt = guarded(msgspec.structs.replace(prompt, messages=past.messages), bundle.tokenizer.guard)
+    prompt = guarded(
+        msgspec.structs.replace(prompt, messages=past.messages), bundle.tokenizer.guard
+    )
     # The template writes the special tokens itself, BOS included.
     text = well_formed(template.render(prompt, field=request.prompt_field, tenant=request.tenant))
-    answers = past.places(text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle))
+    answers = past.places(
+        text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle)
+    )
     return _Shown(prompt=prompt, past=past, text=text, answers=answers)
 
 
-def conversation_tokens(request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle) -> TokenIds:
-    """The tokens that a request would begin its answer behind if it had this conversation. Nothing is booked.
+def conversation_tokens(
+    request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle
+) -> TokenIds:
+    """The tokens that a request would begin its answer behind if it had this conversation.
+
+    Nothing is booked.
 
     Raises InvalidRequest. Empty for a model without a chat template.
     """
     if bundle.template is None:
         return TokenIds()
     shown = _shown(request, prompt, bundle, bundle.template)
-    return _encoded(PromptText(text=shown.text, answers=shown.answers), bundle, tenant=request.tenant).token_ids
+    return _encoded(
+        PromptText(text=shown.text, answers=shown.answers), bundle, tenant=request.tenant
+    ).token_ids
 
 
-def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
+def encode_prompt(
+    request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo
+) -> PromptTokens:
     """The tokens of the prompt, which fit the window. Raises InvalidRequest and PromptTooLong."""
     tokens = prompt_tokens(request, bundle, prompt, info=info)
-    limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)  # there must be room for an answer
+    # there must be room for an answer
+    limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)
     if len(tokens.token_ids) > limit_tokens:
-        raise PromptTooLong(prompt_tokens=len(tokens.token_ids), context_tokens=info.context_tokens, field=request.prompt_field)
+        raise PromptTooLong(
+            prompt_tokens=len(tokens.token_ids),
+            context_tokens=info.context_tokens,
+            field=request.prompt_field,
+        )
     if bundle.tokenizer.vocab_size > info.vocab_size:  # else the tokenizer has no other: 1 ms less
         check_token_ids(tokens.token_ids, vocab_size=info.vocab_size, field=request.prompt_field)
     return tokens
 
 
-def prompt_tokens(request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
-    """The tokens of the prompt, however many. Raises InvalidRequest, and PromptTooLong far beyond the window (ids: beyond it)."""
+def prompt_tokens(
+    request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo
+) -> PromptTokens:
+    """The tokens of the prompt, however many.
+
+    Raises InvalidRequest, and PromptTooLong far beyond the window (ids: beyond it).
+    """
     field, tokenizer = request.prompt_field, bundle.tokenizer
     if len(prompt.token_ids) > info.context_tokens:
-        raise PromptTooLong(prompt_tokens=len(prompt.token_ids), context_tokens=info.context_tokens, field=field)
+        raise PromptTooLong(
+            prompt_tokens=len(prompt.token_ids), context_tokens=info.context_tokens, field=field
+        )
     check_token_ids(prompt.token_ids, vocab_size=info.vocab_size, field=field)
     tokens = PromptTokens(token_ids=TokenIds.of(prompt.token_ids))
     if prompt.text or prompt.add_special_tokens:
         refuse_by_beginning(tokenizer, prompt.text, context_tokens=info.context_tokens, field=field)
         tokens = _encoded(prompt, bundle, tenant=request.tenant)
         bos = tokenizer.bos_token_id
-        if prompt.add_special_tokens and bos is not None and tokens.token_ids[:2] == TokenIds.of((bos, bos)):
+        if (
+            prompt.add_special_tokens
+            and bos is not None
+            and tokens.token_ids[:2] == TokenIds.of((bos, bos))
+        ):
             tokens = replace(tokens, token_ids=tokens.token_ids[1:])  # the client wrote BOS itself
     if not tokens.token_ids:
         if tokenizer.bos_token_id is None:
-            raise InvalidRequest("the prompt is empty, and the model has no token that begins a text", field=field)
+            raise InvalidRequest(
+                "the prompt is empty, and the model has no token that begins a text", field=field
+            )
         tokens = PromptTokens(token_ids=TokenIds.of((tokenizer.bos_token_id,)))
     return tokens
 
 
 def _encoded(prompt: PromptText, bundle: TokenizerBundle, *, tenant: str) -> PromptTokens:
     """The whole text's tokens; answers of ours in it are the tokens that were generated."""
-    places = {*prompt.branch_points, *prompt.breakpoints, *(edge for each in prompt.answers for edge in (each.start, each.end))}
-    text = bundle.token_memory.tokens_of(prompt.text, bundle.tokenizer, tenant=tenant, places=places)
+    places = {
+        *prompt.branch_points,
+        *prompt.breakpoints,
+        *(edge for each in prompt.answers for edge in (each.start, each.end)),
+    }
+    text = bundle.token_memory.tokens_of(
+        prompt.text, bundle.tokenizer, tenant=tenant, places=places
+    )
     if prompt.add_special_tokens:
         return PromptTokens(token_ids=bundle.tokenizer.with_special_tokens(text.token_ids))
     return splice(prompt, text)
 
 
-def refuse_by_beginning(tokenizer: Tokenizer, text: str, *, context_tokens: int, field: str) -> None:
-    """Raise PromptTooLong for a text whose beginning alone is longer than the window, before all of it is looked at."""
+def refuse_by_beginning(
+    tokenizer: Tokenizer, text: str, *, context_tokens: int, field: str
+) -> None:
+    """Raise PromptTooLong for a text whose beginning alone is longer than the window, before all of
+    it is looked at.
+    """
     most = context_tokens * MOST_CHARACTERS_PER_TOKEN
     if len(text) <= most:
         return
     tokens = len(tokenizer.encode(text[:most], add_special_tokens=False))
     if tokens > context_tokens:
-        raise PromptTooLong(prompt_tokens=tokens * len(text) // most, context_tokens=context_tokens, field=field)
+        raise PromptTooLong(
+            prompt_tokens=tokens * len(text) // most, context_tokens=context_tokens, field=field
+        )
 
 
 def assemble(
-    request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, tokens: PromptTokens, *, info: ModelInfo
+    request: GenerationRequest,
+    bundle: TokenizerBundle,
+    prompt: PromptText,
+    tokens: PromptTokens,
+    *,
+    info: ModelInfo,
 ) -> Prepared:
     """The sequences of a request whose prompt is tokenized.
 
-    max_tokens beyond what the window leaves is cut to that without a word: agents ask for fixed large numbers.
+    max_tokens beyond what the window leaves is cut to that without a word: agents ask for fixed
+    large numbers.
     """
     token_ids = tokens.token_ids
     room = info.context_tokens - len(token_ids)
@@ -246,7 +328,8 @@ def assemble(
             thinking_budget=budget,
             branch_points=tuple(sorted({*tokens.branch_points, *(pin.tokens for pin in pins)})),
             pins=() if index else pins,
-            session_id="" if index else request.session_id,  # of several answers only one can be what the next turn goes on from
+            # of several answers only one can be what the next turn goes on from
+            session_id="" if index else request.session_id,
         )
         for index in range(request.choices)
     )
@@ -263,22 +346,37 @@ def assemble(
     )
 
 
-def _thinking_budget(request: GenerationRequest, thought_end: ThinkingBudget | None) -> ThinkingBudget | None:
+def _thinking_budget(
+    request: GenerationRequest, thought_end: ThinkingBudget | None
+) -> ThinkingBudget | None:
     """The bound on the thought, for models that have a marker for its end."""
     tokens = request.thinking.budget_tokens
-    return None if tokens is None or thought_end is None else msgspec.structs.replace(thought_end, tokens=tokens)
+    return (
+        None
+        if tokens is None or thought_end is None
+        else msgspec.structs.replace(thought_end, tokens=tokens)
+    )
 
 
-def _thought_end(request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool) -> ThinkingBudget | None:
+def _thought_end(
+    request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool
+) -> ThinkingBudget | None:
     """A budget of nothing; None where the model has no marker for a thought's end."""
     reasoning = bundle.dialect.reasoning
     if reasoning is None or not isinstance(request.prompt, ChatPrompt):
         return None
-    start, end = (tuple(bundle.tokenizer.encode(mark, add_special_tokens=False)) for mark in (reasoning.start, reasoning.end))
-    return ThinkingBudget(tokens=0, start_token_ids=() if in_reasoning else start, end_token_ids=end)
+    start, end = (
+        tuple(bundle.tokenizer.encode(mark, add_special_tokens=False))
+        for mark in (reasoning.start, reasoning.end)
+    )
+    return ThinkingBudget(
+        tokens=0, start_token_ids=() if in_reasoning else start, end_token_ids=end
+    )
 
 
-def _stop_token_ids(request: GenerationRequest, bundle: TokenizerBundle, *, vocab_size: int) -> tuple[int, ...]:
+def _stop_token_ids(
+    request: GenerationRequest, bundle: TokenizerBundle, *, vocab_size: int
+) -> tuple[int, ...]:
     if request.ignore_eos:
         return ()
     ends = bundle.tokenizer.eos_token_ids

@@ -1,7 +1,7 @@
 """A request to rank documents → sequences that are only read, and the scores of what came of them.
 
-`yes_no`: the model is asked whether a document is relevant, and its yes is weighed against its no. `likelihood`: behind the
-document, how likely the query is, token for token.
+`yes_no`: the model is asked whether a document is relevant, and its yes is weighed against its no.
+`likelihood`: behind the document, how likely the query is, token for token.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from holdfast.wire.requests import RankMethod, RankRequest, SamplingParams
 from holdfast.wire.token_ids import TokenIds
 
 LEAST_SHARED_TOKENS = 64  # of all documents' prompts: fewer are read faster than waited for
-_BIAS = 100.0  # of yes and no alike, so that they are the likeliest two and are told; their difference stays
+# of yes and no alike, so that they are the likeliest two and are told; their difference stays
+_BIAS = 100.0
 _CHATML = ("<|im_start|>", "<|im_end|>")
 _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 # The form in which Qwen3-Reranker was trained.
 _JUDGED = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    "the Instruct provided. "
     'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
     "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -41,7 +43,9 @@ _JUDGED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """How the documents of one request are scored. first: what they share is read once before, if that pays."""
+    """How the documents of one request are scored. first: what they share is read once before, if
+    that pays.
+    """
 
     sequences: tuple[SequenceRequest, ...]  # of the documents that differ
     places: tuple[int, ...]  # of each sequence: where its document first stands
@@ -50,7 +54,9 @@ class Ranking:
     first: SequenceRequest | None = None
 
     def relevances(self, read: Sequence[ReadPrompt]) -> tuple[Relevance, ...]:
-        """The scores of all documents, given what came of each sequence; equal documents have equal ones. Raises as below."""
+        """The scores of all documents, given what came of each sequence; equal documents have equal
+        ones. Raises as below.
+        """
         found = [self.relevance(each) for each in read]
         return tuple(
             found[index] if place == self.places[index] else _read_before(found[index])
@@ -58,7 +64,10 @@ class Ranking:
         )
 
     def relevance(self, read: ReadPrompt) -> Relevance:
-        """The score of a document that was read. Raises GenerationFailed where the model gave no number."""
+        """The score of a document that was read.
+
+        Raises GenerationFailed where the model gave no number.
+        """
         method: RankMethod = "likelihood" if self.answers is None else "yes_no"
         logprob = _mean_logprob(read) if self.answers is None else _yes_logprob(read, self.answers)
         if not math.isfinite(logprob):
@@ -75,7 +84,10 @@ class Ranking:
 
 
 def ranking(request: RankRequest, bundle: TokenizerBundle, *, info: ModelInfo) -> Ranking:
-    """A sequence per document. May take long: not for an event loop. Raises InvalidRequest naming the field, PromptTooLong."""
+    """A sequence per document.
+
+    May take long: not for an event loop. Raises InvalidRequest naming the field, PromptTooLong.
+    """
     answers = _answers(request, bundle)
     texts = {"query": request.query, "instruction": request.instruction}
     texts |= {f"documents.{place}": document for place, document in enumerate(request.documents)}
@@ -86,13 +98,17 @@ def ranking(request: RankRequest, bundle: TokenizerBundle, *, info: ModelInfo) -
         first_place.setdefault(document, place)
     places = tuple(first_place.values())
     sequences = tuple(
-        _likelihood(request, place, bundle, info) if answers is None else _yes_no(request, place, bundle, answers)
+        _likelihood(request, place, bundle, info)
+        if answers is None
+        else _yes_no(request, place, bundle, answers)
         for place in places
     )
     for place, sequence in zip(places, sequences, strict=True):
         if len(sequence.prompt_token_ids) > info.context_tokens - sequence.max_tokens:
             tokens = len(sequence.prompt_token_ids)
-            raise PromptTooLong(prompt_tokens=tokens, context_tokens=info.context_tokens, field=f"documents.{place}")
+            raise PromptTooLong(
+                prompt_tokens=tokens, context_tokens=info.context_tokens, field=f"documents.{place}"
+            )
     number = {document: index for index, document in enumerate(first_place)}
     return Ranking(
         sequences=sequences,
@@ -111,18 +127,30 @@ def _answers(request: RankRequest, bundle: TokenizerBundle) -> AnswerTokens | No
     if own is None:
         yes, no = token_id("yes"), token_id("no")
         if yes is None or no is None or any(token_id(mark) is None for mark in _CHATML):
-            reason = "this model cannot be asked for yes or no: its tokenizer has not the tokens of the form for that"
+            reason = (
+                "this model cannot be asked for yes or no: its tokenizer has not the tokens of the "
+                "form for that"
+            )
             raise InvalidRequest(reason, field="method")
         own = AnswerTokens(yes=yes, no=no)
     if own.no is None:
-        reason = "this model was trained to judge by the logit of one token alone, which is not served; ask for likelihood"
+        reason = (
+            "this model was trained to judge by the logit of one token alone, which is not served; "
+            "ask for likelihood"
+        )
         raise InvalidRequest(reason, field="method")
     return own
 
 
-def _yes_no(request: RankRequest, place: int, bundle: TokenizerBundle, answers: AnswerTokens) -> SequenceRequest:
+def _yes_no(
+    request: RankRequest, place: int, bundle: TokenizerBundle, answers: AnswerTokens
+) -> SequenceRequest:
     guard = bundle.tokenizer.guard
-    parts = {"instruction": request.instruction, "query": request.query, "document": request.documents[place]}
+    parts = {
+        "instruction": request.instruction,
+        "query": request.query,
+        "document": request.documents[place],
+    }
     parts = {name: guard(well_formed(text)) for name, text in parts.items()}
     text = "" if bundle.template is None else bundle.template.judging(**parts)
     text = text or _JUDGED.format(**{**parts, "instruction": parts["instruction"] or _INSTRUCTION})
@@ -131,7 +159,9 @@ def _yes_no(request: RankRequest, place: int, bundle: TokenizerBundle, answers: 
         request_id=f"{request.request_id}/{place}",
         prompt_token_ids=TokenIds.of(bundle.tokenizer.encode(text, add_special_tokens=False)),
         max_tokens=1,
-        sampling=SamplingParams(temperature=0.0, seed=0, logit_bias={answers.yes: _BIAS, answers.no: _BIAS}),
+        sampling=SamplingParams(
+            temperature=0.0, seed=0, logit_bias={answers.yes: _BIAS, answers.no: _BIAS}
+        ),
         want_logprobs=True,
         top_logprobs=2,
         is_kept=False,  # the next one has another document in its place
@@ -140,14 +170,23 @@ def _yes_no(request: RankRequest, place: int, bundle: TokenizerBundle, answers: 
     )
 
 
-def _likelihood(request: RankRequest, place: int, bundle: TokenizerBundle, info: ModelInfo) -> SequenceRequest:
+def _likelihood(
+    request: RankRequest, place: int, bundle: TokenizerBundle, info: ModelInfo
+) -> SequenceRequest:
     """What is read of the document is kept: another query may follow it."""
     guard, bos = bundle.tokenizer.guard, bundle.tokenizer.bos_token_id
-    instruction = f"\nInstruction: {guard(well_formed(request.instruction))}" if request.instruction else ""
+    instruction = (
+        f"\nInstruction: {guard(well_formed(request.instruction))}" if request.instruction else ""
+    )
     before = f"Document: {guard(well_formed(request.documents[place]))}{instruction}\nQuery:"
     (encoded,) = bundle.tokenizer.encode_in_place([f"{before} {guard(well_formed(request.query))}"])
-    opening = (bos,) if bos is not None and bundle.tokenizer.encode("a", add_special_tokens=True)[0] == bos else ()
-    scored_from = max(1, len(opening) + encoded.tokens_before(len(before)))  # nothing tells how likely the first token of all is
+    opening = (
+        (bos,)
+        if bos is not None and bundle.tokenizer.encode("a", add_special_tokens=True)[0] == bos
+        else ()
+    )
+    # nothing tells how likely the first token of all is
+    scored_from = max(1, len(opening) + encoded.tokens_before(len(before)))
     token_ids = TokenIds.of(opening) + encoded.token_ids
     if scored_from >= len(token_ids):
         raise InvalidRequest("`query`: it has no tokens", field="query")
@@ -158,14 +197,18 @@ def _likelihood(request: RankRequest, place: int, bundle: TokenizerBundle, info:
         sampling=READ_ONLY,
         want_prompt_logprobs=True,
         scored_from=scored_from,
-        branch_points=(scored_from - 1,) if info.fixed_bytes_per_sequence and scored_from > 1 else (),
+        branch_points=(scored_from - 1,)
+        if info.fixed_bytes_per_sequence and scored_from > 1
+        else (),
         tenant=request.tenant,
         service=request.service,
     )
 
 
 def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> SequenceRequest | None:
-    """What reads the beginning that all prompts share, so that it is there for all; None where it would not pay."""
+    """What reads the beginning that all prompts share, so that it is there for all; None where it
+    would not pay.
+    """
     places = zip(*(sequence.prompt_token_ids for sequence in sequences), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda place: len(set(place)) == 1, places))
     if len(sequences) < 2 or shared < LEAST_SHARED_TOKENS:
@@ -183,19 +226,31 @@ def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> Sequen
 def _read_before(found: Relevance) -> Relevance:
     """The score of a document once more, for which nothing had to be read."""
     memory = msgspec.structs.replace(
-        found.memory, ram_tokens=found.prompt_tokens, disk_tokens=0, unused_tokens=0, moved_tokens=0, shared_tokens=0
+        found.memory,
+        ram_tokens=found.prompt_tokens,
+        disk_tokens=0,
+        unused_tokens=0,
+        moved_tokens=0,
+        shared_tokens=0,
     )
     return msgspec.structs.replace(found, memory=memory, timings=Timings())
 
 
 def _mean_logprob(read: ReadPrompt) -> float:
     """Of the query's tokens behind the document."""
-    return math.fsum(entry.logprob for entry in read.logprobs) / len(read.logprobs) if read.logprobs else math.nan
+    return (
+        math.fsum(entry.logprob for entry in read.logprobs) / len(read.logprobs)
+        if read.logprobs
+        else math.nan
+    )
 
 
 def _yes_logprob(read: ReadPrompt, answers: AnswerTokens) -> float:
     """Of yes, where there is only yes or no."""
     told = dict(read.logprobs[0].top) if read.logprobs else {}
-    yes, no = told.get(answers.yes, math.nan), told.get(answers.no if answers.no is not None else -1, math.nan)
+    yes, no = (
+        told.get(answers.yes, math.nan),
+        told.get(answers.no if answers.no is not None else -1, math.nan),
+    )
     top = max(yes, no)
     return yes - top - math.log(math.exp(yes - top) + math.exp(no - top))

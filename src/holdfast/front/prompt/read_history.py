@@ -37,10 +37,14 @@ def history_reader(tools: Sequence[Mapping[str, Any]], bundle: TokenizerBundle) 
 
     @cache
     def context() -> str:
-        return hashlib.blake2b(repr(tools).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            repr(tools).encode("utf-8", "surrogatepass"), digest_size=16
+        ).hexdigest()
 
     def read(text: str) -> AnswerMeaning:
         encoded = bundle.dialect.markers.encode(without_hidden(text, bundle))
-        return bundle.read_texts.meaning(encoded, lambda: answer_reader(tools, bundle), context=context())
+        return bundle.read_texts.meaning(
+            encoded, lambda: answer_reader(tools, bundle), context=context()
+        )
 
     return read

@@ -1,4 +1,6 @@
-"""Having prompts read of which nothing is continued: many at once, but not so many that others find the queue full."""
+"""Having prompts read of which nothing is continued: many at once, but not so many that others find
+the queue full.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,26 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
+from holdfast.errors import (
+    GenerationFailed,
+    HoldfastError,
+    InvalidRequest,
+    QueueFull,
+    TooLargeForMemory,
+    WorkerUnavailable,
+)
 from holdfast.front.link.client import EngineClient
 from holdfast.front.link.event_stream import RequestEvent
 from holdfast.front.prompt.stream import refusal
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.events import Finished, FinishReason, Rejected, Started, TokenLogprob, TokensGenerated
+from holdfast.wire.events import (
+    Finished,
+    FinishReason,
+    Rejected,
+    Started,
+    TokenLogprob,
+    TokensGenerated,
+)
 
 AT_ONCE = 16  # prompts of one request that wait or are read: about what fills a step
 _LONGEST_WAIT_SECONDS = 1.0
@@ -21,7 +37,9 @@ _LONGEST_WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompt:
-    """What came of a prompt that was read. logprobs: what was asked for, of its own tokens or of one that was drawn."""
+    """What came of a prompt that was read. logprobs: what was asked for, of its own tokens or of
+    one that was drawn.
+    """
 
     finished: Finished
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -56,7 +74,9 @@ def _failure(event: Finished) -> HoldfastError | None:
         case FinishReason.REFUSED:
             return InvalidRequest(event.error)
         case FinishReason.CANCELLED:
-            return WorkerUnavailable("the server cancelled the request before it was done; please try again")
+            return WorkerUnavailable(
+                "the server cancelled the request before it was done; please try again"
+            )
         case _:
             return None
 
@@ -64,11 +84,15 @@ def _failure(event: Finished) -> HoldfastError | None:
 async def read_prompts(
     client: EngineClient, sequences: Sequence[SequenceRequest], *, field_of: Callable[[int], str]
 ) -> list[ReadPrompt]:
-    """Read all, in any order; what came of each, in theirs. Whatever ends it early, what still runs is cancelled.
+    """Read all, in any order; what came of each, in theirs.
 
-    field_of: the field of the request to name where the prompt in that place is more than memory can take.
+    Whatever ends it early, what still runs is cancelled.
 
-    Raises the first refusal or failure. A queue that is full refuses only who has nothing in it yet; else a place is waited for.
+    field_of: the field of the request to name where the prompt in that place is more than memory
+    can take.
+
+    Raises the first refusal or failure. A queue that is full refuses only who has nothing in it
+    yet; else a place is waited for.
     """
     reading = _Reading(client, sequences, field_of)
     lanes = [asyncio.create_task(reading.lane()) for _ in range(min(AT_ONCE, len(sequences)))]
@@ -83,7 +107,12 @@ async def read_prompts(
 
 
 class _Reading:
-    def __init__(self, client: EngineClient, sequences: Sequence[SequenceRequest], field_of: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        sequences: Sequence[SequenceRequest],
+        field_of: Callable[[int], str],
+    ) -> None:
         self._client, self._field_of = client, field_of
         self._waiting = deque(enumerate(sequences))
         self._accepted = 0

@@ -1,4 +1,7 @@
-"""The gate for tokenizers: text must come back as it went in. A broken one makes every answer wrong, and nobody sees why."""
+"""The gate for tokenizers: text must come back as it went in.
+
+A broken one makes every answer wrong, and nobody sees why.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,19 @@ SAMPLES = {
 
 
 def check_round_trip(tokenizer: Tokenizer) -> None:
-    """Raise ModelLoadError when a sample text or a special token does not survive encoding and decoding.
+    """Raise ModelLoadError when a sample text or a special token does not survive encoding and
+    decoding.
 
-    Allowed are a Unicode normal form (NFC or NFKC) and a space in front of the text, which some families add or take.
+    Allowed are a Unicode normal form (NFC or NFKC) and a space in front of the text, which some
+    families add or take.
     """
     for kind, sample in SAMPLES.items():
         token_ids = tokenizer.encode(sample, add_special_tokens=False)
         came_back = tokenizer.decode(token_ids, skip_special_tokens=False)
         if not _is_same(sample, came_back):
             raise ModelLoadError(
-                f"the tokenizer is broken ({kind}): {sample!r} came back as {came_back!r} (tokens {_short(token_ids)})"
+                f"the tokenizer is broken ({kind}): {sample!r} came back as {came_back!r} (tokens "
+                f"{_short(token_ids)})"
             )
     for token_id, token in tokenizer.backend.get_added_tokens_decoder().items():
         if token.special and token.content:
@@ -45,13 +51,19 @@ def _check_special_token(tokenizer: Tokenizer, token_id: int, content: str) -> N
     token_ids = tokenizer.encode(content, add_special_tokens=False)
     if token_ids != [token_id]:
         raise ModelLoadError(
-            f"the tokenizer is broken: the special token {content!r} has the id {token_id}, its text gives {_short(token_ids)}"
+            f"the tokenizer is broken: the special token {content!r} has the id {token_id}, its "
+            f"text gives {_short(token_ids)}"
         )
     came_back = tokenizer.decode([token_id], skip_special_tokens=False)
-    # SentencePiece-like decoders write the mark ▁ as a space, also inside a special token's name: harmless, it is not shown.
-    if came_back.strip() != content.strip() and came_back.strip() != content.replace("▁", " ").strip():
+    # SentencePiece-like decoders write the mark ▁ as a space, also inside a special token's name:
+    # harmless, it is not shown.
+    if (
+        came_back.strip() != content.strip()
+        and came_back.strip() != content.replace("▁", " ").strip()
+    ):
         raise ModelLoadError(
-            f"the tokenizer is broken: the special token {content!r} (id {token_id}) is decoded as {came_back!r}"
+            f"the tokenizer is broken: the special token {content!r} (id {token_id}) is decoded as "
+            f"{came_back!r}"
         )
 
 
@@ -66,4 +78,8 @@ def _is_same(sample: str, came_back: str) -> bool:
 
 
 def _short(token_ids: list[int]) -> str:
-    return str(token_ids) if len(token_ids) <= 16 else f"{token_ids[:16]} and {len(token_ids) - 16} more"
+    return (
+        str(token_ids)
+        if len(token_ids) <= 16
+        else f"{token_ids[:16]} and {len(token_ids) - 16} more"
+    )

@@ -7,10 +7,13 @@ from holdfast.front.link.client import LeaseOf
 from holdfast.wire.sessions import SessionAnswer, SessionCommand, SessionInfo
 
 
-async def carry_out(lease_of: LeaseOf, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
+async def carry_out(
+    lease_of: LeaseOf, model: str, command: SessionCommand
+) -> tuple[SessionInfo, ...]:
     """Have a command carried out; returns the session that it was about, or all. Loop's thread.
 
-    Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker comes, or dies of it twice.
+    Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker comes, or
+    dies of it twice.
     """
     async with lease_of(model, 1) as client:
         return sessions_of(await client.ask_session(command))

@@ -13,7 +13,8 @@ from holdfast.wire.token_ids import TokenIds
 def splice(prompt: PromptText, text: TokenizedText) -> PromptTokens:
     """The tokens of a prompt's text with its answers put back.
 
-    An answer is put back only where its edges are edges of tokens; elsewhere the tokenizer's tokens stay.
+    An answer is put back only where its edges are edges of tokens; elsewhere the tokenizer's tokens
+    stay.
     """
     token_ids = text.token_ids
     parts: list[TokenIds] = []

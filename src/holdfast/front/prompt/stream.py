@@ -10,7 +10,14 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
+from holdfast.errors import (
+    GenerationFailed,
+    HoldfastError,
+    InvalidRequest,
+    QueueFull,
+    TooLargeForMemory,
+    WorkerUnavailable,
+)
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.answers.repetition import RepetitionGuard
 from holdfast.front.link.event_stream import EventStream, RequestEvent
@@ -21,15 +28,19 @@ from holdfast.wire.output import ChoiceFinished, OutputEvent, TextDelta, Thought
 from holdfast.wire.requests import GenerationRequest
 
 _log = logging.getLogger(__name__)
-_LONG_ANSWER_TOKENS = 2048  # about 20 ms of reading: below, the hop to a thread costs more than it gives
+# about 20 ms of reading: below, the hop to a thread costs more than it gives
+_LONG_ANSWER_TOKENS = 2048
 _MOST_READY = 64  # events of several choices that are taken from the link before they are asked for
 
 
 class GenerationStream:
-    """Events of an accepted request: text deltas, and exactly one `ChoiceFinished` per choice. For one consumer.
+    """Events of an accepted request: text deltas, and exactly one `ChoiceFinished` per choice.
 
-    `aclose` cancels what still runs, and so does cancelling a pending `__anext__`. A choice that failed raises GenerationFailed
-    and cancels the others. Use `async with contextlib.aclosing(stream)`.
+    For one consumer.
+
+    `aclose` cancels what still runs, and so does cancelling a pending `__anext__`. A choice that
+    failed raises GenerationFailed and cancels the others. Use `async with
+    contextlib.aclosing(stream)`.
     """
 
     def __init__(
@@ -42,14 +53,19 @@ class GenerationStream:
         observe: Observe = lambda event: None,
         repeated_thought_tokens: int = 0,
     ) -> None:
-        """sources: of the request's sequences, in their order. repeated_thought_tokens: see `RepetitionGuard`."""
+        """sources: of the request's sequences, in their order. repeated_thought_tokens: see
+        `RepetitionGuard`.
+        """
         self.request = request
         self.prompt_tokens = prepared.prompt_tokens
         self.intake_seconds = intake_seconds  # rendering and tokenization
         self.sampling = prepared.sequences[0].sampling
-        self.put_back_tokens = prepared.put_back_tokens  # of earlier answers, as they were generated
-        self.dropped_tokens = prepared.dropped_tokens  # of earlier answers, which the prompt does not show
-        self.breakpoints = prepared.breakpoints  # the cache breakpoints of its client, in the prompt
+        # of earlier answers, as they were generated
+        self.put_back_tokens = prepared.put_back_tokens
+        # of earlier answers, which the prompt does not show
+        self.dropped_tokens = prepared.dropped_tokens
+        # the cache breakpoints of its client, in the prompt
+        self.breakpoints = prepared.breakpoints
         self.unenforced = prepared.unenforced  # keywords of schemas, by their places
         self._observe = observe
         self._choices = tuple(prepared.choice(index) for index in range(len(sources)))
@@ -59,7 +75,8 @@ class GenerationStream:
         self._thought_ended_by: dict[int, ThoughtEnder] = {}  # by choice
         self._ready: deque[OutputEvent] = deque()
         self._pumps: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()  # for several choices: something is ready, or a pump has ended
+        # for several choices: something is ready, or a pump has ended
+        self._changed = asyncio.Event()
         self._has_room = asyncio.Event()  # for several choices: few enough events are ready
         self._has_room.set()
         self._closed = False
@@ -93,11 +110,16 @@ class GenerationStream:
         return event
 
     async def accepted(self) -> None:
-        """Wait until the worker has taken all choices. Raises what its refusal means; the caller closes the stream then."""
+        """Wait until the worker has taken all choices.
+
+        Raises what its refusal means; the caller closes the stream then.
+        """
         for choice, source in zip(self._choices, self._sources, strict=True):
             event = await anext(source, None)
             if event is None:
-                raise WorkerUnavailable("the worker ended before it took the request; please try again")
+                raise WorkerUnavailable(
+                    "the worker ended before it took the request; please try again"
+                )
             if isinstance(event, Rejected):
                 raise refusal(event)
             self._ready.extend(choice.feed(event))
@@ -113,7 +135,10 @@ class GenerationStream:
             source.go_on()
 
     def end_thoughts(self) -> bool:
-        """Have no choice think any more. Returns whether that can be done: the model needs a marker for a thought's end."""
+        """Have no choice think any more.
+
+        Returns whether that can be done: the model needs a marker for a thought's end.
+        """
         for index in range(len(self._sources)):
             self._end_thought(index, by="request")
         return self._thought_end is not None
@@ -124,7 +149,8 @@ class GenerationStream:
         self._ready.clear()
         for pump in self._pumps:
             pump.cancel()
-        for source in self._sources:  # first of all, so that nothing that interrupts the rest can leave a sequence running
+        # first of all, so that nothing that interrupts the rest can leave a sequence running
+        for source in self._sources:
             await source.aclose()
         if self._pumps:
             await asyncio.gather(*self._pumps, return_exceptions=True)
@@ -143,7 +169,9 @@ class GenerationStream:
     async def _next_of_many(self) -> None:
         if not self._pumps:
             pairs = zip(self._choices, self._sources, strict=True)
-            self._pumps = [asyncio.create_task(self._pump(choice, source)) for choice, source in pairs]
+            self._pumps = [
+                asyncio.create_task(self._pump(choice, source)) for choice, source in pairs
+            ]
             for pump in self._pumps:
                 pump.add_done_callback(lambda _: self._changed.set())
         self._changed.clear()
@@ -158,7 +186,8 @@ class GenerationStream:
 
     async def _pump(self, choice: ChoiceText, source: EventStream) -> None:
         while not choice.done:
-            await self._has_room.wait()  # what nobody reads stays in the link, which stops the worker when it is too much
+            # what nobody reads stays in the link, which stops the worker when it is too much
+            await self._has_room.wait()
             if events := choice.feed(await _next_event(source)):
                 self._ready.extend(self._watched(events))
                 self._changed.set()
@@ -167,22 +196,38 @@ class GenerationStream:
         await source.aclose()
 
     def _watched(self, events: Iterable[OutputEvent]) -> Iterator[OutputEvent]:
-        """The same events. A thought that goes round in circles is ended; the end of a choice says what ended its thoughts."""
+        """The same events.
+
+        A thought that goes round in circles is ended; the end of a choice says what ended its
+        thoughts.
+        """
         for event in events:
-            if isinstance(event, TextDelta) and event.kind == "reasoning" and self._guards[event.index].take(event.token_ids):
+            if (
+                isinstance(event, TextDelta)
+                and event.kind == "reasoning"
+                and self._guards[event.index].take(event.token_ids)
+            ):
                 self._end_thought(event.index, by="repetition")
             if isinstance(event, ChoiceFinished) and event.index in self._thought_ended_by:
-                yield msgspec.structs.replace(event, thought_ended_by=self._thought_ended_by[event.index])
+                yield msgspec.structs.replace(
+                    event, thought_ended_by=self._thought_ended_by[event.index]
+                )
             else:
                 yield event
 
     def _end_thought(self, index: int, *, by: ThoughtEnder) -> None:
-        if self._thought_end is None or index in self._thought_ended_by or self._choices[index].done:
+        if (
+            self._thought_end is None
+            or index in self._thought_ended_by
+            or self._choices[index].done
+        ):
             return
         self._thought_ended_by[index] = by
         self._sources[index].limit_thoughts(self._thought_end)
         if by == "repetition":
-            _log.info("the thought of %s went round in circles and was ended", self.request.request_id)
+            _log.info(
+                "the thought of %s went round in circles and was ended", self.request.request_id
+            )
 
 
 async def _next_event(source: EventStream) -> RequestEvent:
@@ -196,10 +241,16 @@ def refusal(event: Rejected) -> HoldfastError:
     """The error that a worker's refusal means to the client."""
     match event.kind:
         case "queue_full":
-            return QueueFull(queued=event.queued, limit=event.queue_limit, retry_after_seconds=event.retry_after_seconds)
+            return QueueFull(
+                queued=event.queued,
+                limit=event.queue_limit,
+                retry_after_seconds=event.retry_after_seconds,
+            )
         case "shutting_down":
             return WorkerUnavailable(event.message)
         case "too_large":
-            return TooLargeForMemory(needed_bytes=event.needed_bytes, budget_bytes=event.budget_bytes)
+            return TooLargeForMemory(
+                needed_bytes=event.needed_bytes, budget_bytes=event.budget_bytes
+            )
         case "invalid":
             return InvalidRequest(event.message, field=event.field)

@@ -1,4 +1,6 @@
-"""Chat templates: Jinja as `transformers` runs it, in a sandbox and in a process that can be ended, compiled once."""
+"""Chat templates: Jinja as `transformers` runs it, in a sandbox and in a process that can be ended,
+compiled once.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,12 @@ _JUDGED = ("query", "document")  # roles that templates of models for ranking kn
 
 
 class ChatTemplate:
-    """A model's chat template. Thread-safe; never call it on an event loop, because a render may take seconds.
+    """A model's chat template.
 
-    Rendering usually costs about 10 µs per message, plus 0.1 ms for the exchange with another process.
+    Thread-safe; never call it on an event loop, because a render may take seconds.
+
+    Rendering usually costs about 10 µs per message, plus 0.1 ms for the exchange with another
+    process.
     """
 
     def __init__(self, sources: Mapping[str, str], *, special_tokens: Mapping[str, str]) -> None:
@@ -49,7 +54,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.sources = dict(sources)
         self._templates: dict[str, SandboxedTemplate] = {}
-        self._growing: dict[str, SandboxedTemplate] = {}  # of those that write each message for itself
+        # of those that write each message for itself
+        self._growing: dict[str, SandboxedTemplate] = {}
         self._rendered = RenderedMessages()
         self._roles, self._habits = RoleHabits(), ToolHabits()
         for name, source in sources.items():
@@ -58,11 +64,17 @@ class ChatTemplate:
                 if not _CHANGES_LISTS.search(source) and grows(environment, source):
                     self._growing[name] = SandboxedTemplate(name, source, grows=True)
             except TemplateError as error:
-                raise ModelLoadError(f"the chat template {name!r} is broken: {error.message}") from error
-        self._keep_parts = not self._shows(_PROBE) and self._shows([{"type": "text", "text": _PROBE}])
+                raise ModelLoadError(
+                    f"the chat template {name!r} is broken: {error.message}"
+                ) from error
+        self._keep_parts = not self._shows(_PROBE) and self._shows(
+            [{"type": "text", "text": _PROBE}]
+        )
         self._roles = self._probed_roles()
-        as_object = self._shows_call({"key": _PROBE}, spoiled=f"'{_PROBE}'")  # printed as Python would
-        as_text = self._shows_call(json.dumps({"key": _PROBE}), spoiled=f'\\"{_PROBE}')  # JSON within JSON
+        # printed as Python would
+        as_object = self._shows_call({"key": _PROBE}, spoiled=f"'{_PROBE}'")
+        # JSON within JSON
+        as_text = self._shows_call(json.dumps({"key": _PROBE}), spoiled=f'\\"{_PROBE}')
         self._arguments_as_text = as_text and not as_object
 
     def with_tool_habits(self, habits: ToolHabits) -> ChatTemplate:
@@ -76,15 +88,23 @@ class ChatTemplate:
         """The source that is used for requests with tools."""
         return self.sources.get("tool_use", self.sources["default"])
 
-    def render(self, prompt: ChatPrompt, *, field: str = "messages", tenant: str | None = None) -> str:
+    def render(
+        self, prompt: ChatPrompt, *, field: str = "messages", tenant: str | None = None
+    ) -> str:
         """The conversation as the model's text. Raises InvalidRequest when the template refuses it.
 
         tenant: whose it is, if what it shares with others of theirs may be remembered.
         """
         if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & prompt.template_options.keys()):
-            raise InvalidRequest(f"chat template options may not be named {', '.join(clash)}", field="chat_template_kwargs")
+            raise InvalidRequest(
+                f"chat template options may not be named {', '.join(clash)}",
+                field="chat_template_kwargs",
+            )
         if prompt.continue_last and not _is_text_of_assistant(prompt.messages[-1]):
-            raise InvalidRequest("only a text of the assistant can be continued", field=f"{field}.{len(prompt.messages) - 1}")
+            raise InvalidRequest(
+                "only a text of the assistant can be continued",
+                field=f"{field}.{len(prompt.messages) - 1}",
+            )
         messages = self._messages(prompt, field)
         if prompt.continue_last:
             _mark_last(messages)
@@ -92,28 +112,39 @@ class ChatTemplate:
             text = self._run_for(prompt, messages, answer=not prompt.continue_last, tenant=tenant)
         except RENDER_ERRORS as error:
             message = "the model's chat template refuses this conversation"
-            raise InvalidRequest(message, field=field, shown=f": {error}") from error  # templates may quote what they refuse
-        return self._before_mark(text, field) if prompt.continue_last else text.removesuffix(self._habits.left_to_model)
+            # templates may quote what they refuse
+            raise InvalidRequest(message, field=field, shown=f": {error}") from error
+        return (
+            self._before_mark(text, field)
+            if prompt.continue_last
+            else text.removesuffix(self._habits.left_to_model)
+        )
 
     def opening(self, prompt: ChatPrompt, text: str) -> str:
-        """What the template writes behind the last message of a rendered conversation to have it answered."""
+        """What the template writes behind the last message of a rendered conversation to have it
+        answered.
+        """
         if prompt.continue_last:
             return ""
         asked = self._common(prompt, text, upto="")
         return text[asked:] if asked else ""
 
     def without_opening(self, prompt: ChatPrompt) -> str:
-        """The conversation without what the template writes to have it answered; empty when the template refuses it."""
+        """The conversation without what the template writes to have it answered; empty when the
+        template refuses it.
+        """
         try:
             return self._run_for(prompt, self._messages(prompt, ""), answer=False)
         except (*RENDER_ERRORS, InvalidRequest):
             return ""
 
     def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
-        """Where in its rendered text (as characters) other prompts are likely to part from this one, ascending.
+        """Where in its rendered text (as characters) other prompts are likely to part from this
+        one, ascending.
 
-        Behind system prompt and tools, where another conversation begins; and behind the last message, since what the template
-        writes to have it answered may not be what it writes in front of an answer of the past.
+        Behind system prompt and tools, where another conversation begins; and behind the last
+        message, since what the template writes to have it answered may not be what it writes in
+        front of an answer of the past.
         """
         system = [message for message in prompt.messages if message.get("role") in _SYSTEM]
         probe = {"role": "user", "content": _PROBE}
@@ -124,7 +155,9 @@ class ChatTemplate:
         return tuple(sorted(found - {0, len(text)}))
 
     def _common(self, prompt: ChatPrompt, text: str, *, upto: str) -> int:
-        """Characters of a conversation, up to `upto` in it, with which a text begins; 0 if it does not begin with all of them."""
+        """Characters of a conversation, up to `upto` in it, with which a text begins; 0 if it does
+        not begin with all of them.
+        """
         try:
             other = self._run_for(prompt, self._messages(prompt, ""), answer=False)
         except (*RENDER_ERRORS, InvalidRequest):
@@ -135,7 +168,10 @@ class ChatTemplate:
 
     def _messages(self, prompt: ChatPrompt, field: str) -> list[Message]:
         messages = template_messages(
-            prompt.messages, keep_parts=self._keep_parts, arguments_as_text=self._arguments_as_text, field=field
+            prompt.messages,
+            keep_parts=self._keep_parts,
+            arguments_as_text=self._arguments_as_text,
+            field=field,
         )
         messages = with_habits(messages, self._habits)
         if self._habits.in_text is not None:
@@ -144,16 +180,27 @@ class ChatTemplate:
             messages = tools_told(messages, prompt.listed_tools, self._habits.told)
         return with_roles(messages, self._roles)
 
-    def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool, tenant: str | None = None) -> str:
+    def _run_for(
+        self,
+        prompt: ChatPrompt,
+        messages: list[Message],
+        *,
+        answer: bool,
+        tenant: str | None = None,
+    ) -> str:
         tools = [tool if isinstance(tool, KeptTool) else dict(tool) for tool in prompt.listed_tools]
         tools = tools if self._habits.in_text is None and self._habits.told is None else []
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if _CHANGES_LISTS.search(self.sources[name]):
             tools = copy.deepcopy(tools)  # they are kept for other requests
         try:
-            variables = self._variables(name, tools=tools or None, options=prompt.template_options, answer=answer)
+            variables = self._variables(
+                name, tools=tools or None, options=prompt.template_options, answer=answer
+            )
             if tenant is not None and name in self._growing:
-                text = self._rendered.render(self._growing[name], messages, variables, tenant=tenant)
+                text = self._rendered.render(
+                    self._growing[name], messages, variables, tenant=tenant
+                )
                 if text is not None:
                     return text
             return self._templates[name].render(variables, messages=messages)
@@ -162,14 +209,23 @@ class ChatTemplate:
                 raise
             # Some templates take descriptions and types for granted.
             tools = [complete_tool(tool) for tool in prompt.listed_tools]
-            return self._run(name, messages, tools=tools, options=prompt.template_options, answer=answer)
+            return self._run(
+                name, messages, tools=tools, options=prompt.template_options, answer=answer
+            )
 
     def judging(self, *, instruction: str, query: str, document: str) -> str:
-        """The text by which a model is asked to judge a document, where the template names roles for that; else empty."""
+        """The text by which a model is asked to judge a document, where the template names roles
+        for that; else empty.
+        """
         if not all(re.search(rf"['\"]{role}['\"]", self.sources["default"]) for role in _JUDGED):
             return ""
-        system = [{"role": "system", "content": self._as_content(instruction)}] if instruction else []
-        messages = [*system, *({"role": role, "content": self._as_content(_PROBE + role)} for role in _JUDGED)]
+        system = (
+            [{"role": "system", "content": self._as_content(instruction)}] if instruction else []
+        )
+        messages = [
+            *system,
+            *({"role": role, "content": self._as_content(_PROBE + role)} for role in _JUDGED),
+        ]
         try:
             text = self._run("default", messages, tools=None, options={}, answer=True)
         except RENDER_ERRORS:
@@ -182,7 +238,9 @@ class ChatTemplate:
     def behind_answer(self) -> str:
         """What the template writes behind an answer of the assistant; empty when it cannot be told."""
         answer = {"role": "assistant", "content": self._as_content(_PROBE)}
-        _, shown, behind = self._try([{"role": "user", "content": self._as_content("text")}, answer]).rpartition(_PROBE)
+        _, shown, behind = self._try(
+            [{"role": "user", "content": self._as_content("text")}, answer]
+        ).rpartition(_PROBE)
         return behind if shown else ""
 
     def _run(
@@ -194,10 +252,17 @@ class ChatTemplate:
         options: Mapping[str, Any],
         answer: bool,
     ) -> str:
-        return self._templates[name].render(self._variables(name, tools=tools, options=options, answer=answer), messages=messages)
+        return self._templates[name].render(
+            self._variables(name, tools=tools, options=options, answer=answer), messages=messages
+        )
 
     def _variables(
-        self, name: str, *, tools: list[dict[str, Any]] | None, options: Mapping[str, Any], answer: bool
+        self,
+        name: str,
+        *,
+        tools: list[dict[str, Any]] | None,
+        options: Mapping[str, Any],
+        answer: bool,
     ) -> dict[str, Any]:
         given = {"tools": tools, "documents": None, "add_generation_prompt": answer}
         return {**self._special_tokens, **self._wanted(name, tools), **options, **given}
@@ -207,12 +272,18 @@ class ChatTemplate:
         if not _FUNCTIONS.search(self.sources[name]):
             return {}
         functions = [tool.get("function", tool) for tool in tools or ()]
-        return {"functions": json.dumps(functions, ensure_ascii=False, indent=4), "datetime": datetime.now().strftime("%Y-%m-%d")}
+        return {
+            "functions": json.dumps(functions, ensure_ascii=False, indent=4),
+            "datetime": datetime.now().strftime("%Y-%m-%d"),
+        }
 
     def _before_mark(self, text: str, field: str) -> str:
         before, mark, _ = text.rpartition(_MARK)
         if not mark:
-            raise InvalidRequest("the model's chat template leaves out the message that is to be continued", field=field)
+            raise InvalidRequest(
+                "the model's chat template leaves out the message that is to be continued",
+                field=field,
+            )
         return before
 
     def _probed_roles(self) -> RoleHabits:
@@ -220,7 +291,10 @@ class ChatTemplate:
         if not self._try([user]):
             return RoleHabits()
         system = {"role": "system", "content": self._as_content(_PROBE)}
-        answer, later = {**user, "role": "assistant"}, {"role": "system", "content": self._as_content(_LATER)}
+        answer, later = (
+            {**user, "role": "assistant"},
+            {"role": "system", "content": self._as_content(_LATER)},
+        )
         several = self._try([system, user, answer, later, user])
         return RoleHabits(
             system=bool(self._try([system, user])),
@@ -229,14 +303,26 @@ class ChatTemplate:
         )
 
     def _shows(self, content: Any) -> bool:
-        """Whether a user's content reaches the text. A template that fails at this does not show it."""
+        """Whether a user's content reaches the text.
+
+        A template that fails at this does not show it.
+        """
         return _PROBE in self._try([{"role": "user", "content": content}])
 
     def _shows_call(self, arguments: Any, *, spoiled: str) -> bool:
-        """Whether the arguments of a tool call reach the text, and not in a form that shows that the other kind is expected."""
+        """Whether the arguments of a tool call reach the text, and not in a form that shows that
+        the other kind is expected.
+        """
         content = self._as_content("text")
-        call = {"type": "function", "id": "call00001", "function": {"name": "name", "arguments": arguments}}
-        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": content, "tool_calls": [call]}]
+        call = {
+            "type": "function",
+            "id": "call00001",
+            "function": {"name": "name", "arguments": arguments},
+        }
+        messages = [
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+        ]
         text = self._try(messages, "tool_use" if "tool_use" in self._templates else "default")
         return _PROBE in text and spoiled not in text
 
@@ -251,7 +337,11 @@ class ChatTemplate:
 
 
 def _is_text_of_assistant(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("role") == "assistant" and not message.get("tool_calls")
+    return (
+        isinstance(message, dict)
+        and message.get("role") == "assistant"
+        and not message.get("tool_calls")
+    )
 
 
 def _mark_last(messages: list[Message]) -> None:
@@ -263,7 +353,10 @@ def _mark_last(messages: list[Message]) -> None:
 
 
 def load_template(folder: Path) -> ChatTemplate | None:
-    """A model folder's chat template, None when it has none. Raises ModelLoadError when it is broken."""
+    """A model folder's chat template, None when it has none.
+
+    Raises ModelLoadError when it is broken.
+    """
     config = read_json(folder / "tokenizer_config.json")
     sources = _named_templates(config.get("chat_template"))
     sources |= _named_templates(read_json(folder / "chat_template.json").get("chat_template"))
@@ -274,7 +367,9 @@ def load_template(folder: Path) -> ChatTemplate | None:
     if not sources:
         return None
     sources.setdefault("default", next(iter(sources.values())))
-    special_tokens = named_special_tokens({**read_json(folder / "special_tokens_map.json"), **config})
+    special_tokens = named_special_tokens(
+        {**read_json(folder / "special_tokens_map.json"), **config}
+    )
     return ChatTemplate(sources, special_tokens=special_tokens)
 
 

@@ -1,12 +1,15 @@
-"""Chat templates come from strangers and may loop or fill the memory, so they are rendered in processes of their own.
+"""Chat templates come from strangers and may loop or fill the memory, so they are rendered in
+processes of their own.
 
-A thread cannot be ended, and no check inside an interpreter sees every operation that takes long or much memory. So a process
-renders (`template_worker.py`), and is killed when it takes too long or too much. A render that behaves costs one exchange over
-a pipe more than in the same process. A process is started when none is idle, and may render the templates of any model.
+A thread cannot be ended, and no check inside an interpreter sees every operation that takes long or
+much memory. So a process renders (`template_worker.py`), and is killed when it takes too long or
+too much. A render that behaves costs one exchange over a pipe more than in the same process. A
+process is started when none is idle, and may render the templates of any model.
 
-A template that hangs delays other conversations with the same template: only a few of its renders run at once, and the others
-wait. Other templates are rendered meanwhile, unless as many templates hang as there are places. A render that gets no place
-in time fails with an error that a client may retry.
+A template that hangs delays other conversations with the same template: only a few of its renders
+run at once, and the others wait. Other templates are rendered meanwhile, unless as many templates
+hang as there are places. A render that gets no place in time fails with an error that a client may
+retry.
 """
 
 from __future__ import annotations
@@ -30,12 +33,20 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from holdfast.errors import RenderingUnavailable, TemplateOverrun
 from holdfast.front.prompt.jinja_environment import RENDER_ERRORS
 from holdfast.front.prompt.kept_tool import KeptTool, packed_tool
-from holdfast.front.prompt.template_worker import HEAD_BYTES, MOST_MEMORY_BYTES, OUTCOMES, STARTED, Outcome, RenderTask
+from holdfast.front.prompt.template_worker import (
+    HEAD_BYTES,
+    MOST_MEMORY_BYTES,
+    OUTCOMES,
+    STARTED,
+    Outcome,
+    RenderTask,
+)
 
 RENDER_SECONDS: Final = 5  # of processor time; a long conversation takes a hundredth of that
 MOST_PROCESSES: Final = 8
 MOST_PER_TEMPLATE: Final = 2
-_SHARED_PLACES = MOST_PROCESSES // 2  # the others are kept for templates of which nothing is being rendered
+# the others are kept for templates of which nothing is being rendered
+_SHARED_PLACES = MOST_PROCESSES // 2
 _IDLE_SECONDS = 60.0  # an idle process is ended after this time, unless it is the last one
 _START_SECONDS = 20.0
 _WAITED_PER_SECOND = 3.0  # of processor time that a template may take
@@ -44,18 +55,24 @@ _PIPE_BYTES = 1 << 20
 
 
 class SandboxedTemplate:
-    """A chat template that is rendered in another process. Thread-safe; a call may block for several seconds."""
+    """A chat template that is rendered in another process.
+
+    Thread-safe; a call may block for several seconds.
+    """
 
     def __init__(self, name: str, source: str, *, grows: bool = False) -> None:
-        """grows: in the form of `growing`. Raises TemplateSyntaxError, TemplateOverrun and RenderingUnavailable."""
+        """grows: in the form of `growing`.
+
+        Raises TemplateSyntaxError, TemplateOverrun and RenderingUnavailable.
+        """
         self._name, self._source, self._grows = name, source, grows
         self._ask(None)
 
     def render(self, variables: Mapping[str, Any], **more: Any) -> str:
         """The text that the template writes.
 
-        Raises TemplateError when the template refuses or fails, TemplateOverrun when it takes too much time or memory,
-        RenderingUnavailable when no process can render it now.
+        Raises TemplateError when the template refuses or fails, TemplateOverrun when it takes too
+        much time or memory, RenderingUnavailable when no process can render it now.
         """
         return self._ask({**variables, **more})
 
@@ -83,17 +100,27 @@ class SandboxedTemplate:
 
     def _packed(self, variables: Mapping[str, Any] | None) -> bytes:
         if variables is not None and variables.get("tools") is not None:
-            tools = [packed_tool(tool) if isinstance(tool, KeptTool) else tool for tool in variables["tools"]]
+            tools = [
+                packed_tool(tool) if isinstance(tool, KeptTool) else tool
+                for tool in variables["tools"]
+            ]
             variables = {**variables, "tools": tools}
-        task = RenderTask(source=self._source, grows=self._grows, variables=variables, seconds=RENDER_SECONDS)
+        task = RenderTask(
+            source=self._source, grows=self._grows, variables=variables, seconds=RENDER_SECONDS
+        )
         return pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
 
 
-_TOO_MUCH_MEMORY = f"needs more than {MOST_MEMORY_BYTES >> 20:,} MiB of memory, or writes too long a text"
+_TOO_MUCH_MEMORY = (
+    f"needs more than {MOST_MEMORY_BYTES >> 20:,} MiB of memory, or writes too long a text"
+)
 
 
 class _Overrun(Exception):
-    """A template took too much. The message says how, as the predicate of a sentence about the template."""
+    """A template took too much.
+
+    The message says how, as the predicate of a sentence about the template.
+    """
 
 
 class _Unavailable(Exception):
@@ -107,19 +134,26 @@ class _ProcessGone(Exception):
 class RenderProcesses:
     """Starts, keeps and ends the processes that render. Thread-safe."""
 
-    def __init__(self, *, seconds: float = RENDER_SECONDS, idle_seconds: float = _IDLE_SECONDS) -> None:
+    def __init__(
+        self, *, seconds: float = RENDER_SECONDS, idle_seconds: float = _IDLE_SECONDS
+    ) -> None:
         self._seconds, self._idle_seconds = seconds, idle_seconds
         self._changed = threading.Condition()  # guards what follows
         self._running: Counter[str] = Counter()  # renders, by the template's source
-        self._idle: list[_RenderProcess] = []  # the last one to be used is the first to be used again
+        # the last one to be used is the first to be used again
+        self._idle: list[_RenderProcess] = []
         self._cleanup: threading.Timer | None = None
 
     def run(self, task: bytes, *, source: str) -> tuple[Outcome, bytes]:
-        """Have one process do a task for the template with this source. Raises _Overrun and _Unavailable."""
+        """Have one process do a task for the template with this source.
+
+        Raises _Overrun and _Unavailable.
+        """
         with self._place(source):
             process = self._take_idle()
             if process is not None:
-                with contextlib.suppress(_ProcessGone):  # somebody may have killed it while it was idle
+                # somebody may have killed it while it was idle
+                with contextlib.suppress(_ProcessGone):
                     return self._run_in(process, task)
             try:
                 return self._run_in(_RenderProcess(), task)
@@ -142,8 +176,13 @@ class RenderProcesses:
         seconds = _WAITED_PER_SECOND * self._seconds
         with self._changed:
             if not self._changed.wait_for(lambda: self._has_place(source), timeout=seconds):
-                limits = f"{MOST_PER_TEMPLATE} renders of one template and {MOST_PROCESSES} in all run at once"
-                raise _Unavailable(f"other conversations were being rendered for {seconds:g} s ({limits})")
+                limits = (
+                    f"{MOST_PER_TEMPLATE} renders of one template and {MOST_PROCESSES} in all run "
+                    "at once"
+                )
+                raise _Unavailable(
+                    f"other conversations were being rendered for {seconds:g} s ({limits})"
+                )
             self._running[source] += 1
         try:
             yield
@@ -188,7 +227,9 @@ class RenderProcesses:
             self._cleanup.start()
 
     def _end_unused(self) -> None:
-        """End the processes that have not been used for long, except the last one used; look again later if some are left."""
+        """End the processes that have not been used for long, except the last one used; look again
+        later if some are left.
+        """
         used_before = time.monotonic() - self._idle_seconds
         with self._changed:
             self._cleanup = None
@@ -206,9 +247,13 @@ class _RenderProcess:
         # -P: a module in the current folder must not replace one of the standard library.
         command = (sys.executable, "-P", "-m", "holdfast.front.prompt.template_worker")
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            )
         except OSError as error:
-            raise _Unavailable(f"no process to render it could be started ({error.strerror})") from error
+            raise _Unavailable(
+                f"no process to render it could be started ({error.strerror})"
+            ) from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._tasks, self._answers = self._process.stdin, self._process.stdout
@@ -218,7 +263,10 @@ class _RenderProcess:
         self.last_used = time.monotonic()
 
     def ask(self, task: bytes, *, seconds: float) -> tuple[Outcome, bytes]:
-        """Have it do a task. Raises _ProcessGone, _Unavailable, and _Overrun when it takes too much time or memory."""
+        """Have it do a task.
+
+        Raises _ProcessGone, _Unavailable, and _Overrun when it takes too much time or memory.
+        """
         if not self._has_started:
             self._await_start()
         try:
@@ -280,7 +328,10 @@ class _Watched:
             self._seconds_before = used_seconds
         if resident_bytes > MOST_MEMORY_BYTES:  # not every system limits the address space
             raise _Overrun(_TOO_MUCH_MEMORY)
-        if used_seconds - self._seconds_before >= self._seconds or time.monotonic() >= self._give_up_at:
+        if (
+            used_seconds - self._seconds_before >= self._seconds
+            or time.monotonic() >= self._give_up_at
+        ):
             raise _Overrun(f"took longer than {self._seconds:g} s")
 
 

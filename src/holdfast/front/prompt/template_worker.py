@@ -1,7 +1,8 @@
-"""The program that renders chat templates: it reads tasks from standard input and writes texts to standard output.
+"""The program that renders chat templates: it reads tasks from standard input and writes texts to
+standard output.
 
-It holds nothing but compiled templates, so the server may kill it at any time. Its own limits on memory and processor
-time are a second line of defence, and end it even if the server is gone.
+It holds nothing but compiled templates, so the server may kill it at any time. Its own limits on
+memory and processor time are a second line of defence, and end it even if the server is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from holdfast.front.prompt.kept_tool import unpacked_tool
 
 MOST_MEMORY_BYTES = 1 << 30
 MOST_TEXT_BYTES = 128 << 20
-HEAD_BYTES = 8  # in front of a task and of an answer: its length; the answer's first byte says what it is
+# in front of a task and of an answer: its length; the answer's first byte says what it is
+HEAD_BYTES = 8
 STARTED = b"+"  # what the process says first
 _TEMPLATES_KEPT = 64
 
@@ -87,7 +89,8 @@ def _compiled(source: str, grows: bool) -> Template:
 
 def _limit_time(seconds: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime) + seconds + 5  # the server ends it before that, and says why
+    # the server ends it before that, and says why
+    limit = int(used.ru_utime + used.ru_stime) + seconds + 5
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 

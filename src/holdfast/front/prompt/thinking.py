@@ -1,4 +1,6 @@
-"""The switches by which chat templates are told whether and how much to think: found by rendering, never by a model's name."""
+"""The switches by which chat templates are told whether and how much to think: found by rendering,
+never by a model's name.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Any, Final, TypeAlias, get_args
 from holdfast.wire.requests import Thinking, ThinkingEffort
 
 Options: TypeAlias = dict[str, Any]
-Rendered: TypeAlias = Callable[[Options], str]  # of a short conversation with these options; empty when they are refused
+# of a short conversation with these options; empty when they are refused
+Rendered: TypeAlias = Callable[[Options], str]
 
 _YES_OR_NO: Final = ("enable_thinking", "thinking", "reasoning")
 _MODES: Final = ("thinking_mode", "reasoning_mode")
@@ -37,13 +40,20 @@ _BUDGETS: Final[Mapping[ThinkingEffort, int]] = {
     "high": 16384,
     "max": -1,
 }
-KEEPING: Final[Mapping[str, Any]] = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False}
+KEEPING: Final[Mapping[str, Any]] = {
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+}
 """Options of templates that keep the thoughts of earlier turns in the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingSwitch:
-    """What a template's options have to be for each effort. Without any: the template has no switch."""
+    """What a template's options have to be for each effort.
+
+    Without any: the template has no switch.
+    """
 
     options: Mapping[ThinkingEffort, Options] = field(default_factory=dict)
     budget_option: str = ""  # takes a number of tokens
@@ -52,7 +62,9 @@ class ThinkingSwitch:
     @property
     def names(self) -> tuple[str, ...]:
         """The options that it uses."""
-        return tuple(dict.fromkeys([*(name for options in self.options.values() for name in options)]))
+        return tuple(
+            dict.fromkeys([*(name for options in self.options.values() for name in options)])
+        )
 
     def asked(self, thinking: Thinking) -> Options:
         """The options for what a request asks; nothing for one that asks nothing."""
@@ -79,7 +91,9 @@ def find_switch(source: str, rendered: Rendered) -> ThinkingSwitch:
         asked = {name: values[_is_on(effort, in_steps=in_steps)] for name, values in toggle.items()}
         for name, known in words.items():
             asked |= _nearest(name, known, effort, toggled=bool(toggle))
-        if probe.differs("low_effort", (True, False), {name: values[True] for name, values in toggle.items()}):
+        if probe.differs(
+            "low_effort", (True, False), {name: values[True] for name, values in toggle.items()}
+        ):
             asked |= {"low_effort": True} if effort in ("minimal", "low") else {}
         if budget and not asked:
             asked[budget] = _BUDGETS[effort]
@@ -90,11 +104,16 @@ def find_switch(source: str, rendered: Rendered) -> ThinkingSwitch:
 
 
 def _is_on(effort: ThinkingEffort, *, in_steps: bool) -> bool:
-    """Whether a switch that knows but on and off is on. Least thought is none where there is nothing between."""
+    """Whether a switch that knows but on and off is on.
+
+    Least thought is none where there is nothing between.
+    """
     return effort != "off" and (in_steps or effort != "minimal")
 
 
-def _nearest(name: str, known: Mapping[str, int], effort: ThinkingEffort, *, toggled: bool) -> Options:
+def _nearest(
+    name: str, known: Mapping[str, int], effort: ThinkingEffort, *, toggled: bool
+) -> Options:
     if toggled and effort in ("off", "on"):
         return {}
     if effort == "on" and 0 not in known.values():
@@ -124,7 +143,9 @@ class _Probe:
         return bool(first and second) and first != second
 
     def yes_or_no(self) -> dict[str, dict[bool, Any]]:
-        """The option that is true or false; the first that does anything, since templates take the others for its names."""
+        """The option that is true or false; the first that does anything, since templates take the
+        others for its names.
+        """
         found = next((name for name in _YES_OR_NO if self.differs(name, (True, False))), "")
         return {found: {True: True, False: False}} if found else {}
 
@@ -136,12 +157,16 @@ class _Probe:
         return {}
 
     def effort_words(self, on: Options) -> dict[str, dict[str, int]]:
-        """The option for the effort, and the words that it takes, by rank; `on` are the options with which it is heeded."""
+        """The option for the effort, and the words that it takes, by rank; `on` are the options
+        with which it is heeded.
+        """
         for name in _EFFORTS:
             if not self.names(name):
                 continue
             words = self._words(name, _RANK, on)
-            if len(words) < 2 and all(word in self._rendered({**on, name: word}) for word in _USUAL):
+            if len(words) < 2 and all(
+                word in self._rendered({**on, name: word}) for word in _USUAL
+            ):
                 words = list(dict.fromkeys([*_USUAL, *words]))
             texts = {self._rendered({**on, name: word}) for word in words}
             if words and len(texts | {self._rendered(on)}) > 1:
@@ -149,6 +174,12 @@ class _Probe:
         return {}
 
     def _words(self, option: str, among: Iterable[str], others: Options | None = None) -> list[str]:
-        """Those words that the template's text holds in quotes and that it takes as the option's value."""
+        """Those words that the template's text holds in quotes and that it takes as the option's
+        value.
+        """
         quoted = set(re.findall(r"""["']([a-z_]+)["']""", self._source))
-        return [word for word in among if word in quoted and self._rendered({**(others or {}), option: word})]
+        return [
+            word
+            for word in among
+            if word in quoted and self._rendered({**(others or {}), option: word})
+        ]

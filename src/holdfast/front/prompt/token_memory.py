@@ -1,6 +1,7 @@
 """Texts and their tokens, kept piece by piece: a conversation that goes on is tokenized once.
 
-Each tenant has texts of its own: whether another one has sent the same cannot be told, not even by the time that it takes.
+Each tenant has texts of its own: whether another one has sent the same cannot be told, not even by
+the time that it takes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class RememberedText:
         return self._tokens[at] + self._pieces[at].places[character - self._starts[at]].before
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """Which tokens make up the characters from start to end exactly; None when one of them reaches over an edge."""
+        """Which tokens make up the characters from start to end exactly; None when one of them
+        reaches over an edge.
+        """
         if not 0 <= start < end <= self._starts[-1]:
             return None
         left, right = bisect_right(self._starts, start) - 1, bisect_left(self._starts, end) - 1
@@ -58,7 +61,10 @@ class RememberedText:
 
 
 class TokenMemory:
-    """The pieces of texts that one tokenizer was asked for; the longest unused are forgotten. Any thread may call it."""
+    """The pieces of texts that one tokenizer was asked for; the longest unused are forgotten.
+
+    Any thread may call it.
+    """
 
     def __init__(self, *, most_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
         """most_bytes: of texts and tokens together; 0: nothing is kept."""
@@ -66,15 +72,25 @@ class TokenMemory:
         self._pieces: OrderedDict[tuple[str, str], _Piece] = OrderedDict()  # by tenant and text
         self._lock = threading.Lock()
 
-    def tokens_of(self, text: str, tokenizer: Tokenizer, *, tenant: str = "", places: Iterable[int] = ()) -> RememberedText:
-        """A text's tokens, without special ones around it. places: the characters that will be asked for."""
+    def tokens_of(
+        self, text: str, tokenizer: Tokenizer, *, tenant: str = "", places: Iterable[int] = ()
+    ) -> RememberedText:
+        """A text's tokens, without special ones around it. places: the characters that will be
+        asked for.
+        """
         texts = list(tokenizer.seams.pieces(text))
         wanted = _by_piece(places, texts)
         distinct = dict.fromkeys(texts)
         with self._lock:
-            pieces = {each: piece for each in distinct if (piece := self._known((tenant, each))) is not None}
+            pieces = {
+                each: piece
+                for each in distinct
+                if (piece := self._known((tenant, each))) is not None
+            }
         lacking = [
-            each for each in distinct if each not in pieces or not pieces[each].places.keys() >= wanted.get(each, frozenset())
+            each
+            for each in distinct
+            if each not in pieces or not pieces[each].places.keys() >= wanted.get(each, frozenset())
         ]
         if lacking:
             made = dict(self._encoded(lacking, wanted, tokenizer))
@@ -89,7 +105,9 @@ class TokenMemory:
     def check_invariants(self) -> None:
         """Assert that the bytes are counted rightly and within their bound."""
         with self._lock:
-            assert self._bytes == sum(_size(key, piece) for key, piece in self._pieces.items()), "bytes are miscounted"
+            assert self._bytes == sum(_size(key, piece) for key, piece in self._pieces.items()), (
+                "bytes are miscounted"
+            )
             assert self._bytes <= self._most_bytes, "more is remembered than may be"
 
     def _encoded(
@@ -100,7 +118,10 @@ class TokenMemory:
             yield text, _Piece(TokenIds.of(token_ids), {})
         placed = [text for text in texts if text in wanted]
         for text, encoded in zip(placed, tokenizer.encode_in_place(placed), strict=True):
-            yield text, _Piece(encoded.token_ids, {place: encoded.place(place) for place in wanted[text]})
+            yield (
+                text,
+                _Piece(encoded.token_ids, {place: encoded.place(place) for place in wanted[text]}),
+            )
 
     def _known(self, key: tuple[str, str]) -> _Piece | None:
         if (piece := self._pieces.get(key)) is not None:
@@ -130,4 +151,9 @@ def _by_piece(places: Iterable[int], texts: Sequence[str]) -> dict[str, frozense
 
 
 def _size(key: tuple[str, str], piece: _Piece) -> int:
-    return _ENTRY_BYTES + sys.getsizeof(key[1]) + len(piece.token_ids.packed) + _PLACE_BYTES * len(piece.places)
+    return (
+        _ENTRY_BYTES
+        + sys.getsizeof(key[1])
+        + len(piece.token_ids.packed)
+        + _PLACE_BYTES * len(piece.places)
+    )

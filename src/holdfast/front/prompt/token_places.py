@@ -32,20 +32,24 @@ class TokenizedText(Protocol):
         ...
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """Which tokens make up the characters from start to end exactly; None when one of them reaches over an edge."""
+        """Which tokens make up the characters from start to end exactly; None when one of them
+        reaches over an edge.
+        """
         ...
 
 
 class EncodedText:
     """What the library made of a text.
 
-    It is asked for single places: all of them, as Python's tuples, cost 4 ms for a text of 25,000 tokens.
+    It is asked for single places: all of them, as Python's tuples, cost 4 ms for a text of 25,000
+    tokens.
     """
 
     def __init__(self, encoding: Encoding, *, characters: int) -> None:
         """characters: of the text."""
         self._encoding, self._characters = encoding, characters
-        self.token_ids = TokenIds.of(encoding.ids)  # the library makes the list anew whenever it is asked
+        # the library makes the list anew whenever it is asked
+        self.token_ids = TokenIds.of(encoding.ids)
 
     def place(self, character: int) -> TokenPlace:
         """A character's place, which may be the one behind the last."""
@@ -63,7 +67,11 @@ class EncodedText:
         found = self._encoding.char_to_token(character)
         if found is None and character >= self._characters:
             return len(self.token_ids)
-        return bisect_right(self._all, character, key=lambda offset: offset[1]) if found is None else found
+        return (
+            bisect_right(self._all, character, key=lambda offset: offset[1])
+            if found is None
+            else found
+        )
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
         """See `TokenizedText`."""

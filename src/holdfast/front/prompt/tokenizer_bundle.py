@@ -1,4 +1,7 @@
-"""Everything about a model that the front process knows: its tokenizer and templates. No weights, no MLX."""
+"""Everything about a model that the front process knows: its tokenizer and templates.
+
+No weights, no MLX.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,11 @@ class TokenizerBundle:
     first_forms: FirstForms = field(default_factory=FirstForms)
     token_memory: TokenMemory = field(default_factory=TokenMemory)
     dialect: ModelDialect = PLAIN  # how its answers are read, and written when they are constrained
-    turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
+    # end an answer in a chat, though the model's files do not name them as ends
+    turn_end_token_ids: tuple[int, ...] = ()
     thinking_switch: ThinkingSwitch = ThinkingSwitch()
-    template_options: Options = field(default_factory=dict)  # of all conversations, unless a request has its own
+    # of all conversations, unless a request has its own
+    template_options: Options = field(default_factory=dict)
     dialect_report: DialectReport = DialectReport()
     read_ahead: frozenset[NextTurn] = frozenset()  # what is read ahead of, when an answer has ended
     own_pooling: OwnPooling = OwnPooling()
@@ -58,15 +63,25 @@ def load_tokenizer_bundle(
     sampling: Mapping[str, float] | None = None,
     template_arguments: Options | None = None,
 ) -> TokenizerBundle:
-    """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
+    """Read a model folder.
 
-    settings: those of the texts: whether thoughts of earlier turns stay in the prompt, where the template has a switch for it,
+    Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
+
+    settings: those of the texts: whether thoughts of earlier turns stay in the prompt, where the
+        template has a switch for it,
     and how much is kept of texts and their tokens.
     answers: where answers are kept that are to outlive this process.
-    sampling, template_arguments: what the catalog says where a request says nothing; they go before the makers' own.
+    sampling, template_arguments: what the catalog says where a request says nothing; they go before
+    the makers' own.
     """
     try:
-        return _read_bundle(folder, settings=settings, answers=answers, sampling=sampling, template_arguments=template_arguments)
+        return _read_bundle(
+            folder,
+            settings=settings,
+            answers=answers,
+            sampling=sampling,
+            template_arguments=template_arguments,
+        )
     except TemplateOverrun as error:
         raise ModelLoadError(str(error)) from error
 
@@ -88,14 +103,19 @@ def _read_bundle(
         config=read_json(folder / "tokenizer_config.json"),
         model_type=str(read_json(folder / "config.json").get("model_type", "")),
     )
-    options = {**(found.switch.keeping if settings.keep_thoughts else {}), **(template_arguments or {})}
+    options = {
+        **(found.switch.keeping if settings.keep_thoughts else {}),
+        **(template_arguments or {}),
+    }
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=found.template,
         answer_frame=frame_of(found.template, tokenizer, found.dialect),
         generation_defaults={**generation_defaults(folder), **(sampling or {})},
         known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
-        turn_end_token_ids=() if template is None else turn_ends(template, tokenizer, family=found.dialect.family),
+        turn_end_token_ids=()
+        if template is None
+        else turn_ends(template, tokenizer, family=found.dialect.family),
         token_memory=TokenMemory(most_bytes=settings.known_text_bytes),
         dialect=found.dialect,
         thinking_switch=found.switch,
@@ -107,28 +127,37 @@ def _read_bundle(
     )
 
 
-def read_ahead_of(found: FoundDialect, *, choice: WarmAheadChoice, options: Options) -> frozenset[NextTurn]:
+def read_ahead_of(
+    found: FoundDialect, *, choice: WarmAheadChoice, options: Options
+) -> frozenset[NextTurn]:
     """Before which turns a conversation's history is read as they will show it."""
     if choice == "auto":
         return rewritten_turns(found.template, found.dialect, options=options)
     return frozenset(NEXT_TURNS) if choice == "on" else frozenset()
 
 
-def frame_of(template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect) -> AnswerFrame:
+def frame_of(
+    template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect
+) -> AnswerFrame:
     """Where answers stand in what the template writes."""
     if template is None:
         return AnswerFrame()
     reasoning = dialect.reasoning
     return find_frame(
         template,
-        ends=[tokenizer.decode((end,), skip_special_tokens=False) for end in tokenizer.eos_token_ids],
+        ends=[
+            tokenizer.decode((end,), skip_special_tokens=False) for end in tokenizer.eos_token_ids
+        ],
         thought=None if reasoning is None else (reasoning.start.strip(), reasoning.end.strip()),
     )
 
 
 def turn_ends(template: ChatTemplate, tokenizer: Tokenizer, *, family: str) -> tuple[int, ...]:
     """Tokens that end an answer, of those that are not known as ends already."""
-    added = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
+    added = {
+        token.content: token_id
+        for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()
+    }
     of_family = (added[content] for content in ENDS_BY_FAMILY.get(family, ()) if content in added)
     ends = dict.fromkeys([*turn_end(template, tokenizer), *of_family])
     return tuple(end for end in ends if end not in tokenizer.eos_token_ids)
@@ -137,10 +166,15 @@ def turn_ends(template: ChatTemplate, tokenizer: Tokenizer, *, family: str) -> t
 def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The token that the template writes behind an answer, unless it is known as an end already.
 
-    Many a converted model names only its end-of-text token in its files and would go on talking to itself.
+    Many a converted model names only its end-of-text token in its files and would go on talking to
+    itself.
     """
     behind = template.behind_answer().lstrip()
-    added = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.content}
+    added = {
+        token.content: token_id
+        for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()
+        if token.content
+    }
     written = max((content for content in added if behind.startswith(content)), key=len, default="")
     return (added[written],) if written and added[written] not in tokenizer.eos_token_ids else ()
 
@@ -148,7 +182,9 @@ def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[int, ...]:
 def _text_fingerprint(folder: Path) -> bytes:
     """Stands for all that makes tokens of a conversation."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted((*folder.glob("*token*"), *folder.glob("*vocab*"), *folder.glob("*template*"))):
+    for path in sorted(
+        (*folder.glob("*token*"), *folder.glob("*vocab*"), *folder.glob("*template*"))
+    ):
         if path.is_file():
             digest.update(path.name.encode() + b"\0" + hashlib.blake2b(path.read_bytes()).digest())
     return digest.digest()

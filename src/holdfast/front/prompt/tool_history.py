@@ -1,4 +1,6 @@
-"""Past calls of tools and their results as a model's chat template wants them: ids, names, order, pairs, or plain text."""
+"""Past calls of tools and their results as a model's chat template wants them: ids, names, order,
+pairs, or plain text.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,20 @@ class ToolHabits:
     """What a chat template wants of a conversation in which tools were called."""
 
     id_form: IdForm = "random"
-    parallel: bool = True  # an answer may hold several calls; else they become pairs of call and result
-    written: CallFormat | None = None  # the template leaves calls out: they are written into the answer's text in this format
-    in_text: CallFormat | None = None  # the template knows no tools: all of it is told in text, calls in this format
-    told: CallFormat | None = None  # the template shows no tools, but names this format: they are told in the system message
-    left_to_model: str = ""  # the prompt ends with this, which belongs to the call: it is left to the model to write
-    thought_beside_text: bool = True  # an answer with calls may have both a thought and a text; else the thought is left out
-    answer_behind_results: str | None = None  # an answer with this text has to stand between a result and a user's message
+    # an answer may hold several calls; else they become pairs of call and result
+    parallel: bool = True
+    # the template leaves calls out: they are written into the answer's text in this format
+    written: CallFormat | None = None
+    # the template knows no tools: all of it is told in text, calls in this format
+    in_text: CallFormat | None = None
+    # the template shows no tools, but names this format: they are told in the system message
+    told: CallFormat | None = None
+    # the prompt ends with this, which belongs to the call: it is left to the model to write
+    left_to_model: str = ""
+    # an answer with calls may have both a thought and a text; else the thought is left out
+    thought_beside_text: bool = True
+    # an answer with this text has to stand between a result and a user's message
+    answer_behind_results: str | None = None
 
 
 @dataclass(slots=True)
@@ -44,28 +53,43 @@ class _CallingTurn:
 
 
 def with_habits(messages: Iterable[Message], habits: ToolHabits) -> list[Message]:
-    """The messages, which are the caller's own copies, as the template wants them. Those without tools stay as they are."""
+    """The messages, which are the caller's own copies, as the template wants them.
+
+    Those without tools stay as they are.
+    """
     ready: list[Message] = []
     numbers = count()
     for turn in _turns(list(messages)):
         if isinstance(turn, _CallingTurn):
             _rename(turn, habits.id_form, numbers)
             if not habits.thought_beside_text and turn.answer["content"]:
-                turn.answer = {key: value for key, value in turn.answer.items() if key not in REASONING_FIELDS}
-            ready += _in_pairs(turn) if not habits.parallel and len(turn.calls) > 1 else _in_one(turn)
+                turn.answer = {
+                    key: value for key, value in turn.answer.items() if key not in REASONING_FIELDS
+                }
+            ready += (
+                _in_pairs(turn) if not habits.parallel and len(turn.calls) > 1 else _in_one(turn)
+            )
         else:
             ready.append(turn)
     if habits.written is not None:
         for message in ready:
             if "tool_calls" in message:
                 write_calls(message, habits.written)
-    return ready if habits.answer_behind_results is None else [*_with_answers_between(ready, habits.answer_behind_results)]
+    return (
+        ready
+        if habits.answer_behind_results is None
+        else [*_with_answers_between(ready, habits.answer_behind_results)]
+    )
 
 
 def write_calls(message: Message, form: CallFormat) -> None:
     """Put the calls of an answer behind its text, as its model would have written them."""
     calls = [
-        Call(call["function"]["name"], arguments_object(call["function"].get("arguments")), str(call.get("id") or ""))
+        Call(
+            call["function"]["name"],
+            arguments_object(call["function"].get("arguments")),
+            str(call.get("id") or ""),
+        )
         for call in message.pop("tool_calls")
     ]
     text, content = form.write(calls), message["content"]
@@ -99,7 +123,9 @@ def _turn(answer: Message, results: Sequence[Message]) -> _CallingTurn:
 
 
 def _call_of(result: Message, turn: _CallingTurn) -> int | None:
-    """Which call a result belongs to: by its id; without one by name, and then by place, among those that still lack one."""
+    """Which call a result belongs to: by its id; without one by name, and then by place, among
+    those that still lack one.
+    """
     waiting = [at for at, found in enumerate(turn.results) if not found]
     if wanted := result.get("tool_call_id"):
         same = [at for at, call in enumerate(turn.calls) if call.get("id") == wanted]
@@ -118,11 +144,15 @@ def _rename(turn: _CallingTurn, form: IdForm, numbers: Iterator[int]) -> None:
             result.setdefault("name", name)
     for result in turn.others:
         if result.get("tool_call_id"):
-            result["tool_call_id"] = _id_in_form(form, str(result["tool_call_id"]), name=str(result.get("name")), number=0)
+            result["tool_call_id"] = _id_in_form(
+                form, str(result["tool_call_id"]), name=str(result.get("name")), number=0
+            )
 
 
 def _id_in_form(form: IdForm, given: str, *, name: str, number: int) -> str:
-    """The id that a call has for the model: the one that the client sent, unless its family has ids of another form."""
+    """The id that a call has for the model: the one that the client sent, unless its family has ids
+    of another form.
+    """
     if form == "alnum9":
         return given if _ALNUM9.fullmatch(given) else _hashed(given or f"{name}:{number}")
     if form == "function_number":
@@ -146,7 +176,9 @@ def _in_pairs(turn: _CallingTurn) -> list[Message]:
     first = True
     messages: list[Message] = []
     for call, results in zip(turn.calls, turn.results, strict=True):
-        answer = turn.answer if first else {"role": "assistant", "content": turn.answer["content"][:0]}
+        answer = (
+            turn.answer if first else {"role": "assistant", "content": turn.answer["content"][:0]}
+        )
         messages += [{**answer, "tool_calls": [call]}, *results]
         first = False
     return messages + turn.others

@@ -1,8 +1,8 @@
 """Tools for models whose chat template shows none: told in the system message.
 
-If the template names the syntax of a family, and writes results, the model is told to call them in that syntax. Otherwise calls
-and results are text of ordinary messages, too, in the syntax that most models have seen, Hermes': a JSON object between
-<tool_call> and </tool_call>.
+If the template names the syntax of a family, and writes results, the model is told to call them in
+that syntax. Otherwise calls and results are text of ordinary messages, too, in the syntax that most
+models have seen, Hermes': a JSON object between <tool_call> and </tool_call>.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ _EXAMPLE: Final = (
 )
 
 
-def tools_in_text(messages: Iterable[Message], tools: Sequence[dict[str, Any]], form: CallFormat) -> list[Message]:
-    """The conversation (the caller's own copies) without anything that a template must know of tools.
+def tools_in_text(
+    messages: Iterable[Message], tools: Sequence[dict[str, Any]], form: CallFormat
+) -> list[Message]:
+    """The conversation (the caller's own copies) without anything that a template must know of
+    tools.
 
     Results of one turn become one message of the user.
     """
@@ -62,12 +65,22 @@ def tools_in_text(messages: Iterable[Message], tools: Sequence[dict[str, Any]], 
     return _told(ready, tools, _IN_JSON) if tools else ready
 
 
-def tools_told(messages: list[Message], tools: Sequence[dict[str, Any]], form: CallFormat) -> list[Message]:
-    """The conversation (the caller's own copies) with its tools in the system message, and how to call them in this format."""
-    return _told(messages, tools, _IN_SYNTAX.format(example=form.write(_EXAMPLE).strip())) if tools else messages
+def tools_told(
+    messages: list[Message], tools: Sequence[dict[str, Any]], form: CallFormat
+) -> list[Message]:
+    """The conversation (the caller's own copies) with its tools in the system message, and how to
+    call them in this format.
+    """
+    return (
+        _told(messages, tools, _IN_SYNTAX.format(example=form.write(_EXAMPLE).strip()))
+        if tools
+        else messages
+    )
 
 
-def _told(messages: list[Message], tools: Sequence[dict[str, Any]], how_to_call: str) -> list[Message]:
+def _told(
+    messages: list[Message], tools: Sequence[dict[str, Any]], how_to_call: str
+) -> list[Message]:
     lines = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     text = _LIST.format(tools=lines) + how_to_call
     first = messages[0]
@@ -88,4 +101,6 @@ def _like(content: Any, text: str) -> Any:
 
 def _append(message: Message, text: str) -> None:
     content = message["content"]
-    message["content"] = [*content, {"type": "text", "text": text}] if isinstance(content, list) else content + text
+    message["content"] = (
+        [*content, {"type": "text", "text": text}] if isinstance(content, list) else content + text
+    )

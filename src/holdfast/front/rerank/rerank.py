@@ -24,7 +24,14 @@ from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.wire.output import Relevance
 from holdfast.wire.requests import RankMethod, RankRequest
 
-_CUTS = ("max_tokens_per_doc", "max_chunks_per_doc", "max_query_tokens", "truncate_prompt_tokens", "chunk_size", "overlap_tokens")
+_CUTS = (
+    "max_tokens_per_doc",
+    "max_chunks_per_doc",
+    "max_query_tokens",
+    "truncate_prompt_tokens",
+    "chunk_size",
+    "overlap_tokens",
+)
 _UNSUPPORTED = UnsupportedFields(
     neutral={
         **SESSION_FIELDS,
@@ -54,7 +61,8 @@ def _kind_of_text(value: Any) -> str:
 
 
 TextOrObject = Annotated[
-    Annotated[str, Tag(TAG_MARK + "text")] | Annotated[TextObject, Tag(TAG_MARK + "object")], Discriminator(_kind_of_text)
+    Annotated[str, Tag(TAG_MARK + "text")] | Annotated[TextObject, Tag(TAG_MARK + "object")],
+    Discriminator(_kind_of_text),
 ]
 
 
@@ -65,10 +73,18 @@ class RerankBody(SaltField):
     documents: Annotated[list[TextOrObject], Field(min_length=1, fail_fast=True)] = Field(
         description="Texts, or objects with `text`."
     )
-    model: Model | None = Field(None, description="Id of a model that /v1/models lists; the first of them if not given.")
-    top_n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(None, description="Only so many results, the best ones.")
-    return_documents: bool | None = Field(None, description="Give the texts back with the results; so it is if not given.")
-    instruction: str | None = Field(None, description="What makes a document relevant, for models that were trained to be told.")
+    model: Model | None = Field(
+        None, description="Id of a model that /v1/models lists; the first of them if not given."
+    )
+    top_n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
+        None, description="Only so many results, the best ones."
+    )
+    return_documents: bool | None = Field(
+        None, description="Give the texts back with the results; so it is if not given."
+    )
+    instruction: str | None = Field(
+        None, description="What makes a document relevant, for models that were trained to be told."
+    )
     method: RankMethod | None = Field(
         None,
         description="The model's yes or no, or how likely the query is behind the document; if not given, as it was trained.",
@@ -76,7 +92,10 @@ class RerankBody(SaltField):
     user: str | None = Field(None, description="Accepted, without effect.")
 
     def plan(self, services: Services) -> RankPlan:
-        """What to rank and how to answer. Raises RequestRefused naming the field that cannot be served."""
+        """What to rank and how to answer.
+
+        Raises RequestRefused naming the field that cannot be served.
+        """
         _UNSUPPORTED.refuse(self.model_extra)
         documents = tuple(map(_text, self.documents))
         refuse_too_many(documents, services.limits.max_inputs, field="documents")
@@ -90,7 +109,11 @@ class RerankBody(SaltField):
             instruction=self.instruction or "",
             method=self.method,
         )
-        return RankPlan(request=request, form=lambda found: self._form(request, found), cache_salt=self.cache_salt or "")
+        return RankPlan(
+            request=request,
+            form=lambda found: self._form(request, found),
+            cache_salt=self.cache_salt or "",
+        )
 
     def _form(self, request: RankRequest, found: Sequence[Relevance]) -> bytes:
         order = sorted(range(len(found)), key=lambda index: -found[index].score)[: self.top_n]
@@ -99,12 +122,18 @@ class RerankBody(SaltField):
                 index=index,
                 relevance_score=found[index].score,
                 logprob=found[index].logprob,
-                document=msgspec.UNSET if self.return_documents is False else RankedText(text=request.documents[index]),
+                document=msgspec.UNSET
+                if self.return_documents is False
+                else RankedText(text=request.documents[index]),
             )
             for index in order
         ]
         ranked = RankedList(
-            id=request.request_id, model=request.model, method=found[0].method, results=results, usage=usage_of(found)
+            id=request.request_id,
+            model=request.model,
+            method=found[0].method,
+            results=results,
+            usage=usage_of(found),
         )
         return msgspec.json.encode(ranked)
 
@@ -116,7 +145,9 @@ class RankedText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One document: its place in the request and how much it is about the query, 0 to 1. logprob: what the score was made of."""
+    """One document: its place in the request and how much it is about the query, 0 to 1. logprob:
+    what the score was made of.
+    """
 
     index: int
     relevance_score: float
@@ -139,7 +170,9 @@ def _text(given: str | TextObject) -> str:
     return given if isinstance(given, str) else given.text
 
 
-@operation("POST", "/v1/rerank", request_of(RerankBody), answers_of(RankedList), summary="reranking (Jina)")
+@operation(
+    "POST", "/v1/rerank", request_of(RerankBody), answers_of(RankedList), summary="reranking (Jina)"
+)
 async def rerank(request: Request, services: Services) -> Response:
     """Order documents by how much they are about a query."""
     return await rank(request, services, lambda body: parse(RerankBody, body).plan(services))

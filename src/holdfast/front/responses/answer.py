@@ -1,4 +1,6 @@
-"""The answer of POST /v1/responses, streamed and whole: the response object as it grows, and its numbered events."""
+"""The answer of POST /v1/responses, streamed and whole: the response object as it grows, and its
+numbered events.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +82,9 @@ def unheard(number: int, event: bytes) -> None:
 class ResponseAnswer(AnswerFormat):
     """AnswerFormat of a response.
 
-    seal: makes of a thought what clients bring back. hear: is told each event with its number as it is made, also of a whole
-    answer; at the last one `response` is final: completed, incomplete, failed or cancelled.
+    seal: makes of a thought what clients bring back. hear: is told each event with its number as it
+    is made, also of a whole answer; at the last one `response` is final: completed, incomplete,
+    failed or cancelled.
     """
 
     def __init__(
@@ -93,7 +96,13 @@ class ResponseAnswer(AnswerFormat):
         seal: Callable[[str], str] = lambda _: "",
         hear: Callable[[int, bytes], None] = unheard,
     ) -> None:
-        self._response, self._tools, self._shows, self._seal, self._hear = response, tools, shows, seal, hear
+        self._response, self._tools, self._shows, self._seal, self._hear = (
+            response,
+            tools,
+            shows,
+            seal,
+            hear,
+        )
         self._done: list[OutputItem] = []
         self._thoughts: dict[str, str] = {}  # by the id of the item
         self._now: WrittenItem | None = None
@@ -116,7 +125,9 @@ class ResponseAnswer(AnswerFormat):
         return self._thoughts
 
     def sampled_by(self, sampling: SamplingParams) -> None:
-        """The response tells the sampling parameters that were used, whether they were asked for or are the model's own."""
+        """The response tells the sampling parameters that were used, whether they were asked for or
+        are the model's own.
+        """
         self._response = msgspec.structs.replace(self._response, **told_sampling(sampling))
 
     def keep_alive(self) -> bytes:
@@ -131,7 +142,9 @@ class ResponseAnswer(AnswerFormat):
         """The response is there, and is being worked on."""
         begun = self._begun()
         if self._response.status == "queued":
-            begun += b"" if self._next_number > 1 else self._event("queued", response=self._response)
+            begun += (
+                b"" if self._next_number > 1 else self._event("queued", response=self._response)
+            )
             self._response = msgspec.structs.replace(self._response, status="in_progress")
         return begun + self.keep_alive()
 
@@ -152,13 +165,23 @@ class ResponseAnswer(AnswerFormat):
         return b""
 
     def _text(self, event: TextDelta) -> bytes:
-        kind = WrittenMessage if event.kind == "text" else WrittenSummary if self._shows.summaries else WrittenThought
+        kind = (
+            WrittenMessage
+            if event.kind == "text"
+            else WrittenSummary
+            if self._shows.summaries
+            else WrittenThought
+        )
         item, begun = self._now, b""
         if type(item) is not kind:
             closed = self._closed(_status_before(item))
             item = kind(id=self._new_id(kind))
             begun = closed + self._added(item)
-        logprobs = content_logprobs(event.logprobs) if self._shows.logprobs and event.kind == "text" else ()
+        logprobs = (
+            content_logprobs(event.logprobs)
+            if self._shows.logprobs and event.kind == "text"
+            else ()
+        )
         return begun + self._events(item, item.more(event.text, logprobs))
 
     def finish(self, event: ChoiceFinished) -> bytes:
@@ -173,11 +196,15 @@ class ResponseAnswer(AnswerFormat):
     def broken(self, problem: Problem) -> bytes:
         """The response failed; nothing follows."""
         begun = self._begun()
-        code = _FAILURES.get(problem.code, "server_error" if problem.status >= 500 else "invalid_prompt")
+        code = _FAILURES.get(
+            problem.code, "server_error" if problem.status >= 500 else "invalid_prompt"
+        )
         self._end_as("failed", error=ResponseFailure(code=code, message=problem.message))
         return begun + self._event("failed", response=self._response)
 
-    def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
         """The response object as JSON, grown from the same events."""
         self.opening(prompt_tokens=counts.prompt_tokens)
         for delta in choices[0].deltas:
@@ -187,7 +214,10 @@ class ResponseAnswer(AnswerFormat):
         return _encode(self._response)
 
     def cancel(self) -> bytes:
-        """Nobody waits for the rest: it stays as it is. The API has no event of that name; this one ends a stream."""
+        """Nobody waits for the rest: it stays as it is.
+
+        The API has no event of that name; this one ends a stream.
+        """
         self._end_as("cancelled")
         return self._event("incomplete", response=self._response)
 
@@ -205,7 +235,9 @@ class ResponseAnswer(AnswerFormat):
         )
         told = msgspec.UNSET if explanation is None else explanation
         if self._end == "length":
-            self._end_as("incomplete", incomplete_details=IncompleteDetails(), usage=usage, holdfast=told)
+            self._end_as(
+                "incomplete", incomplete_details=IncompleteDetails(), usage=usage, holdfast=told
+            )
         else:
             self._end_as("completed", completed_at=int(time.time()), usage=usage, holdfast=told)
 
@@ -213,7 +245,9 @@ class ResponseAnswer(AnswerFormat):
         if self._now is not None:
             self._done.append(self._now.item("incomplete"))
             self._now = None
-        self._response = msgspec.structs.replace(self._response, status=status, output=tuple(self._done), **changes)
+        self._response = msgspec.structs.replace(
+            self._response, status=status, output=tuple(self._done), **changes
+        )
 
     def _new_id(self, kind: type[WrittenItem]) -> str:
         return f"{kind.id_prefix}_{self.id.removeprefix('resp_')}{len(self._done):02x}"
@@ -223,7 +257,9 @@ class ResponseAnswer(AnswerFormat):
 
     def _added(self, item: WrittenItem) -> bytes:
         self._now = item
-        added = self._event("output_item.added", output_index=len(self._done), item=item.item("in_progress"))
+        added = self._event(
+            "output_item.added", output_index=len(self._done), item=item.item("in_progress")
+        )
         return added + self._events(item, item.beginning())
 
     def _closed(self, status: ItemStatus) -> bytes:

@@ -19,21 +19,27 @@ from holdfast.front.server.problem import problem_of, record_problem
 
 _NAME = "codex"
 _INSTRUCTIONS = (  # in place of those that Codex has for models it knows
-    "You are Codex, a coding agent in the user's terminal. Do what the user asks in the current folder: look at files before you "
-    "change them, change no more than is asked, run what you have changed, and go on until the task is done. Use the tools for "
+    "You are Codex, a coding agent in the user's terminal. Do what the user asks in the current "
+    "folder: look at files before you "
+    "change them, change no more than is asked, run what you have changed, and go on until the "
+    "task is done. Use the tools for "
     "all of that, and tell the user in a few words what you have done."
 )
 
 
 def is_codex(headers: Mapping[str, str]) -> bool:
     """Whether a request comes from Codex."""
-    return any(headers.get(name, "").lower().startswith(_NAME) for name in ("originator", "user-agent"))
+    return any(
+        headers.get(name, "").lower().startswith(_NAME) for name in ("originator", "user-agent")
+    )
 
 
 class OverflowInStream(Response):
-    """A streamed answer whose input may turn out to be too long, which is then told within the stream.
+    """A streamed answer whose input may turn out to be too long, which is then told within the
+    stream.
 
-    Codex makes a conversation shorter when a response has failed for this reason; a status of 400 only ends its turn.
+    Codex makes a conversation shorter when a response has failed for this reason; a status of 400
+    only ends its turn.
     """
 
     def __init__(self, answer: Response, form: AnswerFormat) -> None:
@@ -72,7 +78,8 @@ class CodexModel(msgspec.Struct, frozen=True, kw_only=True):
     display_name: str
     description: str | None = None
     supported_reasoning_levels: tuple[CodexReasoningLevel, ...] = tuple(
-        CodexReasoningLevel(effort=effort, description=f"{effort} effort") for effort in ("low", "medium", "high")
+        CodexReasoningLevel(effort=effort, description=f"{effort} effort")
+        for effort in ("low", "medium", "high")
     )
     shell_type: str = "unified_exec"
     visibility: str = "list"
@@ -113,5 +120,9 @@ def _list(models: Sequence[ModelStatus]) -> CodexModelList:
 
 
 CODEX_MODELS = ModelShapes(
-    many_type=CodexModelList, one_type=ModelCard, many=_list, one=model_card, is_on=lambda server: server.codex_models
+    many_type=CodexModelList,
+    one_type=ModelCard,
+    many=_list,
+    one=model_card,
+    is_on=lambda server: server.codex_models,
 )

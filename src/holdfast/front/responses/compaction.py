@@ -15,7 +15,12 @@ import msgspec
 from holdfast.front.responses.answer import ResponseAnswer
 from holdfast.front.responses.kept_items import kept_input
 from holdfast.front.responses.output_items import WrittenItem
-from holdfast.front.responses.shapes import CompactedResponse, CompactionItem, ItemStatus, ResponseStatus
+from holdfast.front.responses.shapes import (
+    CompactedResponse,
+    CompactionItem,
+    ItemStatus,
+    ResponseStatus,
+)
 from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
 from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.problem import Problem, RequestRefused
@@ -29,8 +34,10 @@ _THOUGHT_TOKENS = 1024
 _SUMMARY_REQUEST = {
     "role": "user",
     "content": (
-        "The conversation above is about to be removed from your context. Write a summary that lets "
-        "you continue without it: what the user wants, decisions and constraints, facts, names, paths "
+        "The conversation above is about to be removed from your context. Write a summary that "
+        "lets "
+        "you continue without it: what the user wants, decisions and constraints, facts, names, "
+        "paths "
         "and values that are still needed, what has been done, and what remains to be done. Do not "
         "call tools and do not continue the task. Reply with the summary only."
     ),
@@ -108,7 +115,9 @@ class CompactionAnswer(ResponseAnswer):
 
     def _finished(self, end: EndWord) -> bytes:
         if self._now is None or not self._now.text.strip():
-            reason = "the model wrote no summary; please try again, or keep the conversation as it is"
+            reason = (
+                "the model wrote no summary; please try again, or keep the conversation as it is"
+            )
             raise RequestRefused(reason, status=422, code="empty_summary")
         return self._closed("completed")  # also when cut at the bound: what there is of it is used
 
@@ -141,7 +150,9 @@ class CompactedFormat(AnswerFormat):
         """As in a response."""
         return self._answer.broken(problem)
 
-    def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
         """The user's messages and the compaction item."""
         self._answer.whole(choices, counts, explanation)
         response = self._answer.response

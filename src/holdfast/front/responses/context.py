@@ -24,7 +24,9 @@ class Continuation:
     keeping: Keeping
 
 
-async def continuation_of(asked: ResponseRequest, services: Services, *, tenant: str) -> Continuation:
+async def continuation_of(
+    asked: ResponseRequest, services: Services, *, tenant: str
+) -> Continuation:
     """The request and what it goes on from. Raises RequestRefused for what is not there."""
     asked.refuse_what_cannot_be_served(services.limits)
     items = await _referred(asked, services, tenant)
@@ -48,45 +50,73 @@ async def continuation_of(asked: ResponseRequest, services: Services, *, tenant:
     return Continuation(asked=asked, before=continued(before), keeping=keeping)
 
 
-async def _referred(asked: ResponseRequest, services: Services, tenant: str) -> list[Mapping[str, Any]]:
+async def _referred(
+    asked: ResponseRequest, services: Services, tenant: str
+) -> list[Mapping[str, Any]]:
     """The items of the input; in place of references what they refer to."""
     items: list[Mapping[str, Any]] = [shown_item(item) for item in items_of(asked.input)]
-    wanted = {place: item.get("id") or "" for place, item in enumerate(items) if _is_reference(item)}
+    wanted = {
+        place: item.get("id") or "" for place, item in enumerate(items) if _is_reference(item)
+    }
     if not wanted:
         return items
     found = await services.responses.call(ResponseFile.find_items, tenant, tuple(wanted.values()))
     for place, item_id in wanted.items():
         if item_id not in found:
-            reason, field = "there is no such item; it may not be kept any more", f"input.{place}.id"
-            raise RequestRefused(f"`{field}`: {reason}", status=404, code="item_not_found", field=field)
+            reason, field = (
+                "there is no such item; it may not be kept any more",
+                f"input.{place}.id",
+            )
+            raise RequestRefused(
+                f"`{field}`: {reason}", status=404, code="item_not_found", field=field
+            )
         items[place] = found[item_id]
     return items
 
 
 def _is_reference(item: Mapping[str, Any]) -> bool:
-    return item.get("type") == "item_reference" or (item.get("type") is None and "id" in item and "role" not in item)
+    return item.get("type") == "item_reference" or (
+        item.get("type") is None and "id" in item and "role" not in item
+    )
 
 
 async def _chain(services: Services, tenant: str, response_id: str) -> list[Item]:
     field = "previous_response_id"
     try:
-        record = await services.responses.call(ResponseFile.record, tenant, response_id, kind="response")
+        record = await services.responses.call(
+            ResponseFile.record, tenant, response_id, kind="response"
+        )
         if record.is_running:
             reason = f"`{field}`: that response is still being made"
             raise RequestRefused(reason, code="previous_response_in_progress", field=field)
         if record.body.get("conversation"):
-            reason = f"`{field}`: that response belongs to a conversation; go on with `conversation`"
+            reason = (
+                f"`{field}`: that response belongs to a conversation; go on with `conversation`"
+            )
             raise RequestRefused(reason, field=field)
         return await services.responses.call(ResponseFile.chain, tenant, response_id)
     except RecordMissing as missing:
-        what = "there is no such response" if missing.record_id == response_id else "a response that it continues is gone"
+        what = (
+            "there is no such response"
+            if missing.record_id == response_id
+            else "a response that it continues is gone"
+        )
         reason = f"`{field}`: {what}; it may have been deleted, or not be kept any more"
-        raise RequestRefused(reason, status=404, code="previous_response_not_found", field=field) from None
+        raise RequestRefused(
+            reason, status=404, code="previous_response_not_found", field=field
+        ) from None
 
 
 async def _conversation(services: Services, tenant: str, conversation_id: str) -> list[Item]:
     try:
-        return await services.responses.call(ResponseFile.items, tenant, conversation_id, kind="conversation")
+        return await services.responses.call(
+            ResponseFile.items, tenant, conversation_id, kind="conversation"
+        )
     except RecordMissing:
-        reason = "`conversation`: there is no such conversation; it may have been deleted, or not be kept any more"
-        raise RequestRefused(reason, status=404, code="conversation_not_found", field="conversation") from None
+        reason = (
+            "`conversation`: there is no such conversation; it may have been deleted, or not be "
+            "kept any more"
+        )
+        raise RequestRefused(
+            reason, status=404, code="conversation_not_found", field="conversation"
+        ) from None

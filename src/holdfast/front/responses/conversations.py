@@ -1,4 +1,6 @@
-"""Conversations: items that are kept under one name, and grow with the responses that go on from them."""
+"""Conversations: items that are kept under one name, and grow with the responses that go on from
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from starlette.responses import Response
 from holdfast.front.responses.fields import ResponseMetadata
 from holdfast.front.responses.items import InputItem, conversation
 from holdfast.front.responses.kept_items import kept_input, shown_item
-from holdfast.front.responses.pages import PAGE, ItemList, described_query, item_list, not_found, page_of, tenant_asking
+from holdfast.front.responses.pages import (
+    PAGE,
+    ItemList,
+    described_query,
+    item_list,
+    not_found,
+    page_of,
+    tenant_asking,
+)
 from holdfast.front.server.body import M, json_response, parse, read_body
 from holdfast.front.server.dialect import operation
 from holdfast.front.server.fields import STRICT
@@ -25,7 +35,10 @@ from holdfast.store.responses import Item, RecordMissing, ResponseFile, StoredRe
 
 _MOST_ITEMS = 20
 _PATH = "/v1/conversations/{conversation_id}"
-_ELSEWHERE = UnsupportedFields(neutral={"cache_salt": ()}, reasons={"cache_salt": "here it belongs in the query: ?cache_salt=…"})
+_ELSEWHERE = UnsupportedFields(
+    neutral={"cache_salt": ()},
+    reasons={"cache_salt": "here it belongs in the query: ?cache_salt=…"},
+)
 Items = Annotated[list[InputItem], Field(max_length=_MOST_ITEMS, fail_fast=True)]
 
 
@@ -34,7 +47,9 @@ class ConversationChange(BaseModel):
 
     model_config = STRICT
 
-    metadata: ResponseMetadata | None = Field(description="Up to 16 pairs of strings, for your own use.")
+    metadata: ResponseMetadata | None = Field(
+        description="Up to 16 pairs of strings, for your own use."
+    )
 
 
 class ConversationOpening(BaseModel):
@@ -42,7 +57,9 @@ class ConversationOpening(BaseModel):
 
     model_config = STRICT
 
-    metadata: ResponseMetadata | None = Field(None, description="Up to 16 pairs of strings, for your own use.")
+    metadata: ResponseMetadata | None = Field(
+        None, description="Up to 16 pairs of strings, for your own use."
+    )
     items: Items | None = Field(None, description="What it begins with.")
 
 
@@ -88,10 +105,14 @@ class ConversationItem(msgspec.Struct, frozen=True, kw_only=True):
 async def create_conversation(request: Request, services: Services) -> Response:
     """Open a conversation."""
     asked = await _parsed(ConversationOpening, request, services, empty=b"{}")
-    opened = ConversationObject(id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=asked.metadata or {})
+    opened = ConversationObject(
+        id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=asked.metadata or {}
+    )
     record = StoredRecord(id=opened.id, body=msgspec.to_builtins(opened))
     items = _checked(asked.items or [])
-    await services.responses.call(ResponseFile.put, tenant_asking(request, services), record, kind="conversation", items=items)
+    await services.responses.call(
+        ResponseFile.put, tenant_asking(request, services), record, kind="conversation", items=items
+    )
     return json_response(opened)
 
 
@@ -101,11 +122,15 @@ async def get_conversation(request: Request, services: Services) -> Response:
     return json_response(await _found(request, services))
 
 
-@operation("POST", _PATH, described_query(), request_of(ConversationChange), answers_of(ConversationObject))
+@operation(
+    "POST", _PATH, described_query(), request_of(ConversationChange), answers_of(ConversationObject)
+)
 async def update_conversation(request: Request, services: Services) -> Response:
     """Give a conversation other metadata."""
     asked = await _parsed(ConversationChange, request, services)
-    changed = msgspec.structs.replace(await _found(request, services), metadata=asked.metadata or {})
+    changed = msgspec.structs.replace(
+        await _found(request, services), metadata=asked.metadata or {}
+    )
     record = StoredRecord(id=changed.id, body=msgspec.to_builtins(changed))
     await _call(request, services, ResponseFile.change, record, kind="conversation")
     return json_response(changed)
@@ -119,25 +144,41 @@ async def delete_conversation(request: Request, services: Services) -> Response:
     return json_response(ConversationDeleted(id=conversation_id))
 
 
-@operation("POST", _PATH + "/items", described_query("include[]"), request_of(ConversationAddition), answers_of(ItemList))
+@operation(
+    "POST",
+    _PATH + "/items",
+    described_query("include[]"),
+    request_of(ConversationAddition),
+    answers_of(ItemList),
+)
 async def create_conversation_items(request: Request, services: Services) -> Response:
     """Add items to a conversation."""
     items = _checked((await _parsed(ConversationAddition, request, services)).items)
-    await _call(request, services, ResponseFile.append, request.path_params["conversation_id"], items)
+    await _call(
+        request, services, ResponseFile.append, request.path_params["conversation_id"], items
+    )
     return item_list(items)
 
 
 @operation("GET", _PATH + "/items", described_query(*PAGE), answers_of(ItemList))
 async def list_conversation_items(request: Request, services: Services) -> Response:
     """The items of a conversation."""
-    return await page_of(request, services, request.path_params["conversation_id"], kind="conversation")
+    return await page_of(
+        request, services, request.path_params["conversation_id"], kind="conversation"
+    )
 
 
-@operation("GET", _PATH + "/items/{item_id}", described_query("include[]"), answers_of(ConversationItem))
+@operation(
+    "GET", _PATH + "/items/{item_id}", described_query("include[]"), answers_of(ConversationItem)
+)
 async def get_conversation_item(request: Request, services: Services) -> Response:
     """An item of a conversation."""
     item = await _call(
-        request, services, ResponseFile.item, request.path_params["conversation_id"], request.path_params["item_id"]
+        request,
+        services,
+        ResponseFile.item,
+        request.path_params["conversation_id"],
+        request.path_params["item_id"],
     )
     return Response(msgspec.json.encode(shown_item(item)), media_type="application/json")
 
@@ -146,7 +187,11 @@ async def get_conversation_item(request: Request, services: Services) -> Respons
 async def delete_conversation_item(request: Request, services: Services) -> Response:
     """Take an item out of a conversation."""
     await _call(
-        request, services, ResponseFile.delete_item, request.path_params["conversation_id"], request.path_params["item_id"]
+        request,
+        services,
+        ResponseFile.delete_item,
+        request.path_params["conversation_id"],
+        request.path_params["item_id"],
     )
     return json_response(await _found(request, services))
 
@@ -165,14 +210,24 @@ def _checked(items: list[InputItem]) -> list[Item]:
 
 
 async def _found(request: Request, services: Services) -> ConversationObject:
-    record = await _call(request, services, ResponseFile.record, request.path_params["conversation_id"], kind="conversation")
+    record = await _call(
+        request,
+        services,
+        ResponseFile.record,
+        request.path_params["conversation_id"],
+        kind="conversation",
+    )
     return msgspec.convert(record.body, ConversationObject)
 
 
-async def _call(request: Request, services: Services, method: Any, *given: Any, **named: Any) -> Any:
+async def _call(
+    request: Request, services: Services, method: Any, *given: Any, **named: Any
+) -> Any:
     """Do something with a conversation that is there. Raises RequestRefused."""
     try:
-        return await services.responses.call(method, tenant_asking(request, services), *given, **named)
+        return await services.responses.call(
+            method, tenant_asking(request, services), *given, **named
+        )
     except RecordMissing as missing:
         if missing.item_id:
             raise not_found("item", missing.item_id) from None

@@ -16,7 +16,12 @@ from holdfast.front.responses.fields import ResponseRequest
 from holdfast.front.responses.items import items_of
 from holdfast.front.responses.kept import KeptResponse, in_background
 from holdfast.front.responses.run import ResponseRun
-from holdfast.front.responses.shapes import CompactedResponse, InputTokens, ResponseEvent, ResponseObject
+from holdfast.front.responses.shapes import (
+    CompactedResponse,
+    InputTokens,
+    ResponseEvent,
+    ResponseObject,
+)
 from holdfast.front.responses.tools import offered_tools
 from holdfast.front.server.body import json_response, parse, read_body
 from holdfast.front.server.dialect import operation
@@ -51,21 +56,39 @@ async def create_response(request: Request, services: Services) -> Response:
     tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
     continued = await continuation_of(asked, services, tenant=tenant)
     keeping = continued.keeping
-    run = ResponseRun(keeping, store=services.responses, running=services.running) if keeping.keeps else None
+    run = (
+        ResponseRun(keeping, store=services.responses, running=services.running)
+        if keeping.keeps
+        else None
+    )
     key = session_key(request.headers)
     plan = continued.asked.plan(services, session_key=key, before=continued.before, run=run)
     plan = extended(plan, request, limits=services.limits)
     if run is not None and keeping.in_background:
-        return await in_background(request, services, GenerationResponse(services, replace(plan, streams=True), answer), run)
+        return await in_background(
+            request,
+            services,
+            GenerationResponse(services, replace(plan, streams=True), answer),
+            run,
+        )
     response: Response = GenerationResponse(services, plan, answer, identity=identity)
     if run is not None:
         response = KeptResponse(response, run)
-    return OverflowInStream(response, plan.form) if plan.streams and is_codex(request.headers) else response
+    return (
+        OverflowInStream(response, plan.form)
+        if plan.streams and is_codex(request.headers)
+        else response
+    )
 
 
-@operation("POST", "/v1/responses/compact", request_of(ResponseRequest), answers_of(CompactedResponse))
+@operation(
+    "POST", "/v1/responses/compact", request_of(ResponseRequest), answers_of(CompactedResponse)
+)
 async def compact_response(request: Request, services: Services) -> Response:
-    """Have the model summarize a conversation. The answer is what to send in place of it; nothing is kept here."""
+    """Have the model summarize a conversation.
+
+    The answer is what to send in place of it; nothing is kept here.
+    """
     answer = AnswerRecord(services.metrics)
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     identity = identity_of(request, body, services.server)
@@ -74,7 +97,9 @@ async def compact_response(request: Request, services: Services) -> Response:
     asked = parse(ResponseRequest, body)
     for field in ("stream", "background"):
         if getattr(asked, field):
-            raise RequestRefused(f"`{field}`: a compaction is answered whole, while its client waits", field=field)
+            raise RequestRefused(
+                f"`{field}`: a compaction is answered whole, while its client waits", field=field
+            )
     services = salted(services, asked.cache_salt)
     items = items_of(asked.input)
     asked = asked.model_copy(update={"input": [*items, {"type": TRIGGER}], "store": False})
@@ -88,10 +113,14 @@ async def compact_response(request: Request, services: Services) -> Response:
     return GenerationResponse(services, plan, answer, identity=identity)
 
 
-@operation("POST", "/v1/responses/input_tokens", request_of(ResponseRequest), answers_of(InputTokens))
+@operation(
+    "POST", "/v1/responses/input_tokens", request_of(ResponseRequest), answers_of(InputTokens)
+)
 async def count_input_tokens(request: Request, services: Services) -> Response:
     """Count the tokens of an input, tools and all."""
-    asked = parse(ResponseRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    asked = parse(
+        ResponseRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    )
     services = salted(services, asked.cache_salt)
     tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
     continued = await continuation_of(asked, services, tenant=tenant)

@@ -1,4 +1,6 @@
-"""The text that a call of a custom tool carries: the string in `{"input": "…"}`, decoded while its JSON comes in pieces."""
+"""The text that a call of a custom tool carries: the string in `{"input": "…"}`, decoded while its
+JSON comes in pieces.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,17 @@ _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _NO_LOW = r"(?=[^\\]|\\[^u]|\\u(?![dD][c-fC-F])[0-9a-fA-F]{4})"
-_WHOLE = re.compile(  # what of a JSON string can be decoded already: up to its end, or to an escape that is not all there
+# what of a JSON string can be decoded already: up to its end, or to an escape that is not all there
+_WHOLE = re.compile(
     rf'(?:[^"\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{{4}}|{_HIGH}(?:{_LOW}|{_NO_LOW}))*+'
 )
 
 
 class CustomInput:
-    """Decodes one call's input. All that `more` and `rest` give joins to what the call's JSON has in `input`."""
+    """Decodes one call's input.
+
+    All that `more` and `rest` give joins to what the call's JSON has in `input`.
+    """
 
     def __init__(self) -> None:
         self._arguments: list[str] = []
@@ -38,7 +44,10 @@ class CustomInput:
         return self._give(_decoded(piece))
 
     def rest(self) -> str:
-        """What of the input is still to be given when the call has ended. Arguments of another form are given as they are."""
+        """What of the input is still to be given when the call has ended.
+
+        Arguments of another form are given as they are.
+        """
         arguments = "".join(self._arguments)
         try:
             whole = json.loads(arguments, strict=False)

@@ -12,12 +12,23 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from holdfast.config import LimitsSettings
 from holdfast.front.openai.fields import SamplingFields
 from holdfast.front.responses.answer import ResponseAnswer, Shows, told_sampling, unheard
-from holdfast.front.responses.compaction import CompactionAnswer, asks_for_compaction, summary_request, summary_seal
+from holdfast.front.responses.compaction import (
+    CompactionAnswer,
+    asks_for_compaction,
+    summary_request,
+    summary_seal,
+)
 from holdfast.front.responses.formats import TextOptions
 from holdfast.front.responses.items import Input, InputItem, conversation, items_of
 from holdfast.front.responses.run import ResponseRun
 from holdfast.front.responses.shapes import ResponseObject
-from holdfast.front.responses.tools import OfferedTools, ResponseToolChoice, ResponseTools, choice_of, offered_tools
+from holdfast.front.responses.tools import (
+    OfferedTools,
+    ResponseToolChoice,
+    ResponseTools,
+    choice_of,
+    offered_tools,
+)
 from holdfast.front.responses.unsupported import UNSUPPORTED
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.fields import MANY, ONE, STRICT, MaxTokens, refuse_above
@@ -26,7 +37,8 @@ from holdfast.front.server.services import Services, model_of
 from holdfast.front.server.thinking import ReasoningOptions, thinking_of
 from holdfast.wire.requests import ChatPrompt, GenerationRequest
 
-_FUNCTION = dict.fromkeys(("description", "parameters", "strict"))  # what of a tool is told again even if it was not given
+# what of a tool is told again even if it was not given
+_FUNCTION = dict.fromkeys(("description", "parameters", "strict"))
 _LOGPROBS, _SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _MOST_METADATA = 16
 MetadataKey = Annotated[str, Field(max_length=64)]
@@ -38,9 +50,12 @@ class ResponseReasoning(ReasoningOptions):
     """Whether and how much to think, and how thoughts are shown."""
 
     summary: Literal["auto", "concise", "detailed"] | None = Field(
-        None, description="Show thoughts as summary instead of as they are; it is the whole thought."
+        None,
+        description="Show thoughts as summary instead of as they are; it is the whole thought.",
     )
-    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Older name of summary.")
+    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(
+        None, description="Older name of summary."
+    )
 
 
 class ResponseStreamOptions(BaseModel):
@@ -64,7 +79,8 @@ def _text_or_object(value: Any) -> str:
 
 
 ConversationField = Annotated[
-    Annotated[Annotated[str, Field(min_length=1)], Tag(ONE)] | Annotated[ConversationName, Tag(MANY)],
+    Annotated[Annotated[str, Field(min_length=1)], Tag(ONE)]
+    | Annotated[ConversationName, Tag(MANY)],
     Discriminator(_text_or_object),
 ]
 
@@ -72,36 +88,56 @@ ConversationField = Annotated[
 class ResponseRequest(SamplingFields):
     """Items to be answered."""
 
-    input: Input | None = Field(None, description="A text, or the conversation as items, oldest first.")
+    input: Input | None = Field(
+        None, description="A text, or the conversation as items, oldest first."
+    )
     instructions: str | None = Field(None, description="Goes before the input as a system message.")
     stream_options: ResponseStreamOptions | None = None
-    max_output_tokens: MaxTokens | None = Field(None, description="Most tokens to generate, thoughts included.")
+    max_output_tokens: MaxTokens | None = Field(
+        None, description="Most tokens to generate, thoughts included."
+    )
     tools: ResponseTools | None = Field(None, description="What the model may call.")
-    tool_choice: ResponseToolChoice | None = Field(None, description="Whether it may, must or must not, and which of them.")
-    parallel_tool_calls: bool | None = Field(None, description="False: one call in an answer at most.")
+    tool_choice: ResponseToolChoice | None = Field(
+        None, description="Whether it may, must or must not, and which of them."
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="False: one call in an answer at most."
+    )
     max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Of hosted tools, of which there are none: accepted, without effect."
     )
-    reasoning: ResponseReasoning | None = Field(None, description="How much to think first, and how that is shown.")
+    reasoning: ResponseReasoning | None = Field(
+        None, description="How much to think first, and how that is shown."
+    )
     text: TextOptions | None = Field(None, description="The form of the answer.")
     include: Annotated[list[str], Field(fail_fast=True)] | None = Field(
-        None, description=f"What to add: {_SEALED}, {_LOGPROBS}. Others are about hosted tools and add nothing."
+        None,
+        description=f"What to add: {_SEALED}, {_LOGPROBS}. Others are about hosted tools and add nothing.",
     )
-    top_logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="So many of the likeliest at each token's place.")
+    top_logprobs: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="So many of the likeliest at each token's place."
+    )
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="Accepted; an input that is too long is refused either way."
     )
-    store: bool | None = Field(None, description="False: the response is not kept, and cannot be asked for again.")
+    store: bool | None = Field(
+        None, description="False: the response is not kept, and cannot be asked for again."
+    )
     previous_response_id: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="Go on from a response that is kept: its input and output come first, not its instructions."
+        None,
+        description="Go on from a response that is kept: its input and output come first, not its instructions.",
     )
     conversation: ConversationField | None = Field(
         None, description="Go on from a conversation; input and output are added to it."
     )
-    background: bool | None = Field(None, description="Answer at once, and make the response meanwhile.")
+    background: bool | None = Field(
+        None, description="Answer at once, and make the response meanwhile."
+    )
     metadata: ResponseMetadata | None = Field(None, description="Told again in the response.")
     prompt_cache_retention: str | None = Field(None, description="Accepted, without effect.")
-    prompt_cache_options: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
+    prompt_cache_options: dict[str, Any] | None = Field(
+        None, description="Accepted, without effect."
+    )
     client_metadata: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
 
     def plan(
@@ -112,7 +148,9 @@ class ResponseRequest(SamplingFields):
         before: Sequence[InputItem] = (),
         run: ResponseRun | None = None,
     ) -> AnswerPlan:
-        """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served.
+        """What to generate and how to answer.
+
+        Raises RequestRefused naming the field that cannot be served.
 
         before: the items that this input goes on from. run: hears the events.
         """
@@ -132,7 +170,12 @@ class ResponseRequest(SamplingFields):
         return self.plan_of([request], form, session_key=session_key)
 
     def request(
-        self, services: Services, request_id: str, *, offered: OfferedTools, before: Sequence[InputItem] = ()
+        self,
+        services: Services,
+        request_id: str,
+        *,
+        offered: OfferedTools,
+        before: Sequence[InputItem] = (),
     ) -> GenerationRequest:
         """What to generate. Raises RequestRefused, also where there is nothing to answer."""
         items, parallel = [*before, *items_of(self.input)], self.parallel_tool_calls is not False
@@ -140,7 +183,9 @@ class ResponseRequest(SamplingFields):
         if compacts:
             items.pop()
         if not items:
-            raise RequestRefused("`input` is required", code="missing_required_parameter", field="input")
+            raise RequestRefused(
+                "`input` is required", code="missing_required_parameter", field="input"
+            )
         model = model_of(services, self.model)
         messages = conversation(
             items,
@@ -152,7 +197,9 @@ class ResponseRequest(SamplingFields):
         request = GenerationRequest(
             request_id=request_id,
             model=model,
-            prompt=ChatPrompt(messages=messages, tools=offered.definitions, tool_fields=offered.fields),
+            prompt=ChatPrompt(
+                messages=messages, tools=offered.definitions, tool_fields=offered.fields
+            ),
             max_tokens=self.max_output_tokens,
             want_logprobs=self.shows().logprobs,
             top_logprobs=self.top_logprobs or 0,
@@ -167,7 +214,11 @@ class ResponseRequest(SamplingFields):
     @property
     def conversation_id(self) -> str | None:
         """Of the conversation that it goes on from."""
-        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
+        return (
+            self.conversation.id
+            if isinstance(self.conversation, ConversationName)
+            else self.conversation
+        )
 
     def shows(self) -> Shows:
         """What the client wants to see beside the text."""
@@ -179,13 +230,17 @@ class ResponseRequest(SamplingFields):
         )
 
     def response(self, services: Services) -> ResponseObject:
-        """The response object before anything has been generated: what the request said, told again."""
+        """The response object before anything has been generated: what the request said, told
+        again.
+        """
         told = self.model_dump(mode="json", include=_TOLD, by_alias=True, exclude_unset=True)
         given = {name: value for name, value in told.items() if value is not None}
         if self.parallel_tool_calls is None:
             given["parallel_tool_calls"] = True
         if "tools" in given:
-            given["tools"] = [_FUNCTION | tool if tool["type"] == "function" else tool for tool in given["tools"]]
+            given["tools"] = [
+                _FUNCTION | tool if tool["type"] == "function" else tool for tool in given["tools"]
+            ]
         text = {"format": {"type": "text"}, **given.pop("text", {})}
         return ResponseObject(
             id=f"resp_{uuid.uuid4().hex}",
@@ -207,7 +262,9 @@ class ResponseRequest(SamplingFields):
             reason = "`previous_response_id` is not allowed together with `conversation`"
             raise RequestRefused(reason, field="previous_response_id")
         if self.background and self.store is False:
-            raise RequestRefused("`background` needs `store`: nobody could ask for the response", field="background")
+            raise RequestRefused(
+                "`background` needs `store`: nobody could ask for the response", field="background"
+            )
 
 
 _TOLD = {

@@ -24,10 +24,15 @@ class TextOptions(BaseModel):
     model_config = STRICT
 
     format: TextFormat | None = Field(None, description="Its form: text, or JSON.")
-    verbosity: Annotated[str, Field(max_length=20)] | None = Field(None, description="Accepted, without effect.")
+    verbosity: Annotated[str, Field(max_length=20)] | None = Field(
+        None, description="Accepted, without effect."
+    )
 
     def output_format(self) -> OutputFormat | None:
-        """The form that is asked for; None: any. Raises RequestRefused for a schema that is missing."""
+        """The form that is asked for; None: any.
+
+        Raises RequestRefused for a schema that is missing.
+        """
         given = self.format
         if given is None or given.type == "text":
             return None
@@ -35,5 +40,7 @@ class TextOptions(BaseModel):
             return OutputFormat(kind="json_object", field="text.format")
         field = "text.format.schema"
         if given.schema_ is None:
-            raise RequestRefused(f"`{field}` is required", code="missing_required_parameter", field=field)
+            raise RequestRefused(
+                f"`{field}` is required", code="missing_required_parameter", field=field
+            )
         return OutputFormat(kind="json_schema", schema=given.schema_, field=field)

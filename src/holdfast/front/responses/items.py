@@ -14,14 +14,16 @@ from holdfast.front.server.media import is_media, refused_media, without_media
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.output import separator
 
-_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # type → key of its text
+# type → key of its text
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ROLES = ("user", "system", "developer", "assistant")
 _LONGEST_SHOWN = 40
 
 Unseal = Callable[[str], str | None]
 """The thought or summary in an `encrypted_content`; None where it was not made by this server."""
 _SUMMARY_INTRODUCTION = (
-    "The conversation before this point was replaced by the following summary, which you wrote. Continue from it.\n\n"
+    "The conversation before this point was replaced by the following summary, which you wrote. "
+    "Continue from it.\n\n"
 )
 
 
@@ -35,17 +37,27 @@ class ItemPart(TypedDict):
 
 
 ItemText = Annotated[
-    Annotated[str, Tag(ONE)] | Annotated[list[ItemPart], Field(fail_fast=True), Tag(MANY)], Discriminator(one_or_many)
+    Annotated[str, Tag(ONE)] | Annotated[list[ItemPart], Field(fail_fast=True), Tag(MANY)],
+    Discriminator(one_or_many),
 ]
 
 
 @with_config(STRICT)
 class InputItem(TypedDict):
-    """An item of the conversation; what it has to have depends on its type, which is `message` where there is none."""
+    """An item of the conversation; what it has to have depends on its type, which is `message`
+    where there is none.
+    """
 
-    type: NotRequired[Annotated[str | None, Field(description="message, function_call, function_call_output, reasoning, …")]]
+    type: NotRequired[
+        Annotated[
+            str | None,
+            Field(description="message, function_call, function_call_output, reasoning, …"),
+        ]
+    ]
     id: NotRequired[str | None]
-    role: NotRequired[Annotated[str, Field(description="Of a message: user, system, developer or assistant.")]]
+    role: NotRequired[
+        Annotated[str, Field(description="Of a message: user, system, developer or assistant.")]
+    ]
     content: NotRequired[ItemText | None]
     name: NotRequired[Annotated[str | None, Field(description="Of a call: whom.")]]
     namespace: NotRequired[str | None]
@@ -58,7 +70,8 @@ class InputItem(TypedDict):
 
 
 Input = Annotated[
-    Annotated[str, Tag(ONE)] | Annotated[list[InputItem], Field(fail_fast=True), Tag(MANY)], Discriminator(one_or_many)
+    Annotated[str, Tag(ONE)] | Annotated[list[InputItem], Field(fail_fast=True), Tag(MANY)],
+    Discriminator(one_or_many),
 ]
 
 
@@ -78,7 +91,9 @@ def conversation(
     earlier: int = 0,
     field: str = "input",
 ) -> tuple[dict[str, Any], ...]:
-    """The messages, OpenAI-shaped, that instructions and items are. Raises RequestRefused naming the item it cannot take.
+    """The messages, OpenAI-shaped, that instructions and items are.
+
+    Raises RequestRefused naming the item it cannot take.
 
     earlier: so many of the items at the beginning are not the request's own.
     open_summary: of compaction items; the last one stands for what the assistant did before it.
@@ -95,9 +110,12 @@ def conversation(
         if read is None:
             name, shown = f"{place}.type", f", not {kind[:_LONGEST_SHOWN]!r}"
             reason = (
-                "this server takes messages, reasoning, calls of functions and custom tools, their outputs, and compaction items"
+                "this server takes messages, reasoning, calls of functions and custom tools, their "
+                "outputs, and compaction items"
             )
-            raise RequestRefused(f"`{name}`: {reason}", code="unsupported_parameter", field=name, shown=shown)
+            raise RequestRefused(
+                f"`{name}`: {reason}", code="unsupported_parameter", field=name, shown=shown
+            )
         if number + earlier >= compacted or _is_said_to_assistant(item):
             read(reader, item, place)
     return tuple(reader.messages)
@@ -114,13 +132,16 @@ def _is_said_to_assistant(item: Mapping[str, Any]) -> bool:
 
 
 class _Conversation:
-    """Folds items into messages: what the assistant thought, said and called in one turn is one message."""
+    """Folds items into messages: what the assistant thought, said and called in one turn is one
+    message.
+    """
 
     def __init__(self, unseal: Unseal, open_summary: Unseal) -> None:
         self.messages: list[dict[str, Any]] = []
         self._unseal = unseal
         self._open_summary = open_summary
-        self._turn: dict[str, Any] | None = None  # the assistant's, which further items may belong to
+        # the assistant's, which further items may belong to
+        self._turn: dict[str, Any] | None = None
 
     def message(self, item: Mapping[str, Any], place: str) -> None:
         """What somebody said."""
@@ -133,7 +154,9 @@ class _Conversation:
             self._turn = None
             self.messages.append({"role": role, "content": content})
             return
-        turn = self._assistant(is_new=lambda turn: bool(turn["content"]) and not turn.get("tool_calls"))
+        turn = self._assistant(
+            is_new=lambda turn: bool(turn["content"]) and not turn.get("tool_calls")
+        )
         text = _joined(content)
         turn["content"] += separator(turn["content"], text) + text
 
@@ -143,9 +166,13 @@ class _Conversation:
         parts = item.get("content") if isinstance(item.get("content"), list) else ()
         thought = self._unseal(sealed) if sealed else None
         if thought is None:
-            thought = "".join(part.get("text") or "" for part in parts or () if part["type"] == "reasoning_text")
+            thought = "".join(
+                part.get("text") or "" for part in parts or () if part["type"] == "reasoning_text"
+            )
         if thought:
-            turn = self._assistant(is_new=lambda turn: bool(turn["content"] or turn.get("tool_calls")))
+            turn = self._assistant(
+                is_new=lambda turn: bool(turn["content"] or turn.get("tool_calls"))
+            )
             turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
 
     def function_call(self, item: Mapping[str, Any], place: str) -> None:
@@ -160,8 +187,14 @@ class _Conversation:
         """What came of a call."""
         self._turn = None
         output = _required(item, "output", place)
-        content = output if isinstance(output, str) else _content(without_media(output), f"{place}.output")
-        self.messages.append({"role": "tool", "tool_call_id": _required(item, "call_id", place), "content": content})
+        content = (
+            output
+            if isinstance(output, str)
+            else _content(without_media(output), f"{place}.output")
+        )
+        self.messages.append(
+            {"role": "tool", "tool_call_id": _required(item, "call_id", place), "content": content}
+        )
 
     def compaction(self, item: Mapping[str, Any], place: str) -> None:
         """The summary of what came before."""
@@ -182,15 +215,27 @@ class _Conversation:
         raise RequestRefused(f"`{place}.type`: {reason}", field=f"{place}.type")
 
     def reference(self, item: Mapping[str, Any], place: str) -> None:
-        """An item that is kept elsewhere; those that are kept here have been put in their places before."""
-        raise RequestRefused(f"`{place}.id`: there is no such item", status=404, code="item_not_found", field=f"{place}.id")
+        """An item that is kept elsewhere; those that are kept here have been put in their places
+        before.
+        """
+        raise RequestRefused(
+            f"`{place}.id`: there is no such item",
+            status=404,
+            code="item_not_found",
+            field=f"{place}.id",
+        )
 
     def _call(self, item: Mapping[str, Any], place: str, arguments: str | dict[str, Any]) -> None:
-        function = {"name": model_name(_required(item, "name", place), item.get("namespace")), "arguments": arguments}
+        function = {
+            "name": model_name(_required(item, "name", place), item.get("namespace")),
+            "arguments": arguments,
+        }
         call = {"id": _required(item, "call_id", place), "type": "function", "function": function}
         self._assistant().setdefault("tool_calls", []).append(call)
 
-    def _assistant(self, *, is_new: Callable[[dict[str, Any]], bool] = lambda _: False) -> dict[str, Any]:
+    def _assistant(
+        self, *, is_new: Callable[[dict[str, Any]], bool] = lambda _: False
+    ) -> dict[str, Any]:
         if self._turn is None or is_new(self._turn):
             self._turn = {"role": "assistant", "content": ""}
             self.messages.append(self._turn)
@@ -212,7 +257,11 @@ _KINDS: Mapping[str, Callable[[_Conversation, Mapping[str, Any], str], None]] = 
 
 def _required(item: Mapping[str, Any], key: str, place: str) -> Any:
     if item.get(key) is None:
-        raise RequestRefused(f"`{place}.{key}` is required", code="missing_required_parameter", field=f"{place}.{key}")
+        raise RequestRefused(
+            f"`{place}.{key}` is required",
+            code="missing_required_parameter",
+            field=f"{place}.{key}",
+        )
     return item[key]
 
 
@@ -220,7 +269,10 @@ def _content(given: str | Sequence[Mapping[str, Any]], field: str) -> str | list
     """Text, or its parts. Raises RequestRefused for one that is something else."""
     if isinstance(given, str):
         return given
-    return [{"type": "text", "text": _text(part, f"{field}.{number}")} for number, part in enumerate(given)]
+    return [
+        {"type": "text", "text": _text(part, f"{field}.{number}")}
+        for number, part in enumerate(given)
+    ]
 
 
 def _text(part: Mapping[str, Any], field: str) -> str:
@@ -228,7 +280,11 @@ def _text(part: Mapping[str, Any], field: str) -> str:
     if (key := _TEXT_PARTS.get(kind)) is None:
         if is_media(kind):
             raise refused_media(kind, field=field)
-        raise RequestRefused(f"`{field}.type`: unknown part type", field=f"{field}.type", shown=f" {kind[:_LONGEST_SHOWN]!r}")
+        raise RequestRefused(
+            f"`{field}.type`: unknown part type",
+            field=f"{field}.type",
+            shown=f" {kind[:_LONGEST_SHOWN]!r}",
+        )
     text: str = _required(part, key, field)
     return text
 

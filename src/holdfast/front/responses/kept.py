@@ -33,14 +33,24 @@ class KeptResponse(Response):
             self._run.stop()
 
 
-async def in_background(request: Request, services: Services, response: GenerationResponse, run: ResponseRun) -> Response:
-    """Have a response made, and tell what it is so far, or follow its events. Raises what it is refused for."""
+async def in_background(
+    request: Request, services: Services, response: GenerationResponse, run: ResponseRun
+) -> Response:
+    """Have a response made, and tell what it is so far, or follow its events.
+
+    Raises what it is refused for.
+    """
     running, most = services.running, services.responses.limits.max_background
     if len(running.tasks) >= most:
-        reason = f"`background`: this server makes at most {most} responses in the background at once; please try again later"
+        reason = (
+            f"`background`: this server makes at most {most} responses in the background at once; "
+            "please try again later"
+        )
         raise RequestRefused(reason, status=429, code="rate_limit_exceeded", field="background")
     queued = run.response
-    task = asyncio.create_task(run_alone(response, request, stopped=run.stopped), name="background response")
+    task = asyncio.create_task(
+        run_alone(response, request, stopped=run.stopped), name="background response"
+    )
     running.tasks.add(task)
     task.add_done_callback(running.tasks.discard)
     task.add_done_callback(lambda ended: _ended(ended, run))

@@ -1,4 +1,6 @@
-"""Items in the form in which they are kept: each with an id, and thoughts with their text, however they are shown."""
+"""Items in the form in which they are kept: each with an id, and thoughts with their text, however
+they are shown.
+"""
 
 from __future__ import annotations
 
@@ -38,22 +40,30 @@ def kept_output(items: Sequence[OutputItem], thoughts: Mapping[str, str]) -> lis
     """Items of an output. thoughts: by the item's id; kept beside those that do not show theirs."""
     kept: list[Item] = msgspec.to_builtins(items)
     hidden = {item["id"] for item in kept if item["id"] in thoughts and not item.get("content")}
-    return [{**item, _THOUGHT: thoughts[item["id"]]} if item["id"] in hidden else item for item in kept]
+    return [
+        {**item, _THOUGHT: thoughts[item["id"]]} if item["id"] in hidden else item for item in kept
+    ]
 
 
 def shown_item(item: Item) -> Item:
     """A kept item as a client may see it."""
-    return {key: value for key, value in item.items() if key != _THOUGHT} if _THOUGHT in item else item
+    return (
+        {key: value for key, value in item.items() if key != _THOUGHT} if _THOUGHT in item else item
+    )
 
 
 def with_sealed_thought(item: Item, seal: Callable[[str], str]) -> Item:
     """An item as a client may see it that wants thoughts to bring back."""
-    thought = item.get(_THOUGHT) or "".join(part["text"] for part in item.get("content") or () if item["type"] == "reasoning")
+    thought = item.get(_THOUGHT) or "".join(
+        part["text"] for part in item.get("content") or () if item["type"] == "reasoning"
+    )
     return shown_item({"encrypted_content": seal(thought), **item} if thought else item)
 
 
 def continued(items: Iterable[Item]) -> list[Any]:
-    """Kept items as the beginning of another input: thoughts to be read, without calls that were cut off."""
+    """Kept items as the beginning of another input: thoughts to be read, without calls that were
+    cut off.
+    """
     found = []
     for item in items:
         if item.get("type") in _CALLS and item.get("status") == "incomplete":
@@ -70,7 +80,11 @@ def _whole(item: Mapping[str, Any], name: str) -> Item:
     whole = {**item, "type": kind, "id": item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{name}"}
     if kind == "message":
         if isinstance(whole.get("content"), str):
-            part = {"type": "output_text", "annotations": []} if whole.get("role") == "assistant" else {"type": "input_text"}
+            part = (
+                {"type": "output_text", "annotations": []}
+                if whole.get("role") == "assistant"
+                else {"type": "input_text"}
+            )
             whole["content"] = [{**part, "text": whole["content"]}]
         whole.setdefault("status", "completed")
     elif kind not in ("reasoning", "compaction"):

@@ -1,4 +1,6 @@
-"""The items of an answer's output while they are written: what each kind is called in events, and what it is so far."""
+"""The items of an answer's output while they are written: what each kind is called in events, and
+what it is so far.
+"""
 
 from __future__ import annotations
 
@@ -56,19 +58,35 @@ class WrittenItem(abc.ABC):
 
     def beginning(self) -> list[Event]:
         """What follows the event that says that the item is there."""
-        return [(f"{self.part_event}.added", {**self.part_index, "part": self.part()})] if self.part_event else []
+        return (
+            [(f"{self.part_event}.added", {**self.part_index, "part": self.part()})]
+            if self.part_event
+            else []
+        )
 
     def more(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
         """More text."""
         if not text and not logprobs:
             return []
         self.pieces.append(text)
-        return [(f"{self.text_event}.delta", {**self.part_index, "delta": text, **self._logprobs(logprobs)})]
+        return [
+            (
+                f"{self.text_event}.delta",
+                {**self.part_index, "delta": text, **self._logprobs(logprobs)},
+            )
+        ]
 
     def ending(self) -> list[Event]:
         """What precedes the event that says that the item is done."""
-        text = (f"{self.text_event}.done", {**self.part_index, self.text_key: self.text, **self._logprobs(None)})
-        return [text, (f"{self.part_event}.done", {**self.part_index, "part": self.part()})] if self.part_event else [text]
+        text = (
+            f"{self.text_event}.done",
+            {**self.part_index, self.text_key: self.text, **self._logprobs(None)},
+        )
+        return (
+            [text, (f"{self.part_event}.done", {**self.part_index, "part": self.part()})]
+            if self.part_event
+            else [text]
+        )
 
     def _logprobs(self, new: Sequence[ContentLogprob] | None) -> dict[str, Any]:
         """The field for log-probabilities; None: all of them."""
@@ -81,7 +99,12 @@ class WrittenMessage(WrittenItem):
 
     logprobs: list[Sequence[ContentLogprob]] = field(default_factory=list)
 
-    id_prefix, text_event, part_event, part_index = "msg", "output_text", "content_part", {"content_index": 0}
+    id_prefix, text_event, part_event, part_index = (
+        "msg",
+        "output_text",
+        "content_part",
+        {"content_index": 0},
+    )
 
     def part(self) -> OutputText:
         """The text."""
@@ -89,7 +112,9 @@ class WrittenMessage(WrittenItem):
 
     def item(self, status: ItemStatus) -> MessageItem:
         """The message."""
-        return MessageItem(id=self.id, status=status, content=() if status == "in_progress" else (self.part(),))
+        return MessageItem(
+            id=self.id, status=status, content=() if status == "in_progress" else (self.part(),)
+        )
 
     def _all(self) -> list[ContentLogprob]:
         return list(itertools.chain.from_iterable(self.logprobs))
@@ -102,11 +127,18 @@ class WrittenMessage(WrittenItem):
 
 @dataclass(slots=True, kw_only=True)
 class WrittenThought(WrittenItem):
-    """A thought, shown as it is. sealed: it in the form in which clients bring it back, once it is whole; empty: not shown."""
+    """A thought, shown as it is. sealed: it in the form in which clients bring it back, once it is
+    whole; empty: not shown.
+    """
 
     sealed: str = ""
 
-    id_prefix, text_event, part_event, part_index = "rs", "reasoning_text", "content_part", {"content_index": 0}
+    id_prefix, text_event, part_event, part_index = (
+        "rs",
+        "reasoning_text",
+        "content_part",
+        {"content_index": 0},
+    )
 
     def part(self) -> ReasoningText | SummaryText:
         """The thought."""
@@ -115,14 +147,23 @@ class WrittenThought(WrittenItem):
     def item(self, status: ItemStatus) -> ReasoningItem:
         """The reasoning item."""
         content = () if status == "in_progress" else (ReasoningText(text=self.text),)
-        return ReasoningItem(id=self.id, status=status, content=content, encrypted_content=self.sealed or msgspec.UNSET)
+        return ReasoningItem(
+            id=self.id,
+            status=status,
+            content=content,
+            encrypted_content=self.sealed or msgspec.UNSET,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
 class WrittenSummary(WrittenThought):
     """A thought, shown as summary."""
 
-    text_event, part_event, part_index = "reasoning_summary_text", "reasoning_summary_part", {"summary_index": 0}
+    text_event, part_event, part_index = (
+        "reasoning_summary_text",
+        "reasoning_summary_part",
+        {"summary_index": 0},
+    )
 
     def part(self) -> SummaryText:
         """The thought."""
@@ -131,7 +172,12 @@ class WrittenSummary(WrittenThought):
     def item(self, status: ItemStatus) -> ReasoningItem:
         """The reasoning item."""
         summary = () if status == "in_progress" else (self.part(),)
-        return ReasoningItem(id=self.id, status=status, summary=summary, encrypted_content=self.sealed or msgspec.UNSET)
+        return ReasoningItem(
+            id=self.id,
+            status=status,
+            summary=summary,
+            encrypted_content=self.sealed or msgspec.UNSET,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,7 +199,12 @@ class WrittenCall(WrittenItem):
 
     def _head(self) -> dict[str, Any]:
         namespace = self.tool.namespace or msgspec.UNSET
-        return {"id": self.id, "call_id": self.call_id, "name": self.tool.name, "namespace": namespace}
+        return {
+            "id": self.id,
+            "call_id": self.call_id,
+            "name": self.tool.name,
+            "namespace": namespace,
+        }
 
 
 @dataclass(slots=True, kw_only=True)

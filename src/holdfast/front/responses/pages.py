@@ -58,7 +58,13 @@ def described_query(*names: str) -> Shape:
     """Shape of an operation that reads these of its query, and the salt."""
     return {
         "parameters": [
-            {"name": name, "in": "query", "required": False, "description": _MEANINGS[name], "schema": _SCHEMAS[name]}
+            {
+                "name": name,
+                "in": "query",
+                "required": False,
+                "description": _MEANINGS[name],
+                "schema": _SCHEMAS[name],
+            }
             for name in (*names, "cache_salt")
         ]
     }
@@ -71,7 +77,9 @@ def tenant_asking(request: Request, services: Services) -> str:
 
 def not_found(what: str, record_id: str) -> RequestRefused:
     """The refusal of a request about something that is not there, or is somebody else's."""
-    message = f"there is no {what} {record_id[:100]!r}; it may have been deleted, or not be kept any more"
+    message = (
+        f"there is no {what} {record_id[:100]!r}; it may have been deleted, or not be kept any more"
+    )
     return RequestRefused(message, status=404, code=f"{what}_not_found", field=f"{what}_id")
 
 

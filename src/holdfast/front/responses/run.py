@@ -1,4 +1,6 @@
-"""One response while it is made: its events are kept for whoever comes back to them, and in the end it goes to the store."""
+"""One response while it is made: its events are kept for whoever comes back to them, and in the end
+it goes to the store.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from holdfast.store.response_thread import ResponseStore
 from holdfast.store.responses import Item, ResponseFile, StoredRecord
 
 RUNNING = ("queued", "in_progress")
-_STATUS_EVENTS = tuple(b"event: response.%b\n" % status.encode() for status in RUNNING)  # told again to keep a line open
+# told again to keep a line open
+_STATUS_EVENTS = tuple(b"event: response.%b\n" % status.encode() for status in RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,9 @@ class Keeping:
 
 
 class ResponseRun(EventLog):
-    """The events of one response, and its way into the store: put down with its first event, finished with its last."""
+    """The events of one response, and its way into the store: put down with its first event,
+    finished with its last.
+    """
 
     def __init__(self, keeping: Keeping, *, store: ResponseStore, running: RunningAnswers) -> None:
         super().__init__()
@@ -86,7 +91,10 @@ class ResponseRun(EventLog):
             await asyncio.shield(self._beginning)
 
     def stop(self) -> None:
-        """Nobody wants the rest: the response stays as it is, cancelled. Does nothing when it has ended or not begun."""
+        """Nobody wants the rest: the response stays as it is, cancelled.
+
+        Does nothing when it has ended or not begun.
+        """
         if self._is_open:
             self.form.cancel()
         self.stopped.set()
@@ -106,21 +114,29 @@ class ResponseRun(EventLog):
             self._running.logs[keeping.tenant, response.id] = self
             record = StoredRecord(id=response.id, body=_body(response), is_running=True)
             self._beginning = self._store.call(
-                ResponseFile.put, keeping.tenant, record, kind="response", previous=keeping.previous, items=keeping.input
+                ResponseFile.put,
+                keeping.tenant,
+                record,
+                kind="response",
+                previous=keeping.previous,
+                items=keeping.input,
             )
             _unawaited(self._beginning)
 
     def _finish(self, response: ResponseObject) -> None:
         keeping, output = self.keeping, kept_output(response.output, self.form.thoughts)
         if keeping.stores:
-            is_there = self._running.logs.pop((keeping.tenant, response.id), None) is not None  # it has not been deleted
+            # it has not been deleted
+            is_there = self._running.logs.pop((keeping.tenant, response.id), None) is not None
             record = StoredRecord(id=response.id, body=_body(response), output=output)
             events = b"".join([event.frame for event in self.events])
             finished = self._store.call(ResponseFile.finish, keeping.tenant, record, events=events)
             finished.add_done_callback(self._finished if is_there else _heard)
         if keeping.conversation is not None and response.status in ("completed", "incomplete"):
             items = [*keeping.input, *output]
-            _unawaited(self._store.call(ResponseFile.append, keeping.tenant, keeping.conversation, items))
+            _unawaited(
+                self._store.call(ResponseFile.append, keeping.tenant, keeping.conversation, items)
+            )
 
     def _finished(self, done: asyncio.Future[bool]) -> None:
         """Go on to have it here if it could not be written: in the store it seems to be running."""

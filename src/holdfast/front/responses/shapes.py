@@ -10,7 +10,9 @@ import msgspec
 from holdfast.front.openai.shapes import ContentLogprob
 from holdfast.front.server.explanation import Explanation
 
-ResponseStatus: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+ResponseStatus: TypeAlias = Literal[
+    "queued", "in_progress", "completed", "incomplete", "failed", "cancelled"
+]
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -22,7 +24,9 @@ class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     logprobs: Sequence[ContentLogprob] = ()
 
 
-class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning_text"):
+class ReasoningText(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning_text"
+):
     """A thought as the model thought it."""
 
     text: str
@@ -44,7 +48,9 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
-    """A thought. `encrypted_content` is it again, sealed, for clients that bring their history along."""
+    """A thought. `encrypted_content` is it again, sealed, for clients that bring their history
+    along.
+    """
 
     id: str
     summary: Sequence[SummaryText] = ()
@@ -53,7 +59,9 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     status: ItemStatus
 
 
-class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
+class FunctionCallItem(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"
+):
     """A call of a function. `arguments`: JSON text."""
 
     id: str
@@ -64,7 +72,9 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="typ
     status: ItemStatus
 
 
-class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"):
+class CustomCallItem(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"
+):
     """A call of a tool that takes a text."""
 
     id: str
@@ -82,7 +92,9 @@ class CompactionItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
     encrypted_content: str
 
 
-OutputItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CompactionItem
+OutputItem: TypeAlias = (
+    MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CompactionItem
+)
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +134,10 @@ class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A response as it stands at some moment. What the request said is told again, from `instructions` on."""
+    """A response as it stands at some moment.
+
+    What the request said is told again, from `instructions` on.
+    """
 
     id: str
     object: Literal["response"] = "response"

@@ -1,4 +1,6 @@
-"""The tools of a Responses request: functions, custom tools, namespaces of both; and what is asked of them."""
+"""The tools of a Responses request: functions, custom tools, namespaces of both; and what is asked
+of them.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +43,25 @@ class NamespacedTool(TypedDict):
     type: str
     name: NotRequired[FunctionName]
     description: NotRequired[str | None]
-    parameters: NotRequired[Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]]
-    strict: NotRequired[Annotated[bool | None, Field(description="The arguments are made to fit the schema.")]]
+    parameters: NotRequired[
+        Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
+    ]
+    strict: NotRequired[
+        Annotated[bool | None, Field(description="The arguments are made to fit the schema.")]
+    ]
     format: NotRequired[Annotated[CustomFormat | None, Field(description="Of a custom tool.")]]
 
 
 @with_config(STRICT)
 class ResponseTool(NamespacedTool):
-    """A tool: function, custom or namespace. Those of other types are left out, as nobody here could run them."""
+    """A tool: function, custom or namespace.
 
-    tools: NotRequired[Annotated[list[NamespacedTool], Field(fail_fast=True, description="Of a namespace.")]]
+    Those of other types are left out, as nobody here could run them.
+    """
+
+    tools: NotRequired[
+        Annotated[list[NamespacedTool], Field(fail_fast=True, description="Of a namespace.")]
+    ]
 
 
 @with_config(STRICT)
@@ -76,7 +87,8 @@ def _word_or_object(value: Any) -> str:
 
 ResponseTools = Annotated[list[ResponseTool], Field(fail_fast=True)]
 ResponseToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag(_WORD)] | Annotated[ChosenTool, Tag(_OBJECT)],
+    Annotated[Literal["none", "auto", "required"], Tag(_WORD)]
+    | Annotated[ChosenTool, Tag(_OBJECT)],
     Discriminator(_word_or_object),
 ]
 
@@ -97,7 +109,8 @@ class OfferedTools:
     definitions: tuple[dict[str, Any], ...] = ()
     fields: tuple[str, ...] = ()  # of the request, in which each has its schema
     by_model_name: Mapping[str, ClientTool] = field(default_factory=dict)
-    held: tuple[str, ...] = ()  # those of which the client says neither that they are strict nor that they are not
+    # those of which the client says neither that they are strict nor that they are not
+    held: tuple[str, ...] = ()
 
     def client_tool(self, model_name: str) -> ClientTool:
         """The tool that the model calls so; one that it made up is a function."""
@@ -121,33 +134,57 @@ def offered_tools(tools: Sequence[ResponseTool], *, limits: LimitsSettings) -> O
         definitions=checked,
         fields=tuple(f"{place}.parameters" for place in places),
         by_model_name=dict(zip(names, clients, strict=True)),
-        held=tuple(name for name, tool in zip(names, checked, strict=True) if "strict" not in tool["function"]),
+        held=tuple(
+            name
+            for name, tool in zip(names, checked, strict=True)
+            if "strict" not in tool["function"]
+        ),
     )
 
 
-def choice_of(choice: str | ChosenTool | None, *, offered: OfferedTools, parallel: bool) -> ToolChoice:
-    """What `tool_choice` asks for. Raises RequestRefused for a tool that is not among those offered."""
+def choice_of(
+    choice: str | ChosenTool | None, *, offered: OfferedTools, parallel: bool
+) -> ToolChoice:
+    """What `tool_choice` asks for.
+
+    Raises RequestRefused for a tool that is not among those offered.
+    """
     asked = _choice_among(choice, offered.definitions, parallel=parallel, field="tool_choice")
     return asked if asked.mode == "none" else msgspec.structs.replace(asked, held=offered.held)
 
 
 def _choice_among(
-    choice: str | ChosenTool | None, tools: Sequence[Mapping[str, Any]], *, parallel: bool, field: str
+    choice: str | ChosenTool | None,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    parallel: bool,
+    field: str,
 ) -> ToolChoice:
     if choice is None or isinstance(choice, str):
         mode: Any = choice or "auto"
         return choice_among(mode, (), tools=tools, parallel=parallel, field=field)
     if choice.get("type") == "allowed_tools":
         if "tools" not in choice:
-            raise RequestRefused(f"`{field}.tools` is required", code="missing_required_parameter", field=f"{field}.tools")
+            raise RequestRefused(
+                f"`{field}.tools` is required",
+                code="missing_required_parameter",
+                field=f"{field}.tools",
+            )
         given = [(tool, f"{field}.tools.{place}") for place, tool in enumerate(choice["tools"])]
-        # Hosted tools among those allowed were left out of the request's tools, so there is nothing to choose of them.
-        names = [_chosen(tool, place) for tool, place in given if tool.get("type", "function") in _OWN]
+        # Hosted tools among those allowed were left out of the request's tools, so there is nothing
+        # to choose of them.
+        names = [
+            _chosen(tool, place) for tool, place in given if tool.get("type", "function") in _OWN
+        ]
         mode = choice.get("mode", "auto")
         if not names:
-            return choice_among("none" if mode == "auto" else mode, (), tools=(), parallel=parallel, field=field)
+            return choice_among(
+                "none" if mode == "auto" else mode, (), tools=(), parallel=parallel, field=field
+            )
         return choice_among(mode, names, tools=tools, parallel=parallel, field=f"{field}.tools")
-    return choice_among("required", [_chosen(choice, field)], tools=tools, parallel=parallel, field=f"{field}.name")
+    return choice_among(
+        "required", [_chosen(choice, field)], tools=tools, parallel=parallel, field=f"{field}.name"
+    )
 
 
 _OWN = ("function", "custom")
@@ -157,9 +194,13 @@ def _chosen(tool: ToolNamed | ChosenTool, field: str) -> str:
     if (kind := tool.get("type", "function")) not in _OWN:
         name, shown = f"{field}.type", f", not {kind[:40]!r}"
         reason = "only functions and custom tools can be chosen here"
-        raise RequestRefused(f"`{name}`: {reason}", code="unsupported_parameter", field=name, shown=shown)
+        raise RequestRefused(
+            f"`{name}`: {reason}", code="unsupported_parameter", field=name, shown=shown
+        )
     if not tool.get("name"):
-        raise RequestRefused(f"`{field}.name` is required", code="missing_required_parameter", field=f"{field}.name")
+        raise RequestRefused(
+            f"`{field}.name` is required", code="missing_required_parameter", field=f"{field}.name"
+        )
     return model_name(tool["name"], tool.get("namespace"))
 
 
@@ -175,20 +216,27 @@ def _offered(tools: Sequence[ResponseTool]) -> Iterator[tuple[str, ClientTool, d
             yield from _one(tool, place, "")
 
 
-def _one(tool: NamespacedTool, place: str, namespace: str) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
+def _one(
+    tool: NamespacedTool, place: str, namespace: str
+) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
     kind = tool["type"]
     if kind not in _OWN:
         _log_skipped(kind)
         return
     name = _named(tool, place)
     client = ClientTool(name=name, namespace=namespace, is_custom=kind == "custom")
-    function = {"name": model_name(name, namespace), **(_custom(tool) if client.is_custom else _function(tool))}
+    function = {
+        "name": model_name(name, namespace),
+        **(_custom(tool) if client.is_custom else _function(tool)),
+    }
     yield place, client, {"type": "function", "function": function}
 
 
 def _named(tool: NamespacedTool, place: str) -> str:
     if "name" not in tool:
-        raise RequestRefused(f"`{place}.name` is required", code="missing_required_parameter", field=f"{place}.name")
+        raise RequestRefused(
+            f"`{place}.name` is required", code="missing_required_parameter", field=f"{place}.name"
+        )
     return tool["name"]
 
 
@@ -202,15 +250,26 @@ def _custom(tool: NamespacedTool) -> dict[str, Any]:
     form = tool.get("format") or {"type": "text"}
     said = tool.get("description") or ""
     if form["type"] == "grammar" and (definition := form.get("definition")):
-        said += f"\n\nThe input has to match this {form.get('syntax', 'lark')} grammar:\n{definition}"
+        said += (
+            f"\n\nThe input has to match this {form.get('syntax', 'lark')} grammar:\n{definition}"
+        )
     text = {"type": "string", "description": "The whole input of the tool, as it is."}
     if form.get("syntax") == "regex":
         text["pattern"] = f"^(?:{form.get('definition', '')})$"
-    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    parameters = {
+        "type": "object",
+        "properties": {"input": text},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
     return {**({"description": said.strip()} if said else {}), "parameters": parameters}
 
 
 def _log_skipped(kind: str) -> None:
     if kind not in _skipped and len(_skipped) < _MOST_REMEMBERED:
         _skipped.add(kind)
-        _log.warning("requests offer tools of type %r, which this server cannot run; the model is not told of them", kind[:100])
+        _log.warning(
+            "requests offer tools of type %r, which this server cannot run; the model is not told "
+            "of them",
+            kind[:100],
+        )

@@ -1,4 +1,6 @@
-"""Fields of the Responses API, and of others that clients mix it up with, which are refused and not ignored."""
+"""Fields of the Responses API, and of others that clients mix it up with, which are refused and not
+ignored.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any
 from holdfast.front.openai.unsupported import KNOWN
 from holdfast.front.server.unsupported import UnsupportedFields
 
-_HOSTED = ("prompt", "context_management", "moderation", "access_programs", "image")  # parts of OpenAI's own service
+# parts of OpenAI's own service
+_HOSTED = ("prompt", "context_management", "moderation", "access_programs", "image")
 _CALLED_OTHERWISE = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",

@@ -1,4 +1,6 @@
-"""No sleep while requests run: macOS would put a machine that nobody touches to sleep in the middle of an answer."""
+"""No sleep while requests run: macOS would put a machine that nobody touches to sleep in the middle
+of an answer.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,21 @@ import subprocess
 import sys
 
 PROGRAM = "caffeinate"  # macOS' own
-LINGER_SECONDS = 5.0  # an agent's next request comes within a moment: one program for a whole conversation
+# an agent's next request comes within a moment: one program for a whole conversation
+LINGER_SECONDS = 5.0
 
 _log = logging.getLogger("holdfast.front.run")
 
 
 class Awake:
-    """Keeps macOS awake from the first running request to the last, and does nothing elsewhere. Loop's thread only."""
+    """Keeps macOS awake from the first running request to the last, and does nothing elsewhere.
 
-    def __init__(self, *, platform: str = sys.platform, linger_seconds: float = LINGER_SECONDS) -> None:
+    Loop's thread only.
+    """
+
+    def __init__(
+        self, *, platform: str = sys.platform, linger_seconds: float = LINGER_SECONDS
+    ) -> None:
         self._program = shutil.which(PROGRAM) if platform == "darwin" else None
         self._linger_seconds = linger_seconds
         self._child: subprocess.Popen[bytes] | None = None
@@ -47,7 +55,9 @@ class Awake:
         if self._child is not None and self._child.poll() is None:
             return
         try:  # -i: no sleep of an idle system; -w: it ends with this process, however that ends
-            self._child = subprocess.Popen([program, "-i", "-w", str(os.getpid())], stdin=subprocess.DEVNULL)
+            self._child = subprocess.Popen(
+                [program, "-i", "-w", str(os.getpid())], stdin=subprocess.DEVNULL
+            )
         except OSError as error:
             _log.warning("the machine may fall asleep while requests run: %s: %s", program, error)
             self._program = None

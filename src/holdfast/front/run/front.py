@@ -1,6 +1,9 @@
-"""The server: puts the rooms together from the settings and runs them. This process never imports MLX.
+"""The server: puts the rooms together from the settings and runs them.
 
-The worker process is started first; what the front itself imports, it imports while the worker loads.
+This process never imports MLX.
+
+The worker process is started first; what the front itself imports, it imports while the worker
+loads.
 """
 
 from __future__ import annotations
@@ -40,7 +43,12 @@ from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.settings import chosen_folder
 from holdfast.telemetry.log_file import LogFile, log_uncaught, open_log_file
 from holdfast.telemetry.logs import configure_logging
-from holdfast.user_folders import compiled_code_folder, crash_reports_folder, hash_cache_file, logs_folder
+from holdfast.user_folders import (
+    compiled_code_folder,
+    crash_reports_folder,
+    hash_cache_file,
+    logs_folder,
+)
 from holdfast.wire.assignment import WorkerSettings
 
 if TYPE_CHECKING:
@@ -59,8 +67,8 @@ logger = logging.getLogger("holdfast.front.run")
 def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, fraction: None) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code.
 
-    `progress` gets stages and fractions of loading, "ready" at its end. Raises ModelLoadError or ConfigError (exit code 2) when
-    the model or the address cannot be used.
+    `progress` gets stages and fractions of loading, "ready" at its end. Raises ModelLoadError or
+    ConfigError (exit code 2) when the model or the address cannot be used.
     """
     started_at = time.monotonic()
     settings = _with_store_folder(effective.settings)
@@ -73,13 +81,21 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     _check_keys(settings)
     catalog = catalog_of(settings, os.environ)
     for left_out in (each for each in catalog.left_out if each.is_asked_for):
-        logger.warning("model %s is left out (%s): %s", left_out.name, left_out.origin, left_out.reason)
+        logger.warning(
+            "model %s is left out (%s): %s", left_out.name, left_out.origin, left_out.reason
+        )
     if not catalog.entries[0].is_pinned:
-        for entry in catalog.entries[: len(catalog.at_start)][:1]:  # the one that was named, or is the only one
+        # the one that was named, or is the only one
+        for entry in catalog.entries[: len(catalog.at_start)][:1]:
             resolve_model(entry.model, progress=progress)
     try:
-        with run_folder(os.environ) as private, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            front = Front(settings, catalog, progress=progress, started_at=started_at, certificate=certificate)
+        with (
+            run_folder(os.environ) as private,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            front = Front(
+                settings, catalog, progress=progress, started_at=started_at, certificate=certificate
+            )
             front.tells_of_itself(private, log_file=log_file)
             front.reloads.append(ReloadedSettings(effective, on_level=front.set_log_level).reload)
             runner.run(front.serve(lambda: hangups.reload_on(front.reloads)))
@@ -102,7 +118,8 @@ class Front:
         certificate: ServerCertificate | None = None,
     ) -> None:
         self._settings, self._started_at, self._certificate = settings, started_at, certificate
-        self.reloads: list[Reload] = [] if certificate is None else [certificate.reload]  # on SIGHUP
+        # on SIGHUP
+        self.reloads: list[Reload] = [] if certificate is None else [certificate.reload]
         self._folder_of_record: Path | None = None
         self._log_path = ""
         self._was_ready = False
@@ -118,7 +135,9 @@ class Front:
     def _files_of(self, entry: CatalogEntry) -> ModelFiles:
         return _files(entry) if len(self._residency.catalog.entries) > 1 else _folder_alone(entry)
 
-    def _worker_of(self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare) -> WorkerSettings:
+    def _worker_of(
+        self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare
+    ) -> WorkerSettings:
         settings = self._settings
         return WorkerSettings(
             folder=str(files.folder),
@@ -144,7 +163,8 @@ class Front:
         self._log_path = "" if log_file is None else str(log_file.path)
 
     async def serve(self, on_begin: Callable[[], None] = lambda: None) -> None:
-        """Start the worker, then everything else; serve until a signal; end everything in order. on_begin: called in the loop.
+        """Start the worker, then everything else; serve until a signal; end everything in order.
+        on_begin: called in the loop.
 
         Raises ModelLoadError, ConfigError and WorkerUnavailable for what makes serving impossible.
         """
@@ -170,10 +190,14 @@ class Front:
             app = build_application(self._settings, self._residency)
             self.reloads.append(partial(reload_keys, app.state.services.keys))
             self.reloads.append(app.state.reloaded_catalog.reload)
-            if signals.came:  # while the lines above were busy: nobody listens yet, and there is nothing to be stopped
+            # while the lines above were busy: nobody listens yet, and there is nothing to be
+            # stopped
+            if signals.came:
                 return
             listening = asyncio.Event()
-            server = http.server(app, self._settings.server, on_started=listening.set, certificate=self._certificate)
+            server = http.server(
+                app, self._settings.server, on_started=listening.set, certificate=self._certificate
+            )
             signals.disarm()
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
             await asyncio.sleep(0)  # by now it has taken the signals over
@@ -206,14 +230,17 @@ class Front:
             version=__version__,
             store_folder=self._settings.store.folder,
             log_file=self._log_path,
-            certificate=self._settings.server.tls_cert and os.path.abspath(self._settings.server.tls_cert),
+            certificate=self._settings.server.tls_cert
+            and os.path.abspath(self._settings.server.tls_cert),
         )
         try:
             write_down(server, self._folder_of_record)
         except OSError as error:
             logger.warning("`holdfast ps` will not find this server: %s", error)
 
-    async def _announce(self, app: Starlette, listening: asyncio.Event, url: str, listens_on: str) -> None:
+    async def _announce(
+        self, app: Starlette, listening: asyncio.Event, url: str, listens_on: str
+    ) -> None:
         await self._residency.wait_ready()
         await listening.wait()
         from holdfast.front.server.host_header import is_loopback
@@ -223,7 +250,8 @@ class Front:
             await app.state.bundles.read(first.id)  # raises what is wrong with its tokenizer
         figures = (await self._residency.statistics()).get(first.id)
         gc.collect()
-        gc.freeze()  # what is there now stays: later collections, which delay tokens, need not look at it
+        # what is there now stays: later collections, which delay tokens, need not look at it
+        gc.freeze()
         needs_key: bool = app.state.services.needs_key
         ready = ReadyServer(
             url=url,
@@ -254,7 +282,8 @@ def _folder_alone(entry: CatalogEntry) -> ModelFiles:
 
 
 class _EarlySignals:
-    """SIGINT and SIGTERM before the HTTP server takes them over: they cancel the task that made this. Ignored afterwards.
+    """SIGINT and SIGTERM before the HTTP server takes them over: they cancel the task that made
+    this. Ignored afterwards.
 
     When the HTTP server is done with them, one more ends the process at once.
     """
@@ -265,19 +294,24 @@ class _EarlySignals:
         self._loop = asyncio.get_running_loop()
         self._armed, self._ends_at_next = True, False
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._cancel)  # not add_signal_handler: uvloop would go on calling that one beside uvicorn's
+            # not add_signal_handler: uvloop would go on calling that one beside uvicorn's
+            signal.signal(number, self._cancel)
 
     def disarm(self) -> None:
         """From now on signals are another's, or there is nothing left to be cut short."""
         self._armed = False
 
     def end_at_next(self) -> None:
-        """All that is left is to wait for the workers, which persist what they have and end by themselves when we are gone."""
+        """All that is left is to wait for the workers, which persist what they have and end by
+        themselves when we are gone.
+        """
         self._armed, self._ends_at_next = False, True
 
     def _cancel(self, number: int, frame: FrameType | None) -> None:
         if self._ends_at_next:
-            logger.warning("ended at once; the workers write down what they have and end by themselves")
+            logger.warning(
+                "ended at once; the workers write down what they have and end by themselves"
+            )
             logging.shutdown()
             os._exit(128 + number)
         self.came = True
@@ -285,12 +319,15 @@ class _EarlySignals:
             self._loop.call_soon_threadsafe(self._cut_short)
 
     def _cut_short(self) -> None:
-        if self._armed and self._task is not None:  # asked only now: the signal may have come while the loop was busy
+        # asked only now: the signal may have come while the loop was busy
+        if self._armed and self._task is not None:
             self._task.cancel()
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    """SIGTERM before there is anything to be ended in order; a download may be under way, which goes on the next time."""
+    """SIGTERM before there is anything to be ended in order; a download may be under way, which
+    goes on the next time.
+    """
     logger.info(STOPPED_EARLY)
     logging.shutdown()
     os._exit(0)
@@ -298,7 +335,9 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 def _log_file(settings: Settings) -> LogFile | None:
     """The file for the log, if there is to be one. Raises ConfigError."""
-    file = open_log_file(settings.log, folder=lambda: logs_folder(os.environ), name=f"server-{settings.server.port}")
+    file = open_log_file(
+        settings.log, folder=lambda: logs_folder(os.environ), name=f"server-{settings.server.port}"
+    )
     if file is not None:
         log_uncaught()
     return file
@@ -329,7 +368,9 @@ def _check_keys(settings: Settings) -> None:
 
 
 def _with_store_folder(settings: Settings) -> Settings:
-    return replace(settings, store=replace(settings.store, folder=chosen_folder(settings.store, os.environ)))
+    return replace(
+        settings, store=replace(settings.store, folder=chosen_folder(settings.store, os.environ))
+    )
 
 
 def _allow_open_files(wanted: int) -> None:

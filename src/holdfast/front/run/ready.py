@@ -45,13 +45,19 @@ class ReadyServer:
 
 
 def announce(ready: ReadyServer, log: LogSettings) -> None:
-    """A short block on standard output for people; one log line where logs are JSON, or kept in a file."""
+    """A short block on standard output for people; one log line where logs are JSON, or kept in a
+    file.
+    """
     warnings = [OPEN] if ready.is_open else []
     if ready.info is not None:
         warnings += ready.info.warnings
     if log.format == "json" or ready.log_file:
         urls = ", ".join((ready.url, *ready.lan_urls))
-        what = f"model {ready.model}, layout {ready.info.layout}" if ready.info else f"models {_names(ready)}"
+        what = (
+            f"model {ready.model}, layout {ready.info.layout}"
+            if ready.info
+            else f"models {_names(ready)}"
+        )
         logger.info("ready in %.2f s: %s, at %s", ready.ready_seconds, what, urls)
         for warning in warnings:
             logger.warning("%s", warning)
@@ -80,9 +86,20 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
     rows = [("for others", url) for url in ready.lan_urls]
     if info is not None:
         rows += [
-            ("model", f"{ready.model} ({info.model_type}, {info.parameters / 1e6:,.1f} M parameters, {info.compute_dtype})"),
-            ("context", f"{info.context_tokens:,} tokens; up to {info.kv_budget_bytes / 2**30:,.1f} GiB for the KV cache"),
-            ("layout", info.layout if info.layout == "rows" else f"{info.layout} ({info.layout_reason})"),
+            (
+                "model",
+                f"{ready.model} ({info.model_type}, {info.parameters / 1e6:,.1f} M parameters, "
+                f"{info.compute_dtype})",
+            ),
+            (
+                "context",
+                f"{info.context_tokens:,} tokens; up to {info.kv_budget_bytes / 2**30:,.1f} GiB "
+                "for the KV cache",
+            ),
+            (
+                "layout",
+                info.layout if info.layout == "rows" else f"{info.layout} ({info.layout_reason})",
+            ),
             ("device", info.device),
         ]
     if info is not None and info.blas:
@@ -98,7 +115,10 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
 
 def _names(ready: ReadyServer) -> str:
     """The models, the first of them by name, with what is not usual about them."""
-    shown = [model.name + ("" if model.state == "unloaded" else f" ({model.state})") for model in ready.models[:_MOST_SHOWN]]
+    shown = [
+        model.name + ("" if model.state == "unloaded" else f" ({model.state})")
+        for model in ready.models[:_MOST_SHOWN]
+    ]
     more = len(ready.models) - len(shown)
     return ", ".join([*shown, *([f"{more:,} more"] if more else [])])
 
@@ -113,11 +133,20 @@ def _store(ready: ReadyServer) -> str:
     if store is None:
         return "off: what is read is kept in RAM, until the server ends"
     if store.mode != "writing":
-        return f"{ready.store_folder} CANNOT BE WRITTEN: what is read is kept in RAM only, until the server ends; see the log"
-    return f"{ready.store_folder} ({store.blocks:,} {'block' if store.blocks == 1 else 'blocks'} of this model)"
+        return (
+            f"{ready.store_folder} CANNOT BE WRITTEN: what is read is kept in RAM only, until the "
+            "server ends; see the log"
+        )
+    return (
+        f"{ready.store_folder} ({store.blocks:,} {'block' if store.blocks == 1 else 'blocks'} of "
+        "this model)"
+    )
 
 
 def _example(ready: ReadyServer) -> str:
     key = ' -H "Authorization: Bearer $HOLDFAST_SERVER_API_KEY"' if ready.needs_key else ""
     body = f'{{"model": "{ready.model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-    return f"curl {ready.url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n  -d '{body}'"
+    return (
+        f"curl {ready.url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n  -d "
+        f"'{body}'"
+    )

@@ -1,4 +1,6 @@
-"""SIGHUP: what a running server takes in anew, each with one line in the log; and the terminal whose end sends it too."""
+"""SIGHUP: what a running server takes in anew, each with one line in the log; and the terminal
+whose end sends it too.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,22 @@ if TYPE_CHECKING:
     from holdfast.front.fleet.residency import Residency
     from holdfast.front.server.key_ring import KeyRing
 
-Reload: TypeAlias = Callable[[], None]  # takes in one thing anew, in the loop, and says in one line of the log what came of it
+# takes in one thing anew, in the loop, and says in one line of the log what came of it
+Reload: TypeAlias = Callable[[], None]
 
 _LEVEL = "log.level"
 _log = logging.getLogger("holdfast.front.run")
 
 
 class ReloadedSettings:
-    """The settings, read again from where they came from. Of these the level of the log can change; all others need a restart."""
+    """The settings, read again from where they came from.
 
-    def __init__(self, effective: EffectiveSettings, *, on_level: Callable[[LogLevel], None]) -> None:
+    Of these the level of the log can change; all others need a restart.
+    """
+
+    def __init__(
+        self, effective: EffectiveSettings, *, on_level: Callable[[LogLevel], None]
+    ) -> None:
         """on_level: told the level of the log when that has changed."""
         self._at_start = self._current = effective
         self._on_level = on_level
@@ -45,11 +53,14 @@ class ReloadedSettings:
         if level != before:
             self._on_level(level)
         self._current = read
-        said = f"the level of the log is {level}" + (", as before" if before == level else f"; it was {before}")
+        said = f"the level of the log is {level}" + (
+            ", as before" if before == level else f"; it was {before}"
+        )
         changed = [
             key
             for key in read.origins
-            if key != _LEVEL and value_of(read.settings, key) != value_of(self._at_start.settings, key)
+            if key != _LEVEL
+            and value_of(read.settings, key) != value_of(self._at_start.settings, key)
         ]
         needs = f"; changed, but only after a restart: {', '.join(changed)}" if changed else ""
         _log.warning("%s%s", said, needs) if changed else _log.info("%s", said)
@@ -64,7 +75,9 @@ def reload_keys(keys: KeyRing) -> None:
 
 
 class ReloadedCatalog:
-    """The catalog of models, read again on a thread: there may be many folders to be looked through."""
+    """The catalog of models, read again on a thread: there may be many folders to be looked
+    through.
+    """
 
     def __init__(self, read: Callable[[], Catalog], residency: Residency) -> None:
         """read: raises ConfigError and ModelLoadError for what cannot be used."""
@@ -86,15 +99,21 @@ class ReloadedCatalog:
             except (ConfigError, ModelLoadError) as error:
                 _log.error("the catalog stays as it is: %s", error)
                 return
-            _log.info("the catalog has been read again: %s", await self._residency.take_catalog(catalog))
+            _log.info(
+                "the catalog has been read again: %s", await self._residency.take_catalog(catalog)
+            )
 
 
 class Hangups:
-    """What SIGHUP does: it reloads, or ends the server as SIGTERM does when it means that its terminal was closed."""
+    """What SIGHUP does: it reloads, or ends the server as SIGTERM does when it means that its
+    terminal was closed.
+    """
 
     def __init__(self) -> None:
         """Where SIGHUP is ignored (nohup), the end of the terminal ends nothing."""
-        self._ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+        self._ends_with_terminal = (
+            signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+        )
 
     def reload_on(self, reloads: Sequence[Reload]) -> None:
         """From now on SIGHUP does all of this. On the main thread, in the loop."""

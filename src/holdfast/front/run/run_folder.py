@@ -1,7 +1,9 @@
-"""A private folder for what a server needs only while it runs: sockets, sessions on their way in or out, other temporary files.
+"""A private folder for what a server needs only while it runs: sockets, sessions on their way in or
+out, other temporary files.
 
-It lies among the user's caches, is readable by its owner only, and is removed at the end. What a killed server has left is
-removed by the next one that starts; what belongs to a living one is left alone.
+It lies among the user's caches, is readable by its owner only, and is removed at the end. What a
+killed server has left is removed by the next one that starts; what belongs to a living one is left
+alone.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ logger = logging.getLogger("holdfast.front.run")
 
 @contextlib.contextmanager
 def run_folder(environ: Mapping[str, str]) -> Iterator[Path]:
-    """The folder of this process. While the context lasts, all temporary files of this process and its children lie in it.
+    """The folder of this process.
 
-    For a process of our own only: it changes the variable TMPDIR and what `tempfile` takes for the folder for temporary files.
-    Raises ConfigError when there is no place for it at all.
+    While the context lasts, all temporary files of this process and its children lie in it.
+
+    For a process of our own only: it changes the variable TMPDIR and what `tempfile` takes for the
+    folder for temporary files. Raises ConfigError when there is no place for it at all.
     """
     try:
         claimed = _claimed(environ)
@@ -56,6 +60,7 @@ def _claimed(environ: Mapping[str, str]) -> Claim:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         sweep(place, prefix=CLAIM_PREFIX)
         return claim(place, prefix=CLAIM_PREFIX)
-    except (OSError, RuntimeError) as error:  # read-only, full, without locks; or a user without a home
+    except (OSError, RuntimeError) as error:
+        # read-only, full, without locks; or a user without a home
         logger.info("temporary files lie in %s: %s", outside, error)
         return claim(outside, prefix=CLAIM_PREFIX)

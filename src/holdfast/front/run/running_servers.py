@@ -1,4 +1,6 @@
-"""The servers of this user on this machine: each says in its run folder where it is, and its lock says that it lives."""
+"""The servers of this user on this machine: each says in its run folder where it is, and its lock
+says that it lives.
+"""
 
 from __future__ import annotations
 
@@ -46,5 +48,7 @@ def running_servers(environ: Mapping[str, str]) -> list[RunningServer]:
         with contextlib.suppress(OSError):
             for folder in living(place, prefix=CLAIM_PREFIX):
                 with contextlib.suppress(OSError, msgspec.DecodeError):
-                    found.append(msgspec.json.decode((folder / _FILE).read_bytes(), type=RunningServer))
+                    found.append(
+                        msgspec.json.decode((folder / _FILE).read_bytes(), type=RunningServer)
+                    )
     return sorted(found, key=lambda server: (server.started_at, server.pid))

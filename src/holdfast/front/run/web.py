@@ -1,4 +1,7 @@
-"""Puts the HTTP front together. Imported while a worker loads: the web framework and the tokenizer take their time."""
+"""Puts the HTTP front together.
+
+Imported while a worker loads: the web framework and the tokenizer take their time.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,13 @@ from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.traces import open_traces
 
 
-def build_application(settings: Settings, residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS) -> Starlette:
-    """The application over the models of a residency. Raises ConfigError when what it is told to use is not installed."""
+def build_application(
+    settings: Settings, residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS
+) -> Starlette:
+    """The application over the models of a residency.
+
+    Raises ConfigError when what it is told to use is not installed.
+    """
     store = Path(settings.store.folder) if is_folder(settings.store) else None
     answers = AnswerFile(store) if store else None
 

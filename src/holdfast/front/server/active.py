@@ -1,4 +1,6 @@
-"""The requests whose answers are being made: who asked for what, how far it is; each of them can be cancelled by its id."""
+"""The requests whose answers are being made: who asked for what, how far it is; each of them can be
+cancelled by its id.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class ActiveRequest:
     task: asyncio.Task[object]
     is_cancelled: bool = False
     thinker: Thinker | None = None  # once the model has accepted the request
-    makes: HeldAnswer | None = None  # the answer that is generated for it, where others may be given that
+    # the answer that is generated for it, where others may be given that
+    makes: HeldAnswer | None = None
     follows: HeldAnswer | None = None  # the answer to an earlier request, which it was given
 
     @property
@@ -44,7 +47,8 @@ class ActiveRequest:
 
     @property
     def state(self) -> RequestState:
-        """Waiting for its model or a place in the queue; in the queue, or its prompt is read; its answer is written.
+        """Waiting for its model or a place in the queue; in the queue, or its prompt is read; its
+        answer is written.
 
         Abandoned: its client is gone, and may come back for the answer.
         """
@@ -57,9 +61,15 @@ class ActiveRequest:
         return "reading" if self.record.answer.first_text_at is None else "writing"
 
     def ended_by(self) -> HoldfastError:
-        """What its client is told when its task was cancelled: an administrator has done that, or the server's stop."""
+        """What its client is told when its task was cancelled: an administrator has done that, or
+        the server's stop.
+        """
         if self.is_cancelled:
-            return RequestRefused("the server's administrator has cancelled this request", status=403, code="request_cancelled")
+            return RequestRefused(
+                "the server's administrator has cancelled this request",
+                status=403,
+                code="request_cancelled",
+            )
         return WorkerUnavailable(_STOPPED)
 
 
@@ -89,8 +99,14 @@ class ActiveRequests:
             self._on_change(len(self._active))
 
     def answering(self, answer_id: str, *, key: str) -> ActiveRequest | None:
-        """The request whose answer has this id, and came with that named key; None when there is none."""
-        found = (each for each in self if each.record.asked is not None and each.record.asked.request_id == answer_id)
+        """The request whose answer has this id, and came with that named key; None when there is
+        none.
+        """
+        found = (
+            each
+            for each in self
+            if each.record.asked is not None and each.record.asked.request_id == answer_id
+        )
         return next((each for each in found if each.record.key == key), None)
 
     @property

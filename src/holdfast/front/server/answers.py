@@ -1,4 +1,6 @@
-"""What a dialect must say about an answer: what to generate for it, and how its parts, its end and its errors look."""
+"""What a dialect must say about an answer: what to generate for it, and how its parts, its end and
+its errors look.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,10 @@ class TokenCounts:
     completion_tokens: int
     cached_tokens: int  # part of prompt_tokens that was not read again
     reasoning_tokens: int = 0  # part of completion_tokens
-    thought_ended_by: ThoughtEnder | None = None  # of any choice; None: no thought was ended in the middle
-    breakpoints: tuple[PinnedPrefix, ...] = ()  # where the prompt has the cache breakpoints of its client, ascending
+    # of any choice; None: no thought was ended in the middle
+    thought_ended_by: ThoughtEnder | None = None
+    # where the prompt has the cache breakpoints of its client, ascending
+    breakpoints: tuple[PinnedPrefix, ...] = ()
 
 
 @dataclass(slots=True)
@@ -70,7 +74,9 @@ class StreamFormat(abc.ABC):
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
 
     def keep_alive(self) -> bytes:
-        """What keeps the line open while nothing comes, before the opening too; empty where there is no such thing."""
+        """What keeps the line open while nothing comes, before the opening too; empty where there
+        is no such thing.
+        """
         return KEEP_ALIVE_COMMENT
 
     def keep_alive_of_follower(self) -> bytes:
@@ -83,7 +89,9 @@ class StreamFormat(abc.ABC):
 
 
 class AnswerFormat(StreamFormat):
-    """How one answer looks: the events of a stream, each complete as the protocol frames it, or the whole as JSON."""
+    """How one answer looks: the events of a stream, each complete as the protocol frames it, or the
+    whole as JSON.
+    """
 
     def sampled_by(self, sampling: SamplingParams) -> None:
         """The request is accepted, and its answer is drawn like this."""
@@ -97,7 +105,9 @@ class AnswerFormat(StreamFormat):
         """News of a choice: text, reasoning, calls. Empty where the protocol says nothing of it."""
 
     def progress(self, event: PromptProgress) -> bytes:
-        """How far the prompt is read; empty unless the client has asked for it, and the protocol has a form for it."""
+        """How far the prompt is read; empty unless the client has asked for it, and the protocol
+        has a form for it.
+        """
         return b""
 
     @abc.abstractmethod
@@ -106,10 +116,14 @@ class AnswerFormat(StreamFormat):
 
     @abc.abstractmethod
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """The end of a stream: token counts and explanation as far as the client asked for them, and the end mark."""
+        """The end of a stream: token counts and explanation as far as the client asked for them,
+        and the end mark.
+        """
 
     @abc.abstractmethod
-    def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
         """The whole answer as JSON."""
 
 

@@ -1,4 +1,6 @@
-"""The API key of a request, whichever header brings it: OpenAI's clients, Anthropic's and Azure's use one each."""
+"""The API key of a request, whichever header brings it: OpenAI's clients, Anthropic's and Azure's
+use one each.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ KEY_HEADERS = (b"authorization", *(name.encode() for name in KEY_HEADER_NAMES))
 
 
 def given_keys(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Header → key, for every header that brings one. An Authorization that is no Bearer is somebody else's, not a key."""
+    """Header → key, for every header that brings one.
+
+    An Authorization that is no Bearer is somebody else's, not a key.
+    """
     keys = {name: headers[name].strip() for name in KEY_HEADERS[1:] if name in headers}
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":

@@ -26,7 +26,10 @@ class AnswersAtOnce:
 
     @contextlib.contextmanager
     def counted(self, caller: Caller, answers: int, *, limits: LimitsSettings) -> Iterator[None]:
-        """Count so many answers of a caller in this block. Raises RequestRefused where it has too many already: 429."""
+        """Count so many answers of a caller in this block.
+
+        Raises RequestRefused where it has too many already: 429.
+        """
         caps = [(holder, cap, whose) for holder, cap, whose in _caps(caller, limits) if cap]
         for holder, cap, whose in caps:
             self._refuse_above(cap, holder, whose=whose, answers=answers)
@@ -51,20 +54,36 @@ class AnswersAtOnce:
     def _refuse_above(self, cap: int, holder: str, *, whose: str, answers: int) -> None:
         running = self._counts[holder]
         if answers > cap:
-            message = f"{answers} answers in one request are more than {whose} may have at once ({cap}); ask for fewer"
+            message = (
+                f"{answers} answers in one request are more than {whose} may have at once ({cap}); "
+                "ask for fewer"
+            )
             raise RequestRefused(message, code="request_too_large_for_cap")
         if running + answers > cap:
             retry = min(max(1, math.ceil(self._seconds / running)), _LONGEST_RETRY_SECONDS)
-            message = f"{whose} has {running} answers running or waiting, of at most {cap} at once; please try again in {retry} s"
-            raise RequestRefused(message, status=429, code="rate_limit_exceeded", retry_after_seconds=retry)
+            message = (
+                f"{whose} has {running} answers running or waiting, of at most {cap} at once; "
+                f"please try again in {retry} s"
+            )
+            raise RequestRefused(
+                message, status=429, code="rate_limit_exceeded", retry_after_seconds=retry
+            )
 
 
 def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int, str]]:
     """Whom a request is counted for: name, cap (0: none), and how it is told."""
     if caller.key is not None:
         own = caller.key.max_requests
-        yield f"key {caller.key.name}", limits.max_requests_per_key if own is None else own, f"the key {caller.key.name}"
+        yield (
+            f"key {caller.key.name}",
+            limits.max_requests_per_key if own is None else own,
+            f"the key {caller.key.name}",
+        )
     elif caller.server_key:
         yield "the server's key", limits.max_requests_per_key, "this API key"
     if caller.address:
-        yield f"address {caller.address}", limits.max_requests_per_address, f"the address {caller.address}"
+        yield (
+            f"address {caller.address}",
+            limits.max_requests_per_address,
+            f"the address {caller.address}",
+        )

@@ -11,8 +11,12 @@ from holdfast.front.server.generation import GenerationResponse
 from holdfast.telemetry.request_log import RequestRecord, write_line
 
 
-async def run_alone(response: GenerationResponse, request: Request, *, stopped: asyncio.Event) -> None:
-    """Make an answer that nobody waits for, until it is to be stopped; it leaves a line of its own in the log."""
+async def run_alone(
+    response: GenerationResponse, request: Request, *, stopped: asyncio.Event
+) -> None:
+    """Make an answer that nobody waits for, until it is to be stopped; it leaves a line of its own
+    in the log.
+    """
     record = RequestRecord(
         method="background",
         path=request.url.path,

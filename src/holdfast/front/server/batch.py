@@ -17,20 +17,28 @@ from holdfast.wire.requests import GenerationRequest
 _MOST_READY = 64  # events of several prompts that are read before they are asked for
 
 
-async def open_streams(generate: GenerateCall, requests: Sequence[GenerationRequest]) -> OutputStream:
-    """Submit all requests; once all are accepted, their events come as one stream with the choices counted through.
+async def open_streams(
+    generate: GenerateCall, requests: Sequence[GenerationRequest]
+) -> OutputStream:
+    """Submit all requests; once all are accepted, their events come as one stream with the choices
+    counted through.
 
-    Raises the first refusal, after the requests that had been accepted are cancelled. What would never find room in the queue,
-    however often it was sent again, is a RequestRefused.
+    Raises the first refusal, after the requests that had been accepted are cancelled. What would
+    never find room in the queue, however often it was sent again, is a RequestRefused.
     """
     try:
-        return await (generate(requests[0]) if len(requests) == 1 else _open_many(generate, requests))
+        return await (
+            generate(requests[0]) if len(requests) == 1 else _open_many(generate, requests)
+        )
     except QueueFull as full:
         answers = sum(request.choices for request in requests)
         if answers <= full.limit:
             raise
         field = "n" if len(requests) == 1 else "prompt"
-        message = f"`{field}`: {answers} answers in one request are more than may wait here ({full.limit}); ask for fewer at once"
+        message = (
+            f"`{field}`: {answers} answers in one request are more than may wait here "
+            f"({full.limit}); ask for fewer at once"
+        )
         raise RequestRefused(message, code="request_too_large_for_queue", field=field) from full
 
 
@@ -59,7 +67,10 @@ async def _abandon(tasks: Sequence[asyncio.Task[OutputStream]]) -> None:
 
 
 class MergedStream:
-    """The events of several answers as they come. Choice i of prompt p has the index p · choices + i."""
+    """The events of several answers as they come.
+
+    Choice i of prompt p has the index p · choices + i.
+    """
 
     def __init__(self, streams: Sequence[OutputStream], choices: int) -> None:
         self._streams = streams
@@ -68,11 +79,16 @@ class MergedStream:
         self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
         self.sampling = streams[0].sampling
         self.breakpoints: tuple[PinnedPrefix, ...] = ()  # a protocol that has them takes one prompt
-        self.unenforced = tuple(dict.fromkeys(place for stream in streams for place in stream.unenforced))
+        self.unenforced = tuple(
+            dict.fromkeys(place for stream in streams for place in stream.unenforced)
+        )
         self._events: asyncio.Queue[OutputEvent | asyncio.Task[None]] = asyncio.Queue()
         self._has_room = asyncio.Event()
         self._has_room.set()
-        self._readers = [asyncio.create_task(self._read(stream, place * choices)) for place, stream in enumerate(streams)]
+        self._readers = [
+            asyncio.create_task(self._read(stream, place * choices))
+            for place, stream in enumerate(streams)
+        ]
         self._unfinished = len(streams)
         for reader in self._readers:
             reader.add_done_callback(self._events.put_nowait)

@@ -1,4 +1,6 @@
-"""From the bytes of a request to a checked pydantic model, whose failures name the field that is to blame; JSON answers."""
+"""From the bytes of a request to a checked pydantic model, whose failures name the field that is to
+blame; JSON answers.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ TAG_MARK = "|"  # union tags begin with it, so that they can be left out of the 
 _LONGEST_SHOWN = 60
 _NOT_JSON = "json_invalid"
 _GZIP = zlib.MAX_WBITS | 16
-_CODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS, "identity": None, "": None}  # → wbits of zlib
+# → wbits of zlib
+_CODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS, "identity": None, "": None}
 _NAMED_CODINGS = "gzip or deflate"
 _DECOMPRESSED_AT_ONCE = 1 << 20  # about 2 ms
 _ESCAPE = re.compile(  # of JSON: what looks like one behind an escaped backslash is none
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
 )
 _REPLACEMENT = b"\\ufffd"
 _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
@@ -33,14 +37,18 @@ _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_p
 async def body_pieces(request: Request, *, limit_bytes: int) -> AsyncIterator[bytes]:
     """The body as it comes, decompressed.
 
-    Raises RequestRefused: 413 as soon as it is known to be larger than the limit, 415 for an encoding that is not supported,
-    400 for compressed data that is damaged.
+    Raises RequestRefused: 413 as soon as it is known to be larger than the limit, 415 for an
+    encoding that is not supported, 400 for compressed data that is damaged.
     """
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in _CODINGS:
         reason = f"`content-encoding`: the body may be sent as {_NAMED_CODINGS}, or as it is"
         raise RequestRefused(
-            reason, status=415, code="unsupported_encoding", field="content-encoding", shown=f", not {coding[:40]!r}"
+            reason,
+            status=415,
+            code="unsupported_encoding",
+            field="content-encoding",
+            shown=f", not {coding[:40]!r}",
         )
     declared = request.headers.get("content-length", "")
     size = int(declared[:20]) if declared.isdecimal() else 0
@@ -61,7 +69,8 @@ async def _decompressed(pieces: AsyncIterator[bytes], coding: str) -> AsyncItera
     async for piece in pieces:
         rest = piece
         is_full = False
-        while rest or is_full:  # after a full piece, zlib may hold more output though it has read all its input
+        # after a full piece, zlib may hold more output though it has read all its input
+        while rest or is_full:
             if decompressor is None or decompressor.eof:  # gzip may consist of several members
                 decompressor = zlib.decompressobj(wbits=_window_bits(coding, rest))
             try:
@@ -77,7 +86,10 @@ async def _decompressed(pieces: AsyncIterator[bytes], coding: str) -> AsyncItera
 
 
 def _window_bits(coding: str, beginning: bytes) -> int:
-    """How zlib is told what comes. Some clients send deflate without its header, whose first byte names the method 8."""
+    """How zlib is told what comes.
+
+    Some clients send deflate without its header, whose first byte names the method 8.
+    """
     bits = _CODINGS[coding]
     assert bits is not None, "a plain body is not decompressed"
     return -zlib.MAX_WBITS if coding == "deflate" and beginning[0] & 15 != 8 else bits
@@ -85,7 +97,9 @@ def _window_bits(coding: str, beginning: bytes) -> int:
 
 def _damaged(coding: str, why: str) -> RequestRefused:
     message = f"`content-encoding`: the body is not valid {coding} data"
-    return RequestRefused(message, code="invalid_encoding", field="content-encoding", shown=f": {why}")
+    return RequestRefused(
+        message, code="invalid_encoding", field="content-encoding", shown=f": {why}"
+    )
 
 
 async def read_body(request: Request, *, limit_bytes: int) -> bytes:
@@ -101,7 +115,8 @@ def json_response(value: msgspec.Struct, *, status: int = 200) -> Response:
 def parse(model: type[M], body: bytes) -> M:
     """The body as `model`. Raises RequestRefused naming the first field that is wrong.
 
-    Half of a surrogate pair, which clients write when they cut a text within an emoji, counts as U+FFFD.
+    Half of a surrogate pair, which clients write when they cut a text within an emoji, counts as
+    U+FFFD.
     """
     try:
         return model.model_validate_json(body)
@@ -118,20 +133,35 @@ def _whole_character(escape: re.Match[bytes]) -> bytes:
 
 def field_name(location: tuple[int | str, ...]) -> str:
     """The place of an error as a dotted path, such as messages.0.content."""
-    return ".".join(str(part) for part in location if not (isinstance(part, str) and (part[:1] == TAG_MARK or part == "[key]")))
+    return ".".join(
+        str(part)
+        for part in location
+        if not (isinstance(part, str) and (part[:1] == TAG_MARK or part == "[key]"))
+    )
 
 
-def _refusal(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> RequestRefused:
+def _refusal(
+    kind: str, location: tuple[int | str, ...], message: str, given: Any
+) -> RequestRefused:
     if kind == _NOT_JSON:
-        return RequestRefused(f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}", code="invalid_json")
+        return RequestRefused(
+            f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}",
+            code="invalid_json",
+        )
     field = field_name(location)
     if not field:
         return RequestRefused("the body must be a JSON object", code="invalid_type")
     code = _CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")
     if kind == "missing":
         return RequestRefused(f"`{field}` is required", code=code, field=field)
-    text = "must not be empty" if given in ("", []) and kind.endswith("too_short") else message.removeprefix("Value error, ")
-    return RequestRefused(f"`{field}`: {text[:1].lower()}{text[1:]}", code=code, field=field, shown=_shown(given))
+    text = (
+        "must not be empty"
+        if given in ("", []) and kind.endswith("too_short")
+        else message.removeprefix("Value error, ")
+    )
+    return RequestRefused(
+        f"`{field}`: {text[:1].lower()}{text[1:]}", code=code, field=field, shown=_shown(given)
+    )
 
 
 def _shown(given: Any) -> str:
@@ -140,10 +170,16 @@ def _shown(given: Any) -> str:
     if isinstance(given, bool):
         return f", got {str(given).lower()}"
     if isinstance(given, int | float | str):
-        text = repr(given) if not isinstance(given, int) or abs(given) < 10**_LONGEST_SHOWN else "a huge number"
+        text = (
+            repr(given)
+            if not isinstance(given, int) or abs(given) < 10**_LONGEST_SHOWN
+            else "a huge number"
+        )
         return f", got {text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + '…'}"
     return ""
 
 
 def _too_large(limit_bytes: int) -> RequestRefused:
-    return RequestRefused(f"the body is larger than {limit_bytes:,} bytes", status=413, code="body_too_large")
+    return RequestRefused(
+        f"the body is larger than {limit_bytes:,} bytes", status=413, code="body_too_large"
+    )

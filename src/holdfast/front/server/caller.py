@@ -16,8 +16,16 @@ from holdfast.front.server.key_ring import KeyRing
 from holdfast.front.server.problem import RequestRefused
 
 CALLER = "holdfast.caller"  # key of a request's Caller in its ASGI scope
-# Of what proxies say of themselves: such a request is nobody's on this machine, wherever its connection comes from.
-_SIGNS_OF_PROXIES = (b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"forwarded", b"x-real-ip", b"via")
+# Of what proxies say of themselves: such a request is nobody's on this machine, wherever its
+# connection comes from.
+_SIGNS_OF_PROXIES = (
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-forwarded-proto",
+    b"forwarded",
+    b"x-real-ip",
+    b"via",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +49,12 @@ class Caller:
         return self.key.name if self.key is not None else ""
 
 
-def caller_in(scope: Scope, headers: Mapping[bytes, bytes], *, server_key: str, keys: KeyRing) -> Caller | None:
-    """Who sends a request that may come in; None for one that needs a key and has not the right one."""
+def caller_in(
+    scope: Scope, headers: Mapping[bytes, bytes], *, server_key: str, keys: KeyRing
+) -> Caller | None:
+    """Who sends a request that may come in; None for one that needs a key and has not the right
+    one.
+    """
     address = scope["client"][0] if scope.get("client") else ""
     if not server_key and not keys.is_needed:
         is_local = is_loopback(address) and not any(name in headers for name in _SIGNS_OF_PROXIES)
@@ -66,17 +78,22 @@ def caller_of(request: Request) -> Caller:
 def check_admin(request: Request) -> None:
     """Raise RequestRefused for a request that may not administer the server.
 
-    As soon as any key is set, it takes an admin's: a named one that `holdfast keys add --admin` made, or `server.api_key` as
-    long as no named one is an admin's. Without any key, it takes a connection from this machine that came through no proxy, and
-    from no web page that only `server.cors_origins = *` lets in.
+    As soon as any key is set, it takes an admin's: a named one that `holdfast keys add --admin`
+    made, or `server.api_key` as long as no named one is an admin's. Without any key, it takes a
+    connection from this machine that came through no proxy, and from no web page that only
+    `server.cors_origins = *` lets in.
     """
     caller = caller_of(request)
     if caller.is_admin:
         return
     if caller.has_key:
-        message = "this takes an admin's key: `holdfast keys add NAME --admin` on the server's machine makes one"
+        message = (
+            "this takes an admin's key: `holdfast keys add NAME --admin` on the server's machine "
+            "makes one"
+        )
     else:
         message = (
-            "without API keys the server is administered from its own machine only; `holdfast keys add NAME --admin` makes one"
+            "without API keys the server is administered from its own machine only; `holdfast keys "
+            "add NAME --admin` makes one"
         )
     raise RequestRefused(message, status=403, code="admin_only")

@@ -27,7 +27,10 @@ Shape: TypeAlias = Mapping[str, Any]  # a part of an operation's description, ma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path: who answers it, and how /openapi.json describes it. An ASGI application."""
+    """One method of one path: who answers it, and how /openapi.json describes it.
+
+    An ASGI application.
+    """
 
     method: str
     path: str  # with its variables in braces, as Starlette has them
@@ -47,14 +50,21 @@ class Operation:
 
 
 def _services_of(request: Request) -> Services:
-    """The services, with a seal that is the client's own: what was sealed for one tenant says nothing to another."""
+    """The services, with a seal that is the client's own: what was sealed for one tenant says
+    nothing to another.
+    """
     services: Services = request.app.state.services
     tenant = tenant_in(request, cache_salt="")
     return replace(services, seal=services.seal.of(tenant)) if tenant else services
 
 
 def operation(
-    method: str, path: str, *shapes: Shape, summary: str = "", needs_key: bool = True, needs_admin: bool = False
+    method: str,
+    path: str,
+    *shapes: Shape,
+    summary: str = "",
+    needs_key: bool = True,
+    needs_admin: bool = False,
 ) -> Callable[[Handler], Operation]:
     """Decorator that makes an operation of its handler; `shapes` together describe it."""
 
@@ -75,22 +85,29 @@ def operation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShapes:
-    """How a protocol shows the models that are served: the types of a list and of one, and how they are made."""
+    """How a protocol shows the models that are served: the types of a list and of one, and how they
+    are made.
+    """
 
     many_type: type[msgspec.Struct]
     one_type: type[msgspec.Struct]
     many: Callable[[Sequence[ModelStatus]], msgspec.Struct]
     one: Callable[[ModelStatus], msgspec.Struct]
-    is_on: Callable[[ServerSettings], bool] = lambda server: True  # else the first protocol's form is used
+    # else the first protocol's form is used
+    is_on: Callable[[ServerSettings], bool] = lambda server: True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A protocol that clients may speak to this server: a folder, and a line in the table of `application.py`."""
+    """A protocol that clients may speak to this server: a folder, and a line in the table of
+    `application.py`.
+    """
 
     name: str
-    error: Callable[[Problem], Any]  # the body of an answer that says what went wrong, to be encoded as JSON
-    prefixes: tuple[str, ...] = ()  # of its paths, one or two segments long; errors on them come in its form
+    # the body of an answer that says what went wrong, to be encoded as JSON
+    error: Callable[[Problem], Any]
+    # of its paths, one or two segments long; errors on them come in its form
+    prefixes: tuple[str, ...] = ()
     operations: tuple[Operation, ...] = ()  # none: it is not served yet
     serves: str = ""  # what a client that calls an unknown path is told of it
     error_shape: type | None = None  # what `error` returns, for /openapi.json
@@ -108,38 +125,63 @@ class DialectTable:
 
     def __init__(self, dialects: Sequence[Dialect]) -> None:
         self.dialects = tuple(dialects)
-        self.operations = tuple(operation for dialect in dialects for operation in dialect.operations)
-        self.open_paths = frozenset(operation.path for operation in self.operations if not operation.needs_key)
+        self.operations = tuple(
+            operation for dialect in dialects for operation in dialect.operations
+        )
+        self.open_paths = frozenset(
+            operation.path for operation in self.operations if not operation.needs_key
+        )
         self.serves = "; ".join(dialect.serves for dialect in dialects if dialect.serves)
         self._by_prefix = {prefix: dialect for dialect in dialects for prefix in dialect.prefixes}
-        fixed = {operation.path for operation in self.operations if "{" not in operation.path} - {"/"}
+        fixed = {operation.path for operation in self.operations if "{" not in operation.path} - {
+            "/"
+        }
         known = [(*path.split("/"), "")[1:3] for path in (*self._by_prefix, *fixed)]
         self._under_version = {second for first, second in known if first == _VERSION}
         self._without_version = {first for first, _ in known if first != _VERSION} | {_VERSION}
-        self._endings = sorted((path.removeprefix(f"/{_VERSION}") for path in fixed), key=len, reverse=True)
+        self._endings = sorted(
+            (path.removeprefix(f"/{_VERSION}") for path in fixed), key=len, reverse=True
+        )
 
     def dialect_of(self, path: str, headers: Mapping[str, str]) -> Dialect:
-        """The dialect to which a served path belongs; where it is nobody's, the one that its client speaks."""
+        """The dialect to which a served path belongs; where it is nobody's, the one that its client
+        speaks.
+        """
         _, first, second = (*path.split("/", 3), "", "")[:3]
-        return self._by_prefix.get(f"/{first}/{second}") or self._by_prefix.get(f"/{first}") or self.spoken(headers)
+        return (
+            self._by_prefix.get(f"/{first}/{second}")
+            or self._by_prefix.get(f"/{first}")
+            or self.spoken(headers)
+        )
 
     def spoken(self, headers: Mapping[str, str]) -> Dialect:
         """The dialect of a client, as far as its headers tell it; else the first."""
-        return next((dialect for dialect in self.dialects if dialect.is_spoken(headers)), self.dialects[0])
+        return next(
+            (dialect for dialect in self.dialects if dialect.is_spoken(headers)), self.dialects[0]
+        )
 
     def served_path(self, path: str) -> str:
-        """The path that is meant: without doubled slashes, with one /v1 where it belongs. An unknown one loses only its slashes.
+        """The path that is meant: without doubled slashes, with one /v1 where it belongs.
 
-        Base URLs are given with and without /v1 and a slash at their end, so clients call /chat/completions and /v1/v1/models.
+        An unknown one loses only its slashes.
+
+        Base URLs are given with and without /v1 and a slash at their end, so clients call
+        /chat/completions and /v1/v1/models.
         """
         segments = [segment for segment in path.split("/") if segment]
-        while segments[:1] == [_VERSION] and len(segments) > 1 and segments[1] in self._without_version:
+        while (
+            segments[:1] == [_VERSION]
+            and len(segments) > 1
+            and segments[1] in self._without_version
+        ):
             del segments[0]
         if segments and segments[0] in self._under_version:
             segments.insert(0, _VERSION)
         return "/" + "/".join(segments)
 
     def meant_path(self, path: str) -> str | None:
-        """The served path whose end an unknown path has, such as /v1/chat/completions for /openai/v2/chat/completions."""
+        """The served path whose end an unknown path has, such as /v1/chat/completions for
+        /openai/v2/chat/completions.
+        """
         found = next((ending for ending in self._endings if path.endswith(ending)), None)
         return None if found is None else self.served_path(found)

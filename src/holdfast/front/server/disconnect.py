@@ -10,12 +10,18 @@ from starlette.types import Receive
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` to its end, or cancel it when the client goes away first. Returns whether it ended; raises its error."""
+    """Run `work` to its end, or cancel it when the client goes away first.
+
+    Returns whether it ended; raises its error.
+    """
     return await unless_first(disconnected(receive), work)
 
 
 async def unless_first(other: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` to its end, or cancel it when `other` ends first. Returns whether it ended; raises its error."""
+    """Run `work` to its end, or cancel it when `other` ends first.
+
+    Returns whether it ended; raises its error.
+    """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(other)
     try:

@@ -1,4 +1,6 @@
-"""A server on its way to the end: it takes nothing new, and what runs comes to its own end within a limit."""
+"""A server on its way to the end: it takes nothing new, and what runs comes to its own end within a
+limit.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,12 @@ class Drain:
         self._ends_at = self._clock() + limit_seconds
 
     def refusal(self, method: str, path: str) -> ServerStopping | None:
-        """Why a request is not taken: it would begin something. Looking at things and ending them goes on."""
+        """Why a request is not taken: it would begin something.
+
+        Looking at things and ending them goes on.
+        """
         if not self.is_on or method in _READS or path.endswith("/cancel"):
             return None
-        return ServerStopping(retry_after_seconds=min(self.seconds_left + _START_SECONDS, _LONGEST_RETRY_SECONDS))
+        return ServerStopping(
+            retry_after_seconds=min(self.seconds_left + _START_SECONDS, _LONGEST_RETRY_SECONDS)
+        )

@@ -1,4 +1,6 @@
-"""The `holdfast` object of an answer: what of the prompt was remembered, why not more, and where the time went."""
+"""The `holdfast` object of an answer: what of the prompt was remembered, why not more, and where
+the time went.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ class TokenShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """The first token of the prompt that differs from what is kept. `position` counts from 0, `before` is the text there."""
+    """The first token of the prompt that differs from what is kept.
+
+    `position` counts from 0, `before` is the text there.
+    """
 
     position: int
     before: str
@@ -25,7 +30,10 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SecondsSpent(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time went. `lookup` and `waited_for_another` are parts of `queue`, `restore` of `queue` and `prefill`."""
+    """Where the time went.
+
+    `lookup` and `waited_for_another` are parts of `queue`, `restore` of `queue` and `prefill`.
+    """
 
     accept: float  # until the worker had taken the request: checks, template, tokenization
     queue: float
@@ -33,11 +41,14 @@ class SecondsSpent(msgspec.Struct, frozen=True, kw_only=True):
     waited_for_another: float
     restore: float
     prefill: float
-    first_text: float | None  # since the request came in, everything included; null when there was no text
+    # since the request came in, everything included; null when there was no text
+    first_text: float | None
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one choice began from. `ram_tokens`, `disk_tokens` and `read_tokens` add up to `prompt_tokens`.
+    """What one choice began from.
+
+    `ram_tokens`, `disk_tokens` and `read_tokens` add up to `prompt_tokens`.
 
     `moved_tokens` and `shared_tokens` are parts of `ram_tokens`; the rest of those was copied.
     """
@@ -52,14 +63,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     read_ahead_tokens: int  # of both, those that were read for this turn before it came
     unused_tokens: int  # further ones that are, or were, kept but could not be used
     put_back_tokens: int  # of earlier answers, which stand in the prompt as they were generated
-    dropped_tokens: int  # of earlier answers, which the chat template or the client has left out of the prompt
+    # of earlier answers, which the chat template or the client has left out of the prompt
+    dropped_tokens: int
     reason: str
     explanation: str
     difference: Difference | None
     seconds: SecondsSpent
-    unenforced: tuple[str, ...] = ()  # places in the schemas of tools, of keywords that the answer need not keep to
+    # places in the schemas of tools, of keywords that the answer need not keep to
+    unenforced: tuple[str, ...] = ()
     resumed: int = 0  # workers that died while they had it; the answer went on with the next one
-    further_choices: list[Explanation] = []  # of the answer's first choice: the same for the others, if there are any
+    # of the answer's first choice: the same for the others, if there are any
+    further_choices: list[Explanation] = []
 
 
 def explanation_of(choices: list[Explanation]) -> Explanation | None:
@@ -126,7 +140,8 @@ _WORDS = {
     CacheOutcome.COMPLETE: "The whole prompt was in the cache; the last token is always recomputed.",
     CacheOutcome.NEW_TOKENS: "All that is kept of this beginning was used; the prompt goes on behind it.",
     CacheOutcome.NOTHING_STORED: (
-        "Nothing is kept for this model and tenant. Other weights, another number format or codec, another API key, "
+        "Nothing is kept for this model and tenant. Other weights, another number format or codec, "
+        "another API key, "
         "X-Holdfast-Tenant or cache_salt have memories of their own."
     ),
     CacheOutcome.SCORED: "Something of all of the prompt's tokens was asked for (log-probabilities, a mean): all had to be read.",
@@ -140,22 +155,27 @@ def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_t
     said = [_WORDS.get(memory.outcome) or _lost_in_words(memory)]
     if difference is not None:
         said.append(
-            f"The prompt differs from the cached prompt at token {difference.position:,}, after {difference.before!r}: "
+            f"The prompt differs from the cached prompt at token {difference.position:,}, after "
+            f"{difference.before!r}: "
             f"cached {difference.stored.text!r}, now {difference.prompt.text!r}."
         )
     if dropped_tokens:
         said.append(
-            f"The model's chat template, or the client, leaves parts of earlier answers out, such as thinking: "
+            "The model's chat template, or the client, leaves parts of earlier answers out, such "
+            "as thinking: "
             f"{dropped_tokens:,} tokens that were generated are not in the prompt as they were."
         )
     if memory.read_ahead_tokens:
         said.append(
-            f"{memory.read_ahead_tokens:,} tokens were read for this turn before it came, while there was nothing else to do."
+            f"{memory.read_ahead_tokens:,} tokens were read for this turn before it came, while "
+            "there was nothing else to do."
         )
     if memory.waited_for_another:
         said.append("It waited until another request had read the same beginning.")
     if event.resumptions:
-        said.append("A worker died in the middle of it; another one went on where that had stopped.")
+        said.append(
+            "A worker died in the middle of it; another one went on where that had stopped."
+        )
     return " ".join(sentence for sentence in said if sentence)
 
 
@@ -163,13 +183,20 @@ def _lost_in_words(memory: CacheReport) -> str:
     more = f"{memory.unused_tokens:,} more tokens"
     match memory.outcome:
         case CacheOutcome.NO_BOUNDARY:
-            return f"{more} are kept, but this model can go on only where its state was saved; the last such place was used."
+            return (
+                f"{more} are kept, but this model can go on only where its state was saved; the "
+                "last such place was used."
+            )
         case CacheOutcome.EVICTED:
             return (
-                f"{more} were kept, but had to make room for others; store.ram_bytes and store.disk_bytes say how much is kept."
+                f"{more} were kept, but had to make room for others; store.ram_bytes and "
+                "store.disk_bytes say how much is kept."
             )
         case CacheOutcome.UNREADABLE:
-            return f"{more} were kept in files that are damaged or gone. They are not used; the prompt was read instead."
+            return (
+                f"{more} were kept in files that are damaged or gone. They are not used; the "
+                "prompt was read instead."
+            )
         case CacheOutcome.FORGOTTEN:
             return f"{more} were kept, but somebody had them deleted."
         case _:

@@ -1,4 +1,6 @@
-"""What Holdfast adds to the requests of all dialects: tenant and session, and whether the answer is to explain itself."""
+"""What Holdfast adds to the requests of all dialects: tenant and session, and whether the answer is
+to explain itself.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class HoldfastOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    explain: bool | None = Field(None, description="Tell in the answer what of the prompt was remembered, and why not more.")
+    explain: bool | None = Field(
+        None, description="Tell in the answer what of the prompt was remembered, and why not more."
+    )
 
 
 class SaltField(BaseModel):
@@ -49,14 +53,22 @@ class SaltField(BaseModel):
 
 
 class SharedFields(SaltField):
-    """The fields that the generating requests of all protocols share: salt, session and Holdfast's own options."""
+    """The fields that the generating requests of all protocols share: salt, session and Holdfast's
+    own options.
+    """
 
-    session_id: str | None = Field(None, description="The session that the request belongs to; a new one is opened.")
-    prompt_cache_key: str | None = Field(None, description="Names the session, if neither X-Session-ID nor session_id does.")
+    session_id: str | None = Field(
+        None, description="The session that the request belongs to; a new one is opened."
+    )
+    prompt_cache_key: str | None = Field(
+        None, description="Names the session, if neither X-Session-ID nor session_id does."
+    )
     holdfast: HoldfastOptions | None = Field(None, description="Options that only Holdfast has.")
 
     def plan_options(self, *, session_key: str = "") -> dict[str, Any]:
-        """Fields of an AnswerPlan. session_key: names the session where the body and X-Session-ID do not."""
+        """Fields of an AnswerPlan. session_key: names the session where the body and X-Session-ID
+        do not.
+        """
         return {
             "cache_salt": self.cache_salt or "",
             "session_id": self.session_id,
@@ -77,7 +89,8 @@ def extended(plan: AnswerPlan, request: Request, *, limits: LimitsSettings) -> A
     return replace(
         plan,
         requests=tuple(
-            msgspec.structs.replace(asked, tenant=tenant, session_id=session_id, service=service) for asked in plan.requests
+            msgspec.structs.replace(asked, tenant=tenant, session_id=session_id, service=service)
+            for asked in plan.requests
         ),
         caller=caller_of(request),
         time_limit_seconds=time_limit_in(headers, limits=limits),
@@ -96,22 +109,34 @@ def tenant_in(request: Request, *, cache_salt: str) -> str:
 def service_in(request: Request, *, can_wait: bool = False) -> ServiceClass:
     """How a request stands among others. can_wait: its body says that nobody waits for the answer.
 
-    Its flow is who asks: the name of its key; without one, the tenant that it names, or else its address. Salts make no flow:
-    with a new one for each request, a client would be many. Key, header and body may each make it wait; none can undo another's
-    word. Raises RequestRefused.
+    Its flow is who asks: the name of its key; without one, the tenant that it names, or else its
+    address. Salts make no flow: with a new one for each request, a client would be many. Key,
+    header and body may each make it wait; none can undo another's word. Raises RequestRefused.
     """
-    caller, said = caller_of(request), request.headers.get(PRIORITY_HEADER, "interactive").strip().lower()
+    caller, said = (
+        caller_of(request),
+        request.headers.get(PRIORITY_HEADER, "interactive").strip().lower(),
+    )
     if said not in _PRIORITIES:
         reason = f"`{PRIORITY_HEADER}`: it is {' or '.join(_PRIORITIES)}"
         raise RequestRefused(reason, field=PRIORITY_HEADER)
-    waits = can_wait or said == "batch" or (caller.key is not None and caller.key.priority == "batch")
+    waits = (
+        can_wait or said == "batch" or (caller.key is not None and caller.key.priority == "batch")
+    )
     tenant = request.headers.get(TENANT_HEADER, "")
-    who = ("key", caller.key_name) if caller.key_name else ("tenant", tenant) if tenant else ("address", caller.address)
+    who = (
+        ("key", caller.key_name)
+        if caller.key_name
+        else ("tenant", tenant)
+        if tenant
+        else ("address", caller.address)
+    )
     return ServiceClass(flow=" ".join(who), priority="batch" if waits else "interactive")
 
 
 def time_limit_in(headers: Mapping[str, str], *, limits: LimitsSettings) -> float:
-    """How long a request may take, in seconds: as its client says, but no longer than the server allows; 0: no bound.
+    """How long a request may take, in seconds: as its client says, but no longer than the server
+    allows; 0: no bound.
 
     Raises RequestRefused.
     """
@@ -136,12 +161,17 @@ def _session_id(plan: AnswerPlan, headers: Mapping[str, str]) -> str:
     key = plan.session_key
     if not key or is_session_id(key):
         return key
-    return "key-" + hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return (
+        "key-" + hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    )
 
 
 def checked_session_id(session_id: str, *, field: str) -> str:
     """The id, if it can be one. Raises RequestRefused."""
     if not is_session_id(session_id):
-        reason = f"`{field}`: a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no slash"
+        reason = (
+            f"`{field}`: a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no "
+            "slash"
+        )
         raise RequestRefused(reason, field=field)
     return session_id

@@ -15,7 +15,8 @@ INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 ONE, MANY = TAG_MARK + "one", TAG_MARK + "many"
-MaxTokens = Annotated[int, Field(ge=0, le=INT32_MAX)]  # 0: the prompt is read and cached, and nothing generated
+# 0: the prompt is read and cached, and nothing generated
+MaxTokens = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Model = Annotated[str, Field(min_length=1)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=4096)]
 
@@ -34,10 +35,14 @@ def one_or_many(value: Any) -> str:
 def refuse_above(value: int | None, limit: int, *, field: str) -> None:
     """Raise RequestRefused when a number is larger than a configured limit."""
     if value is not None and value > limit:
-        raise RequestRefused(f"`{field}`: input should be less than or equal to {limit}, got {value}", field=field)
+        raise RequestRefused(
+            f"`{field}`: input should be less than or equal to {limit}, got {value}", field=field
+        )
 
 
 def refuse_too_many(given: Sequence[object], most: int, *, field: str) -> None:
     """Raise RequestRefused for more of them than this server takes."""
     if len(given) > most:
-        raise RequestRefused(f"`{field}`: this server takes at most {most}, got {len(given)}", field=field)
+        raise RequestRefused(
+            f"`{field}`: this server takes at most {most}, got {len(given)}", field=field
+        )

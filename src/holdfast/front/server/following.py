@@ -23,7 +23,10 @@ from holdfast.telemetry.request_log import RequestRecord
 
 
 class FollowingResponse(Response):
-    """Streams the events of a log that follow a given number. The answer continues if the client leaves."""
+    """Streams the events of a log that follow a given number.
+
+    The answer continues if the client leaves.
+    """
 
     def __init__(self, log: EventLog, form: AnswerFormat, *, after: int = -1) -> None:
         super().__init__()
@@ -34,13 +37,17 @@ class FollowingResponse(Response):
         """Send what is there and what comes."""
         record: RequestRecord = scope[RECORD]
         keep_alive = self._form.keep_alive_of_follower
-        writer = EventWriter(send, self._form, self._events, request_id=record.request_id, keep_alive=keep_alive)
+        writer = EventWriter(
+            send, self._form, self._events, request_id=record.request_id, keep_alive=keep_alive
+        )
         is_done = await unless_disconnected(receive, writer.run())
         record.is_aborted = not is_done and not writer.has_sent_all
 
 
 class RejoiningResponse(Response):
-    """The answer to an earlier request, for the same request sent again: all of it, from its beginning."""
+    """The answer to an earlier request, for the same request sent again: all of it, from its
+    beginning.
+    """
 
     def __init__(self, services: Services, answer: HeldAnswer, request: Request) -> None:
         """answer: taken for this request, which leaves it at the end."""
@@ -48,10 +55,15 @@ class RejoiningResponse(Response):
         self._services = services
         self._answer = answer
         self._caller = caller_of(request)
-        self._follower = FollowingResponse(answer, answer.form) if answer.streams else FollowedWhole(answer)
+        self._follower = (
+            FollowingResponse(answer, answer.form) if answer.streams else FollowedWhole(answer)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send what is there and what comes. Being cancelled, by an administrator or the server's stop, is told as an error."""
+        """Send what is there and what comes.
+
+        Being cancelled, by an administrator or the server's stop, is told as an error.
+        """
         record: RequestRecord = scope[RECORD]
         services, answer = self._services, self._answer
         record.model = answer.model
@@ -60,7 +72,9 @@ class RejoiningResponse(Response):
 
         async def watched_send(message: Message) -> None:
             nonlocal has_ended
-            has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            has_ended = message["type"] == "http.response.body" and not message.get(
+                "more_body", False
+            )
             await send(message)
 
         try:
@@ -72,7 +86,9 @@ class RejoiningResponse(Response):
                         has_all = not record.is_aborted
                     except asyncio.CancelledError:
                         is_stopped = True
-                        await send_stopped(active.ended_by(), record, answer.form, send, has_ended=has_ended)
+                        await send_stopped(
+                            active.ended_by(), record, answer.form, send, has_ended=has_ended
+                        )
         finally:
             leave(services, answer, has_all=has_all, is_stopped=is_stopped)
 
@@ -94,19 +110,27 @@ class FollowedWhole(Response):
         await send_whole(send, b"".join(frames))
 
 
-def rejoined(identity: RequestIdentity | None, request: Request, services: Services) -> Response | None:
-    """The answer to the earlier request that this one repeats; None when it gets an answer of its own."""
+def rejoined(
+    identity: RequestIdentity | None, request: Request, services: Services
+) -> Response | None:
+    """The answer to the earlier request that this one repeats; None when it gets an answer of its
+    own.
+    """
     answer = None if identity is None else services.held.take(identity)
     return None if answer is None else RejoiningResponse(services, answer, request)
 
 
-def leave(services: Services, answer: HeldAnswer, *, has_all: bool, is_stopped: bool = False) -> bool:
+def leave(
+    services: Services, answer: HeldAnswer, *, has_all: bool, is_stopped: bool = False
+) -> bool:
     """A client of an answer is gone. Returns whether the answer is still wanted, or may be.
 
     is_stopped: an administrator or the server's stop has ended its request.
     """
     is_stopping = is_stopped or services.drain.is_on
-    is_wanted = services.held.leave(answer, services.server, has_all=has_all, is_stopping=is_stopping)
+    is_wanted = services.held.leave(
+        answer, services.server, has_all=has_all, is_stopping=is_stopping
+    )
     if services.active.has_clients:
         services.held.make_way()
     return is_wanted
@@ -119,8 +143,17 @@ async def send_whole(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_stopped(stopped: HoldfastError, record: RequestRecord, form: AnswerFormat, send: Send, *, has_ended: bool) -> None:
-    """Tell a client why its request was stopped: in its stream, or by raising the error if nothing was sent yet."""
+async def send_stopped(
+    stopped: HoldfastError,
+    record: RequestRecord,
+    form: AnswerFormat,
+    send: Send,
+    *,
+    has_ended: bool,
+) -> None:
+    """Tell a client why its request was stopped: in its stream, or by raising the error if nothing
+    was sent yet.
+    """
     problem = replace(problem_of(stopped), request_id=record.request_id)
     record_problem(record, problem, stopped)
     if not record.has_status:

@@ -1,4 +1,6 @@
-"""Runs one checked request to its end: opens it, writes the answer, and ends the work when the client is gone for good."""
+"""Runs one checked request to its end: opens it, writes the answer, and ends the work when the
+client is gone for good.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,12 @@ async def generate(
     body: bytes | None = None,
     outlives_client: bool = True,
 ) -> Response:
-    """The answer to a request for generated text. `plan_of` makes a plan of its body, or raises RequestRefused.
+    """The answer to a request for generated text.
 
-    body: if it has been read already. outlives_client: the same request sent again may be given the answer.
+    `plan_of` makes a plan of its body, or raises RequestRefused.
+
+    body: if it has been read already. outlives_client: the same request sent again may be given the
+    answer.
     """
     answer = AnswerRecord(services.metrics)
     if body is None:
@@ -59,9 +64,16 @@ class GenerationResponse(Response):
     """The answer to one checked request. Nothing has been submitted before it is called."""
 
     def __init__(
-        self, services: Services, plan: AnswerPlan, answer: AnswerRecord, *, identity: RequestIdentity | None = None
+        self,
+        services: Services,
+        plan: AnswerPlan,
+        answer: AnswerRecord,
+        *,
+        identity: RequestIdentity | None = None,
     ) -> None:
-        """identity: by which the same request sent again is recognized; None: nobody else is given this answer."""
+        """identity: by which the same request sent again is recognized; None: nobody else is given
+        this answer.
+        """
         super().__init__()
         self._services = services
         self._plan = plan
@@ -79,7 +91,10 @@ class GenerationResponse(Response):
         self._limit = TimeLimit(plan.time_limit_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send. Being cancelled, by the server's stop or an administrator, ends the answer with an error."""
+        """Generate and send.
+
+        Being cancelled, by the server's stop or an administrator, ends the answer with an error.
+        """
         record: RequestRecord = scope[RECORD]
         record.asked = self._plan.requests[0]
         record.model = record.asked.model
@@ -87,17 +102,25 @@ class GenerationResponse(Response):
 
         async def watched_send(message: Message) -> None:
             nonlocal has_ended
-            has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            has_ended = message["type"] == "http.response.body" and not message.get(
+                "more_body", False
+            )
             await send(message)
             self._has_sent_all = has_ended
 
         answers = sum(request.choices for request in self._plan.requests)
         with ExitStack() as counted, self._services.active.entered(record) as active:
-            counted.enter_context(self._services.at_once.counted(self._plan.caller, answers, limits=self._services.limits))
+            counted.enter_context(
+                self._services.at_once.counted(
+                    self._plan.caller, answers, limits=self._services.limits
+                )
+            )
             self._active = active
             self._services.held.make_way()
             if self._identity is not None:
-                self._held = active.makes = self._services.held.begin(self._identity, self._plan, record)
+                self._held = active.makes = self._services.held.begin(
+                    self._identity, self._plan, record
+                )
             gone = self._gone(receive, record, counted)
             try:
                 is_done = await unless_first(gone, self._generate(watched_send, record))
@@ -121,7 +144,8 @@ class GenerationResponse(Response):
         await disconnected(receive)
         held = self._held
         if self._has_sent_all or (self._writer is not None and self._writer.has_sent_all):
-            await asyncio.Future()  # the answer is delivered: what is left to be done takes a moment
+            # the answer is delivered: what is left to be done takes a moment
+            await asyncio.Future()
         self._is_lost = True
         record.is_aborted = True
         if held is not None and leave(self._services, held, has_all=False):
@@ -135,8 +159,9 @@ class GenerationResponse(Response):
             if not self._plan.streams:
                 await self._write_whole(send, await self._opened(record), record)
                 return
-            # A full queue still gets its own status, which a client understands better. A model that is being loaded may take
-            # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
+            # A full queue still gets its own status, which a client understands better. A model
+            # that is being loaded may take minutes, though, and a line on which nothing comes for
+            # so long is cut by whatever stands between.
             if not is_waited_for(self._services, self._plan.requests[0].model):
                 await self._opened(record)
             events = self._events(record)
@@ -154,7 +179,9 @@ class GenerationResponse(Response):
             self._answer.close()
 
     async def _opened(self, record: RequestRecord) -> OutputStream:
-        """The events; submits the request the first time, which waits for a model that is being loaded."""
+        """The events; submits the request the first time, which waits for a model that is being
+        loaded.
+        """
         if self._stream is None:
             self._stream = await self._submitted()
             if self._held is not None:
@@ -174,7 +201,10 @@ class GenerationResponse(Response):
         return self._stream
 
     async def _submitted(self) -> OutputStream:
-        """Submit the request. Answers whose clients are gone make room for it, in the queue and in memory."""
+        """Submit the request.
+
+        Answers whose clients are gone make room for it, in the queue and in memory.
+        """
         generate, requests, held = self._services.generate, self._plan.requests, self._services.held
         if is_waited_for(self._services, requests[0].model):
             await held.end_lost()
@@ -199,13 +229,18 @@ class GenerationResponse(Response):
         yield form.closing(self._counts(), explanation_of(self._explained))
 
     async def _write_whole(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
-        choices = [WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)]
+        choices = [
+            WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)
+        ]
         async for event in stream:
             self._observe(event, record)
             if isinstance(event, PromptProgress):
                 continue
             if isinstance(event, ChoiceFinished):
-                choices[event.index].finish_reason, choices[event.index].end = event.finish_reason, event
+                choices[event.index].finish_reason, choices[event.index].end = (
+                    event.finish_reason,
+                    event,
+                )
             else:
                 choices[event.index].deltas.append(event)
         body = self._plan.form.whole(choices, self._counts(), explanation_of(self._explained))
@@ -255,9 +290,13 @@ def _piece_of(form: AnswerFormat, event: OutputEvent) -> bytes:
 
 
 def _refuse_broken_end(event: ChoiceFinished) -> None:
-    """Raise for a choice that ended by anything else than its own stop or length: that is an error, never an answer."""
+    """Raise for a choice that ended by anything else than its own stop or length: that is an error,
+    never an answer.
+    """
     if event.reason is FinishReason.CANCELLED:
-        raise WorkerUnavailable("the server cancelled the request before it was done; please try again")
+        raise WorkerUnavailable(
+            "the server cancelled the request before it was done; please try again"
+        )
     if event.reason is FinishReason.FAILED:
         raise GenerationFailed("the request failed; the server's log has the details")
 
@@ -266,6 +305,8 @@ def _content(plan: AnswerPlan) -> str:
     """What was asked, for the log."""
     asked = []
     for request in plan.requests:
-        prompt = request.prompt.messages if isinstance(request.prompt, ChatPrompt) else request.prompt
+        prompt = (
+            request.prompt.messages if isinstance(request.prompt, ChatPrompt) else request.prompt
+        )
         asked.append(prompt if isinstance(prompt, str) else msgspec.json.encode(prompt).decode())
     return "\n".join(asked) or "(empty)"

@@ -1,14 +1,18 @@
-"""Answers that outlive the connection of their client, so that the same request sent again gets them.
+"""Answers that outlive the connection of their client, so that the same request sent again gets
+them.
 
-A client whose connection breaks in mid-answer sends its request again: SDKs do so by themselves, agents do it on an error.
-Generating the answer anew would spend the same tokens twice. So an answer whose connection was lost goes on for a moment, then
-pauses, and is given up if its request does not come again in time.
+A client whose connection breaks in mid-answer sends its request again: SDKs do so by themselves,
+agents do it on an error. Generating the answer anew would spend the same tokens twice. So an answer
+whose connection was lost goes on for a moment, then pauses, and is given up if its request does not
+come again in time.
 
-A lost connection looks like a client that stopped reading on purpose, because its user pressed Stop or because it takes one
-sample after another. Such a client wants another answer. So an identical request gets a lost answer only where nobody could
-have wanted another one: drawing it anew would give the same tokens (temperature 0, or a seed), or the request shows that it is
-a retry, by `x-stainless-retry-count` or by an `Idempotency-Key`. Two requests with the same key are one request: the second one
-gets the answer of the first even if that is still being read, or was delivered. Without a key, an answer has one reader.
+A lost connection looks like a client that stopped reading on purpose, because its user pressed Stop
+or because it takes one sample after another. Such a client wants another answer. So an identical
+request gets a lost answer only where nobody could have wanted another one: drawing it anew would
+give the same tokens (temperature 0, or a seed), or the request shows that it is a retry, by
+`x-stainless-retry-count` or by an `Idempotency-Key`. Two requests with the same key are one
+request: the second one gets the answer of the first even if that is still being read, or was
+delivered. Without a key, an answer has one reader.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ from holdfast.telemetry.request_log import RequestRecord
 from holdfast.wire.requests import SamplingParams
 
 IDEMPOTENCY_HEADER = "idempotency-key"
-RETRY_HEADER = "x-stainless-retry-count"  # OpenAI's and Anthropic's SDKs send it with every attempt, beginning at 0
+# OpenAI's and Anthropic's SDKs send it with every attempt, beginning at 0
+RETRY_HEADER = "x-stainless-retry-count"
 MOST_BYTES = 32 << 20  # of all answers together, as they were sent
 MOST_LOST = 16  # lost answers of one sender
 _EVENT_BYTES = 150  # Python's overhead per event
@@ -42,12 +47,15 @@ _SHAPING_HEADERS = ("anthropic-", "x-holdfast-", "user-agent", IDEMPOTENCY_HEADE
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """What a request shares with the same request sent again; the number of the attempt is not compared."""
+    """What a request shares with the same request sent again; the number of the attempt is not
+    compared.
+    """
 
     digest: bytes
     sender: str = ""  # key or address
     has_key: bool = False  # an `Idempotency-Key`, which is part of the digest
-    attempt: int | None = field(default=None, compare=False)  # from 0; None: the client does not number its attempts
+    # from 0; None: the client does not number its attempts
+    attempt: int | None = field(default=None, compare=False)
 
     @property
     def is_retry(self) -> bool:
@@ -56,10 +64,12 @@ class RequestIdentity:
 
 
 def identity_of(request: Request, body: bytes, settings: ServerSettings) -> RequestIdentity | None:
-    """The identity of a request: its sender, path, query and body, and the headers that shape the answer.
+    """The identity of a request: its sender, path, query and body, and the headers that shape the
+    answer.
 
-    Headers that change from one attempt to the next (`x-stainless-retry-count`, `traceparent`) are not part of it.
-    None when the request cannot share its answer: lost answers are not kept, and it has no `Idempotency-Key`.
+    Headers that change from one attempt to the next (`x-stainless-retry-count`, `traceparent`) are
+    not part of it. None when the request cannot share its answer: lost answers are not kept, and it
+    has no `Idempotency-Key`.
     """
     has_key = IDEMPOTENCY_HEADER in request.headers
     if not has_key and not settings.reconnect_seconds:
@@ -72,7 +82,9 @@ def identity_of(request: Request, body: bytes, settings: ServerSettings) -> Requ
     ]
     sender = caller.key_name or caller.server_key or caller.address
     tenant = tenant_in(request, cache_salt="")
-    head = "\n".join([sender, tenant, request.method, request.url.path, request.url.query, *headers])
+    head = "\n".join(
+        [sender, tenant, request.method, request.url.path, request.url.query, *headers]
+    )
     hashed = hashlib.blake2b(head.encode("utf-8", "surrogateescape"), digest_size=32)
     hashed.update(b"\0")
     hashed.update(body)
@@ -81,7 +93,9 @@ def identity_of(request: Request, body: bytes, settings: ServerSettings) -> Requ
         hashed.digest(),
         sender=sender,
         has_key=has_key,
-        attempt=int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) < 10 else None,
+        attempt=int(attempt)
+        if attempt.isascii() and attempt.isdigit() and len(attempt) < 10
+        else None,
     )
 
 
@@ -119,12 +133,15 @@ class HeldAnswer(EventLog):
         self.choices = sum(request.choices for request in plan.requests)
         self.model = record.model
         self.request_id = record.request_id
-        self.clients = 1  # that are connected: the one that asked, and those that were given the answer later
+        # that are connected: the one that asked, and those that were given the answer later
+        self.clients = 1
         self.kept = KeptEvents.ALL
         self.held_bytes = 0
         self.given_up = asyncio.Event()  # it has no client, and nobody can be given it
         self.is_over = asyncio.Event()  # the worker generates nothing more for it
-        self._is_repeatable = bool(plan.requests) and all(each.sampling.seed is not None for each in plan.requests)
+        self._is_repeatable = bool(plan.requests) and all(
+            each.sampling.seed is not None for each in plan.requests
+        )
         self._stream: Generating | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -176,13 +193,19 @@ class HeldAnswer(EventLog):
 
 
 class HeldAnswers:
-    """The answers that are being generated, and those that another request may be given. Loop's thread only."""
+    """The answers that are being generated, and those that another request may be given.
+
+    Loop's thread only.
+    """
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, most_lost: int = MOST_LOST) -> None:
         self._answers: dict[HeldAnswer, None] = {}  # all of them, the oldest first
-        self._by_identity: dict[RequestIdentity, list[HeldAnswer]] = {}  # those that another request may be given
-        self._lost: dict[HeldAnswer, None] = {}  # without a client before their end, the longest lost first
-        self._delivered: dict[HeldAnswer, None] = {}  # with an `Idempotency-Key`, the longest delivered first
+        # those that another request may be given
+        self._by_identity: dict[RequestIdentity, list[HeldAnswer]] = {}
+        # without a client before their end, the longest lost first
+        self._lost: dict[HeldAnswer, None] = {}
+        # with an `Idempotency-Key`, the longest delivered first
+        self._delivered: dict[HeldAnswer, None] = {}
         self._most_bytes = most_bytes
         self._most_lost = most_lost
         self.held_bytes = 0
@@ -190,7 +213,9 @@ class HeldAnswers:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def begin(self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord) -> HeldAnswer:
+    def begin(
+        self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord
+    ) -> HeldAnswer:
         """An answer is being generated for the client that asked, which has to `leave` it."""
         answer = HeldAnswer(identity, plan, record)
         self._answers[answer] = None
@@ -203,7 +228,10 @@ class HeldAnswers:
             answer.pause()
 
     async def end_lost(self) -> bool:
-        """Give up the lost answers and wait until they have left the worker. Returns whether there were any."""
+        """Give up the lost answers and wait until they have left the worker.
+
+        Returns whether there were any.
+        """
         lost = [answer for answer in self._lost if not answer.is_over.is_set()]
         for answer in lost:
             self._give_up(answer)
@@ -224,10 +252,18 @@ class HeldAnswers:
         answer.go_on()
         return answer
 
-    def leave(self, answer: HeldAnswer, settings: ServerSettings, *, has_all: bool, is_stopping: bool = False) -> bool:
+    def leave(
+        self,
+        answer: HeldAnswer,
+        settings: ServerSettings,
+        *,
+        has_all: bool,
+        is_stopping: bool = False,
+    ) -> bool:
         """A client of the answer is gone. Returns whether the answer is still wanted, or may be.
 
-        has_all: the client had received all of it. is_stopping: the server takes no new requests, so nobody can come back.
+        has_all: the client had received all of it. is_stopping: the server takes no new requests,
+        so nobody can come back.
         """
         answer.clients -= 1
         if answer.clients:
@@ -251,7 +287,9 @@ class HeldAnswers:
         if answer.error is not None:
             self._give_up(answer)
 
-    async def recorded(self, answer: HeldAnswer, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def recorded(
+        self, answer: HeldAnswer, events: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
         """The same events, each of which is kept as it passes."""
         try:
             async for frame in events:
@@ -263,7 +301,9 @@ class HeldAnswers:
         answer.end()
 
     def keep(self, answer: HeldAnswer, frame: bytes) -> None:
-        """Keep one more event, as far as somebody reads it or may come for it, and as far as there is room."""
+        """Keep one more event, as far as somebody reads it or may come for it, and as far as there
+        is room.
+        """
         if not frame or answer.kept is KeptEvents.NONE or answer.has_ended:
             return
         size = len(frame) + _EVENT_BYTES
@@ -276,19 +316,33 @@ class HeldAnswers:
         answer.add(NumberedEvent(answer.next_place, frame))
 
     def check_invariants(self) -> None:
-        """Assert that the counts are right and within their limits, and that nobody reads a lost answer."""
-        assert sum(answer.held_bytes for answer in self._answers) == self.held_bytes, "bytes are counted that nobody holds"
+        """Assert that the counts are right and within their limits, and that nobody reads a lost
+        answer.
+        """
+        assert sum(answer.held_bytes for answer in self._answers) == self.held_bytes, (
+            "bytes are counted that nobody holds"
+        )
         assert self.held_bytes <= self._most_bytes, "more is held than there is room for"
         for answer in self._answers:
             kept_bytes = sum(len(event.frame) + _EVENT_BYTES for event in answer.events)
-            assert answer.held_bytes == kept_bytes, "the bytes of an answer are not those of its events"
+            assert answer.held_bytes == kept_bytes, (
+                "the bytes of an answer are not those of its events"
+            )
         findable = [answer for same in self._by_identity.values() for answer in same]
-        assert all(answer in self._answers for answer in findable), "an answer can be found that is nowhere held"
+        assert all(answer in self._answers for answer in findable), (
+            "an answer can be found that is nowhere held"
+        )
         waiting = [*self._lost, *self._delivered]
-        assert all(answer in findable for answer in waiting), "an answer waits for a client that cannot find it"
-        assert not any(answer.clients for answer in waiting), "an answer that has a client waits for one"
+        assert all(answer in findable for answer in waiting), (
+            "an answer waits for a client that cannot find it"
+        )
+        assert not any(answer.clients for answer in waiting), (
+            "an answer that has a client waits for one"
+        )
         for sender in {answer.identity.sender for answer in self._lost}:
-            assert len(self._lost_by(sender)) <= self._most_lost, "too many answers of one sender are lost"
+            assert len(self._lost_by(sender)) <= self._most_lost, (
+                "too many answers of one sender are lost"
+            )
 
     def _lose(self, answer: HeldAnswer, settings: ServerSettings) -> None:
         of_sender = self._lost_by(answer.identity.sender)
@@ -301,7 +355,10 @@ class HeldAnswers:
         return [answer for answer in self._lost if answer.identity.sender == sender]
 
     def _make_room(self, answer: HeldAnswer, size: int) -> bool:
-        """Make room for an event of a running answer. Returns whether there is room; if not, the answer is not kept."""
+        """Make room for an event of a running answer.
+
+        Returns whether there is room; if not, the answer is not kept.
+        """
         for ended in self._ended():
             if self.held_bytes + size <= self._most_bytes:
                 return True
@@ -315,13 +372,18 @@ class HeldAnswers:
             self._keep_unread(other)
         if self.held_bytes + size <= self._most_bytes:
             return True
-        message = "the answer is too long to be kept for a client that reads it this slowly; please send the request again"
+        message = (
+            "the answer is too long to be kept for a client that reads it this slowly; please send "
+            "the request again"
+        )
         answer.end(GenerationFailed(message))
         self._drop_events(answer)
         return False
 
     def _ended(self) -> Iterator[HeldAnswer]:
-        """The answers that wait for a client and have ended, in the order in which they go when room is short."""
+        """The answers that wait for a client and have ended, in the order in which they go when
+        room is short.
+        """
         yield from tuple(self._delivered)
         yield from [answer for answer in self._lost if answer.has_ended]
 

@@ -1,4 +1,6 @@
-"""The Host header, read strictly: what is not exactly a name or an address with an optional port is nothing at all."""
+"""The Host header, read strictly: what is not exactly a name or an address with an optional port is
+nothing at all.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ _LAST_PORT = 65535
 
 
 def host_name(header: str) -> str | None:
-    """The name or address that a Host header gives, as `normal_name` writes it; None when it is not well-formed.
+    """The name or address that a Host header gives, as `normal_name` writes it; None when it is not
+    well-formed.
 
-    Nothing is cut off to make it fit: of `localhost:80@evil.com` a lenient reader would keep what it likes.
+    Nothing is cut off to make it fit: of `localhost:80@evil.com` a lenient reader would keep what
+    it likes.
     """
     found = _NAMED.fullmatch(header) or _BRACKETED.fullmatch(header)
     if found is None or int(found[2] or 0) > _LAST_PORT or len(found[1]) > _LONGEST_NAME:
@@ -26,7 +30,9 @@ def host_name(header: str) -> str | None:
 
 
 def normal_name(name: str) -> str:
-    """A name in the form in which names are compared: small letters, no brackets, no dot at the end, addresses in short form."""
+    """A name in the form in which names are compared: small letters, no brackets, no dot at the
+    end, addresses in short form.
+    """
     name = name.strip("[]").rstrip(".").lower()
     return str(ipaddress.ip_address(name)) if is_address(name) else name
 

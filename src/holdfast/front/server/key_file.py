@@ -1,4 +1,7 @@
-"""The file of API keys: who may come in by which key, and what each may do. It holds hashes, never a key."""
+"""The file of API keys: who may come in by which key, and what each may do.
+
+It holds hashes, never a key.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,24 @@ _FORMAT = 1
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A named key. Its name, not the key, says whose memory is used: another key of the same name finds it again."""
+    """A named key. Its name, not the key, says whose memory is used: another key of the same name
+    finds it again.
+    """
 
     name: str
     sha256: str  # of the key, in hexadecimal digits
     is_admin: bool = False
     priority: Priority = "interactive"  # of its requests, at most
-    max_requests: int | None = None  # answers at once, running or waiting; None: `limits.max_requests_per_key`
+    # answers at once, running or waiting; None: `limits.max_requests_per_key`
+    max_requests: int | None = None
     created: str = ""
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that the file says. It always has `keys`: a file without them is damaged, and must not lock everybody out."""
+    """All that the file says.
+
+    It always has `keys`: a file without them is damaged, and must not lock everybody out.
+    """
 
     format: int = _FORMAT
     keys: tuple[ApiKey, ...]
@@ -50,14 +59,16 @@ def new_secret() -> str:
 def hash_of(key: bytes) -> str:
     """What the file has of a key.
 
-    One round of SHA-256 is enough: slow hashes protect what people choose and others guess. A key of 256 random bits cannot be
-    guessed however fast one tries, and each request pays for the hash.
+    One round of SHA-256 is enough: slow hashes protect what people choose and others guess. A key
+    of 256 random bits cannot be guessed however fast one tries, and each request pays for the hash.
     """
     return hashlib.sha256(key).hexdigest()
 
 
 def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
-    """The file that `server.keys_file` means; None where there is none. `auto`: the user's own, if it is there.
+    """The file that `server.keys_file` means; None where there is none.
+
+    `auto`: the user's own, if it is there.
 
     Raises ConfigError for a home that there is not.
     """
@@ -78,17 +89,26 @@ def own_key_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """The keys of a file. Raises ConfigError when it cannot be read, says what it should not, or others may read or change it."""
+    """The keys of a file.
+
+    Raises ConfigError when it cannot be read, says what it should not, or others may read or change
+    it.
+    """
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read()
     except FileNotFoundError:
-        raise ConfigError(f"server.keys_file: there is no file {path}; `holdfast keys add NAME` makes one") from None
+        raise ConfigError(
+            f"server.keys_file: there is no file {path}; `holdfast keys add NAME` makes one"
+        ) from None
     except OSError as error:
         raise ConfigError(f"server.keys_file: {path} cannot be read: {error.strerror}") from None
     if os.name == "posix" and mode & 0o077:
-        raise ConfigError(f"server.keys_file: others may read or change {path}; make it yours alone: chmod 600 {path}")
+        raise ConfigError(
+            f"server.keys_file: others may read or change {path}; make it yours alone: chmod 600 "
+            f"{path}"
+        )
     try:
         found = msgspec.json.decode(content, type=KeyFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -102,19 +122,29 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(KeyFile(keys=tuple(keys))), indent=2) + b"\n")
+            file.write(
+                msgspec.json.format(msgspec.json.encode(KeyFile(keys=tuple(keys))), indent=2)
+                + b"\n"
+            )
             file.flush()
             sync_to_drive(file.fileno())
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def named_key(name: str, secret: str, *, is_admin: bool, priority: Priority, max_requests: int | None) -> ApiKey:
+def named_key(
+    name: str, secret: str, *, is_admin: bool, priority: Priority, max_requests: int | None
+) -> ApiKey:
     """What the file has of a new key. Raises ConfigError for what cannot be a name or a cap."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot name a key: use 1 to 64 letters, digits, and . _ @ - behind the first of them")
+        raise ConfigError(
+            f"{name!r} cannot name a key: use 1 to 64 letters, digits, and . _ @ - behind the "
+            "first of them"
+        )
     if max_requests is not None and max_requests < 1:
-        raise ConfigError(f"a key of {max_requests} requests at once could be used for nothing; give at least 1")
+        raise ConfigError(
+            f"a key of {max_requests} requests at once could be used for nothing; give at least 1"
+        )
     created = time.strftime("%Y-%m-%d")
     return ApiKey(
         name=name,
@@ -128,7 +158,10 @@ def named_key(name: str, secret: str, *, is_admin: bool, priority: Priority, max
 
 def _check(found: KeyFile, path: Path) -> None:
     if found.format != _FORMAT:
-        raise ConfigError(f"server.keys_file: {path} has format {found.format}; this version of Holdfast reads {_FORMAT}")
+        raise ConfigError(
+            f"server.keys_file: {path} has format {found.format}; this version of Holdfast reads "
+            f"{_FORMAT}"
+        )
     for name in ("name", "sha256"):
         values = [getattr(key, name) for key in found.keys]
         if len(set(values)) < len(values):
@@ -137,6 +170,10 @@ def _check(found: KeyFile, path: Path) -> None:
         if not _NAME.fullmatch(key.name):
             raise ConfigError(f"server.keys_file: {path}: {key.name!r} cannot name a key")
         if not re.fullmatch("[0-9a-f]{64}", key.sha256):
-            raise ConfigError(f"server.keys_file: {path}: the sha256 of {key.name} has not 64 hexadecimal digits")
+            raise ConfigError(
+                f"server.keys_file: {path}: the sha256 of {key.name} has not 64 hexadecimal digits"
+            )
         if key.max_requests is not None and key.max_requests < 1:
-            raise ConfigError(f"server.keys_file: {path}: max_requests of {key.name} must be at least 1")
+            raise ConfigError(
+                f"server.keys_file: {path}: max_requests of {key.name} must be at least 1"
+            )

@@ -20,16 +20,25 @@ class KeyRing:
         self.reload()
 
     def reload(self) -> str:
-        """Read the file again; returns what there is now, in words. Raises ConfigError; everything stays as it was then."""
-        path = key_file_of(self._setting, self._environ) or self._path  # a file that is gone never opens the server to all
+        """Read the file again; returns what there is now, in words.
+
+        Raises ConfigError; everything stays as it was then.
+        """
+        # a file that is gone never opens the server to all
+        path = key_file_of(self._setting, self._environ) or self._path
         if path is None:
             return "no file of API keys"
         try:
             keys = read_keys(path)
         except ConfigError as error:
-            raise ConfigError(f"{error}; the keys stay as they were") from None if self._path else error
+            raise ConfigError(f"{error}; the keys stay as they were") from (
+                None if self._path else error
+            )
         self._path, self._by_hash = path, {key.sha256: key for key in keys}
-        return f"{len(keys)} API keys in {path}: {', '.join(sorted(key.name for key in keys)) or 'no client can connect'}"
+        return (
+            f"{len(keys)} API keys in {path}: "
+            f"{', '.join(sorted(key.name for key in keys)) or 'no client can connect'}"
+        )
 
     @property
     def is_needed(self) -> bool:
@@ -42,5 +51,8 @@ class KeyRing:
         return any(key.is_admin for key in self._by_hash.values())
 
     def find(self, key: bytes) -> ApiKey | None:
-        """Whose key it is. Looked up by its hash, so that how long it takes tells nothing of other keys."""
+        """Whose key it is.
+
+        Looked up by its hash, so that how long it takes tells nothing of other keys.
+        """
         return self._by_hash.get(hash_of(key)) if self._by_hash else None

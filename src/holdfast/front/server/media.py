@@ -1,6 +1,8 @@
-"""Images and other media, which no model here reads: refused where a user sends them, named where a tool has given them.
+"""Images and other media, which no model here reads: refused where a user sends them, named where a
+tool has given them.
 
-The result of a tool comes back with every further turn, and whoever runs an agent cannot take it out of the conversation.
+The result of a tool comes back with every further turn, and whoever runs an agent cannot take it
+out of the conversation.
 """
 
 from __future__ import annotations
@@ -25,11 +27,19 @@ def is_media(kind: str) -> bool:
 def refused_media(kind: str, *, field: str) -> RequestRefused:
     """What to raise for a part of that type in a place where only text can stand."""
     shown = f"; got a part of type {kind[:_LONGEST_SHOWN]!r}"
-    return RequestRefused(f"`{field}`: only text is supported so far", code="unsupported_content", field=field, shown=shown)
+    return RequestRefused(
+        f"`{field}`: only text is supported so far",
+        code="unsupported_content",
+        field=field,
+        shown=shown,
+    )
 
 
 def without_media(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The parts of a tool's result, with a note in the place of each that is media. Logged once for each type."""
+    """The parts of a tool's result, with a note in the place of each that is media.
+
+    Logged once for each type.
+    """
     return [_note(part) if is_media(part["type"]) else dict(part) for part in parts]
 
 

@@ -1,4 +1,5 @@
-"""The description at /openapi.json, made from the operations and the very types that check requests and encode answers.
+"""The description at /openapi.json, made from the operations and the very types that check requests
+and encode answers.
 
 Where a schema is meant, a shape has the type itself.
 """
@@ -25,23 +26,43 @@ _VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 _QUERY: dict[str, dict[str, Any]] = {
     "id": {
         "description": "A name for the session.",
-        "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"},
+        "schema": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": LONGEST_SESSION_ID,
+            "pattern": "^[^/]+$",
+        },
     },
-    "model": {"description": "The model whose sessions are meant; the first if not given.", "schema": {"type": "string"}},
-    "limit": {"description": "At most so many.", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}},
+    "model": {
+        "description": "The model whose sessions are meant; the first if not given.",
+        "schema": {"type": "string"},
+    },
+    "limit": {
+        "description": "At most so many.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": 1000},
+    },
     "forget": {"description": "Delete what was read in it.", "schema": {"type": "boolean"}},
-    "cache_salt": {"description": "The salt of the session's requests.", "schema": {"type": "string"}},
+    "cache_salt": {
+        "description": "The salt of the session's requests.",
+        "schema": {"type": "string"},
+    },
 }
 
 
 def request_of(model: type[BaseModel], *, required: bool = True) -> Shape:
     """Shape of an operation that reads a body."""
-    return {"requestBody": {"required": required, "content": {"application/json": {"schema": model}}}}
+    return {
+        "requestBody": {"required": required, "content": {"application/json": {"schema": model}}}
+    }
 
 
 def query_of(*names: str) -> Shape:
     """Shape of an operation that reads its query; all of it may be left out."""
-    return {"parameters": [_QUERY[name] | {"name": name, "in": "query", "required": False} for name in names]}
+    return {
+        "parameters": [
+            _QUERY[name] | {"name": name, "in": "query", "required": False} for name in names
+        ]
+    }
 
 
 def file_request() -> Shape:
@@ -79,11 +100,17 @@ def answers_of(
     chunk_type: str = "text/event-stream",
     statuses: tuple[str, ...] = ("200",),
 ) -> Shape:
-    """Shape of an operation by its whole answer, which comes with these statuses, and the events of a stream of that type."""
+    """Shape of an operation by its whole answer, which comes with these statuses, and the events of
+    a stream of that type.
+    """
     content: dict[str, Any] = {"application/json": {"schema": whole}}
     if chunk is not None:
         content[chunk_type] = {"schema": chunk}
-    return {"responses": {status: {"description": "The answer", "content": content} for status in statuses}}
+    return {
+        "responses": {
+            status: {"description": "The answer", "content": content} for status in statuses
+        }
+    }
 
 
 def either_of(*wholes: type[msgspec.Struct]) -> Shape:
@@ -98,17 +125,26 @@ def description(table: DialectTable, *, version: str) -> dict[str, Any]:
     types: dict[str, type] = {}
     paths: dict[str, dict[str, Any]] = {}
     for dialect in table.dialects:
-        failure = {"description": "An error", "content": {"application/json": {"schema": dialect.error_shape or {}}}}
+        failure = {
+            "description": "An error",
+            "content": {"application/json": {"schema": dialect.error_shape or {}}},
+        }
         for operation in dialect.operations:
             if operation.shape:
                 described = _referring(_described(operation, failure), types)
-                paths.setdefault(_VARIABLE.sub(r"{\1}", operation.path), {})[operation.method.lower()] = described
+                paths.setdefault(_VARIABLE.sub(r"{\1}", operation.path), {})[
+                    operation.method.lower()
+                ] = described
     schemes = {"key": {"type": "http", "scheme": "bearer"}} | {
         name: {"type": "apiKey", "in": "header", "name": name} for name in KEY_HEADER_NAMES
     }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Holdfast", "summary": "Language models with MLX, for agents; OpenAI-compatible.", "version": version},
+        "info": {
+            "title": "Holdfast",
+            "summary": "Language models with MLX, for agents; OpenAI-compatible.",
+            "version": version,
+        },
         "paths": paths,
         "components": {"schemas": _schemas(types), "securitySchemes": schemes},
         "security": [{}, *({name: []} for name in schemes)],
@@ -119,7 +155,12 @@ def _described(operation: Operation, failure: Shape) -> dict[str, Any]:
     handler, variables = operation.handler, _VARIABLE.findall(operation.path)
     name = getattr(handler, "__name__", operation.path)
     in_path = [
-        {"name": variable, "in": "path", "required": True, "schema": {"type": "string", "title": _title(variable)}}
+        {
+            "name": variable,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "title": _title(variable)},
+        }
         for variable in variables
     ]
     parameters = [*in_path, *operation.shape.get("parameters", ())]
@@ -141,7 +182,9 @@ def _title(name: str) -> str:
 def _referring(node: Any, types: dict[str, type]) -> Any:
     """A description in which references stand for types, which are collected."""
     if isinstance(node, type):
-        assert types.setdefault(node.__name__, node) is node, f"two types of one name: {node.__name__}"
+        assert types.setdefault(node.__name__, node) is node, (
+            f"two types of one name: {node.__name__}"
+        )
         return {"$ref": _COMPONENTS.format(name=node.__name__)}
     if isinstance(node, Mapping):
         return {key: _referring(value, types) for key, value in node.items()}

@@ -1,4 +1,6 @@
-"""The one home of error → status: every failure becomes a problem here, which each dialect then puts into its own form."""
+"""The one home of error → status: every failure becomes a problem here, which each dialect then
+puts into its own form.
+"""
 
 from __future__ import annotations
 
@@ -79,34 +81,60 @@ class Problem:
 
     @property
     def message_with_field(self) -> str:
-        """For forms that have no place of its own for the field: the message, which names it in any case."""
-        return f"`{self.field}`: {self.message}" if self.field and self.field not in self.message else self.message
+        """For forms that have no place of its own for the field: the message, which names it in any
+        case.
+        """
+        return (
+            f"`{self.field}`: {self.message}"
+            if self.field and self.field not in self.message
+            else self.message
+        )
 
 
 def problem_of(error: BaseException) -> Problem:
-    """The problem that any error is. What is not ours is logged with its traceback and shown as a bare 500."""
+    """The problem that any error is.
+
+    What is not ours is logged with its traceback and shown as a bare 500.
+    """
     match error:
         case InvalidRequest():
             return _client_problem(error)
         case QueueFull() | ServerStopping():
             code = "queue_full" if isinstance(error, QueueFull) else "server_stopping"
-            return Problem(status=503, code=code, message=str(error), headers=_later(error.retry_after_seconds))
+            return Problem(
+                status=503, code=code, message=str(error), headers=_later(error.retry_after_seconds)
+            )
         case WorkerUnavailable():
-            return Problem(status=503, code="model_unavailable", message=str(error), headers=_later(error.retry_after_seconds))
+            return Problem(
+                status=503,
+                code="model_unavailable",
+                message=str(error),
+                headers=_later(error.retry_after_seconds),
+            )
         case NoSuchModel():
             return Problem(status=404, code="model_not_found", message=str(error))
         case ModelLoadError():
-            return Problem(status=503, code="model_unavailable", message=str(error), headers=_headers(503))
+            return Problem(
+                status=503, code="model_unavailable", message=str(error), headers=_headers(503)
+            )
         case ResponsesUnavailable():
-            return Problem(status=503, code="responses_unavailable", message=str(error), headers=_headers(503))
+            return Problem(
+                status=503, code="responses_unavailable", message=str(error), headers=_headers(503)
+            )
         case TimeLimitExceeded():
             # Whoever has set the limit knows better than a client's library whether to go on.
-            return Problem(status=504, code="time_limit_exceeded", message=str(error), headers=_NO_RETRY)
+            return Problem(
+                status=504, code="time_limit_exceeded", message=str(error), headers=_NO_RETRY
+            )
         case TemplateOverrun():  # it would take as much of the next try
-            return Problem(status=500, code="chat_template_overrun", message=str(error), headers=_NO_RETRY)
+            return Problem(
+                status=500, code="chat_template_overrun", message=str(error), headers=_NO_RETRY
+            )
         case GenerationFailed():
             headers = _NO_RETRY if error.is_deadly else {}
-            return Problem(status=500, code="generation_failed", message=str(error), headers=headers)
+            return Problem(
+                status=500, code="generation_failed", message=str(error), headers=headers
+            )
         case HoldfastError():
             _log.error("unexpected %s: %s", type(error).__name__, error)
             return Problem(status=500, code="internal_error", message=str(error))
@@ -118,7 +146,10 @@ def problem_of(error: BaseException) -> Problem:
 
 def record_problem(record: RequestRecord, problem: Problem, error: BaseException) -> None:
     """Write into a request's record, for the log, why it failed."""
-    record.fail(code=problem.code, message=error.loggable if isinstance(error, InvalidRequest) else problem.message)
+    record.fail(
+        code=problem.code,
+        message=error.loggable if isinstance(error, InvalidRequest) else problem.message,
+    )
 
 
 def _client_problem(error: InvalidRequest) -> Problem:
@@ -139,15 +170,27 @@ def _client_problem(error: InvalidRequest) -> Problem:
         case SessionRefused():
             status, code = _SESSION_FAILURES[error.failure]
     headers = _headers(status, retry_seconds=retry_seconds)
-    return Problem(status=status, code=code, message=str(error), field=error.field or None, headers=headers, cause=error)
+    return Problem(
+        status=status,
+        code=code,
+        message=str(error),
+        field=error.field or None,
+        headers=headers,
+        cause=error,
+    )
 
 
 def _later(seconds: float) -> dict[str, str]:
     return {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
-def _headers(status: int, *, retry_seconds: int = _RETRY_WHEN_UNAVAILABLE_SECONDS) -> dict[str, str]:
-    # Claude Code asks eleven times, over three minutes, before it says that the key is wrong, unless it is told not to.
+def _headers(
+    status: int, *, retry_seconds: int = _RETRY_WHEN_UNAVAILABLE_SECONDS
+) -> dict[str, str]:
+    # Claude Code asks eleven times, over three minutes, before it says that the key is wrong,
+    # unless it is told not to.
     refused = {"www-authenticate": "Bearer", **_NO_RETRY}
     later = {"retry-after": str(retry_seconds)}
-    return {401: refused, 415: {"accept-encoding": "gzip, deflate"}, 429: later, 503: later}.get(status, {})
+    return {401: refused, 415: {"accept-encoding": "gzip, deflate"}, 429: later, 503: later}.get(
+        status, {}
+    )

@@ -14,25 +14,31 @@ from holdfast.errors import ConfigError
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_FOR = re.compile(r'(?:^|[;,])\s*for\s*=\s*("[^"]*"|[^;,\s]*)', re.IGNORECASE)  # RFC 7239, section 4
+# RFC 7239, section 4
+_FOR = re.compile(r'(?:^|[;,])\s*for\s*=\s*("[^"]*"|[^;,\s]*)', re.IGNORECASE)
 _MOST_HOPS = 32
 
 
 def trusted_networks(given: Iterable[str]) -> tuple[Network, ...]:
-    """The networks that `server.trusted_proxies` names. Raises ConfigError for what is no address and no network."""
+    """The networks that `server.trusted_proxies` names.
+
+    Raises ConfigError for what is no address and no network.
+    """
     networks: list[Network] = []
     for text in given:
         try:
             networks.append(ipaddress.ip_network(text.strip(), strict=False))
         except ValueError:
             raise ConfigError(
-                f"server.trusted_proxies: {text!r} is neither an address nor a network such as 10.0.0.0/8"
+                f"server.trusted_proxies: {text!r} is neither an address nor a network such as "
+                "10.0.0.0/8"
             ) from None
     return tuple(networks)
 
 
 class ForwardedAddresses:
-    """ASGI middleware that puts the address a trusted proxy has forwarded for in the place of the proxy's own.
+    """ASGI middleware that puts the address a trusted proxy has forwarded for in the place of the
+    proxy's own.
 
     Others' words are not listened to: anybody can send these headers.
     """
@@ -51,8 +57,8 @@ class ForwardedAddresses:
     def _origin(self, headers: Iterable[tuple[bytes, bytes]]) -> Address | None:
         """The last address before the trusted ones; None where it is not told, or not in one way.
 
-        A proxy writes one of the two headers and hands the other on as its client sent it. So where both are there and do not
-        agree, one of them is a lie, and which cannot be told.
+        A proxy writes one of the two headers and hands the other on as its client sent it. So where
+        both are there and do not agree, one of them is a lie, and which cannot be told.
         """
         values: dict[bytes, list[str]] = {b"x-forwarded-for": [], b"forwarded": []}
         for name, value in headers:
@@ -64,7 +70,9 @@ class ForwardedAddresses:
         return told.pop() if len(told) == 1 else None
 
     def _first_untrusted(self, hops: Sequence[str]) -> Address | None:
-        """From the end: each hop was written by the one behind it, and is believed as long as that one is."""
+        """From the end: each hop was written by the one behind it, and is believed as long as that
+        one is.
+        """
         found: Address | None = None
         for hop in reversed(hops[-_MOST_HOPS:]):
             address = _address(hop)

@@ -1,4 +1,7 @@
-"""Answers to requests whose prompts are only read: vectors and scores, sent whole. The work ends when its client goes away."""
+"""Answers to requests whose prompts are only read: vectors and scores, sent whole.
+
+The work ends when its client goes away.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ from holdfast.wire.output import Embedding, Relevance, TextRead
 from holdfast.wire.requests import EmbeddingRequest, RankRequest
 
 SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache_key": ()}
-"""Refused where nothing is generated, as an UnsupportedFields has them: vectors and scores belong to no session."""
+"""Refused where nothing is generated, as an UnsupportedFields has them: vectors and scores belong
+to no session.
+"""
 Asked = TypeVar("Asked", EmbeddingRequest, RankRequest)
 Read = TypeVar("Read", bound=TextRead)
 
@@ -43,12 +48,19 @@ EmbeddingPlan: TypeAlias = ReadingPlan[EmbeddingRequest, Embedding]
 RankPlan: TypeAlias = ReadingPlan[RankRequest, Relevance]
 
 
-async def embed(request: Request, services: Services, plan_of: Callable[[bytes], EmbeddingPlan]) -> Response:
-    """The answer to a request for embeddings. `plan_of` makes a plan of its body, or raises RequestRefused."""
+async def embed(
+    request: Request, services: Services, plan_of: Callable[[bytes], EmbeddingPlan]
+) -> Response:
+    """The answer to a request for embeddings.
+
+    `plan_of` makes a plan of its body, or raises RequestRefused.
+    """
     return await _read(request, services, plan_of, services.embed)
 
 
-async def rank(request: Request, services: Services, plan_of: Callable[[bytes], RankPlan]) -> Response:
+async def rank(
+    request: Request, services: Services, plan_of: Callable[[bytes], RankPlan]
+) -> Response:
     """The answer to a request for the order of documents."""
     return await _read(request, services, plan_of, services.rank)
 
@@ -75,10 +87,17 @@ async def _read(
 
 
 class ReadingResponse(Response):
-    """The answer that some work gives, unless the client goes away before, or the server stops. Nothing is sent until then."""
+    """The answer that some work gives, unless the client goes away before, or the server stops.
+
+    Nothing is sent until then.
+    """
 
     def __init__(
-        self, services: Services, model: str, answer: AnswerRecord, work: Callable[[], Coroutine[Any, Any, bytes]]
+        self,
+        services: Services,
+        model: str,
+        answer: AnswerRecord,
+        work: Callable[[], Coroutine[Any, Any, bytes]],
     ) -> None:
         super().__init__(media_type="application/json")
         self._active, self._held = services.active, services.held

@@ -1,4 +1,6 @@
-"""The outermost layer: every request gets its id, is counted, and leaves one line in the log when it is over."""
+"""The outermost layer: every request gets its id, is counted, and leaves one line in the log when
+it is over.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import UNKNOWN_ROUTE, RequestRecord, write_line
 from holdfast.telemetry.traces import Traces
 
-_ID_HEADERS = (b"x-request-id", b"request-id")  # OpenAI's clients show the first one, Anthropic's the second
+# OpenAI's clients show the first one, Anthropic's the second
+_ID_HEADERS = (b"x-request-id", b"request-id")
 _WELL_FORMED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -29,14 +32,20 @@ def request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = Non
             return
         client, request_id = scope.get("client"), _request_id(scope)
         record = RequestRecord(
-            method=scope["method"], path=scope["path"], client=client[0] if client else "", request_id=request_id.decode()
+            method=scope["method"],
+            path=scope["path"],
+            client=client[0] if client else "",
+            request_id=request_id.decode(),
         )
         scope[RECORD] = record
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *((name, request_id) for name in _ID_HEADERS)]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *((name, request_id) for name in _ID_HEADERS),
+                ]
             await send(message)
 
         try:
@@ -44,10 +53,17 @@ def request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = Non
                 await app(scope, receive, send_with_id)
         except ClientDisconnect:
             record.is_aborted = True
-        except asyncio.CancelledError:  # only the server's stop does that, to requests that know nothing better to do
-            response = answer_of(WorkerUnavailable("the server stopped before the request was done"), scope)
+        except asyncio.CancelledError:
+            # only the server's stop does that, to requests that know nothing better to do
+            response = answer_of(
+                WorkerUnavailable("the server stopped before the request was done"), scope
+            )
             # Closed it is a moment later, by the server.
-            await (disconnected(receive) if record.has_status else response(scope, receive, send_with_id))
+            await (
+                disconnected(receive)
+                if record.has_status
+                else response(scope, receive, send_with_id)
+            )
         finally:
             path = getattr(scope.get("endpoint"), "path", UNKNOWN_ROUTE)
             metrics.http_requests.labels(record.method, path, str(record.status)).inc()

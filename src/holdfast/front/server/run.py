@@ -31,12 +31,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def server(
-    app: Starlette, settings: ServerSettings, *, on_started: Callable[[], None], certificate: ServerCertificate | None = None
+    app: Starlette,
+    settings: ServerSettings,
+    *,
+    on_started: Callable[[], None],
+    certificate: ServerCertificate | None = None,
 ) -> HttpServer:
-    """A server of `create_application`'s application, for whoever has a loop: `await server.serve(sockets=[listener])`.
+    """A server of `create_application`'s application, for whoever has a loop: `await
+    server.serve(sockets=[listener])`.
 
-    It serves until SIGINT or SIGTERM, then answers what runs and refuses what is new; a second signal ends it at once.
-    With a certificate it speaks HTTPS.
+    It serves until SIGINT or SIGTERM, then answers what runs and refuses what is new; a second
+    signal ends it at once. With a certificate it speaks HTTPS.
     """
     config = uvicorn.Config(
         app,
@@ -44,7 +49,10 @@ def server(
             BoundedProtocol,
             settings=settings,
             dialects=app.state.dialects,
-            addresses=Addresses(settings.max_connections_per_address, trusted=trusted_networks(settings.trusted_proxies)),
+            addresses=Addresses(
+                settings.max_connections_per_address,
+                trusted=trusted_networks(settings.trusted_proxies),
+            ),
         ),
         loop="uvloop",
         ws="none",
@@ -58,12 +66,18 @@ def server(
     )
     services: Services = app.state.services
     return HttpServer(
-        config, services=services, on_started=on_started, shutdown_seconds=settings.shutdown_seconds, certificate=certificate
+        config,
+        services=services,
+        on_started=on_started,
+        shutdown_seconds=settings.shutdown_seconds,
+        certificate=certificate,
     )
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server that says when it has started, and that returns after a signal instead of raising it again."""
+    """uvicorn's server that says when it has started, and that returns after a signal instead of
+    raising it again.
+    """
 
     def __init__(
         self,
@@ -75,7 +89,11 @@ class HttpServer(uvicorn.Server):
         certificate: ServerCertificate | None = None,
     ) -> None:
         super().__init__(config)
-        self._certificate, self._drain, self._background = certificate, services.drain, services.running.tasks
+        self._certificate, self._drain, self._background = (
+            certificate,
+            services.drain,
+            services.running.tasks,
+        )
         self._library, self._held = services.library, services.held
         self._on_started, self._shutdown_seconds = on_started, shutdown_seconds
 
@@ -88,10 +106,11 @@ class HttpServer(uvicorn.Server):
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop: running answers end by themselves, or are cut and get a moment to say so; then no more connections.
+        """Stop: running answers end by themselves, or are cut and get a moment to say so; then no
+        more connections.
 
-        The port stays open until then: who comes meanwhile, a load balancer's question for /health too, is told in words that the
-        server is stopping, and when to try again.
+        The port stays open until then: who comes meanwhile, a load balancer's question for /health
+        too, is told in words that the server is stopping, and when to try again.
         """
         await self._drained()
         for server in self.servers:
@@ -104,7 +123,8 @@ class HttpServer(uvicorn.Server):
             task.cancel()
         await self._ended(_LAST_WORDS_SECONDS)
         for connection in tuple(self.server_state.connections):
-            connection.transport.abort()  # who does not read what was written to it would be waited for
+            # who does not read what was written to it would be waited for
+            connection.transport.abort()
         await self._ended(_LAST_WORDS_SECONDS)
         await self.lifespan.shutdown()
 
@@ -112,16 +132,25 @@ class HttpServer(uvicorn.Server):
         self._drain.begin(self._shutdown_seconds)
         self._library.stop()
         await self._held.end_lost()
-        self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        self.server_state.default_headers = [
+            *self.server_state.default_headers,
+            (b"connection", b"close"),
+        ]
         for connection in tuple(self.server_state.connections):
             if connection.is_answering:  # type: ignore[union-attr]  # all are BoundedProtocol's
                 connection.shutdown()  # closes it behind the answer
         # What comes from now on is short: it is refused, looks at something, or ends it.
         running = {*self.server_state.tasks, *self._background}
         if running and not self.force_exit:
-            _log.info("waiting for %s, %g s at most; press Ctrl-C again to end now", _answers(running), self._shutdown_seconds)
+            _log.info(
+                "waiting for %s, %g s at most; press Ctrl-C again to end now",
+                _answers(running),
+                self._shutdown_seconds,
+            )
         while running and not self.force_exit and self._drain.seconds_left:
-            _, running = await asyncio.wait(running, timeout=min(_LOOK_SECONDS, self._drain.seconds_left))
+            _, running = await asyncio.wait(
+                running, timeout=min(_LOOK_SECONDS, self._drain.seconds_left)
+            )
         if running:
             _log.info("%s cut off", _answers(running))
         else:
@@ -145,7 +174,8 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        # One that comes before the first was acted upon is the same once more: some send it to a process and to its group.
+        # One that comes before the first was acted upon is the same once more: some send it to a
+        # process and to its group.
         self.force_exit = self.force_exit or self._drain.is_on
         self.should_exit = True
 
@@ -158,9 +188,13 @@ def listen(settings: ServerSettings) -> socket.socket:
     """A bound socket. Raises ConfigError in one line when the address is taken or not ours."""
     host, port = settings.host.strip("[]"), settings.port
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except (socket.gaierror, UnicodeError) as error:
-        raise ConfigError(f"server.host {settings.host!r} is not an address of this machine: {error}") from None
+        raise ConfigError(
+            f"server.host {settings.host!r} is not an address of this machine: {error}"
+        ) from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -189,5 +223,7 @@ def _why_not(error: OSError, settings: ServerSettings, *, url: str) -> ConfigErr
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(host=settings.host, port=settings.port, url=url)
     if error.errno == errno.EACCES:
-        return ConfigError(f"{where} may not be used by this user; choose a port from 1024 on (--port)")
+        return ConfigError(
+            f"{where} may not be used by this user; choose a port from 1024 on (--port)"
+        )
     return ConfigError(f"cannot listen on {where}: {error.strerror}")

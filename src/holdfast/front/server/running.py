@@ -1,4 +1,6 @@
-"""Answers that are being made and that others may follow: their events so far, and whoever waits for more."""
+"""Answers that are being made and that others may follow: their events so far, and whoever waits
+for more.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class EventLog:
     def __init__(self) -> None:
         self.events: list[NumberedEvent] = []
         self.has_ended = False
-        self.error: HoldfastError | None = None  # why it broke off; None: it is complete, or has not ended
+        # why it broke off; None: it is complete, or has not ended
+        self.error: HoldfastError | None = None
         self._freed = 0  # events that were freed; `events` begins after them
         self._cursors: weakref.WeakSet[LogCursor] = weakref.WeakSet()
         self._changed = asyncio.Event()
@@ -69,7 +72,10 @@ class EventLog:
         return self._freed + len(self.events)
 
     def free_read(self) -> list[NumberedEvent]:
-        """Free the events that all followers have read, and return them. Nobody can begin to follow the log afterwards."""
+        """Free the events that all followers have read, and return them.
+
+        Nobody can begin to follow the log afterwards.
+        """
         slowest = min((cursor.place for cursor in self._cursors), default=self.next_place)
         freed = self.events[: slowest - self._freed]
         del self.events[: slowest - self._freed]
@@ -109,21 +115,27 @@ class EventLog:
 
 @dataclass(slots=True)
 class RunningAnswers:
-    """The answers that are being made and can be named, and the tasks of those that are made in the background."""
+    """The answers that are being made and can be named, and the tasks of those that are made in the
+    background.
+    """
 
     logs: dict[AnswerName, EventLog] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _unwritten: deque[AnswerName] = field(default_factory=lambda: deque(maxlen=_MOST_UNWRITTEN))
 
     def keep_unwritten(self, name: AnswerName, log: EventLog) -> None:
-        """Go on to have an answer that has ended, as it could not be written to where it belongs: the latest of these."""
+        """Go on to have an answer that has ended, as it could not be written to where it belongs:
+        the latest of these.
+        """
         if len(self._unwritten) == _MOST_UNWRITTEN:
             self.logs.pop(self._unwritten[0], None)
         self._unwritten.append(name)
         self.logs[name] = log
 
     async def close(self) -> None:
-        """End all that run in the background, as the server's stop does; returns when they have said so."""
+        """End all that run in the background, as the server's stop does; returns when they have
+        said so.
+        """
         for task in self.tasks:
             task.cancel()
         if self.tasks:

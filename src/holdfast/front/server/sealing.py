@@ -1,6 +1,8 @@
-"""Texts that a client keeps for this server: it cannot read or change them, and brings them back as they are.
+"""Texts that a client keeps for this server: it cannot read or change them, and brings them back as
+they are.
 
-What a model has thought goes to clients in such a form, so that a server that stores nothing finds it again in the next turn.
+What a model has thought goes to clients in such a form, so that a server that stores nothing finds
+it again in the next turn.
 """
 
 from __future__ import annotations
@@ -25,21 +27,31 @@ _log = logging.getLogger(__name__)
 
 
 class Seal:
-    """Seals texts with a key of this server. The same text gives the same seal, so that prompts stay the same. Any thread.
+    """Seals texts with a key of this server.
 
-    folder: keeps the key from one start to the next, where there is one; without it a seal is good for this process only.
-    The key is read or made when it is first needed: by then the store has made its folder.
+    The same text gives the same seal, so that prompts stay the same. Any thread.
+
+    folder: keeps the key from one start to the next, where there is one; without it a seal is good
+    for this process only. The key is read or made when it is first needed: by then the store has
+    made its folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._key = functools.cache(functools.partial(_key_in, folder))
 
     def of(self, tenant: str) -> Seal:
-        """The seal of a tenant: what it has closed no other tenant can open. That of the nameless one is this."""
+        """The seal of a tenant: what it has closed no other tenant can open.
+
+        That of the nameless one is this.
+        """
         if not tenant:
             return self
         seal = Seal()
-        seal._key = functools.cache(lambda: hashlib.blake2b(tenant.encode(), key=self._key(), digest_size=_KEY_BYTES).digest())
+        seal._key = functools.cache(
+            lambda: hashlib.blake2b(
+                tenant.encode(), key=self._key(), digest_size=_KEY_BYTES
+            ).digest()
+        )
         return seal
 
     def sign(self, text: str) -> str:
@@ -60,18 +72,25 @@ class Seal:
         """The text that was closed; None for what this server did not close."""
         version, _, shown = sealed.partition(".")
         try:
-            raw = base64.b64decode(shown.encode("ascii"), validate=True) if version == _VERSION else b""
+            raw = (
+                base64.b64decode(shown.encode("ascii"), validate=True)
+                if version == _VERSION
+                else b""
+            )
         except ValueError:
             return None
         mark = raw[:_MARK_BYTES]
         packed = self._masked(raw[_MARK_BYTES:], mark)
-        # The mark is of the packed bytes: some others unpack to the same text, and some to gigabytes.
+        # The mark is of the packed bytes: some others unpack to the same text, and some to
+        # gigabytes.
         if _shown(raw) != shown or not hmac.compare_digest(mark, self._mark(packed, _CLOSED)):
             return None
         return zlib.decompress(packed).decode("utf-8", "surrogatepass")
 
     def _mark(self, body: bytes, purpose: bytes) -> bytes:
-        return hashlib.blake2b(body, key=self._key(), digest_size=_MARK_BYTES, person=purpose).digest()
+        return hashlib.blake2b(
+            body, key=self._key(), digest_size=_MARK_BYTES, person=purpose
+        ).digest()
 
     def _masked(self, body: bytes, mark: bytes) -> bytes:
         """The bytes under a stream that key and mark give; the same again takes it off."""
@@ -80,7 +99,9 @@ class Seal:
 
 
 def _key_in(folder: Path | None) -> bytes:
-    """The key in a folder, made if there is none; one for this process where there is no folder, or it cannot be written."""
+    """The key in a folder, made if there is none; one for this process where there is no folder, or
+    it cannot be written.
+    """
     key = secrets.token_bytes(_KEY_BYTES)
     if folder is None or not folder.is_dir():
         return key

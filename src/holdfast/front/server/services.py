@@ -1,4 +1,6 @@
-"""What the HTTP front needs from the rooms below, as narrow protocols, and the bundle in which it is handed over."""
+"""What the HTTP front needs from the rooms below, as narrow protocols, and the bundle in which it
+is handed over.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from holdfast.wire.prompt import EncodedPrompt
 from holdfast.wire.requests import EmbeddingRequest, GenerationRequest, RankRequest, SamplingParams
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 
-# Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and WorkerUnavailable.
+# Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and
+# WorkerUnavailable.
 SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[SessionInfo, ...]]]
 
 
@@ -40,16 +43,22 @@ class OutputStream(Protocol):
     prompt_tokens: int  # counted once however many choices there are
     put_back_tokens: int  # of earlier answers, which stand in the prompt as they were generated
     dropped_tokens: int  # of earlier answers, which the chat template has left out of the prompt
-    sampling: SamplingParams  # how tokens are drawn; the model's defaults stand in for what the request left open
-    breakpoints: tuple[PinnedPrefix, ...]  # where the prompt has the cache breakpoints of its client, ascending
-    unenforced: tuple[str, ...]  # places in the schemas of tools, of keywords that the answer need not keep to
+    # how tokens are drawn; the model's defaults stand in for what the request left open
+    sampling: SamplingParams
+    # where the prompt has the cache breakpoints of its client, ascending
+    breakpoints: tuple[PinnedPrefix, ...]
+    # places in the schemas of tools, of keywords that the answer need not keep to
+    unenforced: tuple[str, ...]
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         """The events. Raises GenerationFailed when one of the choices cannot be finished."""
         ...
 
     def pause(self) -> None:
-        """Stop generating until `go_on`; what was generated can still be read. Others may take its memory meanwhile."""
+        """Stop generating until `go_on`; what was generated can still be read.
+
+        Others may take its memory meanwhile.
+        """
         ...
 
     def go_on(self) -> None:
@@ -57,7 +66,10 @@ class OutputStream(Protocol):
         ...
 
     def end_thoughts(self) -> bool:
-        """Have it think no more: a thought under way ends now. Returns whether that can be done with this model."""
+        """Have it think no more: a thought under way ends now.
+
+        Returns whether that can be done with this model.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -65,12 +77,15 @@ class OutputStream(Protocol):
         ...
 
 
-# Checks a request, submits it and returns once all its sequences are accepted; raises a HoldfastError otherwise.
+# Checks a request, submits it and returns once all its sequences are accepted; raises a
+# HoldfastError otherwise.
 GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, OutputStream]]
-# What the model would read of a request's prompt, without any work of the worker's; raises as GenerateCall does.
+# What the model would read of a request's prompt, without any work of the worker's; raises as
+# GenerateCall does.
 EncodeCall: TypeAlias = Callable[[GenerationRequest], Awaitable[EncodedPrompt]]
 
-# A vector of length 1 for each input, and what it took; raises as GenerateCall does, and GenerationFailed.
+# A vector of length 1 for each input, and what it took; raises as GenerateCall does, and
+# GenerationFailed.
 EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, ...]]]
 # How much each document is about the query; raises as EmbedCall does.
 RankCall: TypeAlias = Callable[[RankRequest], Awaitable[tuple[Relevance, ...]]]
@@ -84,13 +99,16 @@ class Services:
     encode: EncodeCall
     embed: EmbedCall
     rank: RankCall
-    tokenizer_of: Callable[[str], Awaitable[Tokenizer]]  # of a model; raises UnknownModel, and WorkerUnavailable if it is broken
+    # of a model; raises UnknownModel, and WorkerUnavailable if it is broken
+    tokenizer_of: Callable[[str], Awaitable[Tokenizer]]
     sessions: SessionsCall
     catalog: Callable[[], Catalog]  # names of all models; it changes when it is read anew
     control: Residency  # what an administrator can do with models
     library: Library
-    statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
-    statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
+    # of all models, in the order in which they are listed
+    statuses: Callable[[], Sequence[ModelStatus]]
+    # of the workers that answer, by model id
+    statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]
     server: ServerSettings
     limits: LimitsSettings
     metrics: Metrics
@@ -98,8 +116,10 @@ class Services:
     log: LogSettings = LogSettings()
     traces: Traces | None = None
     seal: Seal = field(default_factory=Seal)
-    dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id, of those whose tokenizer was needed
-    responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
+    # by model id, of those whose tokenizer was needed
+    dialects: Mapping[str, DialectReport] = field(default_factory=dict)
+    # kept for clients that come back to them
+    responses: ResponseStore = field(default_factory=ResponseStore)
     running: RunningAnswers = field(default_factory=RunningAnswers)
     held: HeldAnswers = field(default_factory=HeldAnswers)
     active: ActiveRequests = field(default_factory=ActiveRequests)
@@ -115,7 +135,9 @@ class Services:
 
 
 def salted(services: Services, cache_salt: str | None) -> Services:
-    """The services with a seal that is the salt's own: what was sealed under another salt cannot be opened."""
+    """The services with a seal that is the salt's own: what was sealed under another salt cannot be
+    opened.
+    """
     return replace(services, seal=services.seal.of(cache_salt)) if cache_salt else services
 
 
@@ -125,7 +147,9 @@ def is_waited_for(services: Services, model_id: str) -> bool:
 
 
 def model_of(services: Services, name: str | None) -> str:
-    """The id of the model that a client means by a name; the name itself where it is nobody's, the first model's for none."""
+    """The id of the model that a client means by a name; the name itself where it is nobody's, the
+    first model's for none.
+    """
     if name is None:
         return first_model(services)
     find = services.catalog().find
@@ -134,7 +158,9 @@ def model_of(services: Services, name: str | None) -> str:
     for alias in services.server.model_aliases:
         pattern, _, meant = (part.strip() for part in alias.partition("="))
         if fnmatchcase(name, pattern):
-            return entry.name if (entry := find(meant)) is not None else meant or first_model(services)
+            return (
+                entry.name if (entry := find(meant)) is not None else meant or first_model(services)
+            )
     return name
 
 
@@ -147,7 +173,9 @@ def served_models(services: Services) -> list[ModelStatus]:
 def named_model(services: Services, name: str) -> ModelStatus:
     """The model of that name. Raises UnknownModel."""
     wanted = model_of(services, name)
-    if (found := next((model for model in served_models(services) if model.id == wanted), None)) is None:
+    if (
+        found := next((model for model in served_models(services) if model.id == wanted), None)
+    ) is None:
         raise services.catalog().unknown(name)
     return found
 

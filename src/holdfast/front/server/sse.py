@@ -18,7 +18,9 @@ _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 class EventWriter:
-    """Writes the events of one answer in order; while nothing comes, it keeps the line open as the dialect does that."""
+    """Writes the events of one answer in order; while nothing comes, it keeps the line open as the
+    dialect does that.
+    """
 
     def __init__(
         self,
@@ -29,7 +31,8 @@ class EventWriter:
         request_id: str = "",
         keep_alive: Callable[[], bytes] | None = None,
     ) -> None:
-        """events: the first is the answer's opening, which may be empty. request_id: goes into the event of an error.
+        """events: the first is the answer's opening, which may be empty. request_id: goes into the
+        event of an error.
 
         keep_alive: in place of the form's.
         """
@@ -47,7 +50,10 @@ class EventWriter:
 
     @property
     def has_sent_all(self) -> bool:
-        """Whether all events have been handed to the connection. Many clients close it when they have read the last one."""
+        """Whether all events have been handed to the connection.
+
+        Many clients close it when they have read the last one.
+        """
         return self._has_read_all and not self._ready and not self._is_sending
 
     def detach(self) -> None:
@@ -71,7 +77,9 @@ class EventWriter:
             if (error := reader.exception()) is not None:
                 if not self._started:
                     raise error
-                self._ready.append(self._form.broken(replace(problem_of(error), request_id=self._request_id)))
+                self._ready.append(
+                    self._form.broken(replace(problem_of(error), request_id=self._request_id))
+                )
             await self._flush(more=False)
         finally:
             self._timer.cancel()
@@ -79,7 +87,8 @@ class EventWriter:
             await asyncio.wait((reader,))
 
     async def _read(self) -> None:
-        is_opening = True  # it is written with what follows, but at once to a client that has its headers already
+        # it is written with what follows, but at once to a client that has its headers already
+        is_opening = True
         async for event in self._events:
             if event and not self._is_detached:
                 self._ready.append(event)
@@ -111,10 +120,12 @@ class EventWriter:
         self._is_sending = False
 
     def _tick_in(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)  # one per stream: it costs nothing per token
+        # one per stream: it costs nothing per token
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def _tick(self) -> None:
-        # Writes at the end of a silent interval: headers and opening the first time, what keeps the line open from then on.
+        # Writes at the end of a silent interval: headers and opening the first time, what keeps the
+        # line open from then on.
         if self._is_detached:
             return
         if self._quiet or not self._started:

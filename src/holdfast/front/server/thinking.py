@@ -31,7 +31,9 @@ class ThinkingOptions(BaseModel):
 
     model_config = STRICT
 
-    type: Literal["enabled", "disabled", "adaptive", "auto"] | None = Field(None, description="Whether to think.")
+    type: Literal["enabled", "disabled", "adaptive", "auto"] | None = Field(
+        None, description="Whether to think."
+    )
     budget_tokens: Budget | None = Field(None, description="Most tokens of thought.")
 
 
@@ -46,11 +48,19 @@ class ReasoningOptions(BaseModel):
 
 
 def _kind(value: Any) -> str:
-    return _OBJECT if isinstance(value, dict | BaseModel) else _WORD if isinstance(value, str) else _SWITCH
+    return (
+        _OBJECT
+        if isinstance(value, dict | BaseModel)
+        else _WORD
+        if isinstance(value, str)
+        else _SWITCH
+    )
 
 
 Switch = Annotated[
-    Annotated[bool, Tag(_SWITCH)] | Annotated[EffortWord, Tag(_WORD)] | Annotated[ThinkingOptions, Tag(_OBJECT)],
+    Annotated[bool, Tag(_SWITCH)]
+    | Annotated[EffortWord, Tag(_WORD)]
+    | Annotated[ThinkingOptions, Tag(_OBJECT)],
     Discriminator(_kind),
 ]
 
@@ -81,7 +91,9 @@ SPOKEN = (*_SWITCHES, *_BUDGETS)
 
 def _effort(value: Any) -> ThinkingEffort | None:
     if isinstance(value, ThinkingOptions):
-        value = value.type if value.type is not None else None if value.budget_tokens is None else True
+        value = (
+            value.type if value.type is not None else None if value.budget_tokens is None else True
+        )
     if isinstance(value, bool):
         return "on" if value else "off"
     return _EFFORTS.get(value) if isinstance(value, str) else None

@@ -1,4 +1,7 @@
-"""Requests that may take only so long. What was read for one that runs out of time stays for the next."""
+"""Requests that may take only so long.
+
+What was read for one that runs out of time stays for the next.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,18 @@ class TimeLimit:
         self._ends_at = asyncio.get_running_loop().time() + seconds if seconds else None
 
     async def stream(self, opening: Awaitable[OutputStream]) -> OutputStream:
-        """The stream that is being opened, bounded. Raises TimeLimitExceeded, now or while it is read."""
+        """The stream that is being opened, bounded.
+
+        Raises TimeLimitExceeded, now or while it is read.
+        """
         opened = await self.of(opening)
         return opened if self._ends_at is None else LimitedStream(opened, self)
 
     async def of(self, work: Awaitable[T]) -> T:
-        """What some work gives within the time that is left; then it is cancelled. Raises TimeLimitExceeded."""
+        """What some work gives within the time that is left; then it is cancelled.
+
+        Raises TimeLimitExceeded.
+        """
         if self._ends_at is None:
             return await work
         limit = asyncio.timeout_at(self._ends_at)
@@ -40,7 +49,10 @@ class TimeLimit:
 
 
 class LimitedStream:
-    """An answer's events until the time is over. Cut off within an event, the answer cancels what still runs by itself."""
+    """An answer's events until the time is over.
+
+    Cut off within an event, the answer cancels what still runs by itself.
+    """
 
     def __init__(self, stream: OutputStream, limit: TimeLimit) -> None:
         self._stream, self._limit, self._events = stream, limit, aiter(stream)

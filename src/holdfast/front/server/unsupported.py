@@ -1,4 +1,6 @@
-"""Fields that clients send and whose meaning is known, but which are not served: refused, not ignored."""
+"""Fields that clients send and whose meaning is known, but which are not served: refused, not
+ignored.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,27 @@ _already_logged: set[str] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsupportedFields:
-    """Those of a dialect: field → the values with which it asks for nothing (null does for every field), and why not."""
+    """Those of a dialect: field → the values with which it asks for nothing (null does for every
+    field), and why not.
+    """
 
     neutral: Mapping[str, tuple[Any, ...]]
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, extras: Mapping[str, Any] | None) -> None:
-        """Raise for the first field of `extras` that asks for something known and unsupported; log unknown ones, each once."""
+        """Raise for the first field of `extras` that asks for something known and unsupported; log
+        unknown ones, each once.
+        """
         for name, value in (extras or {}).items():
             if name not in self.neutral:
                 log_once("ignored an unknown request field: %r", name)
-            elif value is not None and not any(_same(value, neutral) for neutral in self.neutral[name]):
+            elif value is not None and not any(
+                _same(value, neutral) for neutral in self.neutral[name]
+            ):
                 reason = self.reasons.get(name, _NOT_YET)
-                raise RequestRefused(f"`{name}`: {reason}", code="unsupported_parameter", field=name)
+                raise RequestRefused(
+                    f"`{name}`: {reason}", code="unsupported_parameter", field=name
+                )
 
 
 def _same(value: Any, neutral: Any) -> bool:

@@ -1,4 +1,6 @@
-"""What an answer has to look like, as the grammar that its tokens are drawn by: a thought in front, then the form asked for."""
+"""What an answer has to look like, as the grammar that its tokens are drawn by: a thought in front,
+then the form asked for.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ from holdfast.wire.requests import ChatPrompt, GenerationRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerGrammar:
-    """What the worker draws by. `unenforced`: places in the tools' schemas of keywords that no grammar enforces."""
+    """What the worker draws by.
+
+    `unenforced`: places in the tools' schemas of keywords that no grammar enforces.
+    """
 
     text: str = ""  # of llguidance; empty: all is allowed
     banned_token_ids: tuple[int, ...] = ()
@@ -57,9 +62,16 @@ def offered_tools(request: GenerationRequest) -> Sequence[Mapping[str, Any]]:
 
 
 def answer_grammar(
-    request: GenerationRequest, dialect: ModelDialect, *, prompt: PromptText, limits: LimitsSettings, tools: ToolsSettings
+    request: GenerationRequest,
+    dialect: ModelDialect,
+    *,
+    prompt: PromptText,
+    limits: LimitsSettings,
+    tools: ToolsSettings,
 ) -> AnswerGrammar:
-    """The grammar of an answer. Raises InvalidRequest for a form that cannot be had. Costs milliseconds: off the event loop.
+    """The grammar of an answer.
+
+    Raises InvalidRequest for a form that cannot be had. Costs milliseconds: off the event loop.
 
     prompt: as rendered; its end tells whether the answer begins within a thought.
     """
@@ -90,19 +102,32 @@ def _refusal(request: GenerationRequest, fault: str) -> InvalidRequest:
     asked = "this schema cannot be enforced"
     if tools := offered_tools(request):
         asked = f"this schema and those of {len(tools)} tools cannot be enforced together"
-    said = fault.partition("\n")[0].rpartition("JSON schema: ")[2]  # the lines behind it quote the whole grammar
+    # the lines behind it quote the whole grammar
+    said = fault.partition("\n")[0].rpartition("JSON schema: ")[2]
     return InvalidRequest(f"`{field}`: {asked}", field=field, shown=f": {said[:_LONGEST_FAULT]}")
 
 
 class _Body:
     """What stands behind the thought, as an expression over its rules."""
 
-    def __init__(self, request: GenerationRequest, dialect: ModelDialect, *, bounds: SchemaBounds, constrain_all: bool) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        dialect: ModelDialect,
+        *,
+        bounds: SchemaBounds,
+        constrain_all: bool,
+    ) -> None:
         self.rules = Rules(dialect.marker_ids)
         self.grammars: dict[str, str] = {}
         self.banned: tuple[int, ...] = ()
         self.unenforced: tuple[str, ...] = ()
-        self._request, self._dialect, self._bounds, self._constrain_all = request, dialect, bounds, constrain_all
+        self._request, self._dialect, self._bounds, self._constrain_all = (
+            request,
+            dialect,
+            bounds,
+            constrain_all,
+        )
 
     def expression(self) -> str:
         """Empty: anything may stand there."""
@@ -119,7 +144,10 @@ class _Body:
             return said or self._no_calls()
         if calls is None or not can_constrain(calls):
             if choice.mode == "required":
-                reason = "the form in which this model calls tools is not known, so that no call can be enforced"
+                reason = (
+                    "the form in which this model calls tools is not known, so that no call can be "
+                    "enforced"
+                )
                 raise InvalidRequest(f"`tool_choice`: {reason}", field="tool_choice")
             return said
         return self._calls(said)
@@ -129,17 +157,23 @@ class _Body:
         assert form is not None
         assert isinstance(self._request.prompt, ChatPrompt)
         enforce_all = self._constrain_all or choice.mode == "required"
-        tools = callable_tools(self._request.prompt, choice, bounds=self._bounds, enforce_all=enforce_all)
+        tools = callable_tools(
+            self._request.prompt, choice, bounds=self._bounds, enforce_all=enforce_all
+        )
         block = call_block(self.rules, form, tools)
         self.unenforced = unenforced(tools, block)
         if choice.mode == "required":  # who names one tool wants one call of it
-            return only_calls(self.rules, block, parallel=choice.parallel and len(choice.names) != 1)
+            return only_calls(
+                self.rules, block, parallel=choice.parallel and len(choice.names) != 1
+            )
         if said:
             return f"({said} | {only_calls(self.rules, block, parallel=choice.parallel)})"
         return text_or_calls(self.rules, form, block, parallel=choice.parallel)
 
     def _no_calls(self) -> str:
-        """Tools are in the prompt, so that it stays the same, but none may be called: what opens a call is not drawn."""
+        """Tools are in the prompt, so that it stays the same, but none may be called: what opens a
+        call is not drawn.
+        """
         calls = self._dialect.calls
         if calls is None:
             return ""

@@ -1,4 +1,6 @@
-"""What a schema may cost: sums that are known before a grammar is built, so that one which explodes is refused at once."""
+"""What a schema may cost: sums that are known before a grammar is built, so that one which explodes
+is refused at once.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,13 @@ from typing import Any, Final
 
 from holdfast.front.structured.keywords import LISTS
 
-MOST_REPETITIONS: Final = 20_000  # of single characters in one pattern, nested ones multiplied: 10 ms for the first token
-MOST_ALTERNATIVES: Final = 256  # in one place: branches of `anyOf` and `oneOf` multiply under `allOf`
+# of single characters in one pattern, nested ones multiplied: 10 ms for the first token
+MOST_REPETITIONS: Final = 20_000
+# in one place: branches of `anyOf` and `oneOf` multiply under `allOf`
+MOST_ALTERNATIVES: Final = 256
 LONGEST_PATTERN: Final = 2_000
-LONGEST_LITERAL: Final = 4_000  # characters of a name or of a listed value: each token of it is forced, one after the other
+# characters of a name or of a listed value: each token of it is forced, one after the other
+LONGEST_LITERAL: Final = 4_000
 LEAST: Final = 1024 - 2**63  # 64 bits, less what a float's rounding takes
 MOST: Final = -LEAST
 _SMALLER = re.compile(r"-\d{19}|-\d[\d.]*[eE]")
@@ -18,7 +23,10 @@ _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
 def pattern_fault(pattern: str) -> str:
-    """What keeps a pattern from being enforced; empty: nothing does. Whether it is one at all is not looked at."""
+    """What keeps a pattern from being enforced; empty: nothing does.
+
+    Whether it is one at all is not looked at.
+    """
     if len(pattern) > LONGEST_PATTERN:
         return f"is longer than {LONGEST_PATTERN:,} characters"
     return "" if repetitions(pattern) <= MOST_REPETITIONS else "repeats too often"
@@ -40,20 +48,27 @@ def alternatives(node: Any) -> int:
 
 
 def enforced_value(keyword: str, value: Any) -> Any:
-    """A well-typed value as llguidance takes it: counts are integers, and bounds too far off are the last of 64 bits."""
+    """A well-typed value as llguidance takes it: counts are integers, and bounds too far off are
+    the last of 64 bits.
+    """
     match keyword:
         case "minimum" | "exclusiveMinimum":
             return max(value, LEAST)
         case "maximum" | "exclusiveMaximum":
             return min(value, MOST)
-        case "minProperties" | "maxProperties" | "minItems" | "maxItems" | "minLength" | "maxLength":
+        case (
+            "minProperties" | "maxProperties" | "minItems" | "maxItems" | "minLength" | "maxLength"
+        ):
             return int(value)
         case _:
             return value
 
 
 def is_too_small(value: Any) -> bool:
-    """Whether a number in a value is below 64 bits. An integer of which llguidance is told just that overflows its stack."""
+    """Whether a number in a value is below 64 bits.
+
+    An integer of which llguidance is told just that overflows its stack.
+    """
     if isinstance(value, dict):
         return any(map(is_too_small, value.values()))
     if isinstance(value, list | tuple):
@@ -104,7 +119,10 @@ def repetitions(pattern: str) -> int:
 def _atom_end(pattern: str, place: int) -> int:
     """The last place of the atom that begins there."""
     if pattern[place] == "\\":
-        if pattern[place + 1 : place + 2] in ("p", "P", "x", "u") and pattern[place + 2 : place + 3] == "{":
+        if (
+            pattern[place + 1 : place + 2] in ("p", "P", "x", "u")
+            and pattern[place + 2 : place + 3] == "{"
+        ):
             end = pattern.find("}", place)
             return end if end > 0 else len(pattern)
         return place + 1

@@ -1,4 +1,6 @@
-"""Calls of tools as a part of an answer's grammar: which mechanism writes them, and where in the answer they may stand."""
+"""Calls of tools as a part of an answer's grammar: which mechanism writes them, and where in the
+answer they may stand.
+"""
 
 from __future__ import annotations
 
@@ -43,26 +45,38 @@ def can_constrain(form: CallFormat | None) -> bool:
 
 
 def call_block(rules: Rules, form: CallFormat, tools: Sequence[CallableTool]) -> CallBlock:
-    """All calls of an answer. Raises InvalidRequest for a strict tool that the family's syntax cannot hold to its schema."""
+    """All calls of an answer.
+
+    Raises InvalidRequest for a strict tool that the family's syntax cannot hold to its schema.
+    """
     block = _MECHANISMS[type(form)](rules, form, tools)
     for tool in tools:
         if tool.strict and block.left_out.get(tool.name):
             place = block.left_out[tool.name][0]
-            reason = "the model's own syntax of calls has no way to enforce a keyword of this schema"
+            reason = (
+                "the model's own syntax of calls has no way to enforce a keyword of this schema"
+            )
             raise InvalidRequest(f"`{tool.place}`: {reason}", field=tool.place, shown=f": {place}")
     return block
 
 
 def unenforced(tools: Sequence[CallableTool], block: CallBlock) -> tuple[str, ...]:
     """Places, by the tools' names, of keywords that nothing enforces."""
-    return tuple(place for tool in tools for place in (*tool.unenforced, *in_tool(tool.name, block.left_out.get(tool.name, ()))))
+    return tuple(
+        place
+        for tool in tools
+        for place in (*tool.unenforced, *in_tool(tool.name, block.left_out.get(tool.name, ())))
+    )
 
 
 def only_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     """Calls from the beginning on, and nothing else."""
     space = block.opening[: len(block.opening) - len(block.opening.lstrip())]
     lead = f"({rules.literal(space)})?" if space else ""
-    return f"{lead} {rules.literal(block.opening.lstrip())} {_behind_opening(rules, block, parallel=parallel)}"
+    return (
+        f"{lead} {rules.literal(block.opening.lstrip())} "
+        f"{_behind_opening(rules, block, parallel=parallel)}"
+    )
 
 
 def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel: bool) -> str:
@@ -72,16 +86,27 @@ def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel:
         calls = only_calls(rules, block, parallel=parallel)
         return f"({text} | {calls})" if block.is_single else f"({text} | ({text})? {calls})"
     opening = block.opening.lstrip()
-    mark = max((mark for mark in form.openers if mark in form.marks and opening.startswith(mark)), key=len, default="")
-    if not mark:  # a call's beginning is one lexeme with the name: so it is told from a text that begins alike
+    mark = max(
+        (mark for mark in form.openers if mark in form.marks and opening.startswith(mark)),
+        key=len,
+        default="",
+    )
+    # a call's beginning is one lexeme with the name: so it is told from a text that begins alike
+    if not mark:
         first = one_of(f"{rules.literal(opening + head)} {rest}" for head, rest in block.calls)
         text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*{_beginning(block)}{ANY}/")
         return f"({text} | {rules.rule(first)} {_behind_call(rules, block, parallel=parallel)})"
     others = [other for other in form.openers if other in form.marks]
     rest = opening.removeprefix(mark)
-    behind = f"{rules.literal(rest) if rest else ''} {_behind_opening(rules, block, parallel=parallel)}"
+    behind = (
+        f"{rules.literal(rest) if rest else ''} {_behind_opening(rules, block, parallel=parallel)}"
+    )
     text = rules.text_without(others)
-    never = [escaped(other) for other in others if other != mark and not rules.parted(other)[1] and other not in mark]
+    never = [
+        escaped(other)
+        for other in others
+        if other != mark and not rules.parted(other)[1] and other not in mark
+    ]
     return f"({text} | {rules.text_before(mark, never=never)} {behind})"
 
 
@@ -114,6 +139,8 @@ def _behind_call(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
 
 
 def _beginning(block: CallBlock) -> str:
-    """A regular expression of what a call without a marker begins with, white space in it as it may be."""
+    """A regular expression of what a call without a marker begins with, white space in it as it may
+    be.
+    """
     heads = "|".join(escaped(block.opening.lstrip() + head) for head, _ in block.calls)
     return "(" + heads.replace(" ", r"\s*") + ")"

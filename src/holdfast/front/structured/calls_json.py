@@ -1,4 +1,6 @@
-"""Grammars of calls whose arguments are JSON: in an object with the name, or behind the name between markers."""
+"""Grammars of calls whose arguments are JSON: in an object with the name, or behind the name
+between markers.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def json_calls(rules: Rules, form: JsonCalls, tools: Sequence[CallableTool]) -> 
     calls = []
     for tool in tools:
         name = json.dumps(tool.name, ensure_ascii=False)
-        head = f"{{{name}: " if form.name_is_key else f'{{"{form.name_key}": {name}, "{form.arguments_key}": '
+        head = (
+            f"{{{name}: "
+            if form.name_is_key
+            else f'{{"{form.name_key}": {name}, "{form.arguments_key}": '
+        )
         call_id = ""
         if form.id_key and not form.name_is_key:
             value = pattern('"' + _IDS.get(form.id_form, _ANY_ID) + '"')
@@ -53,8 +59,18 @@ def named_json(rules: Rules, form: NamedJson, tools: Sequence[CallableTool]) -> 
         if fields[0] == "{name}":
             head, behind = tool.name + fields[1], fields[2:]
         end = rules.literal(form.close) if form.close else ""
-        calls.append((head, " ".join((*_head(rules, form, behind, tool.name), json_value(tool.arguments), end))))
-    return CallBlock(opening=form.section[0] + lead, calls=calls, again=form.between + lead, closing=form.section[1])
+        calls.append(
+            (
+                head,
+                " ".join((*_head(rules, form, behind, tool.name), json_value(tool.arguments), end)),
+            )
+        )
+    return CallBlock(
+        opening=form.section[0] + lead,
+        calls=calls,
+        again=form.between + lead,
+        closing=form.section[1],
+    )
 
 
 def _head(rules: Rules, form: NamedJson, fields: Sequence[str], name: str) -> list[str]:

@@ -19,17 +19,30 @@ def python_calls(rules: Rules, form: PythonCalls, tools: Sequence[CallableTool])
     calls, left_out = list[tuple[str, str]](), dict[str, tuple[str, ...]]()
     for tool in tools:
         values = LiteralValues(rules, tool, _PYTHON)
-        calls.append((f"{tool.name}(", f"{values.arguments(tool.arguments, assign='=')} {literal(')')}"))
+        calls.append(
+            (f"{tool.name}(", f"{values.arguments(tool.arguments, assign='=')} {literal(')')}")
+        )
         left_out[tool.name] = tuple(values.left_out)
-    return CallBlock(opening=opening, calls=calls, again=form.between, closing=closing, left_out=left_out)
+    return CallBlock(
+        opening=opening, calls=calls, again=form.between, closing=closing, left_out=left_out
+    )
 
 
 def braced_calls(rules: Rules, form: BracedCalls, tools: Sequence[CallableTool]) -> CallBlock:
     """`call:NAME{KEY:VALUE,...}` between two markers."""
     syntax = ValueSyntax(quote=form.quote, quoted_keys=False, colon=":", comma=",")
-    opening, calls, left_out = form.wrapper[0] + form.lead, list[tuple[str, str]](), dict[str, tuple[str, ...]]()
+    opening, calls, left_out = (
+        form.wrapper[0] + form.lead,
+        list[tuple[str, str]](),
+        dict[str, tuple[str, ...]](),
+    )
     for tool in tools:
         values = LiteralValues(rules, tool, syntax)
-        calls.append((tool.name + "{", f"{values.arguments(tool.arguments)} {rules.literal('}' + form.wrapper[1])}"))
+        calls.append(
+            (
+                tool.name + "{",
+                f"{values.arguments(tool.arguments)} {rules.literal('}' + form.wrapper[1])}",
+            )
+        )
         left_out[tool.name] = tuple(values.left_out)
     return CallBlock(opening=opening, calls=calls, again=opening, left_out=left_out)

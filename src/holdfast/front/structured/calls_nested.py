@@ -23,7 +23,12 @@ def nested_tags(rules: Rules, form: NestedTags, tools: Sequence[CallableTool]) -
     for tool in tools:
         values = _NestedValues(rules, tool, form)
         arguments = values.inside(tool.arguments, depth=0)
-        calls.append((f'{tool.name}">', f"{arguments} {rules.literal(f'{form.mark}</{form.call}>' + chr(10))}"))
+        calls.append(
+            (
+                f'{tool.name}">',
+                f"{arguments} {rules.literal(f'{form.mark}</{form.call}>' + chr(10))}",
+            )
+        )
         left_out[tool.name] = tuple(values.left_out)
     return CallBlock(
         opening=f"{form.mark}<{form.section}>\n{opening}",
@@ -35,7 +40,10 @@ def nested_tags(rules: Rules, form: NestedTags, tools: Sequence[CallableTool]) -
 
 
 class _NestedValues:
-    """Makes expressions for values between tags. Nothing stands for null: such members are left out."""
+    """Makes expressions for values between tags.
+
+    Nothing stands for null: such members are left out.
+    """
 
     def __init__(self, rules: Rules, tool: CallableTool, form: NestedTags) -> None:
         self.left_out: list[str] = []
@@ -45,13 +53,20 @@ class _NestedValues:
         """The members of an object, each in its tag."""
         found = self._tool.members(node)
         self.left_out += found.left_out
-        given = {name: self._tagged(name, value, depth=depth) for name, value in found.properties.items()}
+        given = {
+            name: self._tagged(name, value, depth=depth) for name, value in found.properties.items()
+        }
         return members(self._rules, given, required=found.required, separator="")
 
     def _tagged(self, name: str, node: Any, *, depth: int) -> str:
         mark, end = self._form.mark, self._rules.literal(f"{self._form.mark}</{name}>")
-        values = [self._value(branch, name, end, depth=depth) for branch in self._branches(node, depth=depth)]
-        return self._rules.rule(f"{self._rules.literal(f'{mark}<{name}>')} {one_of(filter(None, values))}")
+        values = [
+            self._value(branch, name, end, depth=depth)
+            for branch in self._branches(node, depth=depth)
+        ]
+        return self._rules.rule(
+            f"{self._rules.literal(f'{mark}<{name}>')} {one_of(filter(None, values))}"
+        )
 
     def _value(self, node: Schema, name: str, end: str, *, depth: int) -> str:
         """A value and the tag that closes it; empty where there is no way to write it."""
@@ -59,12 +74,21 @@ class _NestedValues:
         if kind == "null":
             return ""
         if "enum" in node or "const" in node:
-            listed = [value for value in node.get("enum", [node.get("const")]) if isinstance(value, str | int | float)]
+            listed = [
+                value
+                for value in node.get("enum", [node.get("const")])
+                if isinstance(value, str | int | float)
+            ]
             written = (value if isinstance(value, str) else json.dumps(value) for value in listed)
             return f"{one_of(map(self._rules.literal, written))} {end}" if listed else ""
         if kind == "object" and depth < _DEEPEST:
             return f"{self.inside(node, depth=depth + 1)} {end}"
-        if kind == "array" and isinstance(node.get("items", {}), dict) and "prefixItems" not in node and depth < _DEEPEST:
+        if (
+            kind == "array"
+            and isinstance(node.get("items", {}), dict)
+            and "prefixItems" not in node
+            and depth < _DEEPEST
+        ):
             item = self._tagged(self._form.item, node.get("items", {}), depth=depth + 1)
             least, most = node.get("minItems", 0), node.get("maxItems", "")
             return end if most == 0 else f"{item}{{{least},{most}}} {end}"
@@ -82,7 +106,11 @@ class _NestedValues:
             return self._branches(self._tool.definition(node["$ref"]), depth=depth + 1)
         for keyword in ("anyOf", "oneOf"):
             if keyword in node:
-                return [branch for member in node[keyword] for branch in self._branches(member, depth=depth + 1)]
+                return [
+                    branch
+                    for member in node[keyword]
+                    for branch in self._branches(member, depth=depth + 1)
+                ]
         kinds = node.get("type")
         if isinstance(kinds, list | tuple):
             return [{**node, "type": kind} for kind in kinds]

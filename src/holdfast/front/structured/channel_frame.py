@@ -1,4 +1,6 @@
-"""Answers in channels: each thought, text and call stands in one of its own, which its opening names. gpt-oss, Kimi K3."""
+"""Answers in channels: each thought, text and call stands in one of its own, which its opening
+names. gpt-oss, Kimi K3.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ class ChannelTexts:
 
     def around(self, rules: Rules, form: str) -> str:
         """Visible text of a form, in its channel."""
-        return " ".join((rules.literal(self.said[0]), form, *([rules.literal(self.said[1])] if self.said[1] else ())))
+        return " ".join(
+            (
+                rules.literal(self.said[0]),
+                form,
+                *([rules.literal(self.said[1])] if self.said[1] else ()),
+            )
+        )
 
     def free(self, rules: Rules, form: CallFormat) -> str:
         """Any visible text, in its channel."""
@@ -46,17 +54,29 @@ def channel_texts(form: CallFormat | None) -> ChannelTexts | None:
             thought = (opening, f"{form.ends[0]}{form.start}assistant")
             return ChannelTexts(thought=thought, said=(f"{form.channel}final{form.message}", ""))
         case KimiK3():
-            return ChannelTexts(said=(f"{form.open}response{form.separator}", f"{form.close}response{form.separator}"))
+            return ChannelTexts(
+                said=(
+                    f"{form.open}response{form.separator}",
+                    f"{form.close}response{form.separator}",
+                )
+            )
         case _:
             return None
 
 
 def harmony_calls(rules: Rules, form: Channels, tools: Sequence[CallableTool]) -> CallBlock:
-    """A message to a tool. It ends the answer, with a token that stops it, so that there is no second one."""
+    """A message to a tool.
+
+    It ends the answer, with a token that stops it, so that there is no second one.
+    """
     calls = list[tuple[str, str]]()
     for tool in tools:
         to, kind = f" to={form.prefix}{tool.name}", f"{form.channel}commentary"
-        headers = (f"{kind}{to} {form.constrain}json", f"{to}{kind} {form.constrain}json", f"{to}{kind} json")
+        headers = (
+            f"{kind}{to} {form.constrain}json",
+            f"{to}{kind} {form.constrain}json",
+            f"{to}{kind} json",
+        )
         calls += [(header + form.message, json_value(tool.arguments)) for header in headers]
     return CallBlock(opening="", calls=calls, again="", is_single=True)
 
@@ -69,7 +89,11 @@ def kimi_k3_calls(rules: Rules, form: KimiK3, tools: Sequence[CallableTool]) -> 
         json=tuple(f'" type="{kind}"{form.separator}' for kind in _KINDS),
         end=f"{form.close}argument{form.separator}",
     )
-    again, calls, left_out = f'{form.open}call tool="', list[tuple[str, str]](), dict[str, tuple[str, ...]]()
+    again, calls, left_out = (
+        f'{form.open}call tool="',
+        list[tuple[str, str]](),
+        dict[str, tuple[str, ...]](),
+    )
     for tool in tools:
         arguments = RawArguments(rules, tool, tags)
         index = f"{pattern('[1-9][0-9]?')} {rules.literal(chr(34) + form.separator)}"
@@ -77,4 +101,6 @@ def kimi_k3_calls(rules: Rules, form: KimiK3, tools: Sequence[CallableTool]) -> 
         calls.append((f'{tool.name}" index="', f"{index} {arguments.expression()} {end}"))
         left_out[tool.name] = tuple(arguments.left_out)
     section = (f"{form.open}tools{form.separator}", f"{form.close}tools{form.separator}")
-    return CallBlock(opening=section[0] + again, calls=calls, again=again, closing=section[1], left_out=left_out)
+    return CallBlock(
+        opening=section[0] + again, calls=calls, again=again, closing=section[1], left_out=left_out
+    )

@@ -12,7 +12,15 @@ import msgspec
 from holdfast.front.structured.endless import is_endless
 from holdfast.front.structured.keywords import PLAIN
 from holdfast.front.structured.lark import grammar_text, json_value
-from holdfast.front.structured.schema import CleanSchema, Schema, SchemaBounds, SchemaFault, children, clean, join_place
+from holdfast.front.structured.schema import (
+    CleanSchema,
+    Schema,
+    SchemaBounds,
+    SchemaFault,
+    children,
+    clean,
+    join_place,
+)
 from holdfast.front.structured.trial import fault_of
 
 _KEPT = 512
@@ -26,8 +34,9 @@ _TOO_MUCH = "it needs more work than a grammar may take"
 def checked_schema(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
     """The schema as a grammar can enforce it. Costs a few milliseconds the first time; any thread.
 
-    strict: raise SchemaFault, with the place, for what is no schema, too large, cannot be enforced or cannot be satisfied.
-    Otherwise such parts are left out and told, in the worst case everything but that it is an object.
+    strict: raise SchemaFault, with the place, for what is no schema, too large, cannot be enforced
+    or cannot be satisfied. Otherwise such parts are left out and told, in the worst case everything
+    but that it is an object.
     """
     return _checked(msgspec.json.encode(schema), bounds, strict)
 
@@ -51,7 +60,10 @@ def _checked(schema: bytes, bounds: SchemaBounds, strict: bool) -> CleanSchema:
         place, node = _innermost(found)
         keyword = _culprit(found, node)
         if strict:
-            raise SchemaFault(_named(keyword, _fault(found, node)), place=join_place(place, keyword) if keyword else place)
+            raise SchemaFault(
+                _named(keyword, _fault(found, node)),
+                place=join_place(place, keyword) if keyword else place,
+            )
         found = _without_fault(found, place, node, keyword=keyword)
     return _ANY_OBJECT
 
@@ -87,7 +99,9 @@ def _innermost(found: CleanSchema) -> tuple[str, Schema | bool]:
     return place, node
 
 
-def _parts(found: CleanSchema, node: Schema, *, place: str, seen: set[str]) -> Iterator[tuple[str, Schema | bool]]:
+def _parts(
+    found: CleanSchema, node: Schema, *, place: str, seen: set[str]
+) -> Iterator[tuple[str, Schema | bool]]:
     for keyword, inner, key in children(node, place=place):
         if isinstance(inner, dict):  # that nothing fits `false` is no fault of its own
             yield join_place(place, keyword, *key), inner
@@ -101,8 +115,19 @@ def _culprit(found: CleanSchema, node: Schema | bool) -> str:
     """The keyword without which the part would not be at fault; empty: no single one."""
     if not isinstance(node, dict):
         return ""
-    for keyword in (*PLAIN[1:], "oneOf", "anyOf", "allOf", "patternProperties", "additionalProperties", "properties", "type"):
-        if keyword in node and not _fault(found, {name: value for name, value in node.items() if name != keyword}):
+    for keyword in (
+        *PLAIN[1:],
+        "oneOf",
+        "anyOf",
+        "allOf",
+        "patternProperties",
+        "additionalProperties",
+        "properties",
+        "type",
+    ):
+        if keyword in node and not _fault(
+            found, {name: value for name, value in node.items() if name != keyword}
+        ):
             return keyword
     return ""
 
@@ -111,8 +136,12 @@ def _named(keyword: str, fault: str) -> str:
     return fault if not keyword or keyword in fault else f"the keyword {keyword!r}: {fault}"
 
 
-def _without_fault(found: CleanSchema, place: str, node: Schema | bool, *, keyword: str) -> CleanSchema:
-    """The schema with one keyword less in the part at fault, or with nothing said there at all if that is not enough."""
+def _without_fault(
+    found: CleanSchema, place: str, node: Schema | bool, *, keyword: str
+) -> CleanSchema:
+    """The schema with one keyword less in the part at fault, or with nothing said there at all if
+    that is not enough.
+    """
     if not isinstance(node, dict):
         return _ANY_OBJECT
     if keyword:

@@ -8,13 +8,17 @@ from holdfast.front.structured.schema import CleanSchema, Schema
 
 
 def is_endless(clean: CleanSchema) -> bool:
-    """Whether every value of the schema would have to contain a further value of itself: an answer would never end."""
+    """Whether every value of the schema would have to contain a further value of itself: an answer
+    would never end.
+    """
     if isinstance(clean.schema, bool):
         return False
     definitions: dict[str, Any] = clean.schema.get("$defs", {})
     finite: set[str] = set()
     while True:  # the least fixed point: a definition is finite when what it needs is
-        more = {name for name, node in definitions.items() if name not in finite and _ends(node, finite)}
+        more = {
+            name for name, node in definitions.items() if name not in finite and _ends(node, finite)
+        }
         if not more:
             return not _ends(clean.schema, finite)
         finite |= more
@@ -34,7 +38,9 @@ def _ends(node: Schema | bool, finite: set[str]) -> bool:
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     if not kinds or set(kinds) - {"object", "array"}:
         return True  # it may be something that contains nothing
-    return ("object" in kinds and _object_ends(node, finite)) or ("array" in kinds and _array_ends(node, finite))
+    return ("object" in kinds and _object_ends(node, finite)) or (
+        "array" in kinds and _array_ends(node, finite)
+    )
 
 
 def _object_ends(node: Schema, finite: set[str]) -> bool:
@@ -47,4 +53,6 @@ def _array_ends(node: Schema, finite: set[str]) -> bool:
     first, others = node.get("prefixItems", ()), node.get("items", True)
     if isinstance(others, list):  # draft 7
         first, others = others, node.get("additionalItems", True)
-    return all(_ends(item, finite) for item in first[:least]) and (least <= len(first) or _ends(others, finite))
+    return all(_ends(item, finite) for item in first[:least]) and (
+        least <= len(first) or _ends(others, finite)
+    )

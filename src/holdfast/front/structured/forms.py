@@ -1,4 +1,6 @@
-"""The forms of a visible answer that a client may ask for: JSON, a pattern, a grammar of its own, one of some choices."""
+"""The forms of a visible answer that a client may ask for: JSON, a pattern, a grammar of its own,
+one of some choices.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,22 @@ _MOST_CHARACTERS: Final = 20_000  # of a regular expression, a grammar, or all c
 
 
 def form_of(form: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict[str, str]]:
-    """The visible answer as an expression, and the grammars that it refers to. Raises InvalidRequest naming the field."""
+    """The visible answer as an expression, and the grammars that it refers to.
+
+    Raises InvalidRequest naming the field.
+    """
     match form.kind:
         case "json_object":
             return json_value({"type": "object"}), {}
         case "json_schema":
             try:
-                return json_value(checked_schema(form.schema, bounds=bounds, strict=True).schema), {}
+                return json_value(
+                    checked_schema(form.schema, bounds=bounds, strict=True).schema
+                ), {}
             except SchemaFault as fault:
-                raise InvalidRequest(f"`{form.field}`: {fault.reason}", field=form.field, shown=fault.where) from None
+                raise InvalidRequest(
+                    f"`{form.field}`: {fault.reason}", field=form.field, shown=fault.where
+                ) from None
         case "choice":
             _check_size(form, sum(map(len, form.choices)))
             expression = one_of(map(literal, form.choices))
@@ -38,7 +47,10 @@ def form_of(form: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict[str,
         case "lark":
             _check_size(form, len(form.pattern))
             if names_too_small(form.pattern):
-                raise InvalidRequest(f"`{form.field}`: a schema holds a number below what 64 bits hold", field=form.field)
+                raise InvalidRequest(
+                    f"`{form.field}`: a schema holds a number below what 64 bits hold",
+                    field=form.field,
+                )
             _try(form, form.pattern)
             return "@form", {"form": form.pattern}
 
@@ -54,4 +66,6 @@ def _check_size(form: OutputFormat, characters: int) -> None:
 def _try(form: OutputFormat, lark: str) -> None:
     fault = fault_of(grammar_text(lark))
     if fault:
-        raise InvalidRequest(f"`{form.field}`: this cannot be enforced", field=form.field, shown=f": {fault.strip()}")
+        raise InvalidRequest(
+            f"`{form.field}`: this cannot be enforced", field=form.field, shown=f": {fault.strip()}"
+        )

@@ -1,4 +1,7 @@
-"""JSON Schema's keywords: which a grammar enforces, and which are beyond it. Drafts 7 to 2020-12, and OpenAPI's."""
+"""JSON Schema's keywords: which a grammar enforces, and which are beyond it.
+
+Drafts 7 to 2020-12, and OpenAPI's.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,95 @@ MAPS: Final = ("properties", "patternProperties")  # name → schema
 LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLES: Final = ("items", "additionalItems", "additionalProperties")
 PLAIN: Final = (
-    *("type", "enum", "const", "required", "minProperties", "maxProperties", "minItems", "maxItems"),
-    *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *(
+        "type",
+        "enum",
+        "const",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "minItems",
+        "maxItems",
+    ),
+    *(
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+    ),
 )
 UNSUPPORTED: Final = (
     *("not", "if", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
-    *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties"),
+    *(
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ),
     *("$dynamicRef", "$recursiveRef"),
 )
-"""Keywords that say something of a value and that no grammar of llguidance enforces. All that is in no list here says nothing."""
+"""Keywords that say something of a value and that no grammar of llguidance enforces.
 
-OF_OBJECTS: Final = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
-OPENING: Final = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties")
+All that is in no list here says nothing.
+"""
+
+OF_OBJECTS: Final = (
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+)
+OPENING: Final = (
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "minProperties",
+)
 """Keywords whose presence says what an object may have beside its declared properties."""
 
 FORMATS: Final = frozenset(
-    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"),
+    (
+        "date-time",
+        "time",
+        "date",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "uuid",
+        "uri",
+        "unknown",
+    ),
 )
 UNKNOWN_FORMATS: Final = frozenset(
-    ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer"),
+    (
+        "idn-email",
+        "idn-hostname",
+        "uri-reference",
+        "iri",
+        "iri-reference",
+        "uri-template",
+        "json-pointer",
+    ),
 ) | {"relative-json-pointer", "regex"}
-"""Formats of JSON Schema that no grammar enforces. All that are in neither list are notes, such as `password` and `path`."""
+"""Formats of JSON Schema that no grammar enforces.
+
+All that are in neither list are notes, such as `password` and `path`.
+"""
 LONGEST: Final = {"email": 254, "hostname": 253, "uri": 2048}
-"""Characters of formats that know an end, though their patterns know none: SMTP's, DNS', and what most of the web takes."""
+"""Characters of formats that know an end, though their patterns know none: SMTP's, DNS', and what
+most of the web takes.
+"""
 
 
 def is_well_typed(keyword: str, value: Any) -> bool:

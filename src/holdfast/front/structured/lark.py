@@ -1,4 +1,7 @@
-"""Pieces of a grammar in llguidance's Lark: literals, markers, JSON values, free text. Each is an expression."""
+"""Pieces of a grammar in llguidance's Lark: literals, markers, JSON values, free text.
+
+Each is an expression.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,16 @@ from typing import Any, Final
 from holdfast.front.structured.formats import EXACT
 from holdfast.front.structured.keywords import LISTS, MAPS, SINGLES
 
-# A space, or a new line and its indent: what models write. Without a bound a small model writes white space for ever.
+# A space, or a new line and its indent: what models write. Without a bound a small model writes
+# white space for ever.
 WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
-ANY: Final = r"(.|\n)*"  # as regular expressions; tokens that are markers have no text for a grammar, and are never a part of it
+# as regular expressions; tokens that are markers have no text for a grammar, and are never a part
+# of it
+ANY: Final = r"(.|\n)*"
 GAP: Final = r"/[ \t\n]{0,4}/"
 _JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": False}
-# `\u` and four digits for any character of a string without `pattern`, `format` or listed values; a pair of them counts as one.
+# `\u` and four digits for any character of a string without `pattern`, `format` or listed values; a
+# pair of them counts as one.
 _ESCAPES: Final = {"json_allow_general_unicode_escapes": True}
 _NO_ESCAPES: Final = {"json_allowed_escapes": 'nrbtf\\"'}
 
@@ -28,7 +35,9 @@ class Rules:
         self.marker_ids = marker_ids
         self._names: dict[str, str] = {}
         self._lines: list[str] = []
-        self._cutter = re.compile("(" + "|".join(map(re.escape, sorted(marker_ids, key=len, reverse=True))) + ")")
+        self._cutter = re.compile(
+            "(" + "|".join(map(re.escape, sorted(marker_ids, key=len, reverse=True))) + ")"
+        )
 
     def rule(self, body: str, *, is_lazy: bool = False) -> str:
         """The name of a rule. A lazy one is a single lexeme that ends as soon as it can."""
@@ -53,20 +62,26 @@ class Rules:
         if not self.marker_ids or not text:
             return literal(text)
         pieces = (piece for piece in self._cutter.split(text) if piece)
-        return " ".join(self.token(piece) if piece in self.marker_ids else literal(piece) for piece in pieces)
+        return " ".join(
+            self.token(piece) if piece in self.marker_ids else literal(piece) for piece in pieces
+        )
 
     def token(self, marker: str) -> str:
         """A marker that is a single token."""
         return f"<[{self.marker_ids[marker]}]>"
 
     def parted(self, marker: str) -> tuple[str, str, str]:
-        """A text, cut at the first token in it: what is before, the token's marker (empty: there is none), what is behind."""
+        """A text, cut at the first token in it: what is before, the token's marker (empty: there is
+        none), what is behind.
+        """
         if not self.marker_ids:
             return marker, "", ""
         before, *rest = self._cutter.split(marker, maxsplit=1)
         return (before, rest[0], rest[1]) if rest else (marker, "", "")
 
-    def text_before(self, end: str, *, content: Sequence[str] = (ANY,), never: Iterable[str] = ()) -> str:
+    def text_before(
+        self, end: str, *, content: Sequence[str] = (ANY,), never: Iterable[str] = ()
+    ) -> str:
         """Free text and the end that it stops at, the first time that this comes.
 
         content: regular expressions that the text all matches. never: of what does not occur in it.
@@ -79,10 +94,15 @@ class Rules:
         if not token:
             return self.rule(body, is_lazy=True)
         text = self.terminal(body)
-        return " ".join(filter(None, (text, self.token(token), self.literal(behind) if behind else "")))
+        return " ".join(
+            filter(None, (text, self.token(token), self.literal(behind) if behind else ""))
+        )
 
     def text_without(self, marks: Iterable[str]) -> str:
-        """Free text up to the end of the answer, without these marks. Those with a token in them cannot occur anyway."""
+        """Free text up to the end of the answer, without these marks.
+
+        Those with a token in them cannot occur anyway.
+        """
         unwanted = "|".join(escaped(mark) for mark in marks if not self.parted(mark)[1])
         return self.terminal(f"/{ANY}/" + (f" & ~/{ANY}({unwanted}){ANY}/" if unwanted else ""))
 
@@ -127,17 +147,23 @@ def json_value(schema: Any) -> str:
 def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:
     """Whether an escape could write a name that has a schema of its own as one that has another.
 
-    llguidance tells declared and free names apart by their letters, not by what they mean: `"\\u0061"` is not `"a"`. Declared
-    names and those of a pattern are never written with `\\u`.
+    llguidance tells declared and free names apart by their letters, not by what they mean:
+    `"\\u0061"` is not `"a"`. Declared names and those of a pattern are never written with `\\u`.
     """
-    is_named = bool(schema.get("properties") or schema.get("required") or schema.get("patternProperties"))
+    is_named = bool(
+        schema.get("properties") or schema.get("required") or schema.get("patternProperties")
+    )
     if is_named and schema.get("additionalProperties", True) is not False:
         return True
-    return any(isinstance(inner, dict) and _may_disguise_a_name(inner) for inner in _subschemas(schema))
+    return any(
+        isinstance(inner, dict) and _may_disguise_a_name(inner) for inner in _subschemas(schema)
+    )
 
 
 def _with_plain_names(schema: Any) -> Any:
-    """The schema with a pattern for the free names of objects that declare others, so that no `\\u` is written in them."""
+    """The schema with a pattern for the free names of objects that declare others, so that no `\\u`
+    is written in them.
+    """
     if not isinstance(schema, dict):
         return schema
     found = _with_each_subschema(schema, _with_plain_names)
@@ -169,7 +195,9 @@ def _with_each_subschema(schema: dict[str, Any], change: Callable[[Any], Any]) -
     for keyword in (*LISTS, *SINGLES):
         inner = found.get(keyword)
         if inner is not None:
-            found[keyword] = [*map(change, inner)] if isinstance(inner, list | tuple) else change(inner)
+            found[keyword] = (
+                [*map(change, inner)] if isinstance(inner, list | tuple) else change(inner)
+            )
     return found
 
 
@@ -186,10 +214,14 @@ def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 def escaped(text: str) -> str:
     """A text as a part of a regular expression in slashes."""
-    return re.sub(r"[]\\.+*?()|[{}^$#&~/-]", lambda found: "\\" + found[0], text).replace("\n", "\\n")
+    return re.sub(r"[]\\.+*?()|[{}^$#&~/-]", lambda found: "\\" + found[0], text).replace(
+        "\n", "\\n"
+    )
 
 
 def grammar_text(lark: str, **grammars: str) -> str:
     """What the worker takes: a grammar, and others that it refers to as `@name`."""
     texts = {"answer": lark, **grammars}
-    return json.dumps({"grammars": [{"name": name, "lark_grammar": text} for name, text in texts.items()]})
+    return json.dumps(
+        {"grammars": [{"name": name, "lark_grammar": text} for name, text in texts.items()]}
+    )

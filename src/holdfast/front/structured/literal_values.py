@@ -22,7 +22,9 @@ _FREE_KEY = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueSyntax:
-    """How values are written. quote: at either side of a string that has no escapes; empty: strings are JSON's."""
+    """How values are written. quote: at either side of a string that has no escapes; empty: strings
+    are JSON's.
+    """
 
     words: tuple[str, str, str] = ("true", "false", "null")
     quote: str = ""
@@ -36,7 +38,10 @@ class ValueSyntax:
 
 
 class LiteralValues:
-    """Makes expressions for the values of one tool's schema. `left_out` collects the keywords that they do not enforce."""
+    """Makes expressions for the values of one tool's schema.
+
+    `left_out` collects the keywords that they do not enforce.
+    """
 
     def __init__(self, rules: Rules, tool: CallableTool, syntax: ValueSyntax) -> None:
         self.left_out: list[str] = []
@@ -45,15 +50,25 @@ class LiteralValues:
         self._anything = ""
 
     def arguments(self, node: Schema, *, assign: str = "") -> str:
-        """The members of an object without its braces. assign: stands between name and value where that is a call's own."""
+        """The members of an object without its braces. assign: stands between name and value where
+        that is a call's own.
+        """
         found = self._tool.members(node)
         self.left_out += found.left_out
-        given = {name: self._member(name, value, assign=assign) for name, value in found.properties.items()}
+        given = {
+            name: self._member(name, value, assign=assign)
+            for name, value in found.properties.items()
+        }
         others = ""
         if found.others is not False:
-            others = f"{self._free_key([*given], bare=bool(assign))} {self._value_behind(assign, found.others)}"
+            others = (
+                f"{self._free_key([*given], bare=bool(assign))} "
+                f"{self._value_behind(assign, found.others)}"
+            )
         separator = literal(self._syntax.comma)
-        return members(self._rules, given, required=found.required, separator=separator, others=others)
+        return members(
+            self._rules, given, required=found.required, separator=separator, others=others
+        )
 
     def value(self, node: Any) -> str:
         """Any value of a schema."""
@@ -67,16 +82,28 @@ class LiteralValues:
             if keyword in node:
                 rest = {name: value for name, value in node.items() if name != keyword}
                 branches = [member for member in node[keyword] if member is not False]
-                return one_of(self.value({**rest, **member} if isinstance(member, dict) else rest) for member in branches)
+                return one_of(
+                    self.value({**rest, **member} if isinstance(member, dict) else rest)
+                    for member in branches
+                )
         kinds = node.get("type", _kinds_of(node))
-        return one_of(self._of_type(kind, node) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+        return one_of(
+            self._of_type(kind, node) for kind in ([kinds] if isinstance(kinds, str) else kinds)
+        )
 
     def _of_type(self, kind: str, node: Schema) -> str:
         match kind:
             case "string":
-                return self._string({keyword: node[keyword] for keyword in _OF_STRINGS if keyword in node})
+                return self._string(
+                    {keyword: node[keyword] for keyword in _OF_STRINGS if keyword in node}
+                )
             case "number" | "integer":
-                return json_value({"type": kind, **{keyword: node[keyword] for keyword in _OF_NUMBERS if keyword in node}})
+                return json_value(
+                    {
+                        "type": kind,
+                        **{keyword: node[keyword] for keyword in _OF_NUMBERS if keyword in node},
+                    }
+                )
             case "boolean":
                 return one_of(literal(self._syntax.word(value)) for value in (True, False))
             case "null":
@@ -92,7 +119,10 @@ class LiteralValues:
         content, left_out = content_of(node)
         if left_out:
             self.left_out.append(left_out)
-        return f"{self._rules.literal(self._syntax.quote)} {self._rules.text_before(self._syntax.quote, content=content)}"
+        return (
+            f"{self._rules.literal(self._syntax.quote)} "
+            f"{self._rules.text_before(self._syntax.quote, content=content)}"
+        )
 
     def _array(self, node: Schema) -> str:
         first, others = node.get("prefixItems", []), node.get("items", True)
@@ -104,7 +134,9 @@ class LiteralValues:
         if others is not False and (most is None or most > len(first)):
             more = self._rules.rule(self.value(others))
             rest = (max(least - len(first), 0), None if most is None else most - len(first))
-            tail = _times(f"({comma} {more})", *rest) if first else _repeated(more, comma, least, most)
+            tail = (
+                _times(f"({comma} {more})", *rest) if first else _repeated(more, comma, least, most)
+            )
         for place in reversed(range(min(len(first), len(first) if most is None else most))):
             item = self._rules.rule(self.value(first[place]))
             inner = f"{comma} {item} {tail}" if place else f"{item} {tail}"
@@ -112,7 +144,11 @@ class LiteralValues:
         return f"{literal('[')} {tail} {literal(']')}"
 
     def _member(self, name: str, node: Any, *, assign: str) -> str:
-        key = literal(name) if assign or not self._syntax.quoted_keys else literal(json.dumps(name, ensure_ascii=False))
+        key = (
+            literal(name)
+            if assign or not self._syntax.quoted_keys
+            else literal(json.dumps(name, ensure_ascii=False))
+        )
         return self._rules.rule(f"{key} {self._value_behind(assign, node)}")
 
     def _value_behind(self, assign: str, node: Any) -> str:
@@ -142,7 +178,9 @@ class LiteralValues:
             return self._rules.literal(f"{quote}{value}{quote}")
         if isinstance(value, list):
             return (
-                f"{literal('[')} {literal(self._syntax.comma).join(f' {self._written(item)} ' for item in value)} {literal(']')}"
+                f"{literal('[')} "
+                f"{literal(self._syntax.comma).join(f' {self._written(item)} ' for item in value)} "
+                f"{literal(']')}"
             )
         if isinstance(value, Mapping):
             pairs = (f"{self._key(name)} {self._written(inner)}" for name, inner in value.items())
@@ -152,7 +190,10 @@ class LiteralValues:
         return literal(json.dumps(value, ensure_ascii=False))
 
     def _key(self, name: str) -> str:
-        return literal((json.dumps(name, ensure_ascii=False) if self._syntax.quoted_keys else name) + self._syntax.colon)
+        return literal(
+            (json.dumps(name, ensure_ascii=False) if self._syntax.quoted_keys else name)
+            + self._syntax.colon
+        )
 
 
 def _repeated(item: str, comma: str, least: int, most: int | None) -> str:

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from holdfast.front.structured.lark import Rules, literal
 
 
-def members(rules: Rules, given: Mapping[str, str], *, required: frozenset[str], separator: str, others: str = "") -> str:
+def members(
+    rules: Rules,
+    given: Mapping[str, str],
+    *,
+    required: frozenset[str],
+    separator: str,
+    others: str = "",
+) -> str:
     """Some members, each an expression by its name: all that are required, and any of the rest.
 
     others: further members that may come last, any number of them; empty: none may.

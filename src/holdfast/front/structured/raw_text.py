@@ -1,4 +1,6 @@
-"""Strings that stand raw between marks, without quotes and escapes: what of a JSON schema can be said of them as a pattern."""
+"""Strings that stand raw between marks, without quotes and escapes: what of a JSON schema can be
+said of them as a pattern.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ FORMATS: Final = {
 
 
 def content_of(node: Schema) -> tuple[tuple[str, ...], str]:
-    """Regular expressions that a string of the schema all matches, and the keyword that they leave out (empty: none)."""
+    """Regular expressions that a string of the schema all matches, and the keyword that they leave
+    out (empty: none).
+    """
     values = node.get("enum", [node["const"]] if "const" in node else None)
     if values is not None:
-        return ("(" + "|".join(escaped(value) for value in values if isinstance(value, str)) + ")",), ""
+        return (
+            "(" + "|".join(escaped(value) for value in values if isinstance(value, str)) + ")",
+        ), ""
     found = []
     least, most = node.get("minLength", 0), node.get("maxLength")
     if most is not None and most > _LONGEST:
@@ -49,7 +55,10 @@ def _format(name: Any) -> str | None:
 
 
 def _pattern(regex: str) -> str | None:
-    """JSON Schema's patterns match anywhere; a grammar's match the whole. None: its anchors stand where that is not simple."""
+    """JSON Schema's patterns match anywhere; a grammar's match the whole.
+
+    None: its anchors stand where that is not simple.
+    """
     branches = [*_branches(regex)]
     found = []
     for branch in branches:
@@ -81,7 +90,9 @@ def _has_anchor(regex: str) -> bool:
 
 
 def _characters(regex: str) -> Iterator[tuple[int, str, int]]:
-    """Place, character and depth in groups of all that stands outside of character classes and escapes."""
+    """Place, character and depth in groups of all that stands outside of character classes and
+    escapes.
+    """
     place = depth = 0
     while place < len(regex):
         character = regex[place]

@@ -1,4 +1,6 @@
-"""Arguments that stand raw between tags: strings as they are, all else as JSON, typed by the schema when they are read."""
+"""Arguments that stand raw between tags: strings as they are, all else as JSON, typed by the schema
+when they are read.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from holdfast.front.structured.raw_text import content_of
 from holdfast.front.structured.schema import Schema
 from holdfast.front.structured.tools import CallableTool
 
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const")
+_BOUNDS = (
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "enum",
+    "const",
+)
 _OF_TEXTS = ("pattern", "minLength", "maxLength", "format")
 _DEEPEST = 16
 _FREE_KEY = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
@@ -21,10 +31,13 @@ _CDATA = ("<![CDATA[", "]]>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentTags:
-    """How a family writes an argument: `before`, its key, `text` or `json`, a string or any other value, `end`, `behind`.
+    """How a family writes an argument: `before`, its key, `text` or `json`, a string or any other
+    value, `end`, `behind`.
 
-    A string ends where `end` comes first. That it has nothing else which a reader takes for the end of a call is left to the
-    model: the lexemes for it would cost a hundred times as much. cdata: it may stand in a CDATA section.
+    A string ends where `end` comes first. That it has nothing else which a reader takes for the end
+    of a call is left to the
+    model: the lexemes for it would cost a hundred times as much. cdata: it may stand in a CDATA
+        section.
     """
 
     before: str
@@ -36,7 +49,10 @@ class ArgumentTags:
 
 
 class RawArguments:
-    """Makes the expression of one tool's arguments. `left_out` collects the keywords that it does not enforce."""
+    """Makes the expression of one tool's arguments.
+
+    `left_out` collects the keywords that it does not enforce.
+    """
 
     def __init__(self, rules: Rules, tool: CallableTool, tags: ArgumentTags) -> None:
         self.left_out: list[str] = []
@@ -58,7 +74,9 @@ class RawArguments:
         return members(self._rules, given, required=found.required, separator="", others=others)
 
     def _argument(self, key: str, node: Any, *, place: str) -> str:
-        return self._rules.rule(f"{self._rules.literal(self._tags.before)} {key} {self._value(node, place=place)}")
+        return self._rules.rule(
+            f"{self._rules.literal(self._tags.before)} {key} {self._value(node, place=place)}"
+        )
 
     def _value(self, node: Any, *, place: str) -> str:
         """A value from behind its key."""
@@ -82,8 +100,12 @@ class RawArguments:
         tail = self._rules.literal(behind) if behind else ""
         if not self._tags.cdata:
             return f"{lead} {self._rules.text_before(self._tags.end, content=content)} {tail}"
-        section = f"{self._rules.literal(_CDATA[0])} {self._rules.text_before(_CDATA[1], content=content)}"
-        plain = tuple(rf"([^<]{ANY})?" if each == ANY else each for each in content)  # what begins otherwise is in a section
+        section = (
+            f"{self._rules.literal(_CDATA[0])} "
+            f"{self._rules.text_before(_CDATA[1], content=content)}"
+        )
+        # what begins otherwise is in a section
+        plain = tuple(rf"([^<]{ANY})?" if each == ANY else each for each in content)
         found = f"{lead} {self._rules.text_before(self._tags.end, content=plain)} {tail}"
         return f"({found} | {lead} {section} {self._rules.literal(self._tags.end)} {tail})"
 
@@ -106,7 +128,10 @@ class RawArguments:
                 rest = _without(node, keyword)
                 for member in node[keyword]:
                     if member is not False:
-                        yield from self._branches({**rest, **member} if isinstance(member, dict) else rest, depth=depth + 1)
+                        yield from self._branches(
+                            {**rest, **member} if isinstance(member, dict) else rest,
+                            depth=depth + 1,
+                        )
                 return
         yield from _by_type(node)
 
@@ -120,27 +145,37 @@ def _by_type(node: Schema) -> Iterator[Schema]:
         if texts:
             yield {"type": "string", "enum": texts}
         if len(texts) < len(values):
-            yield {**_without(node, "const"), "enum": [value for value in values if not isinstance(value, str)]}
+            yield {
+                **_without(node, "const"),
+                "enum": [value for value in values if not isinstance(value, str)],
+            }
         return
     if not kinds and set(node) - {*_OF_TEXTS}:
         yield node  # it has members, items or bounds
         return
     if not kinds or "string" in kinds:
-        yield {"type": "string", **{keyword: node[keyword] for keyword in _OF_TEXTS if keyword in node}}
+        yield {
+            "type": "string",
+            **{keyword: node[keyword] for keyword in _OF_TEXTS if keyword in node},
+        }
     rest = [kind for kind in kinds if kind != "string"]
     if rest:
         yield {**node, "type": rest if len(rest) > 1 else rest[0]}
 
 
 def _first_characters(others: Iterable[Schema]) -> str:
-    """What the JSON of the other branches may begin with, where reading it would be checked against more than its type."""
+    """What the JSON of the other branches may begin with, where reading it would be checked against
+    more than its type.
+    """
     found = ""
     for other in others:
         kinds = other.get("type", ())
         kinds = {kinds} if isinstance(kinds, str) else {*kinds}
         if not kinds or kinds & {"object", "array"}:
             found += r"\[{"
-        if "integer" in kinds or (kinds & {"number"} and any(keyword in other for keyword in _BOUNDS)):
+        if "integer" in kinds or (
+            kinds & {"number"} and any(keyword in other for keyword in _BOUNDS)
+        ):
             found += r"\-0-9"
     return found
 

@@ -1,4 +1,6 @@
-"""A client's JSON schema → the schema of a grammar: references gathered, what cannot be enforced refused or left out."""
+"""A client's JSON schema → the schema of a grammar: references gathered, what cannot be enforced
+refused or left out.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ Schema: TypeAlias = dict[str, Any]
 
 
 class SchemaFault(Exception):
-    """A schema cannot be served as it is. `place` is a JSON pointer into the schema, with the keyword."""
+    """A schema cannot be served as it is.
+
+    `place` is a JSON pointer into the schema, with the keyword.
+    """
 
     def __init__(self, reason: str, *, place: str = "") -> None:
         super().__init__(reason)
@@ -37,7 +42,9 @@ class SchemaFault(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaBounds:
-    """How large a schema may be: subschemas in it, and how deep they are nested, references followed once."""
+    """How large a schema may be: subschemas in it, and how deep they are nested, references
+    followed once.
+    """
 
     parts: int
     depth: int
@@ -47,7 +54,8 @@ class SchemaBounds:
 class CleanSchema:
     """A schema of which a grammar can enforce every keyword.
 
-    unenforced: places of keywords that were left out of it. origins: where its definitions stand in the client's schema.
+    unenforced: places of keywords that were left out of it. origins: where its definitions stand in
+    the client's schema.
     """
 
     schema: Schema | bool
@@ -58,8 +66,8 @@ class CleanSchema:
 def clean(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
     """The schema with only what a grammar enforces. Nothing outside the schema is ever opened.
 
-    strict: raise SchemaFault for a keyword that cannot be enforced; otherwise it is left out and told. Raises SchemaFault for
-    what is no schema, and for one beyond the bounds, in either case.
+    strict: raise SchemaFault for a keyword that cannot be enforced; otherwise it is left out and
+    told. Raises SchemaFault for what is no schema, and for one beyond the bounds, in either case.
     """
     walk = _Walk(schema, bounds=bounds, strict=strict)
     root = walk.schema(schema, place="#", depth=0, may_close=True)
@@ -76,23 +84,36 @@ class _Walk:
         self.origins: dict[str, str] = {}
         self.unenforced: list[str] = []
         self._root, self._bounds, self._strict = root, bounds, strict
-        self._names: dict[tuple[str, bool], str] = {}  # of definitions, by the reference and whether its objects may be closed
+        # of definitions, by the reference and whether its objects may be closed
+        self._names: dict[tuple[str, bool], str] = {}
         self._anchors: dict[str, Any] | None = None
         self._parts = 0
 
     def schema(self, node: Any, *, place: str, depth: int, may_close: bool) -> Schema | bool:
-        self._parts += 1 + (len(node["enum"]) if isinstance(node, dict) and isinstance(node.get("enum"), list) else 0)
+        self._parts += 1 + (
+            len(node["enum"])
+            if isinstance(node, dict) and isinstance(node.get("enum"), list)
+            else 0
+        )
         if self._parts > self._bounds.parts:
             raise SchemaFault(f"the schema has more than {self._bounds.parts} parts")
         if depth > self._bounds.depth:
-            raise SchemaFault(f"the schema is nested deeper than {self._bounds.depth} levels", place=place)
+            raise SchemaFault(
+                f"the schema is nested deeper than {self._bounds.depth} levels", place=place
+            )
         if isinstance(node, bool):
             return node
         if not isinstance(node, dict):
             raise SchemaFault("a schema is an object or a boolean", place=place)
         found: Schema = {}
         if "$ref" in node:
-            self._refer(node["$ref"], found, place=place, depth=depth, may_close=may_close and _is_alone(node, "$ref"))
+            self._refer(
+                node["$ref"],
+                found,
+                place=place,
+                depth=depth,
+                may_close=may_close and _is_alone(node, "$ref"),
+            )
         for keyword in keywords.PLAIN:
             if keyword in node and self._is_enforceable(keyword, node, place=place):
                 found[keyword] = enforced_value(keyword, node[keyword])
@@ -100,9 +121,16 @@ class _Walk:
             if keyword in node and not keywords.says_nothing(keyword, node[keyword], node):
                 self._leave_out(keyword, place=place)
         for keyword, child, key in children(node, place=place):
-            alone = keyword not in keywords.LISTS or keyword == "prefixItems" or (keyword != "allOf" and _is_alone(node, keyword))
+            alone = (
+                keyword not in keywords.LISTS
+                or keyword == "prefixItems"
+                or (keyword != "allOf" and _is_alone(node, keyword))
+            )
             inner = self.schema(
-                child, place=join_place(place, keyword, *key), depth=depth + 1, may_close=may_close if alone else False
+                child,
+                place=join_place(place, keyword, *key),
+                depth=depth + 1,
+                may_close=may_close if alone else False,
             )
             _put(found, keyword, key, inner)
         if "maxLength" not in found and (longest := keywords.LONGEST.get(str(found.get("format")))):
@@ -126,10 +154,14 @@ class _Walk:
                 return False
             case "minimum" | "exclusiveMinimum":
                 if value > MOST:
-                    self._leave_out(keyword, place=place, reason="holds a number above what 64 bits hold")
+                    self._leave_out(
+                        keyword, place=place, reason="holds a number above what 64 bits hold"
+                    )
                 return bool(value <= MOST)
             case _ if is_too_small(value):
-                self._leave_out(keyword, place=place, reason="holds a number below what 64 bits hold")
+                self._leave_out(
+                    keyword, place=place, reason="holds a number below what 64 bits hold"
+                )
                 return False
             case "format" if value not in keywords.FORMATS:
                 if value in keywords.UNKNOWN_FORMATS and _may_be_text(node):
@@ -140,7 +172,9 @@ class _Walk:
                 if reason:
                     self._leave_out(keyword, place=place, reason=reason)
                 return not reason
-            case "enum" | "const" if size_of_literal(value) > LONGEST_LITERAL * (64 if keyword == "enum" else 1):
+            case "enum" | "const" if size_of_literal(value) > LONGEST_LITERAL * (
+                64 if keyword == "enum" else 1
+            ):
                 raise SchemaFault(f"{keyword!r} is too long", place=join_place(place, keyword))
             case "minProperties":
                 return bool(value > len(set(_names(node.get("required")))))
@@ -149,7 +183,9 @@ class _Walk:
             case _:
                 return True
 
-    def _refer(self, reference: Any, found: Schema, *, place: str, depth: int, may_close: bool) -> None:
+    def _refer(
+        self, reference: Any, found: Schema, *, place: str, depth: int, may_close: bool
+    ) -> None:
         where = join_place(place, "$ref")
         if not isinstance(reference, str):
             raise SchemaFault("a reference is a text", place=where)
@@ -158,12 +194,18 @@ class _Walk:
             try:
                 target = self._target(reference)
             except LookupError:
-                self._leave_out("$ref", place=place, reason="points nowhere in the schema; nothing else is opened")
+                self._leave_out(
+                    "$ref",
+                    place=place,
+                    reason="points nowhere in the schema; nothing else is opened",
+                )
                 return
             name = self._names[reference, may_close] = f"d{len(self._names)}"
             self.definitions[name] = {}
             self.origins[name] = reference if reference.startswith("#") else where
-            self.definitions[name] = self.schema(target, place=self.origins[name], depth=depth + 1, may_close=may_close)
+            self.definitions[name] = self.schema(
+                target, place=self.origins[name], depth=depth + 1, may_close=may_close
+            )
         found["$ref"] = f"#/$defs/{name}"
 
     def _target(self, reference: str) -> Any:
@@ -177,22 +219,32 @@ class _Walk:
         target = self._root
         for step in fragment.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
-            target = target[int(step)] if isinstance(target, list) and step.isdecimal() else _member(target, step)
+            target = (
+                target[int(step)]
+                if isinstance(target, list) and step.isdecimal()
+                else _member(target, step)
+            )
         return target
 
 
 def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-    """The schemas directly in a schema: keyword, schema, and its name or number under the keyword if it has one.
+    """The schemas directly in a schema: keyword, schema, and its name or number under the keyword
+    if it has one.
 
     Raises SchemaFault, with the place, when a keyword holds something else.
     """
     for keyword in keywords.MAPS:
         members = node.get(keyword, {})
         if not isinstance(members, dict):
-            raise SchemaFault(f"{keyword!r} is an object of schemas", place=join_place(place, keyword))
+            raise SchemaFault(
+                f"{keyword!r} is an object of schemas", place=join_place(place, keyword)
+            )
         for name, member in members.items():
             if len(name) > LONGEST_LITERAL:
-                raise SchemaFault(f"a name has more than {LONGEST_LITERAL:,} characters", place=join_place(place, keyword))
+                raise SchemaFault(
+                    f"a name has more than {LONGEST_LITERAL:,} characters",
+                    place=join_place(place, keyword),
+                )
             yield keyword, member, (name,)
     for keyword in keywords.LISTS + keywords.SINGLES:
         value = node.get(keyword)
@@ -200,7 +252,9 @@ def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str,
             yield from ((keyword, member, (str(number),)) for number, member in enumerate(value))
         elif value is not None:
             if keyword in keywords.LISTS:
-                raise SchemaFault(f"{keyword!r} is a list of schemas", place=join_place(place, keyword))
+                raise SchemaFault(
+                    f"{keyword!r} is a list of schemas", place=join_place(place, keyword)
+                )
             yield keyword, value, ()
 
 
@@ -214,14 +268,24 @@ def _put(found: Schema, keyword: str, key: tuple[str, ...], inner: Schema | bool
 
 
 def _lists_its_properties(node: Schema) -> bool:
-    """Whether an object is meant to have the properties that it declares, and no others, though it does not say so."""
+    """Whether an object is meant to have the properties that it declares, and no others, though it
+    does not say so.
+    """
     properties = node.get("properties")
-    combines = any(keyword in node for keyword in ("allOf", "anyOf", "oneOf", "$ref", "if", *keywords.OPENING))
-    return isinstance(properties, dict) and not combines and set(_names(node.get("required"))) <= properties.keys()
+    combines = any(
+        keyword in node for keyword in ("allOf", "anyOf", "oneOf", "$ref", "if", *keywords.OPENING)
+    )
+    return (
+        isinstance(properties, dict)
+        and not combines
+        and set(_names(node.get("required"))) <= properties.keys()
+    )
 
 
 def _is_alone(node: Schema, keyword: str) -> bool:
-    """Whether nothing else in the schema speaks of the object's members, so that what stands below may close it."""
+    """Whether nothing else in the schema speaks of the object's members, so that what stands below
+    may close it.
+    """
     others = (*keywords.OF_OBJECTS, "allOf", "anyOf", "oneOf", "$ref")
     return not any(other in node for other in others if other != keyword)
 
@@ -232,7 +296,11 @@ def _may_be_text(node: Schema) -> bool:
 
 
 def _names(required: Any) -> tuple[str, ...]:
-    return tuple(name for name in required if isinstance(name, str)) if isinstance(required, list | tuple) else ()
+    return (
+        tuple(name for name in required if isinstance(name, str))
+        if isinstance(required, list | tuple)
+        else ()
+    )
 
 
 def _anchors(node: Any) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,6 @@
-"""The tools that an answer may call, as grammars need them: names, and what their arguments have to be."""
+"""The tools that an answer may call, as grammars need them: names, and what their arguments have to
+be.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,16 @@ class CallableTool:
     def members(self, node: Schema, *, depth: int = 0) -> Members:
         """The members of an object of its schema, wherever they are declared."""
         left_out: list[str] = [
-            word for word in ("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties") if word in node
+            word
+            for word in ("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties")
+            if word in node
         ]
         found = dict[str, Any](node.get("properties", {}))
         required, others = {*node.get("required", ())}, node.get("additionalProperties", True)
-        parts = [*node.get("allOf", ()), *((self.definition(node["$ref"]),) if "$ref" in node else ())]
+        parts = [
+            *node.get("allOf", ()),
+            *((self.definition(node["$ref"]),) if "$ref" in node else ()),
+        ]
         for part in parts if depth < _DEEPEST else ():
             if isinstance(part, dict):
                 more = self.members(part, depth=depth + 1)
@@ -57,15 +64,23 @@ class CallableTool:
                 left_out += more.left_out
         declared = {name: schema for name, schema in found.items() if schema is not False}
         declared.update(dict.fromkeys(sorted(required - declared.keys()), others))
-        return Members(properties=declared, required=frozenset(required), others=others, left_out=tuple(left_out))
+        return Members(
+            properties=declared,
+            required=frozenset(required),
+            others=others,
+            left_out=tuple(left_out),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallBlock:
-    """All calls of an answer as a family writes them: `opening`, a call, more of them each behind `again`, `closing`.
+    """All calls of an answer as a family writes them: `opening`, a call, more of them each behind
+    `again`, `closing`.
 
-    calls: of each tool, the text up to its arguments, and an expression for the rest. In all texts there may be markers.
-    left_out: keywords that it does not enforce, by the name of the tool; such a family has no way to.
+    calls: of each tool, the text up to its arguments, and an expression for the rest. In all texts
+        there may be markers.
+    left_out: keywords that it does not enforce, by the name of the tool; such a family has no way
+        to.
     """
 
     opening: str
@@ -84,10 +99,12 @@ def is_strict(tool: Mapping[str, Any]) -> bool:
 def callable_tools(
     prompt: ChatPrompt, choice: ToolChoice, *, bounds: SchemaBounds, enforce_all: bool
 ) -> tuple[CallableTool, ...]:
-    """The prompt's tools that may be called, their schemas checked. Raises InvalidRequest where strict ones cannot be enforced.
+    """The prompt's tools that may be called, their schemas checked.
 
-    enforce_all: the schemas of tools that are not strict bind too, as far as a grammar can enforce them; else those of
-    tools that the choice holds to them.
+    Raises InvalidRequest where strict ones cannot be enforced.
+
+    enforce_all: the schemas of tools that are not strict bind too, as far as a grammar can enforce
+    them; else those of tools that the choice holds to them.
     """
     found = []
     for number, tool in enumerate(prompt.tools):
@@ -95,13 +112,23 @@ def callable_tools(
         name, strict = function["name"], is_strict(tool)
         if choice.names and name not in choice.names:
             continue
-        place = prompt.tool_fields[number] if prompt.tool_fields else f"tools.{number}.function.parameters"
+        place = (
+            prompt.tool_fields[number]
+            if prompt.tool_fields
+            else f"tools.{number}.function.parameters"
+        )
         checked = _ANY_ARGUMENTS
         if strict or enforce_all or name in choice.held:
-            checked = _arguments(function.get("parameters"), bounds=bounds, strict=strict, place=place)
+            checked = _arguments(
+                function.get("parameters"), bounds=bounds, strict=strict, place=place
+            )
         arguments = checked.schema if isinstance(checked.schema, dict) else {"type": "object"}
         unenforced = in_tool(name, checked.unenforced)
-        found.append(CallableTool(name=name, arguments=arguments, place=place, strict=strict, unenforced=unenforced))
+        found.append(
+            CallableTool(
+                name=name, arguments=arguments, place=place, strict=strict, unenforced=unenforced
+            )
+        )
     return tuple(found)
 
 

@@ -1,4 +1,6 @@
-"""A grammar is tried before a request is accepted: built, and led through what it forces, within bounds. Any thread."""
+"""A grammar is tried before a request is accepted: built, and led through what it forces, within
+bounds. Any thread.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _TOKEN = re.compile(r"<\[\d+\]>")
 
 
 class _Bytes:
-    """A tokenizer of bytes: what a grammar allows does not depend on how a model cuts its text into tokens."""
+    """A tokenizer of bytes: what a grammar allows does not depend on how a model cuts its text into
+    tokens.
+    """
 
     eos_token_id, bos_token_id = 256, None
     tokens: Sequence[bytes] = [
@@ -31,11 +35,15 @@ class _Bytes:
 
 @cache
 def _trial(times: int) -> tuple[LLTokenizer, LLParserLimits]:
-    """Token n is the byte n, 256 the end; behind it are the markers. times: so much more than one schema may cost."""
-    from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper  # takes 0.1 s, for whoever constrains something
+    """Token n is the byte n, 256 the end; behind it are the markers. times: so much more than one
+    schema may cost.
+    """
+    # takes 0.1 s, for whoever constrains something
+    from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
-    # Fuel is what llguidance counts its work in. A grammar that needs more makes every token of its answer slow; those of agents'
-    # tools need less than a tenth. What is refused by these bounds is refused after 5 to 40 ms of one core.
+    # Fuel is what llguidance counts its work in. A grammar that needs more makes every token of its
+    # answer slow; those of agents' tools need less than a tenth. What is refused by these bounds is
+    # refused after 5 to 40 ms of one core.
     limits = LLParserLimits(
         initial_lexer_fuel=100_000 * times,
         step_lexer_fuel=50_000,
@@ -62,12 +70,22 @@ def _tried(grammar: str, times: int) -> str:
         if not matcher.is_error() and not any(mask):
             return "it allows nothing"
         if not matcher.is_error():
-            matcher.consume_tokens(matcher.compute_ff_tokens())  # a text that is forced and has no end shows here
+            # a text that is forced and has no end shows here
+            matcher.consume_tokens(matcher.compute_ff_tokens())
     return matcher.get_error()
 
 
 @lru_cache(maxsize=128)
 def fault_of_composed(grammar: str) -> str:
-    """The same of a grammar that names tokens of a model. Those of agents are kept: they come with every turn."""
+    """The same of a grammar that names tokens of a model.
+
+    Those of agents are kept: they come with every turn.
+    """
     numbers: dict[str, int] = {}
-    return _tried(_TOKEN.sub(lambda found: f"<[{numbers.setdefault(found[0], len(numbers) % _MARKERS) + _FIRST}]>", grammar), 6)
+    return _tried(
+        _TOKEN.sub(
+            lambda found: f"<[{numbers.setdefault(found[0], len(numbers) % _MARKERS) + _FIRST}]>",
+            grammar,
+        ),
+        6,
+    )

@@ -1,4 +1,7 @@
-"""POST /tokenize, /detokenize and /apply-template, with the fields of vLLM and of llama.cpp. Nothing is asked of a worker."""
+"""POST /tokenize, /detokenize and /apply-template, with the fields of vLLM and of llama.cpp.
+
+Nothing is asked of a worker.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +35,45 @@ MOST_CHARACTERS = 8_000_000  # of a text: tokenizing them takes about as many mi
 class TokenizeBody(ChatCompletionRequest):
     """A text, or a conversation with all that a request to answer it may have."""
 
-    content: str | None = Field(None, description="The text, as llama.cpp's clients send it; without special tokens around it.")
-    prompt: str | None = Field(None, description="The text, as vLLM's clients send it; with special tokens around it.")
+    content: str | None = Field(
+        None,
+        description="The text, as llama.cpp's clients send it; without special tokens around it.",
+    )
+    prompt: str | None = Field(
+        None, description="The text, as vLLM's clients send it; with special tokens around it."
+    )
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = Field(  # type: ignore[assignment]
         None, description="A conversation, which the chat template makes a text of."
     )
-    add_special: bool | None = Field(None, description="Whether a text gets the tokenizer's special tokens around it.")
+    add_special: bool | None = Field(
+        None, description="Whether a text gets the tokenizer's special tokens around it."
+    )
     add_special_tokens: bool | None = Field(None, description="Another name of add_special.")
-    parse_special: bool | None = Field(None, description="False: what spells a special token in a text is text.")
-    with_pieces: bool | None = Field(None, description="Give with each token its text, or its bytes where they are none.")
-    return_token_strs: bool | None = Field(None, description="Give all tokens as the vocabulary spells them, too.")
+    parse_special: bool | None = Field(
+        None, description="False: what spells a special token in a text is text."
+    )
+    with_pieces: bool | None = Field(
+        None, description="Give with each token its text, or its bytes where they are none."
+    )
+    return_token_strs: bool | None = Field(
+        None, description="Give all tokens as the vocabulary spells them, too."
+    )
 
     def text(self) -> str | None:
-        """The text, None for a conversation. Raises RequestRefused unless there is one of the three."""
-        given = {name: value for name in ("content", "prompt", "messages") if (value := getattr(self, name)) is not None}
+        """The text, None for a conversation.
+
+        Raises RequestRefused unless there is one of the three.
+        """
+        given = {
+            name: value
+            for name in ("content", "prompt", "messages")
+            if (value := getattr(self, name)) is not None
+        }
         if len(given) != 1:
-            raise RequestRefused("there must be one of `content`, `prompt` and `messages`", field=next(iter(given), "content"))
+            raise RequestRefused(
+                "there must be one of `content`, `prompt` and `messages`",
+                field=next(iter(given), "content"),
+            )
         text = self.content if self.content is not None else self.prompt
         if text is not None and len(text) > MOST_CHARACTERS:
             reason = f"a text may have {MOST_CHARACTERS:,} characters, got {len(text):,}"
@@ -66,7 +92,9 @@ class DetokenizeBody(BaseModel):
     model_config = STRICT
 
     tokens: Annotated[list[TokenId], Field(fail_fast=True)] = Field(description="Token ids.")
-    model: Model | None = Field(None, description="Id of a model that /v1/models lists; the first of them if not given.")
+    model: Model | None = Field(
+        None, description="Id of a model that /v1/models lists; the first of them if not given."
+    )
 
 
 class TokenPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +126,13 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
-@operation("POST", "/tokenize", request_of(TokenizeBody), answers_of(TokenList), summary="the tokens of a text or conversation")
+@operation(
+    "POST",
+    "/tokenize",
+    request_of(TokenizeBody),
+    answers_of(TokenList),
+    summary="the tokens of a text or conversation",
+)
 async def tokenize(request: Request, services: Services) -> Response:
     """Make tokens of a text, or of a conversation as the model would read it."""
     body = parse(TokenizeBody, await read_body(request, limit_bytes=services.limits.max_body_bytes))
@@ -109,16 +143,26 @@ async def tokenize(request: Request, services: Services) -> Response:
         token_ids = (await _encoded(request, services, body)).token_ids
     else:
         text = tokenizer.guard(text) if body.parse_special is False else text
-        token_ids = TokenIds.of(await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=body.special()))
+        token_ids = TokenIds.of(
+            await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=body.special())
+        )
     info = next((status.info for status in services.statuses() if status.id == model), None)
     window = None if info is None else info.context_tokens
     return await asyncio.to_thread(_listed, body, tokenizer, token_ids, max_model_len=window)
 
 
-@operation("POST", "/detokenize", request_of(DetokenizeBody), answers_of(PlainText), summary="the text of tokens")
+@operation(
+    "POST",
+    "/detokenize",
+    request_of(DetokenizeBody),
+    answers_of(PlainText),
+    summary="the text of tokens",
+)
 async def detokenize(request: Request, services: Services) -> Response:
     """Make a text of tokens; special ones are shown."""
-    body = parse(DetokenizeBody, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    body = parse(
+        DetokenizeBody, await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    )
     model = model_of(services, body.model)
     tokenizer = await services.tokenizer_of(model)
     request.scope[RECORD].model = model
@@ -128,27 +172,41 @@ async def detokenize(request: Request, services: Services) -> Response:
 
 
 @operation(
-    "POST", "/apply-template", request_of(ChatCompletionRequest), answers_of(RenderedPrompt), summary="a conversation as text"
+    "POST",
+    "/apply-template",
+    request_of(ChatCompletionRequest),
+    answers_of(RenderedPrompt),
+    summary="a conversation as text",
 )
 async def apply_template(request: Request, services: Services) -> Response:
     """Show the text that the model would read of a conversation."""
-    body = parse(ChatCompletionRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    body = parse(
+        ChatCompletionRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    )
     return json_response(RenderedPrompt(prompt=(await _encoded(request, services, body)).text))
 
 
-def _listed(body: TokenizeBody, tokenizer: Tokenizer, token_ids: TokenIds, *, max_model_len: int | None) -> Response:
+def _listed(
+    body: TokenizeBody, tokenizer: Tokenizer, token_ids: TokenIds, *, max_model_len: int | None
+) -> Response:
     spelled = tokenizer.backend.id_to_token
     return json_response(
         TokenList(
-            tokens=[_piece(tokenizer, each) for each in token_ids] if body.with_pieces else list(token_ids),
+            tokens=[_piece(tokenizer, each) for each in token_ids]
+            if body.with_pieces
+            else list(token_ids),
             count=len(token_ids),
             max_model_len=max_model_len,
-            token_strs=[spelled(each) or "" for each in token_ids] if body.return_token_strs else None,
+            token_strs=[spelled(each) or "" for each in token_ids]
+            if body.return_token_strs
+            else None,
         )
     )
 
 
-async def _encoded(request: Request, services: Services, body: ChatCompletionRequest) -> EncodedPrompt:
+async def _encoded(
+    request: Request, services: Services, body: ChatCompletionRequest
+) -> EncodedPrompt:
     (asked,) = extended(body.plan(services), request, limits=services.limits).requests
     request.scope[RECORD].model = asked.model
     return await services.encode(asked)

@@ -1,4 +1,7 @@
-"""Calls as a name and its arguments in braces, with marks for quotes: Gemma 4 and FunctionGemma. Pure."""
+"""Calls as a name and its arguments in braces, with marks for quotes: Gemma 4 and FunctionGemma.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ _NAME_LENGTH = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracedCalls:
-    """A family that writes one or more `call:NAME{KEY:VALUE,...}` between two markers; `quote` encloses a string."""
+    """A family that writes one or more `call:NAME{KEY:VALUE,...}` between two markers; `quote`
+    encloses a string.
+    """
 
     wrapper: tuple[str, str] = ("<|tool_call>", "<tool_call|>")
     lead: str = "call:"
@@ -37,11 +42,15 @@ class BracedCalls:
     def write(self, calls: Sequence[Call]) -> str:
         """The calls as the model would write them."""
         return "".join(
-            f"{self.wrapper[0]}{self.lead}{call.name}{self._written(call.arguments)}{self.wrapper[1]}" for call in calls
+            f"{self.wrapper[0]}{self.lead}{call.name}{self._written(call.arguments)}{self.wrapper[1]}"
+            for call in calls
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read the calls of a block from its opener on. False: none stands here, nothing was put out."""
+        """Read the calls of a block from its opener on.
+
+        False: none stands here, nothing was put out.
+        """
         yield from source.taken(self.wrapper[0])
         yield from source.skip_space()
         while (yield from source.taken(self.wrapper[0])):  # some repeat it
@@ -68,8 +77,12 @@ class BracedCalls:
 
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read a name and its arguments. False: no call stands here, nothing was put out."""
-        at, mark = yield from source.find(("{", "\n", "}", *self.marks), source.place, limit=_NAME_LENGTH)
-        tool = parts.tools.named(source.plain(source.text[source.place : at])) if mark == "{" else None
+        at, mark = yield from source.find(
+            ("{", "\n", "}", *self.marks), source.place, limit=_NAME_LENGTH
+        )
+        tool = (
+            parts.tools.named(source.plain(source.text[source.place : at])) if mark == "{" else None
+        )
         if tool is None:
             return False
         source.place = at + 1
@@ -103,7 +116,11 @@ class BracedCalls:
         if isinstance(value, str):
             return self.quote + value + self.quote
         if isinstance(value, dict) or hasattr(value, "items"):
-            return "{" + ",".join(f"{key}:{self._written(inner)}" for key, inner in value.items()) + "}"
+            return (
+                "{"
+                + ",".join(f"{key}:{self._written(inner)}" for key, inner in value.items())
+                + "}"
+            )
         if isinstance(value, (list, tuple)):
             return "[" + ",".join(map(self._written, value)) + "]"
         return json.dumps(value)

@@ -1,4 +1,7 @@
-"""Ids of calls, in the form that a family's chat template takes back. Pure but for its source of random text."""
+"""Ids of calls, in the form that a family's chat template takes back.
+
+Pure but for its source of random text.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,29 @@ def random_text(length: int) -> str:
 class CallIds:
     """Gives the calls of one answer their ids. No id is given twice in a conversation."""
 
-    def __init__(self, form: IdForm, *, earlier: Iterable[str] = (), random_text: Callable[[int], str] = random_text) -> None:
-        """earlier: ids of the conversation's calls before this answer; where ids count, they count on from these."""
+    def __init__(
+        self,
+        form: IdForm,
+        *,
+        earlier: Iterable[str] = (),
+        random_text: Callable[[int], str] = random_text,
+    ) -> None:
+        """earlier: ids of the conversation's calls before this answer; where ids count, they count
+        on from these.
+        """
         self._form, self._random_text = form, random_text
         self._taken = set(earlier)
         self._count = len(self._taken)
 
     def next(self, name: str, *, written: str = "") -> str:
-        """The id of the answer's next call. written: what the model wrote as its id; it stays if it is of the family's form."""
-        call_id = written if written and written not in self._taken and self._is_of_form(written, name) else self._new(name)
+        """The id of the answer's next call. written: what the model wrote as its id; it stays if it
+        is of the family's form.
+        """
+        call_id = (
+            written
+            if written and written not in self._taken and self._is_of_form(written, name)
+            else self._new(name)
+        )
         self._taken.add(call_id)
         self._count += 1
         return call_id

@@ -1,4 +1,7 @@
-"""What a reader of calls puts out: the parts of an answer, its arguments written member by member. Pure."""
+"""What a reader of calls puts out: the parts of an answer, its arguments written member by member.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,13 @@ import json
 from collections.abc import Sequence
 
 from holdfast.front.toolcalls.declared import DeclaredTools, ToolName
-from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment
+from holdfast.front.toolcalls.segments import (
+    AnswerPart,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Segment,
+)
 from holdfast.front.toolcalls.typed_values import ParameterTypes
 from holdfast.wire.output import TextKind
 
@@ -15,7 +24,10 @@ class CallParts:
     """Collects the parts of calls. One call is open at a time."""
 
     def __init__(self, tools: DeclaredTools, *, reads_calls: bool = True) -> None:
-        """reads_calls: calls are wanted. Without, only channels of text and reasoning are read, and what is a call is text."""
+        """reads_calls: calls are wanted.
+
+        Without, only channels of text and reasoning are read, and what is a call is text.
+        """
         self.tools, self.reads_calls = tools, reads_calls
         self.done: list[AnswerPart] = []
         self.types = ParameterTypes(None)  # of the open call
@@ -30,7 +42,10 @@ class CallParts:
         self._is_cut = True
 
     def say(self, kind: TextKind, text: str, *, start: int) -> None:
-        """Text or reasoning. Markers in it are written out (`Incoming.plain`); `start` is its `Incoming.position`."""
+        """Text or reasoning.
+
+        Markers in it are written out (`Incoming.plain`); `start` is its `Incoming.position`.
+        """
         if text:
             self.done.append(Segment(kind, text, start))
 

@@ -1,4 +1,7 @@
-"""Answers made of messages with a header that says what each is: gpt-oss' harmony, Muse. No header is an error. Pure."""
+"""Answers made of messages with a header that says what each is: gpt-oss' harmony, Muse.
+
+No header is an error. Pure.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,11 @@ class MessageHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
-    """A family whose answer is `<|start|>ROLE to=RECIPIENT<|channel|>CHANNEL<|message|>TEXT<|end|>`, repeated.
+    """A family whose answer is `<|start|>ROLE
+    to=RECIPIENT<|channel|>CHANNEL<|message|>TEXT<|end|>`, repeated.
 
-    The prompt has the first `<|start|>ROLE`. A message to a tool is a call, in JSON or as `calls` writes it.
+    The prompt has the first `<|start|>ROLE`. A message to a tool is a call, in JSON or as `calls`
+    writes it.
     """
 
     start: str = "<|start|>"
@@ -43,7 +48,10 @@ class Channels:
     reasoning: frozenset[str] = frozenset({"analysis"})  # channels, or recipients
     calls: TaggedParameters | None = None
     id_form: IdForm = "random"
-    written: str = "<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{arguments}<|call|>"
+    written: str = (
+        "<|start|>assistant to=functions.{name}<|channel|>commentary "
+        "json<|message|>{arguments}<|call|>"
+    )
 
     @property
     def marks(self) -> Sequence[str]:
@@ -56,15 +64,23 @@ class Channels:
         return "".join(
             self.written.format(
                 name=call.name,
-                arguments=self.calls.write([call]) if self.calls else json.dumps(dict(call.arguments), ensure_ascii=False),
+                arguments=self.calls.write([call])
+                if self.calls
+                else json.dumps(dict(call.arguments), ensure_ascii=False),
             )
             for call in calls
         )
 
     @property
     def openers(self) -> Sequence[str]:
-        """What a message may begin with: the answer's first goes on with the header that the prompt has begun."""
-        return tuple(mark for mark in (self.start, self.channel, self.message, " to=", "to=", *self.ends) if mark)
+        """What a message may begin with: the answer's first goes on with the header that the prompt
+        has begun.
+        """
+        return tuple(
+            mark
+            for mark in (self.start, self.channel, self.message, " to=", "to=", *self.ends)
+            if mark
+        )
 
     @property
     def channel_openers(self) -> Sequence[str]:
@@ -75,7 +91,11 @@ class Channels:
         """Read one message, or the mark of an end that stands alone. False: it is text."""
         if (yield from source.taken(*self.ends)):
             return True
-        by_words = not (yield from source.standing(tuple(mark for mark in (self.start, self.channel, self.message) if mark)))
+        by_words = not (
+            yield from source.standing(
+                tuple(mark for mark in (self.start, self.channel, self.message) if mark)
+            )
+        )
         header = yield from self._read_header(source, must=by_words)
         if header is None:
             return False
@@ -84,13 +104,17 @@ class Channels:
         return True
 
     def _read_header(self, source: Incoming, *, must: bool) -> Waiting[MessageHeader | None]:
-        """Read a message's header. Where `<|message|>` is missing, it ends with the last word that belongs to a header.
+        """Read a message's header.
+
+        Where `<|message|>` is missing, it ends with the last word that belongs to a header.
 
         must: one without `<|message|>` and `<|channel|>` is none.
         """
         yield from source.taken(self.start)
         start = source.place
-        at, mark = yield from source.find((self.message, self.start, *self.ends), start, limit=_HEADER_LENGTH)
+        at, mark = yield from source.find(
+            (self.message, self.start, *self.ends), start, limit=_HEADER_LENGTH
+        )
         if mark != self.message:
             found = self._pattern.match(source.text, start, at)
             at = found.end() if found else start
@@ -99,32 +123,46 @@ class Channels:
         source.place = at + (len(mark) if mark == self.message else 0)
         text = source.text[start:at]
         named = re.findall(rf"{re.escape(self.channel)}\s*(\w+)", text) if self.channel else []
-        channel = named[-1] if named else ""  # some begin a header anew, `commentary to=assistant<|channel|>analysis`
+        # some begin a header anew, `commentary to=assistant<|channel|>analysis`
+        channel = named[-1] if named else ""
         return MessageHeader(
             _word(r"^\s*([^\s<=\udc00-\udfff]+)(?=[\s<\udc00-\udfff]|$)", text),
             channel,
             _word(r"\bto=([^\s<\udc00-\udfff]+)", text),
         )
 
-    def _read_content(self, source: Incoming, parts: CallParts, header: MessageHeader) -> Waiting[None]:
+    def _read_content(
+        self, source: Incoming, parts: CallParts, header: MessageHeader
+    ) -> Waiting[None]:
         name = header.recipient
         if not name and header.role.removeprefix(self.prefix) not in _NOBODY:
             name = header.role  # some put the tool's name in the role's place
-        tool = parts.tools.named(name.removeprefix(self.prefix)) if name not in _NOBODY and parts.reads_calls else None
+        tool = (
+            parts.tools.named(name.removeprefix(self.prefix))
+            if name not in _NOBODY and parts.reads_calls
+            else None
+        )
         if tool is not None and self.calls is None and (name == header.recipient or tool.declared):
             repair = "" if name == header.recipient else "role_for_recipient"
-            yield from read_arguments(source, parts, tool, ends=(*self.ends, self.start), repair=repair)
+            yield from read_arguments(
+                source, parts, tool, ends=(*self.ends, self.start), repair=repair
+            )
             yield from source.taken(*self.ends)
             source.drop_read()
             return
-        kind: TextKind = "reasoning" if {header.channel, header.recipient} & self.reasoning else "text"
+        kind: TextKind = (
+            "reasoning" if {header.channel, header.recipient} & self.reasoning else "text"
+        )
         calls = self.calls if parts.reads_calls and name not in _NOBODY else None
         yield from self._read_text(source, parts, kind, calls=calls)
 
-    def _read_text(self, source: Incoming, parts: CallParts, kind: TextKind, *, calls: TaggedParameters | None) -> Waiting[None]:
+    def _read_text(
+        self, source: Incoming, parts: CallParts, kind: TextKind, *, calls: TaggedParameters | None
+    ) -> Waiting[None]:
         """Read text up to the message's end, or to where another one begins.
 
-        calls: how calls are written in it. A message that is not to a tool has none, it only quotes them.
+        calls: how calls are written in it. A message that is not to a tool has none, it only quotes
+        them.
         """
         openers = tuple(calls.openers) if calls else ()
         begins = tuple(mark for mark in (self.start, self.channel) if mark)
@@ -152,10 +190,16 @@ class Channels:
     @property
     def _pattern(self) -> re.Pattern[str]:
         """The words that a header may begin with."""
-        to, channel, constrain = r"(\s*to=[^\s<{]+)?", re.escape(self.channel), re.escape(self.constrain)
+        to, channel, constrain = (
+            r"(\s*to=[^\s<{]+)?",
+            re.escape(self.channel),
+            re.escape(self.constrain),
+        )
         channels = rf"({channel}\s*(analysis|commentary|final)?)?" if channel else ""
         kind = rf"(\s*({constrain})?\s*(json|code)\b)?" if constrain else ""
-        return re.compile(rf"(\s*(assistant|system|developer|user|tool)\b)?{to}{channels}{to}{kind}\s?")
+        return re.compile(
+            rf"(\s*(assistant|system|developer|user|tool)\b)?{to}{channels}{to}{kind}\s?"
+        )
 
 
 def say_up_to(source: Incoming, parts: CallParts, kind: TextKind, place: int) -> None:

@@ -26,17 +26,28 @@ class DeclaredTools:
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         functions = [tool.get("function", tool) for tool in tools]
-        self._parameters = {each["name"]: each.get("parameters") for each in functions if isinstance(each.get("name"), str)}
+        self._parameters = {
+            each["name"]: each.get("parameters")
+            for each in functions
+            if isinstance(each.get("name"), str)
+        }
 
     def named(self, written: str) -> ToolName | None:
-        """The tool that is meant; None: that is no name. Case and `-`, `_`, `.` are mended where only one tool fits then."""
+        """The tool that is meant; None: that is no name.
+
+        Case and `-`, `_`, `.` are mended where only one tool fits then.
+        """
         written = written.strip().strip("\"'")
         if not _NAME.fullmatch(written):
             return None
         if written in self._parameters:
             return ToolName(written, declared=True)
         alike = self._alike.get(_essence(written), ())
-        return ToolName(alike[0], declared=True, repaired=True) if len(alike) == 1 else ToolName(written, declared=False)
+        return (
+            ToolName(alike[0], declared=True, repaired=True)
+            if len(alike) == 1
+            else ToolName(written, declared=False)
+        )
 
     def declares(self, name: str) -> bool:
         """Whether there is a tool of exactly this name."""
@@ -46,14 +57,22 @@ class DeclaredTools:
         """The arguments that a tool cannot do without."""
         parameters = self._parameters.get(name)
         found = parameters.get("required") if isinstance(parameters, Mapping) else None
-        return frozenset(key for key in found if isinstance(key, str)) if isinstance(found, list) else frozenset()
+        return (
+            frozenset(key for key in found if isinstance(key, str))
+            if isinstance(found, list)
+            else frozenset()
+        )
 
     def only_fitting(self, arguments: Any) -> str:
         """The only tool that takes these arguments; empty when there are several, or none."""
         if not isinstance(arguments, Mapping) or not arguments:
             return ""
         given = set(arguments)
-        fitting = [name for name in self._parameters if self.required(name) <= given <= set(self.parameters(name).properties)]
+        fitting = [
+            name
+            for name in self._parameters
+            if self.required(name) <= given <= set(self.parameters(name).properties)
+        ]
         return fitting[0] if len(fitting) == 1 else ""
 
     def parameters(self, name: str) -> ParameterTypes:

@@ -1,11 +1,15 @@
-"""How one model writes reasoning and calls: what was found of it when it was loaded. Pure data, the same for all requests."""
+"""How one model writes reasoning and calls: what was found of it when it was loaded.
+
+Pure data, the same for all requests.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from holdfast.front.toolcalls.call_format import Call as Call  # what rooms above need of it stands here
+# what rooms above need of it stands here
+from holdfast.front.toolcalls.call_format import Call as Call
 from holdfast.front.toolcalls.call_format import CallFormat as CallFormat
 from holdfast.front.toolcalls.call_format import ChannelFormat
 from holdfast.front.toolcalls.call_format import IdForm as IdForm
@@ -15,7 +19,10 @@ from holdfast.front.toolcalls.markers import Markers, is_marker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """The markers between which a thought stands, as text. White space next to them belongs to the markers."""
+    """The markers between which a thought stands, as text.
+
+    White space next to them belongs to the markers.
+    """
 
     start: str
     end: str
@@ -44,16 +51,24 @@ class ModelDialect:
     calls: CallFormat | None = None
     read_too: tuple[CallFormat, ...] = ()  # other forms in which it may write calls
     reasoning: ReasoningFormat | None = None
-    marker_ids: Mapping[str, int] = field(default_factory=dict)  # markers, as text, that are single tokens of the model
-    dropped_marks: tuple[str, ...] = ()  # stand around visible text and say nothing, such as <response> and </response>
-    frame: tuple[str, str] = ("", "")  # stands in ordinary text around the whole visible answer, such as <answer> and </answer>
+    # markers, as text, that are single tokens of the model
+    marker_ids: Mapping[str, int] = field(default_factory=dict)
+    # stand around visible text and say nothing, such as <response> and </response>
+    dropped_marks: tuple[str, ...] = ()
+    # stands in ordinary text around the whole visible answer, such as <answer> and </answer>
+    frame: tuple[str, str] = ("", "")
     markers: Markers = field(init=False, repr=False, compare=False)
     encoded: EncodedDialect = field(init=False, repr=False, compare=False)
 
     @property
     def is_plain(self) -> bool:
         """Whether answers are text throughout."""
-        return self.calls is None and self.reasoning is None and not self.dropped_marks and not self.frame[0]
+        return (
+            self.calls is None
+            and self.reasoning is None
+            and not self.dropped_marks
+            and not self.frame[0]
+        )
 
     def __post_init__(self) -> None:
         markers = Markers(self.marker_ids)
@@ -63,16 +78,22 @@ class ModelDialect:
         forms = tuple(markers.encoded(form) for form in known)
         marks = frozenset(mark for form in forms for mark in form.marks)
         openers = tuple(dict.fromkeys(opener for form in forms for opener in form.openers))
-        channels = (form for form in forms if isinstance(form, ChannelFormat))  # asked once for all: a protocol is slow to ask
+        # asked once for all: a protocol is slow to ask
+        channels = (form for form in forms if isinstance(form, ChannelFormat))
         encoded = EncodedDialect(
             forms=forms,
             call_marks=marks,
             openers=openers,
-            marked_openers=frozenset(opener for opener in openers if any(mark in opener for mark in marks)),
+            marked_openers=frozenset(
+                opener for opener in openers if any(mark in opener for mark in marks)
+            ),
             channel_openers=tuple(mark for form in channels for mark in form.channel_openers),
             start=reasoning.start.strip() if reasoning else "",
             end=reasoning.end.strip() if reasoning else "",
-            dropped=(*(mark.strip() for mark in markers.encoded(self.dropped_marks)), *_bare_start(reasoning, openers)),
+            dropped=(
+                *(mark.strip() for mark in markers.encoded(self.dropped_marks)),
+                *_bare_start(reasoning, openers),
+            ),
             frame=self.frame,
         )
         object.__setattr__(self, "markers", markers)
@@ -80,7 +101,9 @@ class ModelDialect:
 
 
 def _bare_start(reasoning: ReasoningFormat | None, openers: Collection[str]) -> tuple[str, ...]:
-    """The token with which a longer marker of thoughts begins: Gemma 4 sometimes writes it twice, or alone, and means nothing."""
+    """The token with which a longer marker of thoughts begins: Gemma 4 sometimes writes it twice,
+    or alone, and means nothing.
+    """
     start = reasoning.start.strip() if reasoning else ""
     if len(start) > 1 and is_marker(start) and start[0] not in openers:
         return (start[0],)

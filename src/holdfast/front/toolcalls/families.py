@@ -1,4 +1,6 @@
-"""How the families of models write calls: a family is a line in one of two tables, a mechanism a file beside this one."""
+"""How the families of models write calls: a family is a line in one of two tables, a mechanism a
+file beside this one.
+"""
 
 from __future__ import annotations
 
@@ -18,4 +20,5 @@ READ_TOO: Final[Mapping[str, tuple[str, ...]]] = {
     "mistral_v11": ("mistral_v3",),
     "mistral_v13": ("mistral_v3",),
 }
-"""Families whose calls are read where a family's own are expected: models of one line mix them up."""
+"""Families whose calls are read where a family's own are expected: models of one line mix them up.
+"""

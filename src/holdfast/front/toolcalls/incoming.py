@@ -1,4 +1,6 @@
-"""Text that comes in pieces, read by a generator that yields whenever it needs more of it: grammars read as plain code. Pure."""
+"""Text that comes in pieces, read by a generator that yields whenever it needs more of it: grammars
+read as plain code. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import TypeAlias, TypeVar
 
 Result = TypeVar("Result")
 Waiting: TypeAlias = Generator[None, None, Result]
-"""Steps of a reader: it yields when nothing more is certain without more text, and returns what it has read."""
+"""Steps of a reader: it yields when nothing more is certain without more text, and returns what it
+has read.
+"""
 
 
 def advanced(steps: Waiting[Result]) -> Result | None:
@@ -25,13 +29,16 @@ class Incoming:
     """What has come of a text and is not read yet. `place` is where the reader stands in `text`."""
 
     def __init__(self, plain: Callable[[str], str] = str) -> None:
-        """plain: gives the literal text of what came, in which markers may be characters of their own."""
+        """plain: gives the literal text of what came, in which markers may be characters of their
+        own.
+        """
         self.plain = plain
         self.text = ""
         self.place = 0
         self.reached = 0  # the furthest place in `text` up to which something was looked for
         self.ended = False  # no more text will come
-        self.came = self.passed = 0  # characters, markers written out: all of them, and those that were read and dropped
+        # characters, markers written out: all of them, and those that were read and dropped
+        self.came = self.passed = 0
 
     def add(self, text: str) -> None:
         """More text has come."""
@@ -56,12 +63,19 @@ class Incoming:
         return self.text[self.place :]
 
     def standing(self, marks: Sequence[str], place: int | None = None) -> Waiting[str]:
-        """Which of the marks stands at the place (the reader's own unless given), the longest; empty when none does."""
+        """Which of the marks stands at the place (the reader's own unless given), the longest;
+        empty when none does.
+        """
         at = self.place if place is None else place
         while True:
-            found = max((mark for mark in marks if self.text.startswith(mark, at)), key=len, default="")
+            found = max(
+                (mark for mark in marks if self.text.startswith(mark, at)), key=len, default=""
+            )
             come = len(self.text) - at
-            if self.ended or not any(len(mark) > max(come, len(found)) and mark.startswith(self.text[at:]) for mark in marks):
+            if self.ended or not any(
+                len(mark) > max(come, len(found)) and mark.startswith(self.text[at:])
+                for mark in marks
+            ):
                 return found
             yield
 
@@ -72,9 +86,11 @@ class Incoming:
         return found
 
     def behind_space(self, place: int, *, spaces: Sequence[str] = ()) -> Waiting[int]:
-        """The first place from there on that is no white space; the text's end when it has ended with some.
+        """The first place from there on that is no white space; the text's end when it has ended
+        with some.
 
-        spaces: what counts as white space beside the characters that are, such as `\\n` written as two.
+        spaces: what counts as white space beside the characters that are, such as `\\n` written as
+        two.
         """
         while True:
             while place < len(self.text) and self.text[place].isspace():
@@ -93,7 +109,9 @@ class Incoming:
         """Read white space."""
         self.place = yield from self.behind_space(self.place, spaces=spaces)
 
-    def find(self, marks: Sequence[str], start: int, *, limit: int | None = None) -> Waiting[tuple[int, str]]:
+    def find(
+        self, marks: Sequence[str], start: int, *, limit: int | None = None
+    ) -> Waiting[tuple[int, str]]:
         """Place and text of the first mark from `start` on, of two at a place the longer one.
 
         Without any: the text's end, or where `limit` characters are passed, and no mark.
@@ -114,7 +132,10 @@ class Incoming:
             yield
 
     def _nearest(self, marks: Sequence[str], start: int) -> int:
-        """The place of the first mark; -1 for none. What was found already bounds the search for the others."""
+        """The place of the first mark; -1 for none.
+
+        What was found already bounds the search for the others.
+        """
         nearest = -1
         for mark in reversed(marks):  # where some are single characters, these stand last
             end = len(self.text) if nearest < 0 else nearest - 1 + len(mark)

@@ -14,8 +14,13 @@ from holdfast.front.toolcalls.typed_values import json_text
 _STRING: Final = frozenset({"string"})
 
 
-def read_arguments(source: Incoming, parts: CallParts, tool: ToolName, *, ends: Sequence[str], repair: str = "") -> Waiting[None]:
-    """Read the body of a call up to one of the ends, which is not read. What is no object becomes the tool's only string."""
+def read_arguments(
+    source: Incoming, parts: CallParts, tool: ToolName, *, ends: Sequence[str], repair: str = ""
+) -> Waiting[None]:
+    """Read the body of a call up to one of the ends, which is not read.
+
+    What is no object becomes the tool's only string.
+    """
     parts.begin(tool, repair=repair)
     yield from source.skip_space()
     if source.text.startswith("{", source.place):

@@ -1,4 +1,6 @@
-"""Calls as JSON objects with a name and arguments, in a wrapper, alone or in an array: Hermes and many more. Pure."""
+"""Calls as JSON objects with a name and arguments, in a wrapper, alone or in an array: Hermes and
+many more. Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from holdfast.front.toolcalls.typed_values import from_json
 
 _JSON: Final = Literals()
 _FENCES: Final = ("```json", "```")
-_MOST_OPENERS: Final = 4  # in a row; some models write nothing else any more, and each would be read again from the next one on
+# in a row; some models write nothing else any more, and each would be read again from the next one
+# on
+_MOST_OPENERS: Final = 4
 _MOST_BRACES: Final = 8  # around a call's members
 _ARGUMENTS: Final = ("arguments", "parameters", "args", "input")  # as models mix them up
 _NAMES: Final = ("name", "tool_name", "function", "tool")
@@ -28,8 +32,9 @@ _NAMES: Final = ("name", "tool_name", "function", "tool")
 class JsonCalls:
     """A family that writes `{"name": NAME, "arguments": {...}}` between markers.
 
-    section: around all calls of a turn. wrapper: around each call. array: the calls of a turn stand in one JSON array. `write`
-    puts the strings there as they are; a reader minds no white space between markup.
+    section: around all calls of a turn. wrapper: around each call. array: the calls of a turn stand
+    in one JSON array. `write` puts the strings there as they are; a reader minds no white space
+    between markup.
     """
 
     section: tuple[str, str] = ("", "")
@@ -57,7 +62,10 @@ class JsonCalls:
 
     def write(self, calls: Sequence[Call]) -> str:
         """The calls as the model would write them."""
-        written = [self.wrapper[0] + json.dumps(self._members(call), ensure_ascii=False) + self.wrapper[1] for call in calls]
+        written = [
+            self.wrapper[0] + json.dumps(self._members(call), ensure_ascii=False) + self.wrapper[1]
+            for call in calls
+        ]
         joined = (", " if self.array and not self.between else self.between).join(written)
         return self.section[0] + (f"[{joined}]" if self.array else joined) + self.section[1]
 
@@ -69,9 +77,15 @@ class JsonCalls:
         opener, begun, repeated = "", False, 0
         while True:
             yield from source.skip_space()
-            if opening and repeated < _MOST_OPENERS and (mark := (yield from source.taken(*opening))):
+            if (
+                opening
+                and repeated < _MOST_OPENERS
+                and (mark := (yield from source.taken(*opening)))
+            ):
                 opener, repeated = mark, repeated + 1
-            elif begun and (source.text.startswith("]", source.place) or (yield from source.standing(closing))):
+            elif begun and (
+                source.text.startswith("]", source.place) or (yield from source.standing(closing))
+            ):
                 source.place += max(1, len((yield from source.standing(closing))))
                 source.drop_read()
             elif source.text.startswith(("[", ",", ";"), source.place):
@@ -80,11 +94,16 @@ class JsonCalls:
                 closing = (*closing, "```")
             else:
                 call = _JsonCall(self, parts, marked=bool(opener), opening=opening, closing=closing)
-                if not source.text.startswith("{", source.place) or not (yield from call.read(source)):
+                if not source.text.startswith("{", source.place) or not (
+                    yield from call.read(source)
+                ):
                     break
                 begun, repeated = True, 0
                 closed = yield from _close(source, parts, closing)
-                parts.end("" if closed or not opener or opener in endless else "unclosed_call", complete=True)
+                parts.end(
+                    "" if closed or not opener or opener in endless else "unclosed_call",
+                    complete=True,
+                )
                 source.drop_read()
         if begun:
             source.place = 0
@@ -92,7 +111,10 @@ class JsonCalls:
 
     @property
     def _pairs(self) -> Sequence[tuple[str, str]]:
-        return tuple((pair[0].strip(), pair[1].strip()) for pair in (self.section, self.wrapper, *self.pairs_too))
+        return tuple(
+            (pair[0].strip(), pair[1].strip())
+            for pair in (self.section, self.wrapper, *self.pairs_too)
+        )
 
     def _members(self, call: Call) -> Mapping[str, Any]:
         if self.name_is_key:
@@ -105,7 +127,13 @@ class _JsonCall:
     """Reads one call's object."""
 
     def __init__(
-        self, family: JsonCalls, parts: CallParts, *, marked: bool, opening: tuple[str, ...], closing: tuple[str, ...]
+        self,
+        family: JsonCalls,
+        parts: CallParts,
+        *,
+        marked: bool,
+        opening: tuple[str, ...],
+        closing: tuple[str, ...],
     ) -> None:
         self._family, self._parts, self._marked = family, parts, marked
         self._opening, self._closing = opening, closing
@@ -116,12 +144,17 @@ class _JsonCall:
         self._failed = False  # it is no call
 
     def read(self, source: Incoming) -> Waiting[bool]:
-        """Read from the opening brace to behind the closing one. True: the call is begun, and all of it given."""
+        """Read from the opening brace to behind the closing one.
+
+        True: the call is begun, and all of it given.
+        """
         depth, closed = 0, False
         while True:
             if depth:
                 yield from source.skip_space()
-            if source.place == len(source.text) or (self._closing and (yield from source.standing(self._closing))):
+            if source.place == len(source.text) or (
+                self._closing and (yield from source.standing(self._closing))
+            ):
                 closed = source.place < len(source.text)
                 break
             character = source.text[source.place]
@@ -185,7 +218,9 @@ class _JsonCall:
             return
         if self._tool is not None and source.text.startswith("{", source.place):
             self._begin(self._tool)
-            stream = JsonStream(source, self._parts.json, stops=self._closing, follows=self._opening)
+            stream = JsonStream(
+                source, self._parts.json, stops=self._closing, follows=self._opening
+            )
             yield from stream.read()
             self._parts.repair(*stream.repairs)
             return
@@ -196,7 +231,9 @@ class _JsonCall:
             self._begin(self._tool)
 
     def _object(self, text: str) -> str | None:
-        """Arguments as JSON text, of JSON text that may be a string with them in it; None when they are no object."""
+        """Arguments as JSON text, of JSON text that may be a string with them in it; None when they
+        are no object.
+        """
         value = json.loads(text)
         if isinstance(value, str):
             text = value.strip() or "{}"
@@ -238,7 +275,10 @@ class _JsonCall:
 
 
 def _close(source: Incoming, parts: CallParts, closing: tuple[str, ...]) -> Waiting[bool]:
-    """Read the markup behind a call. Whether something closed it, or another call follows in the same markup."""
+    """Read the markup behind a call.
+
+    Whether something closed it, or another call follows in the same markup.
+    """
     while True:
         yield from source.skip_space()
         character = source.text[source.place : source.place + 1]

@@ -14,7 +14,14 @@ from typing import Literal
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.literals import NUMBER
 
-_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "NaN": "null", "Infinity": "null", "-Infinity": "null"}
+_PYTHON_WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "NaN": "null",
+    "Infinity": "null",
+    "-Infinity": "null",
+}
 _WORDS = ("true", "false", "null")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _BEHIND_BARE = tuple(" \n\t\r,:[]{}\"'")
@@ -30,12 +37,17 @@ class JsonStream:
     """Reads one object and gives out its text. One for each object."""
 
     def __init__(
-        self, source: Incoming, give: Callable[[str], None], *, stops: Sequence[str] = (), follows: Sequence[str] = ()
+        self,
+        source: Incoming,
+        give: Callable[[str], None],
+        *,
+        stops: Sequence[str] = (),
+        follows: Sequence[str] = (),
     ) -> None:
         """give: takes the next fragment; they join to one valid JSON object.
 
-        stops: marks that end the object wherever they stand outside of strings; in a string only if nothing follows them but one
-        of `follows` or the text's end.
+        stops: marks that end the object wherever they stand outside of strings; in a string only if
+        nothing follows them but one of `follows` or the text's end.
         """
         self.repairs: list[str] = []
         self._source, self._give = source, give
@@ -47,7 +59,9 @@ class JsonStream:
         self._held = ""  # a comma and white space that are given with what follows
 
     def read(self) -> Waiting[None]:
-        """Read the object at whose bracket the source stands, to behind its last one; what was read is dropped."""
+        """Read the object at whose bracket the source stands, to behind its last one; what was read
+        is dropped.
+        """
         source = self._source
         self._push(source.text[source.place])
         source.place += 1
@@ -84,7 +98,10 @@ class JsonStream:
             source.place += 1
             self._too_deep += 1
             self._repair("too_deep")
-        elif character in _CLOSERS and "key" in (self._expects, self._expects == "next" and self._within):
+        elif character in _CLOSERS and "key" in (
+            self._expects,
+            self._expects == "next" and self._within,
+        ):
             source.place += 1  # a bracket where a key should be
             self._repair("extra_bracket")
         else:
@@ -122,7 +139,9 @@ class JsonStream:
         self._expects, self._dangles = "value", True
 
     def _string(self, quote: str) -> Waiting[None]:
-        """Read a string. A quote that nothing follows which may stand behind a string belongs to it."""
+        """Read a string. A quote that nothing follows which may stand behind a string belongs to
+        it.
+        """
         source = self._source
         if quote == "'":
             self._repair("single_quotes")
@@ -162,8 +181,14 @@ class JsonStream:
         if behind == len(source.text):
             return True
         if mark != quote:
-            return bool((yield from source.standing(self._follows, behind))) if self._follows else False
-        return source.text[behind] in _BEHIND_STRING or bool(self._stops and (yield from source.standing(self._stops, behind)))
+            return (
+                bool((yield from source.standing(self._follows, behind)))
+                if self._follows
+                else False
+            )
+        return source.text[behind] in _BEHIND_STRING or bool(
+            self._stops and (yield from source.standing(self._stops, behind))
+        )
 
     def _escape(self) -> Waiting[None]:
         """Read a backslash and what it escapes."""

@@ -1,4 +1,6 @@
-"""Calls as a name behind a marker and tagged pairs of key and raw value: GLM 4.5 to 5 and all that look like it. Pure."""
+"""Calls as a name behind a marker and tagged pairs of key and raw value: GLM 4.5 to 5 and all that
+look like it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ _WORDS_LENGTH = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyValueTags:
-    """A family that writes `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`.
+    """A family that writes
+    `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`.
 
-    section: around all calls of a turn. name_end: stands behind the name, white space not counted. A reader minds no white space
-    between tags, and none of a value is cut.
+    section: around all calls of a turn. name_end: stands behind the name, white space not counted.
+    A reader minds no white space between tags, and none of a value is cut.
     """
 
     section: tuple[str, str] = ("", "")
@@ -49,7 +52,11 @@ class KeyValueTags:
 
     def write(self, calls: Sequence[Call]) -> str:
         """The calls as the model would write them."""
-        return self.section[0] + self.between.join(self._written(call) for call in calls) + self.section[1]
+        return (
+            self.section[0]
+            + self.between.join(self._written(call) for call in calls)
+            + self.section[1]
+        )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read calls from one of the openers on. False: none stands here, nothing was put out."""
@@ -104,12 +111,23 @@ class KeyValueTags:
     def _ends_here(self, source: Incoming) -> Waiting[bool]:
         """Whether a call without arguments ends here."""
         outer = tuple(mark for word in (self.section[1], *self.call) if (mark := word.strip()))
-        return bool((yield from source.standing(outer))) or (source.ended and source.place == len(source.text))
+        return bool((yield from source.standing(outer))) or (
+            source.ended and source.place == len(source.text)
+        )
 
     def _read_words(self, source: Incoming, parts: CallParts, tool: ToolName) -> Waiting[bool]:
-        """Read a call whose arguments are written as words, `KEY=VALUE`. False: there is anything else."""
-        at, mark = yield from source.find((self.call[1].strip(),), source.place, limit=_WORDS_LENGTH)
-        words = _words(source.plain(source.text[source.place : at])) if mark or at == len(source.text) else {}
+        """Read a call whose arguments are written as words, `KEY=VALUE`.
+
+        False: there is anything else.
+        """
+        at, mark = yield from source.find(
+            (self.call[1].strip(),), source.place, limit=_WORDS_LENGTH
+        )
+        words = (
+            _words(source.plain(source.text[source.place : at]))
+            if mark or at == len(source.text)
+            else {}
+        )
         properties = parts.tools.parameters(tool.name).properties
         if not words or not words.keys() <= properties.keys():
             return False
@@ -138,7 +156,9 @@ class KeyValueTags:
             return
         key, key_close, value_open = self.key[0].strip(), self.key[1].strip(), self.value[0].strip()
         while (yield from source.taken(key)):
-            at, mark = yield from source.find((key_close, value_open), source.place, limit=_NAME_LENGTH)
+            at, mark = yield from source.find(
+                (key_close, value_open), source.place, limit=_NAME_LENGTH
+            )
             name = source.plain(source.text[source.place : at]).strip()
             source.place = at + (len(mark) if mark == key_close else 0)
             yield from source.skip_space(spaces=_SPACES)
@@ -158,7 +178,13 @@ class KeyValueTags:
         return (
             ValueEnd(value_close, (key, close), spaces=_SPACES),
             ValueEnd(close, outer, closes=False, repair="unclosed_value"),
-            ValueEnd(key, (self.key[1].strip(),), closes=False, repair="unclosed_value", names_parameter=True),
+            ValueEnd(
+                key,
+                (self.key[1].strip(),),
+                closes=False,
+                repair="unclosed_value",
+                names_parameter=True,
+            ),
         )
 
     def _close(self, source: Incoming) -> Waiting[bool]:
@@ -172,4 +198,8 @@ def _words(text: str) -> dict[str, str]:
         pairs = [word.partition("=") for word in shlex.split(text)]
     except ValueError:
         return {}
-    return {key: value for key, _, value in pairs} if all(key and equals for key, equals, _ in pairs) else {}
+    return (
+        {key: value for key, _, value in pairs}
+        if all(key and equals for key, equals, _ in pairs)
+        else {}
+    )

@@ -1,4 +1,6 @@
-"""Answers of Kimi K3: channels and calls between `<|open|>NAME ...<|sep|>` and `<|close|>NAME<|sep|>`. Pure."""
+"""Answers of Kimi K3: channels and calls between `<|open|>NAME ...<|sep|>` and
+`<|close|>NAME<|sep|>`. Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ _ATTRIBUTE: Final = re.compile(r"(\w+)=\"([^\"]*)\"")
 _HEADER_LENGTH = 512
 _TEXTS: Final[Mapping[str, TextKind]] = {"think": "reasoning", "response": "text"}
 _STRUCTURE: Final = frozenset({"message", "tools", *_TEXTS})
-_TYPES: Final = {bool: "boolean", str: "string", int: "number", float: "number", list: "array", type(None): "null"}
+_TYPES: Final = {
+    bool: "boolean",
+    str: "string",
+    int: "number",
+    float: "number",
+    list: "array",
+    type(None): "null",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +51,12 @@ class KimiK3:
     def write(self, calls: Sequence[Call]) -> str:
         """The calls as the model would write them."""
         inner = "".join(
-            self._tag("call", "".join(self._written(*pair) for pair in call.arguments.items()), tool=call.name, index=str(place))
+            self._tag(
+                "call",
+                "".join(self._written(*pair) for pair in call.arguments.items()),
+                tool=call.name,
+                index=str(place),
+            )
             for place, call in enumerate(calls, 1)
         )
         return self._tag("tools", inner)
@@ -83,8 +97,12 @@ class KimiK3:
             parts.end("unclosed_call")
         return True
 
-    def _read_text(self, source: Incoming, parts: CallParts, channel: TextKind | None) -> Waiting[None]:
-        """Read text up to a tag, if a channel or call is open; white space between a call's arguments is none."""
+    def _read_text(
+        self, source: Incoming, parts: CallParts, channel: TextKind | None
+    ) -> Waiting[None]:
+        """Read text up to a tag, if a channel or call is open; white space between a call's
+        arguments is none.
+        """
         while channel or parts.is_open:
             certain = source.certain(self.openers)
             if not channel:
@@ -106,7 +124,9 @@ class KimiK3:
     def _read_tag(self, source: Incoming, mark: str) -> Waiting[tuple[str, dict[str, str]] | None]:
         """A tag's name and attributes. None: it is none, nothing was read."""
         start = source.place + len(mark)
-        at, end = yield from source.find((self.separator, self.open, self.close), start, limit=_HEADER_LENGTH)
+        at, end = yield from source.find(
+            (self.separator, self.open, self.close), start, limit=_HEADER_LENGTH
+        )
         found = _HEADER.fullmatch(source.text[start:at])
         if end != self.separator or found is None:
             return None
@@ -114,7 +134,11 @@ class KimiK3:
         return found[1], {key: unescape(value) for key, value in _ATTRIBUTE.findall(found[2])}
 
     def _opened(
-        self, source: Incoming, parts: CallParts, tag: tuple[str, dict[str, str]], channel: TextKind | None
+        self,
+        source: Incoming,
+        parts: CallParts,
+        tag: tuple[str, dict[str, str]],
+        channel: TextKind | None,
     ) -> Waiting[TextKind | None]:
         """Read on behind an opening tag; the channel of what follows."""
         name, attributes = tag
@@ -130,7 +154,11 @@ class KimiK3:
         elif name == "argument" and parts.is_open and "key" in attributes:
             kind = attributes.get("type")
             types = (
-                parts.types.of(attributes["key"]) if kind is None else frozenset({"string"}) if kind == "string" else JSON_TYPES
+                parts.types.of(attributes["key"])
+                if kind is None
+                else frozenset({"string"})
+                if kind == "string"
+                else JSON_TYPES
             )
             parts.key(attributes["key"])
             yield from read_value(source, parts, self._value_ends(), types=types)
@@ -146,7 +174,10 @@ class KimiK3:
     def _value_ends(self) -> tuple[ValueEnd, ...]:
         again = (f"{self.open}argument", f"{self.close}call")
         return (
-            ValueEnd(f"{self.close}argument{self.separator}", (*again, f"{self.close}tools", f"{self.open}call")),
+            ValueEnd(
+                f"{self.close}argument{self.separator}",
+                (*again, f"{self.close}tools", f"{self.open}call"),
+            ),
             *(ValueEnd(mark, (), closes=False, repair="unclosed_value") for mark in again[1:]),
         )
 

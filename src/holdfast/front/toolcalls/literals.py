@@ -1,7 +1,8 @@
-"""Values in a model's own syntax (Python, Gemma's braces, JSON with faults), read as they come, into JSON text. Pure.
+"""Values in a model's own syntax (Python, Gemma's braces, JSON with faults), read as they come,
+into JSON text. Pure.
 
-Nothing is refused: what is no value of the syntax is taken as a string, and what is open at the text's end is closed. Numbers
-keep their spelling where JSON allows it.
+Nothing is refused: what is no value of the syntax is taken as a string, and what is open at the
+text's end is closed. Numbers keep their spelling where JSON allows it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,31 @@ from dataclasses import dataclass
 
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 
-# Whole numbers of more than 4300 digits Python refuses to read, and a float beyond 1e308 is no JSON again: such are text.
-NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.[0-9]+)?([eE](-[0-9]+|\+?0*([12]?[0-9]{1,2}|30[0-8])))?")
-_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null", "nil": "null", "undefined": "null"}
+# Whole numbers of more than 4300 digits Python refuses to read, and a float beyond 1e308 is no JSON
+# again: such are text.
+NUMBER = re.compile(
+    r"-?(0|[1-9][0-9]{0,999})(\.[0-9]+)?([eE](-[0-9]+|\+?0*([12]?[0-9]{1,2}|30[0-8])))?"
+)
+_WORDS = {
+    "true": "true",
+    "false": "false",
+    "null": "null",
+    "none": "null",
+    "nil": "null",
+    "undefined": "null",
+}
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
-_SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "a": "\a", "v": "\v", "\n": ""}
+_SHORT = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "0": "\0",
+    "a": "\a",
+    "v": "\v",
+    "\n": "",
+}
 _CLOSERS = {"[": "]", "(": ")", "{": "}"}
 _BEHIND_STRING = (",", ")", "]", "}", ":")
 _MAX_DEPTH = 64  # deeper brackets are text
@@ -27,7 +48,8 @@ _MAX_DEPTH = 64  # deeper brackets are text
 class Literals:
     """The syntax of a family's values.
 
-    raw_quotes: marks of strings without escapes. bare_keys: the keys of objects stand without quotes, up to a colon.
+    raw_quotes: marks of strings without escapes. bare_keys: the keys of objects stand without
+        quotes, up to a colon.
     stops: marks that end all that is open, quoted strings excepted.
     """
 
@@ -36,8 +58,13 @@ class Literals:
     bare_keys: bool = False
     stops: tuple[str, ...] = ()
 
-    def value(self, source: Incoming, repairs: list[str], *, ends: str, depth: int = 0) -> Waiting[str]:
-        """Read one value, as JSON text. `ends`: the characters before which a value without quotes ends."""
+    def value(
+        self, source: Incoming, repairs: list[str], *, ends: str, depth: int = 0
+    ) -> Waiting[str]:
+        """Read one value, as JSON text.
+
+        `ends`: the characters before which a value without quotes ends.
+        """
         yield from source.skip_space()
         quote = yield from source.taken(*self.raw_quotes, *self.quotes)
         if quote:
@@ -46,10 +73,15 @@ class Literals:
         if opener in _CLOSERS and depth < _MAX_DEPTH:
             source.place += 1
             return (yield from self._members(source, repairs, opener=opener, depth=depth + 1))
-        return _word(source.plain((yield from _before(source, (*ends, *self.stops)))).strip(), repairs)
+        return _word(
+            source.plain((yield from _before(source, (*ends, *self.stops)))).strip(), repairs
+        )
 
     def _string(self, source: Incoming, repairs: list[str], quote: str) -> Waiting[str]:
-        """What stands before the closing quote. One of a single character that no separator follows belongs to the string."""
+        """What stands before the closing quote.
+
+        One of a single character that no separator follows belongs to the string.
+        """
         start = source.place
         raw = quote in self.raw_quotes
         marks = (quote,) if raw else (quote, "\\")
@@ -64,7 +96,11 @@ class Literals:
             if mark and not raw and len(quote) == 1:
                 behind = yield from source.behind_space(source.place)
                 stops = bool(self.stops) and bool((yield from source.standing(self.stops, behind)))
-                if behind < len(source.text) and source.text[behind] not in _BEHIND_STRING and not stops:
+                if (
+                    behind < len(source.text)
+                    and source.text[behind] not in _BEHIND_STRING
+                    and not stops
+                ):
                     _note(repairs, "inner_quote")
                     continue
             if not mark:
@@ -72,13 +108,17 @@ class Literals:
             text = source.plain(source.text[start:at])
             return text if raw else unescaped(text)
 
-    def _members(self, source: Incoming, repairs: list[str], *, opener: str, depth: int) -> Waiting[str]:
+    def _members(
+        self, source: Incoming, repairs: list[str], *, opener: str, depth: int
+    ) -> Waiting[str]:
         """What stands in brackets, the opening one read; reads the closing one, whichever it is."""
         items: list[str] = []
         ends = "," + "".join(_CLOSERS.values())
         while True:
             yield from source.skip_space()
-            if source.place == len(source.text) or (self.stops and (yield from source.standing(self.stops))):
+            if source.place == len(source.text) or (
+                self.stops and (yield from source.standing(self.stops))
+            ):
                 _note(repairs, "unclosed_value")
                 break
             character = source.text[source.place]
@@ -106,11 +146,14 @@ class Literals:
 
 
 def unescaped(text: str) -> str:
-    """A string's text from between its quotes, with the escapes of JSON and Python; others stay as they are."""
+    """A string's text from between its quotes, with the escapes of JSON and Python; others stay as
+    they are.
+    """
     if "\\" not in text:
         return text
     joined = _ESCAPE.sub(_character, text)
-    return joined.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # two escapes may be one character
+    # two escapes may be one character
+    return joined.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def whole(text: str, literals: Literals) -> str | None:

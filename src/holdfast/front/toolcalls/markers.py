@@ -1,6 +1,8 @@
-"""Markers that are single tokens of a model, as one character each that no text has: lone surrogates. Pure.
+"""Markers that are single tokens of a model, as one character each that no text has: lone
+surrogates. Pure.
 
-So a marker can be told from the same letters written with ordinary tokens, and readers work on plain strings.
+So a marker can be told from the same letters written with ordinary tokens, and readers work on
+plain strings.
 """
 
 from __future__ import annotations
@@ -31,24 +33,37 @@ class Markers:
         texts = sorted(token_ids)[:_MOST]
         self._text_of = {chr(_FIRST + place): text for place, text in enumerate(texts)}
         self._character_of = {text: character for character, text in self._text_of.items()}
-        self.characters = {token_ids[text]: character for text, character in self._character_of.items()}  # by token id
+        # by token id
+        self.characters = {
+            token_ids[text]: character for text, character in self._character_of.items()
+        }
         longest_first = sorted(texts, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, longest_first))) if texts else None
 
     def encode(self, text: str) -> str:
-        """The text with a character for each marker, as it comes from the model when the markers are tokens."""
-        return self._any.sub(lambda found: self._character_of[found[0]], text) if self._any else text
+        """The text with a character for each marker, as it comes from the model when the markers
+        are tokens.
+        """
+        return (
+            self._any.sub(lambda found: self._character_of[found[0]], text) if self._any else text
+        )
 
     def restore(self, text: str) -> str:
         """The text with its markers written out."""
-        return text if text.isascii() else _SURROGATE.sub(lambda found: self._text_of.get(found[0], ""), text)
+        return (
+            text
+            if text.isascii()
+            else _SURROGATE.sub(lambda found: self._text_of.get(found[0], ""), text)
+        )
 
     def length(self, text: str) -> int:
         """Characters of the restored text."""
         return len(self.restore(text))
 
     def encoded(self, data: Data) -> Data:
-        """The same data, a string, tuple, mapping or frozen dataclass, with markers as characters in all its texts."""
+        """The same data, a string, tuple, mapping or frozen dataclass, with markers as characters
+        in all its texts.
+        """
         return rewritten(data, self.encode)
 
 
@@ -58,9 +73,20 @@ def rewritten(data: Data, change: Callable[[str], str]) -> Data:
 
 
 def in_vocabulary(data: Data, marks: Iterable[str], tokens: Collection[str]) -> Data:
-    """The same data with its tags as a tokenizer has them: some have one suffix for all, as in `<tool_call:opensource>`."""
-    tags = [mark.strip() for mark in marks if _TAG.fullmatch(mark.strip()) and mark.strip() not in tokens]
-    suffixes = (token[len(tag) - 1 : -1] for tag in tags for token in sorted(tokens) if token.startswith(f"{tag[:-1]}:"))
+    """The same data with its tags as a tokenizer has them: some have one suffix for all, as in
+    `<tool_call:opensource>`.
+    """
+    tags = [
+        mark.strip()
+        for mark in marks
+        if _TAG.fullmatch(mark.strip()) and mark.strip() not in tokens
+    ]
+    suffixes = (
+        token[len(tag) - 1 : -1]
+        for tag in tags
+        for token in sorted(tokens)
+        if token.startswith(f"{tag[:-1]}:")
+    )
     suffix = next((found for found in suffixes if _SUFFIX.fullmatch(found)), "")
     return rewritten(data, lambda text: _TAG.sub(rf"<\1{suffix}>", text)) if suffix else data
 
@@ -74,5 +100,12 @@ def _rewritten(data: Any, change: Callable[[str], str]) -> Any:
     if isinstance(data, Mapping):
         return {_rewritten(key, change): _rewritten(value, change) for key, value in data.items()}
     if is_dataclass(data) and not isinstance(data, type):
-        return replace(data, **{each.name: _rewritten(getattr(data, each.name), change) for each in fields(data) if each.init})
+        return replace(
+            data,
+            **{
+                each.name: _rewritten(getattr(data, each.name), change)
+                for each in fields(data)
+                if each.init
+            },
+        )
     return data

@@ -1,4 +1,7 @@
-"""The families that write calls in markup of their own, not as JSON: a family is a line here. Pure data."""
+"""The families that write calls in markup of their own, not as JSON: a family is a line here.
+
+Pure data.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,17 @@ from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 
 def _function_tags(wrapper: str, *, padding: str = "", between: str = "\n") -> TaggedParameters:
     """`<function=NAME>` and `<parameter=KEY>` in a wrapper for each call."""
-    return TaggedParameters(wrapper=(f"<{wrapper}>\n", f"\n</{wrapper}>"), padding=padding, between=between)
+    return TaggedParameters(
+        wrapper=(f"<{wrapper}>\n", f"\n</{wrapper}>"), padding=padding, between=between
+    )
 
 
-def _invoke_tags(space: str, section: str, *, sections_too: tuple[str, ...] = ()) -> TaggedParameters:
-    """`<invoke name="NAME">` and `<parameter name="KEY">` in one section for all calls; `space` stands before each word."""
+def _invoke_tags(
+    space: str, section: str, *, sections_too: tuple[str, ...] = ()
+) -> TaggedParameters:
+    """`<invoke name="NAME">` and `<parameter name="KEY">` in one section for all calls; `space`
+    stands before each word.
+    """
     return TaggedParameters(
         section=(f"<{space}{section}>\n", f"\n</{space}{section}>"),
         sections_too=tuple((f"<{space}{other}>", f"</{space}{other}>") for other in sections_too),
@@ -45,7 +54,9 @@ def _dsml(section: str, *others: str) -> TaggedParameters:
 
 
 def _pairs(prefix: str = "", *, line: str = "", **more: str) -> KeyValueTags:
-    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`; `line` stands behind each of them."""
+    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`; `line`
+    stands behind each of them.
+    """
     return KeyValueTags(
         call=(f"<{prefix}tool_call>", f"</{prefix}tool_call>"),
         name_end=line,
@@ -59,7 +70,8 @@ _ATEM: Final = _invoke_tags("atem:", "function_calls")
 
 MARKUP_FAMILIES: Final[Mapping[str, CallFormat]] = {
     # a name, then tagged parameters
-    "qwen3_coder": _function_tags("tool_call", padding="\n"),  # and Qwen 3.5 to 3.8, Nemotron 3, Granite 4.2
+    # and Qwen 3.5 to 3.8, Nemotron 3, Granite 4.2
+    "qwen3_coder": _function_tags("tool_call", padding="\n"),
     "step3_5": _function_tags("tool_call", padding="\n", between=""),
     "mimo_v2": _function_tags("tool_call"),
     "seed_oss": _function_tags("seed:tool_call"),
@@ -84,12 +96,19 @@ MARKUP_FAMILIES: Final[Mapping[str, CallFormat]] = {
         tokens=("<｜tool_call_begin｜>", "<｜tool_sep｜>"),
     ),
     "minicpm5": TaggedParameters(
-        call=('<function name="', '">', "</function>"), parameter=('<param name="', '">', "</param>"), cdata=True
+        call=('<function name="', '">', "</function>"),
+        parameter=('<param name="', '">', "</param>"),
+        cdata=True,
     ),
     # pairs of key and value
     "glm45": _pairs(line="\n"),
     "glm47": _pairs(),  # and GLM 5, Laguna, Spark 2.5
-    "ling3": KeyValueTags(name_end="\n", key=("<arg_key>", "</arg_key>\n"), call=("<tool_call>", "\n</tool_call>"), between="\n"),
+    "ling3": KeyValueTags(
+        name_end="\n",
+        key=("<arg_key>", "</arg_key>\n"),
+        call=("<tool_call>", "\n</tool_call>"),
+        between="\n",
+    ),
     "longcat": _pairs("longcat_", line="\n"),
     "hy3": KeyValueTags(
         section=("<tool_calls>\n", "\n</tool_calls>"),
@@ -99,12 +118,17 @@ MARKUP_FAMILIES: Final[Mapping[str, CallFormat]] = {
         between="\n",
     ),
     # Python
-    "pythonic": PythonCalls(wrapper_too=("<|python_start|>", "<|python_end|>")),  # Llama 3.2 and 4, ToolACE
+    # Llama 3.2 and 4, ToolACE
+    "pythonic": PythonCalls(wrapper_too=("<|python_start|>", "<|python_end|>")),
     "lfm2": PythonCalls(wrapper=("<|tool_call_start|>", "<|tool_call_end|>")),
-    "olmo3": PythonCalls(wrapper=("<function_calls>", "</function_calls>"), brackets=("", ""), between="\n"),
+    "olmo3": PythonCalls(
+        wrapper=("<function_calls>", "</function_calls>"), brackets=("", ""), between="\n"
+    ),
     # braces
     "gemma4": BracedCalls(),
-    "function_gemma": BracedCalls(wrapper=("<start_function_call>", "<end_function_call>"), quote="<escape>"),
+    "function_gemma": BracedCalls(
+        wrapper=("<start_function_call>", "<end_function_call>"), quote="<escape>"
+    ),
     # channels
     "harmony": Channels(),
     "kimi_k3": KimiK3(),

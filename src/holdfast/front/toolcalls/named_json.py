@@ -1,4 +1,6 @@
-"""Calls as a name between markers and a JSON object behind it: Mistral, Kimi K2, DeepSeek V3 and others. Pure."""
+"""Calls as a name between markers and a JSON object behind it: Mistral, Kimi K2, DeepSeek V3 and
+others. Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ _JSON: Final = Literals()
 class NamedJson:
     """A family that writes `MARKER NAME MARKER {...}`.
 
-    section: around all calls of a turn. head: what stands before the arguments, with {name} and {id} in it; other heads that are
-    read are in `heads_too`. close: behind the arguments. A reader minds no white space between markup.
+    section: around all calls of a turn. head: what stands before the arguments, with {name} and
+    {id} in it; other heads that are read are in `heads_too`. close: behind the arguments. A reader
+    minds no white space between markup.
     """
 
     section: tuple[str, str] = ("", "")
@@ -40,16 +43,23 @@ class NamedJson:
     @property
     def marks(self) -> Sequence[str]:
         """All markers."""
-        return marks_in(*self.section, *(word for head in self._heads for word in head[0::2]), self.close)
+        return marks_in(
+            *self.section, *(word for head in self._heads for word in head[0::2]), self.close
+        )
 
     @property
     def openers(self) -> Sequence[str]:
         """What calls may begin with."""
-        return tuple(dict.fromkeys(mark for mark in (self.section[0].strip(), *self._leads) if mark))
+        return tuple(
+            dict.fromkeys(mark for mark in (self.section[0].strip(), *self._leads) if mark)
+        )
 
     def write(self, calls: Sequence[Call]) -> str:
         """The calls as the model would write them."""
-        written = (self._written_head(call, number) + _text(call) + self.close for number, call in enumerate(calls))
+        written = (
+            self._written_head(call, number) + _text(call) + self.close
+            for number, call in enumerate(calls)
+        )
         return self.section[0] + self.between.join(written) + self.section[1]
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
@@ -103,7 +113,9 @@ class NamedJson:
         tool = parts.tools.named(name) or _first_word(parts, name)
         if tool is not None and name.isdigit() and not tool.declared:
             return (yield from self._read_unnamed(source, parts, call_id))
-        if tool is None or not (source.text.startswith("{", source.place) or (yield from source.standing(stops))):
+        if tool is None or not (
+            source.text.startswith("{", source.place) or (yield from source.standing(stops))
+        ):
             return False
         parts.begin(tool, call_id=call_id)
         if source.text.startswith("{", source.place):
@@ -118,16 +130,24 @@ class NamedJson:
     @property
     def _ends(self) -> tuple[str, ...]:
         """What may stand behind the arguments."""
-        return tuple(mark for mark in (self.close.strip(), *marks_in(self.close, self.section[1])) if mark)
+        return tuple(
+            mark for mark in (self.close.strip(), *marks_in(self.close, self.section[1])) if mark
+        )
 
     def _fields(self, source: Incoming, lead: str) -> Waiting[dict[str, str] | None]:
         """Read a head behind its first literal, up to the arguments. None: it is none."""
-        follows = {word.strip(): field for head in self._heads for word, field in zip(head[0::2], (*head[1::2], ""), strict=True)}
+        follows = {
+            word.strip(): field
+            for head in self._heads
+            for word, field in zip(head[0::2], (*head[1::2], ""), strict=True)
+        }
         field = next(head[1] for head in self._heads if head[0].strip() == lead)
         literals = tuple(word for word in follows if word and word not in self._leads)
         fields: dict[str, str] = {}
         while True:
-            at, mark = yield from source.find((*literals, "{", *self._ends, *self.openers), source.place, limit=_HEAD_LENGTH)
+            at, mark = yield from source.find(
+                (*literals, "{", *self._ends, *self.openers), source.place, limit=_HEAD_LENGTH
+            )
             if field:
                 fields.setdefault(field, source.plain(source.text[source.place : at]).strip())
             source.place = at

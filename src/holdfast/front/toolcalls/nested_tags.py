@@ -1,4 +1,7 @@
-"""Calls as XML whose every tag follows a mark of its own, objects and arrays nested: MiniMax M3. Pure."""
+"""Calls as XML whose every tag follows a mark of its own, objects and arrays nested: MiniMax M3.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from holdfast.front.toolcalls.typed_values import json_text, typed
 _TAG: Final = re.compile(r"<(/?)([^\s<>=\"]+)(?:\s*=?\s*(?:name\s*=\s*)?\"?([^\"<>]*)\"?)?\s*>")
 _TAG_LENGTH = 300
 _MAX_DEPTH = 32
-_GUESSED: Final = frozenset({"number", "boolean"})  # types of members of which the schema says nothing
+# types of members of which the schema says nothing
+_GUESSED: Final = frozenset({"number", "boolean"})
 
 
 class Tag(NamedTuple):
@@ -30,7 +34,9 @@ class Tag(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedTags:
-    """A family that writes `<invoke name="NAME"><KEY>VALUE</KEY></invoke>` with `mark` before each tag."""
+    """A family that writes `<invoke name="NAME"><KEY>VALUE</KEY></invoke>` with `mark` before each
+    tag.
+    """
 
     mark: str = "]<]minimax[>["
     section: str = "tool_call"
@@ -63,7 +69,11 @@ class NestedTags:
             start = source.place
             yield from source.skip_space()
             tag = (yield from self._tag(source)) if (yield from source.taken(self.mark)) else None
-            tool = parts.tools.named(tag.value) if tag and tag.name == self.call and not tag.closes else None
+            tool = (
+                parts.tools.named(tag.value)
+                if tag and tag.name == self.call and not tag.closes
+                else None
+            )
             if tool is not None:
                 parts.begin(tool)
                 begun = True
@@ -92,7 +102,9 @@ class NestedTags:
                 return
             parts.key(tag.name)
             if parts.types.of(tag.name) == {"string"}:
-                yield from read_value(source, parts, self._string_ends(tag.name), types=parts.types.of(tag.name))
+                yield from read_value(
+                    source, parts, self._string_ends(tag.name), types=parts.types.of(tag.name)
+                )
             else:
                 schema = parts.types.properties.get(tag.name)
                 parts.json((yield from self._value(source, parts, schema, depth=0)))
@@ -105,7 +117,9 @@ class NestedTags:
             *(ValueEnd(mark, (), closes=False, repair="unclosed_value") for mark in others),
         )
 
-    def _value(self, source: Incoming, parts: CallParts, schema: Any, *, depth: int) -> Waiting[str]:
+    def _value(
+        self, source: Incoming, parts: CallParts, schema: Any, *, depth: int
+    ) -> Waiting[str]:
         """The JSON text of what stands between a tag and the one that closes it, which is read."""
         at, _ = yield from source.find((self.mark,), source.place)
         text, source.place = source.plain(source.text[source.place : at]), at
@@ -121,12 +135,24 @@ class NestedTags:
                     parts.repair("unclosed_value")
                 break
             names.append(tag.name)
-            values.append((yield from self._value(source, parts, parts.types.inner(schema, tag.name), depth=depth + 1)))
+            values.append(
+                (
+                    yield from self._value(
+                        source, parts, parts.types.inner(schema, tag.name), depth=depth + 1
+                    )
+                )
+            )
         types = parts.types.allowed(schema)
         if self._is_list(names, types, names_item=parts.types.declares(schema, self.item)):
             return f"[{', '.join(values)}]"
         if names:
-            return "{" + ", ".join(f"{json_text(name)}: {value}" for name, value in zip(names, values, strict=True)) + "}"
+            return (
+                "{"
+                + ", ".join(
+                    f"{json_text(name)}: {value}" for name, value in zip(names, values, strict=True)
+                )
+                + "}"
+            )
         if not text and types and "string" not in types:
             return "[]" if "array" in types else "{}"
         value = typed(text, types or (_GUESSED if depth else types))
@@ -134,7 +160,9 @@ class NestedTags:
         return value.json
 
     def _is_list(self, names: Sequence[str], types: Collection[str], *, names_item: bool) -> bool:
-        """Whether nested tags are array items rather than members. names_item: the schema declares a member called item."""
+        """Whether nested tags are array items rather than members. names_item: the schema declares
+        a member called item.
+        """
         if set(names) != {self.item}:
             return False
         return "object" not in types or len(names) > 1 or ("array" in types and not names_item)

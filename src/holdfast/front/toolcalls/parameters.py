@@ -1,4 +1,6 @@
-"""Arguments that stand as raw text between marks: strings stream, all else is typed by the tool's schema at its end. Pure."""
+"""Arguments that stand as raw text between marks: strings stream, all else is typed by the tool's
+schema at its end. Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ _JSON: Final = Literals()
 _STRING = frozenset({"string"})
 _NULLABLE = frozenset({"string", "null"})
 _NULLS = ("null", "None")
-_HEADER = re.compile(r"""\s*["']?([^"'<>]+)(?:["'](?:\s+(?:string|type)\s*=\s*["']?(\w+)["']?)?[^<>]*)?""")
+_HEADER = re.compile(
+    r"""\s*["']?([^"'<>]+)(?:["'](?:\s+(?:string|type)\s*=\s*["']?(\w+)["']?)?[^<>]*)?"""
+)
 _ATTRIBUTE = re.compile(r"""(\w+)=["']([^"']*)["']""")
 _HEADER_LENGTH = 256
 
 
 class TagHeader(NamedTuple):
-    """A tag's own words: a name, what it says of the value's type, and the call's id (empty: nothing)."""
+    """A tag's own words: a name, what it says of the value's type, and the call's id (empty:
+    nothing).
+    """
 
     name: str
     type: str = ""
@@ -31,7 +37,8 @@ class TagHeader(NamedTuple):
 
 
 class ValueEnd(NamedTuple):
-    """What ends a value: a mark that one of `before` follows, white space between, or the end of the text.
+    """What ends a value: a mark that one of `before` follows, white space between, or the end of
+    the text.
 
     last: what may come behind that again, or the end of the text; empty: anything.
     """
@@ -42,7 +49,8 @@ class ValueEnd(NamedTuple):
     spaces: tuple[str, ...] = ()  # what is white space too
     closes: bool = True  # the mark belongs to the value's markup; else it is only looked at
     repair: str = ""
-    names_parameter: bool = False  # behind the mark stands the name of a parameter that has no value yet, and `before`
+    # behind the mark stands the name of a parameter that has no value yet, and `before`
+    names_parameter: bool = False
 
 
 def header(source: Incoming, *, close: str = ">") -> Waiting[TagHeader | None]:
@@ -58,11 +66,17 @@ def header(source: Incoming, *, close: str = ">") -> Waiting[TagHeader | None]:
 
 
 def read_value(
-    source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], *, types: frozenset[str], padding: str = ""
+    source: Incoming,
+    parts: CallParts,
+    ends: Sequence[ValueEnd],
+    *,
+    types: frozenset[str],
+    padding: str = "",
 ) -> Waiting[None]:
     """Read one argument's value, its key being written, up to what ends it.
 
-    padding: stands once at either side of the value and belongs to the markup, if it stands behind the opening tag.
+    padding: stands once at either side of the value and belongs to the markup, if it stands behind
+    the opening tag.
     """
     if padding:
         padding = yield from source.taken(padding)
@@ -77,7 +91,11 @@ def read_value(
     def collect(text: str) -> None:
         nonlocal is_open
         pieces.append(text)
-        if types == _NULLABLE and not is_open and not any(word.startswith("".join(pieces).strip()) for word in _NULLS):
+        if (
+            types == _NULLABLE
+            and not is_open
+            and not any(word.startswith("".join(pieces).strip()) for word in _NULLS)
+        ):
             is_open = True
             parts.json('"')
         if is_open:
@@ -93,7 +111,9 @@ def read_value(
     parts.json(value.json)
 
 
-def read_raw_value(source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], *, padding: str = "") -> Waiting[str]:
+def read_raw_value(
+    source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], *, padding: str = ""
+) -> Waiting[str]:
     """Read one argument's value as it stands, up to what ends it, without giving it out."""
     if padding:
         padding = yield from source.taken(padding)
@@ -102,8 +122,12 @@ def read_raw_value(source: Incoming, parts: CallParts, ends: Sequence[ValueEnd],
     return "".join(pieces)
 
 
-def read_json_body(source: Incoming, parts: CallParts, *, stops: Sequence[str] = (), repair: str = "json_body") -> Waiting[bool]:
-    """Read the arguments of an open call where they stand as one object in place of tags, up to `stops` at most."""
+def read_json_body(
+    source: Incoming, parts: CallParts, *, stops: Sequence[str] = (), repair: str = "json_body"
+) -> Waiting[bool]:
+    """Read the arguments of an open call where they stand as one object in place of tags, up to
+    `stops` at most.
+    """
     if parts.given or not source.text.startswith("{", source.place):
         return False
     stream = JsonStream(source, parts.json, stops=stops)
@@ -113,8 +137,12 @@ def read_json_body(source: Incoming, parts: CallParts, *, stops: Sequence[str] =
     return True
 
 
-def read_json_call(source: Incoming, parts: CallParts, *, repair: str = "json_call", declared: bool = False) -> Waiting[bool]:
-    """Read a call that stands as one object with name and arguments in place of tags. False: none does.
+def read_json_call(
+    source: Incoming, parts: CallParts, *, repair: str = "json_call", declared: bool = False
+) -> Waiting[bool]:
+    """Read a call that stands as one object with name and arguments in place of tags.
+
+    False: none does.
 
     declared: only a declared tool makes it a call.
     """
@@ -134,7 +162,11 @@ def read_json_call(source: Incoming, parts: CallParts, *, repair: str = "json_ca
 
 
 def _raw(
-    source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], padding: str, give: Callable[[str], None]
+    source: Incoming,
+    parts: CallParts,
+    ends: Sequence[ValueEnd],
+    padding: str,
+    give: Callable[[str], None],
 ) -> Waiting[None]:
     """Give out a value's text as it becomes certain, and read what ends it."""
     marks = tuple({lead + end.mark: None for end in ends for lead in (padding, "")})
@@ -160,7 +192,9 @@ def _raw(
         source.place += 1
 
 
-def _ending(source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], mark: str, padding: str) -> Waiting[ValueEnd | None]:
+def _ending(
+    source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], mark: str, padding: str
+) -> Waiting[ValueEnd | None]:
     """Which end the mark that stands here is, if it is one."""
     behind = source.place + len(mark)
     for end in ends:

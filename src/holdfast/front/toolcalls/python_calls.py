@@ -1,4 +1,6 @@
-"""Calls as Python writes them, in a list or one per line: Llama 4's pythonic form, LFM2, Olmo 3, ToolACE. Pure."""
+"""Calls as Python writes them, in a list or one per line: Llama 4's pythonic form, LFM2, Olmo 3,
+ToolACE. Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ _WORDS = {True: "True", False: "False", None: "None"}
 class PythonCalls:
     """A family that writes `[NAME(KEY=VALUE, ...), ...]`.
 
-    wrapper: around all calls of a turn, if there is a marker. wrapper_too: another form of it that is read. Without a marker only
-    names of declared tools make a call.
+    wrapper: around all calls of a turn, if there is a marker. wrapper_too: another form of it that
+    is read. Without a marker only names of declared tools make a call.
     """
 
     wrapper: tuple[str, str] = ("", "")
@@ -51,7 +53,9 @@ class PythonCalls:
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read calls from one of the openers on. False: none stands here, nothing was put out."""
-        closers = tuple(mark for word in (self.wrapper[1], self.wrapper_too[1]) if (mark := word.strip()))
+        closers = tuple(
+            mark for word in (self.wrapper[1], self.wrapper_too[1]) if (mark := word.strip())
+        )
         marked = bool((yield from source.taken(*(mark for mark in self.openers if mark != "["))))
         yield from source.skip_space()
         yield from source.taken("[")
@@ -61,7 +65,9 @@ class PythonCalls:
             if source.text.startswith((",", ";"), source.place) and begun:
                 source.place += 1
                 continue
-            if (yield from source.taken("]")) or (closers and (yield from source.standing(closers))):
+            if (yield from source.taken("]")) or (
+                closers and (yield from source.standing(closers))
+            ):
                 break
             start = source.place
             if not (yield from self._read_call(source, parts, literals, marked=marked)):
@@ -73,18 +79,26 @@ class PythonCalls:
             yield from source.taken(*closers)
         return begun
 
-    def _read_call(self, source: Incoming, parts: CallParts, literals: Literals, *, marked: bool) -> Waiting[bool]:
+    def _read_call(
+        self, source: Incoming, parts: CallParts, literals: Literals, *, marked: bool
+    ) -> Waiting[bool]:
         if (yield from read_json_call(source, parts, repair="", declared=not marked)):
             return True
-        at, mark = yield from source.find(("(", ")", "]", "[", "{", "\n", ",", "="), source.place, limit=_NAME_LENGTH)
-        tool = parts.tools.named(source.plain(source.text[source.place : at])) if mark == "(" else None
+        at, mark = yield from source.find(
+            ("(", ")", "]", "[", "{", "\n", ",", "="), source.place, limit=_NAME_LENGTH
+        )
+        tool = (
+            parts.tools.named(source.plain(source.text[source.place : at])) if mark == "(" else None
+        )
         if tool is None or not (marked or tool.declared):
             return False
         source.place = at + 1
         parts.begin(tool)
         while True:
             yield from source.skip_space()
-            if source.place == len(source.text) or (literals.stops and (yield from source.standing(literals.stops))):
+            if source.place == len(source.text) or (
+                literals.stops and (yield from source.standing(literals.stops))
+            ):
                 parts.end("unclosed_call")
                 break
             if source.text[source.place] in ",)":
@@ -98,7 +112,9 @@ class PythonCalls:
         source.drop_read()
         return True
 
-    def _read_argument(self, source: Incoming, parts: CallParts, literals: Literals) -> Waiting[None]:
+    def _read_argument(
+        self, source: Incoming, parts: CallParts, literals: Literals
+    ) -> Waiting[None]:
         """One argument; one without a name is the next of the tool's parameters."""
         at, mark = yield from source.find(tuple("=,()[]{}'\":"), source.place)
         while at + 1 == len(source.text) and mark == "=" and not source.ended:
@@ -124,7 +140,15 @@ def _arguments(call: Call) -> Iterator[str]:
 def _python(value: Any) -> str:
     """A value as a Python literal, its strings in double quotes."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_python(key)}: {_python(inner)}" for key, inner in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_python(key)}: {_python(inner)}" for key, inner in value.items())
+            + "}"
+        )
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_python, value)) + "]"
-    return _WORDS[value] if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+    return (
+        _WORDS[value]
+        if value is None or isinstance(value, bool)
+        else json.dumps(value, ensure_ascii=False)
+    )

@@ -1,6 +1,8 @@
-"""The key `response_template` of tokenizer_config.json: how transformers reads a model's answers, as the last resort. Pure.
+"""The key `response_template` of tokenizer_config.json: how transformers reads a model's answers,
+as the last resort. Pure.
 
-Read here: a thought between two literals, and calls whose content is JSON or tags. What a template says beyond that is left out.
+Read here: a thought between two literals, and calls whose content is JSON or tags. What a template
+says beyond that is left out.
 """
 
 from __future__ import annotations
@@ -30,11 +32,20 @@ class TemplateSays(NamedTuple):
 
 
 def read_response_template(template: Any) -> TemplateSays:
-    """What a template says of calls and reasoning. Never raises: what is not understood is not there."""
-    fields = template.get("fields") if isinstance(template, Mapping) and template.get("version", 1) == 1 else None
+    """What a template says of calls and reasoning.
+
+    Never raises: what is not understood is not there.
+    """
+    fields = (
+        template.get("fields")
+        if isinstance(template, Mapping) and template.get("version", 1) == 1
+        else None
+    )
     if not isinstance(fields, Mapping):
         return TemplateSays(None, None)
-    thought: Mapping[str, Any] = next((fields[name] for name in _REASONING if isinstance(fields.get(name), Mapping)), {})
+    thought: Mapping[str, Any] = next(
+        (fields[name] for name in _REASONING if isinstance(fields.get(name), Mapping)), {}
+    )
     opener, closer = _mark(thought, "open"), _mark(thought, "close")
     both = opener and closer and len(opener) == len(closer) == 1
     reasoning = (opener[0].text, closer[0].text) if both and opener and closer else None
@@ -45,8 +56,9 @@ def read_response_template(template: Any) -> TemplateSays:
 class TemplateCalls:
     """Calls between two patterns, their content as JSON or as tags.
 
-    tag: matches one argument, as `key` and `value`; empty: the content is JSON. transform: the shape of a call, in which words in
-    braces stand for what was captured. each: the content is a list of calls.
+    tag: matches one argument, as `key` and `value`; empty: the content is JSON. transform: the
+    shape of a call, in which words in braces stand for what was captured. each: the content is a
+    list of calls.
     """
 
     open: Pieces
@@ -62,7 +74,12 @@ class TemplateCalls:
     def marks(self) -> Sequence[str]:
         """All markers."""
         return tuple(
-            dict.fromkeys(part.text.strip() for side in (self.open, self.close) for part in side if part.kind == "literal")
+            dict.fromkeys(
+                part.text.strip()
+                for side in (self.open, self.close)
+                for part in side
+                if part.kind == "literal"
+            )
         )
 
     @property
@@ -91,7 +108,11 @@ class TemplateCalls:
                 found = match_at(self.close, source.text, at)
             place = at + 1
         opened = match_at(self.open, source.text, start)
-        calls = self._calls(source.plain(source.text[opened.end : found.start]), opened.words, parts) if opened else []
+        calls = (
+            self._calls(source.plain(source.text[opened.end : found.start]), opened.words, parts)
+            if opened
+            else []
+        )
         for tool, arguments in calls:
             parts.begin(tool)
             parts.json(json_text(arguments))
@@ -99,35 +120,60 @@ class TemplateCalls:
         source.place = found.end
         return bool(calls)
 
-    def _calls(self, text: str, words: Mapping[str, str], parts: CallParts) -> list[tuple[ToolName, dict[str, Any]]]:
+    def _calls(
+        self, text: str, words: Mapping[str, str], parts: CallParts
+    ) -> list[tuple[ToolName, dict[str, Any]]]:
         content = self._content(text)
         items = content if self.each and isinstance(content, list) else [content]
         found = []
         for item in items:
-            scope = {**words, **item} if self.each and isinstance(item, dict) else {**words, "content": item}
+            scope = (
+                {**words, **item}
+                if self.each and isinstance(item, dict)
+                else {**words, "content": item}
+            )
             call = _filled(self.transform, scope) if self.transform is not None else item
             function = call.get("function", call) if isinstance(call, dict) else {}
-            name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, None)
+            name, arguments = (
+                (function.get("name"), function.get("arguments"))
+                if isinstance(function, dict)
+                else (None, None)
+            )
             tool = parts.tools.named(name) if isinstance(name, str) else None
             if tool is None or not isinstance(arguments, dict):
                 return []
-            found.append((tool, _typed(arguments, parts.tools.parameters(tool.name)) if self.tag else arguments))
+            found.append(
+                (
+                    tool,
+                    _typed(arguments, parts.tools.parameters(tool.name)) if self.tag else arguments,
+                )
+            )
         return found
 
     def _content(self, text: str) -> Any:
         if self.tag:
-            return {found.words["key"].strip(): found.words["value"] for found in matches(self.tag, text)}
+            return {
+                found.words["key"].strip(): found.words["value"]
+                for found in matches(self.tag, text)
+            }
         read = whole(text, Literals(raw_quotes=self.quotes, bare_keys=self.bare_keys))
         return None if read is None else json.loads(read)
 
     def _written(self, call: Call) -> str:
         if self.tag:
-            content = "".join(written(self.tag, {"key": key, "value": _text(value)}) for key, value in call.arguments.items())
+            content = "".join(
+                written(self.tag, {"key": key, "value": _text(value)})
+                for key, value in call.arguments.items()
+            )
         elif any(part.name for part in self.open):
             content = _text(dict(call.arguments))
         else:
             content = _text({"name": call.name, "arguments": dict(call.arguments)})
-        return written(self.open, {part.name: call.name for part in self.open if part.name}) + content + written(self.close, {})
+        return (
+            written(self.open, {part.name: call.name for part in self.open if part.name})
+            + content
+            + written(self.close, {})
+        )
 
 
 def _calls(field: Any) -> TemplateCalls | None:
@@ -142,7 +188,11 @@ def _calls(field: Any) -> TemplateCalls | None:
     if tag and {part.name for part in tag if part.name} != {"key", "value"}:
         return None
     quotes = arguments.get("string_delims", ())
-    same = tuple(pair[0] for pair in quotes if isinstance(pair, list) and len(pair) == 2 and pair[0] == pair[1])
+    same = tuple(
+        pair[0]
+        for pair in quotes
+        if isinstance(pair, list) and len(pair) == 2 and pair[0] == pair[1]
+    )
     return TemplateCalls(
         open=opener,
         close=closer,
@@ -179,7 +229,8 @@ def _filled(shape: Any, scope: Mapping[str, Any]) -> Any:
 
 def _typed(arguments: Mapping[str, Any], types: ParameterTypes) -> dict[str, Any]:
     return {
-        key: json.loads(types.value(key, value).json) if isinstance(value, str) else value for key, value in arguments.items()
+        key: json.loads(types.value(key, value).json) if isinstance(value, str) else value
+        for key, value in arguments.items()
     }
 
 

@@ -1,4 +1,6 @@
-"""What an answer is made of: text, reasoning and calls of tools, as a format reads them out of what a model writes. Pure."""
+"""What an answer is made of: text, reasoning and calls of tools, as a format reads them out of what
+a model writes. Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class Segment(NamedTuple):
 
 
 class Thought(NamedTuple):
-    """Where a thought stands in an answer, its markers included: characters before it and before what follows it."""
+    """Where a thought stands in an answer, its markers included: characters before it and before
+    what follows it.
+    """
 
     start: int
     end: int
@@ -46,7 +50,9 @@ AnswerPart: TypeAlias = Segment | CallBegun | CallArguments | CallEnded
 
 
 class TextJoints:
-    """Follows the parts of an answer to tell what goes between its texts where they become one string. One per answer."""
+    """Follows the parts of an answer to tell what goes between its texts where they become one
+    string. One per answer.
+    """
 
     def __init__(self) -> None:
         self._last = ""  # the last character of visible text
@@ -64,11 +70,14 @@ class TextJoints:
 
 
 class SegmentFormat(Protocol):
-    """How the models of a family write reasoning and calls into their text. One object per sequence, since it has state.
+    """How the models of a family write reasoning and calls into their text.
 
-    However the text was cut, the parts are the same (adjacent segments of a kind and adjacent arguments joined). What is not a
-    complete call, and no marker, comes out as a segment: no text is dropped. Markers that are single tokens come in as one
-    character each (`parsing.markers`), which no text has.
+    One object per sequence, since it has state.
+
+    However the text was cut, the parts are the same (adjacent segments of a kind and adjacent
+    arguments joined). What is not a complete call, and no marker, comes out as a segment: no text
+    is dropped. Markers that are single tokens come in as one character each (`parsing.markers`),
+    which no text has.
     """
 
     @property
@@ -88,6 +97,7 @@ class SegmentFormat(Protocol):
     def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
         """What was held back, when no text follows.
 
-        cut: the answer was ended by its length. A call that is open then stays as it is, without `CallEnded`.
+        cut: the answer was ended by its length. A call that is open then stays as it is, without
+        `CallEnded`.
         """
         ...

@@ -1,7 +1,8 @@
-"""Regular expressions of a checkpoint, as far as they are literal tags with words to capture: matched in linear time. Pure.
+"""Regular expressions of a checkpoint, as far as they are literal tags with words to capture:
+matched in linear time. Pure.
 
-Patterns come with a model and run on what it writes: anything that could take its time (nested or optional groups, look-around,
-back references) is refused, not run.
+Patterns come with a model and run on what it writes: anything that could take its time (nested or
+optional groups, look-around, back references) is refused, not run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _ESCAPED: Final = {"\\n": "\n", "\\t": "\t"}
 
 
 class PatternPiece(NamedTuple):
-    """A part of a pattern: its text, any white space, one line break or none, or a word to capture (`text`: what it may be)."""
+    """A part of a pattern: its text, any white space, one line break or none, or a word to capture
+    (`text`: what it may be).
+    """
 
     kind: Kind
     text: str
@@ -48,7 +51,10 @@ def literal(text: str) -> Pieces:
 
 
 def pieces(pattern: str) -> Pieces | None:
-    """A pattern's parts, white space at its beginning left out. None: it is not of the kind that is read here."""
+    """A pattern's parts, white space at its beginning left out.
+
+    None: it is not of the kind that is read here.
+    """
     if len(pattern) > _LONGEST:
         return None
     found: list[PatternPiece] = []
@@ -82,7 +88,9 @@ def match_at(parts: Pieces, text: str, place: int) -> Found | None:
         elif part.kind == "newline":
             place += text.startswith(("\n", " "), place)
         else:
-            following = next((other.text for other in parts[index + 1 :] if other.kind == "literal"), "")
+            following = next(
+                (other.text for other in parts[index + 1 :] if other.kind == "literal"), ""
+            )
             last = None if following else re.compile(part.text, re.DOTALL).match(text, place)
             end = text.find(following, place) if following else last.end() if last else -1
             if end < 0:
@@ -90,7 +98,13 @@ def match_at(parts: Pieces, text: str, place: int) -> Found | None:
             word = text[place:end]
             place = end
             between = parts[index + 1].kind if index + 1 < len(parts) else "capture"
-            kept = word.rstrip() if between == "space" else word.removesuffix("\n") if between == "newline" else word
+            kept = (
+                word.rstrip()
+                if between == "space"
+                else word.removesuffix("\n")
+                if between == "newline"
+                else word
+            )
             place -= len(word) - len(kept)
             if not re.fullmatch(part.text, kept, re.DOTALL):
                 return None
@@ -110,7 +124,12 @@ def matches(parts: Pieces, text: str, place: int = 0) -> Iterator[Found]:
 def written(parts: Pieces, words: Mapping[str, str]) -> str:
     """A text that the pattern matches, with these words."""
     return "".join(
-        part.text if part.kind == "literal" else "\n" if part.kind == "newline" else words.get(part.name, "") for part in parts
+        part.text
+        if part.kind == "literal"
+        else "\n"
+        if part.kind == "newline"
+        else words.get(part.name, "")
+        for part in parts
     )
 
 

@@ -1,4 +1,6 @@
-"""Calls as a name in a tag and tagged parameters with raw values: Qwen3-Coder's XML and all that look like it. Pure."""
+"""Calls as a name in a tag and tagged parameters with raw values: Qwen3-Coder's XML and all that
+look like it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,12 @@ _CDATA: Final = ("<![CDATA[", "]]>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedParameters:
-    """A family that writes `<function=NAME><parameter=KEY>VALUE</parameter></function>`, in these or other words.
+    """A family that writes `<function=NAME><parameter=KEY>VALUE</parameter></function>`, in these
+    or other words.
 
-    section: around all calls of a turn; other forms of it are in `sections_too`. wrapper: around each call. `{id}` in a call's
-    tag stands for its id. `write` puts the strings there as they are; a reader minds no white space between tags.
+    section: around all calls of a turn; other forms of it are in `sections_too`. wrapper: around
+    each call. `{id}` in a call's tag stands for its id. `write` puts the strings there as they are;
+    a reader minds no white space between tags.
     """
 
     section: tuple[str, str] = ("", "")
@@ -42,7 +46,8 @@ class TaggedParameters:
     parameter: tuple[str, str, str] = ("<parameter=", ">", "</parameter>\n")
     between: str = "\n"  # two calls
     padding: str = ""  # stands once at either side of a value and belongs to the markup
-    types: tuple[str, str] = ("", "")  # how a parameter's tag says that the value is a string, and that it is JSON
+    # how a parameter's tag says that the value is a string, and that it is JSON
+    types: tuple[str, str] = ("", "")
     tokens: tuple[str, ...] = ()  # parts of the tags that may be tokens by themselves
     cdata: bool = False  # a value may stand in a CDATA section
     id_form: IdForm = "random"
@@ -51,18 +56,31 @@ class TaggedParameters:
     def marks(self) -> Sequence[str]:
         """All markers."""
         pairs = (self.section, *self.sections_too, self.wrapper)
-        words = [word.strip() for pair in pairs for word in pair] + [self._open_call, self._close_call]
-        return tuple(dict.fromkeys(word for word in (*words, self._open_value, self._close_value, *self.tokens) if word))
+        words = [word.strip() for pair in pairs for word in pair] + [
+            self._open_call,
+            self._close_call,
+        ]
+        return tuple(
+            dict.fromkeys(
+                word for word in (*words, self._open_value, self._close_value, *self.tokens) if word
+            )
+        )
 
     @property
     def openers(self) -> Sequence[str]:
         """What a call may begin with."""
         pairs = (self.section, *self.sections_too, self.wrapper)
-        return tuple(dict.fromkeys([word for pair in pairs if (word := pair[0].strip())] + [self._open_call]))
+        return tuple(
+            dict.fromkeys([word for pair in pairs if (word := pair[0].strip())] + [self._open_call])
+        )
 
     def write(self, calls: Sequence[Call]) -> str:
         """The calls as the model would write them."""
-        return self.section[0] + self.between.join(self._written(*numbered) for numbered in enumerate(calls)) + self.section[1]
+        return (
+            self.section[0]
+            + self.between.join(self._written(*numbered) for numbered in enumerate(calls))
+            + self.section[1]
+        )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read calls from one of the openers on. False: none stands here, nothing was put out."""
@@ -71,7 +89,9 @@ class TaggedParameters:
         if bare:
             source.place -= len(opener)
         closers = [
-            pair[1].strip() for pair in (self.section, *self.sections_too) if pair[0] and (bare or pair[0].strip() == opener)
+            pair[1].strip()
+            for pair in (self.section, *self.sections_too)
+            if pair[0] and (bare or pair[0].strip() == opener)
         ]
         begun = False
         while True:
@@ -127,7 +147,9 @@ class TaggedParameters:
     def _close_value(self) -> str:
         return self.parameter[2].strip()
 
-    def _read_call(self, source: Incoming, parts: CallParts, *, bare: bool, wrapped: bool) -> Waiting[bool]:
+    def _read_call(
+        self, source: Incoming, parts: CallParts, *, bare: bool, wrapped: bool
+    ) -> Waiting[bool]:
         if not (yield from source.taken(*_forms(self._open_call))):
             read = wrapped and (yield from read_json_call(source, parts))
             if read:
@@ -138,7 +160,9 @@ class TaggedParameters:
         if tool is None or (bare and not tool.declared):
             return False
         parts.begin(
-            tool, call_id=tag.id if tag else "", repair="missing_open" if bare and (self.wrapper[0] or self.section[0]) else ""
+            tool,
+            call_id=tag.id if tag else "",
+            repair="missing_open" if bare and (self.wrapper[0] or self.section[0]) else "",
         )
         yield from self._read_values(source, parts)
         return True
@@ -163,12 +187,20 @@ class TaggedParameters:
             return
 
     def _read_wrapped(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[bool]:
-        """Read a parameter that may hold all arguments as one object. False: it does not, and was given as what it is."""
+        """Read a parameter that may hold all arguments as one object.
+
+        False: it does not, and was given as what it is.
+        """
         raw = yield from read_raw_value(source, parts, self._value_ends(), padding=self.padding)
         yield from source.skip_space()
         follows = yield from source.standing(_forms(self._open_value))
         found = from_json(raw.strip())
-        if isinstance(found, dict) and found and found.keys() <= parts.types.properties.keys() and not follows:
+        if (
+            isinstance(found, dict)
+            and found
+            and found.keys() <= parts.types.properties.keys()
+            and not follows
+        ):
             parts.repair("wrapped_arguments")
             parts.json(raw.strip())
             parts.given.update(found)
@@ -189,7 +221,9 @@ class TaggedParameters:
         parts.key(tag.name)
         ends = self._value_ends()
         if self.cdata and (yield from source.taken(_CDATA[0])):
-            yield from read_value(source, parts, (ValueEnd(_CDATA[1], (self._close_value,)),), types=types)
+            yield from read_value(
+                source, parts, (ValueEnd(_CDATA[1], (self._close_value,)),), types=types
+            )
             yield from source.taken(self._close_value)
             return
         yield from read_value(source, parts, ends, types=types, padding=self.padding)
@@ -197,17 +231,41 @@ class TaggedParameters:
     def _value_ends(self) -> tuple[ValueEnd, ...]:
         """A closing tag in a value ends it only if the call goes on behind it as calls do."""
         wrapper, section = self.wrapper[1].strip(), self.section[1].strip()
-        outer = tuple(mark for mark in (wrapper, section, *(pair[1].strip() for pair in self.sections_too)) if mark)
+        outer = tuple(
+            mark
+            for mark in (wrapper, section, *(pair[1].strip() for pair in self.sections_too))
+            if mark
+        )
         again = tuple(mark for mark in (self.wrapper[0].strip(), self._open_call) if mark)
         ends = [
             ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call)),
             ValueEnd(self._close_value, outer, last=(*outer, *again)),
-            ValueEnd(self._close_call, outer or again, last=(*outer, *again), closes=False, repair="unclosed_value"),
-            ValueEnd("\n" + self._open_value, (">",), closes=False, repair="unclosed_value", names_parameter=True),
+            ValueEnd(
+                self._close_call,
+                outer or again,
+                last=(*outer, *again),
+                closes=False,
+                repair="unclosed_value",
+            ),
+            ValueEnd(
+                "\n" + self._open_value,
+                (">",),
+                closes=False,
+                repair="unclosed_value",
+                names_parameter=True,
+            ),
         ]
-        return (*ends, *(ValueEnd(mark, (section or again[0],), closes=False, repair="unclosed_value") for mark in outer[:1]))
+        return (
+            *ends,
+            *(
+                ValueEnd(mark, (section or again[0],), closes=False, repair="unclosed_value")
+                for mark in outer[:1]
+            ),
+        )
 
-    def _read_end(self, source: Incoming, parts: CallParts, *, complete: bool = False) -> Waiting[None]:
+    def _read_end(
+        self, source: Incoming, parts: CallParts, *, complete: bool = False
+    ) -> Waiting[None]:
         """The closing tags of a call; they may be missing."""
         yield from source.skip_space()
         closed = yield from source.taken(self._close_call)
@@ -222,12 +280,17 @@ class TaggedParameters:
 
 
 def _may_wrap(name: str, parts: CallParts) -> bool:
-    """Whether the first parameter may hold all arguments: some models write them so, under a name that the tool lacks."""
+    """Whether the first parameter may hold all arguments: some models write them so, under a name
+    that the tool lacks.
+    """
     properties = parts.types.properties
     return name in _WRAPPERS and name not in properties and bool(properties) and not parts.given
 
 
 def _forms(mark: str) -> tuple[str, ...]:
-    """A tag's first word with `=NAME` and with ` name=`: models mix them up. The family's own stands first."""
+    """A tag's first word with `=NAME` and with ` name=`: models mix them up.
+
+    The family's own stands first.
+    """
     stem = mark.rstrip('"').removesuffix("=").removesuffix(" name")
     return tuple(dict.fromkeys((mark, stem + "=", stem + ' name="', stem + " name=")))

@@ -1,4 +1,7 @@
-"""Values that a model wrote as plain text, typed by the tool's JSON Schema. What fits no type stays text. Pure."""
+"""Values that a model wrote as plain text, typed by the tool's JSON Schema.
+
+What fits no type stays text. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ _ALIASES = {
     "bool": "boolean", "list": "array", "tuple": "array", "set": "array", "dict": "object", "map": "object", "none": "null",
 }  # fmt: skip
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")  # no longer than `NUMBER`
-JSON_TYPES = frozenset({"json", "object", "array", "number", "boolean", "null"})  # of a value that the model itself calls JSON
+# of a value that the model itself calls JSON
+JSON_TYPES = frozenset({"json", "object", "array", "number", "boolean", "null"})
 _MAX_DEPTH = 16  # of references and unions in a schema
 _PYTHON = Literals()
 
@@ -43,7 +47,9 @@ class ParameterTypes:
 
     def allowed(self, schema: Any) -> frozenset[str]:
         """The same of any schema of this tool."""
-        return frozenset(_ALIASES.get(name.lower(), name.lower()) for name in self._types(schema, _MAX_DEPTH))
+        return frozenset(
+            _ALIASES.get(name.lower(), name.lower()) for name in self._types(schema, _MAX_DEPTH)
+        )
 
     def value(self, key: str, raw: str) -> TypedValue:
         """A parameter's value from its text."""
@@ -51,7 +57,9 @@ class ParameterTypes:
 
     def inner(self, schema: Any, key: str) -> Any:
         """The schema of a member of an object, or else of an array's items; None: there is none."""
-        return next(chain(self._members(schema, key, _MAX_DEPTH), self._items(schema, _MAX_DEPTH)), None)
+        return next(
+            chain(self._members(schema, key, _MAX_DEPTH), self._items(schema, _MAX_DEPTH)), None
+        )
 
     def declares(self, schema: Any, key: str) -> bool:
         """Whether a schema of this tool, or a branch of it, has a member of that name."""
@@ -90,9 +98,15 @@ class ParameterTypes:
             yield from self._types(branch, depth - 1)
         named = schema.get("type")
         if named:
-            yield from (name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str))
+            yield from (
+                name
+                for name in (named if isinstance(named, list) else [named])
+                if isinstance(name, str)
+            )
         elif "enum" in schema or "const" in schema:
-            values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+            values = (
+                schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+            )
             yield from (_type_of(value) for value in values)
         elif "properties" in schema:
             yield "object"
@@ -114,7 +128,8 @@ class ParameterTypes:
 def typed(raw: str, types: frozenset[str]) -> TypedValue:
     """The value that the text stands for, given the types it may have (empty: not known).
 
-    A number keeps its spelling and valid JSON its white space: what the model wrote comes back as the same tokens.
+    A number keeps its spelling and valid JSON its white space: what the model wrote comes back as
+    the same tokens.
     """
     text = raw.strip()
     if "json" in types and from_json(text) is not None:
@@ -123,7 +138,9 @@ def typed(raw: str, types: frozenset[str]) -> TypedValue:
         return TypedValue("null")
     if "boolean" in types and text.lower() in ("true", "false"):
         return TypedValue(text.lower())
-    if ("number" in types and NUMBER.fullmatch(text)) or ("integer" in types and _INTEGER.fullmatch(text)):
+    if ("number" in types and NUMBER.fullmatch(text)) or (
+        "integer" in types and _INTEGER.fullmatch(text)
+    ):
         return TypedValue(text)
     if text[:1] in ("{", "[") and (not types or types & {"object", "array"}):
         found = _structure(text)
@@ -138,8 +155,15 @@ def typed(raw: str, types: frozenset[str]) -> TypedValue:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON text, as templates print it. Halves of characters, which no UTF-8 has, are replaced."""
-    return json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    """A value as JSON text, as templates print it.
+
+    Halves of characters, which no UTF-8 has, are replaced.
+    """
+    return (
+        json.dumps(value, ensure_ascii=False)
+        .encode("utf-16", "surrogatepass")
+        .decode("utf-16", "replace")
+    )
 
 
 def _structure(text: str) -> tuple[Any, TypedValue] | None:
@@ -149,7 +173,11 @@ def _structure(text: str) -> tuple[Any, TypedValue] | None:
         return found, TypedValue(text)
     mended = whole(text, _PYTHON)
     found = None if mended is None else from_json(mended)
-    return (found, TypedValue(mended, "python_literal")) if mended and isinstance(found, (dict, list)) else None
+    return (
+        (found, TypedValue(mended, "python_literal"))
+        if mended and isinstance(found, (dict, list))
+        else None
+    )
 
 
 def from_json(text: str) -> Any:
@@ -167,7 +195,13 @@ def _refuse(name: str) -> Any:
 def _type_of(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
-    for kind, name in ((str, "string"), (int, "integer"), (float, "number"), (Mapping, "object"), (list, "array")):
+    for kind, name in (
+        (str, "string"),
+        (int, "integer"),
+        (float, "number"),
+        (Mapping, "object"),
+        (list, "array"),
+    ):
         if isinstance(value, kind):
             return name
     return "null"

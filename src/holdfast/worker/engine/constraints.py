@@ -1,7 +1,9 @@
-"""Which tokens a sequence may draw next: grammars matched by llguidance, thoughts that have a budget. Plain Python, no MLX.
+"""Which tokens a sequence may draw next: grammars matched by llguidance, thoughts that have a
+budget. Plain Python, no MLX.
 
-A matcher follows the tokens of one answer on the host and tells, as one bit per token of the vocabulary, what may come next.
-After a preemption, a failure or a restart it is built anew by taking the tokens that were generated.
+A matcher follows the tokens of one answer on the host and tells, as one bit per token of the
+vocabulary, what may come next. After a preemption, a failure or a restart it is built anew by
+taking the tokens that were generated.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class Constraints:
         self.words_per_row = -(-vocab_size // 32)
         self._grammars = grammars
 
-    def of(self, request: SequenceRequest, *, generated: Sequence[int] = ()) -> SequenceConstraint | None:
+    def of(
+        self, request: SequenceRequest, *, generated: Sequence[int] = ()
+    ) -> SequenceConstraint | None:
         """What limits the draws of a sequence that has `generated` already; None when nothing does.
 
         Raises InvalidRequest when its grammar is none or does not allow what was generated.
@@ -35,7 +39,9 @@ class Constraints:
             return None
         constraint = SequenceConstraint(
             matcher=self._matcher(request) if request.grammar else None,
-            meter=None if request.thinking_budget is None else ThoughtMeter(request.thinking_budget),
+            meter=None
+            if request.thinking_budget is None
+            else ThoughtMeter(request.thinking_budget),
             figures=self.figures,
         )
         for token_id in generated:
@@ -46,9 +52,15 @@ class Constraints:
         return constraint
 
     def with_budget(
-        self, constraint: SequenceConstraint | None, budget: ThinkingBudget, *, generated: Sequence[int]
+        self,
+        constraint: SequenceConstraint | None,
+        budget: ThinkingBudget,
+        *,
+        generated: Sequence[int],
     ) -> SequenceConstraint:
-        """The constraint of a sequence that gets another thinking budget after it has `generated` these tokens."""
+        """The constraint of a sequence that gets another thinking budget after it has `generated`
+        these tokens.
+        """
         if constraint is None:
             self.figures.sequences += 1
             constraint = SequenceConstraint(matcher=None, meter=None, figures=self.figures)
@@ -83,11 +95,13 @@ class SequenceConstraint:
         """The one token that has to come, whatever the model says; None where it may choose."""
         due = () if self.meter is None else self.meter.due
         if not due or (self.matcher is not None and not self.matcher.allows(due)):
-            return None  # a grammar has the last word; inside a character, say, the thought goes on for a token
+            # a grammar has the last word; inside a character, say, the thought goes on for a token
+            return None
         return due[0]
 
     def fill(self, words: Words) -> bool:
-        """Write into `words`, one row, what may come next; False, and nothing of use in there, when anything may.
+        """Write into `words`, one row, what may come next; False, and nothing of use in there, when
+        anything may.
 
         When nothing may, there is a `failure`.
         """
@@ -98,7 +112,10 @@ class SequenceConstraint:
         self.figures.masks += 1
         self.figures.mask_seconds += time.perf_counter() - began_at
         if not is_open:
-            self._fail(f"the grammar cannot be followed any further: {self.matcher.error or 'it allows no token here'}")
+            self._fail(
+                "the grammar cannot be followed any further: "
+                f"{self.matcher.error or 'it allows no token here'}"
+            )
         return is_open
 
     def _fail(self, reason: str) -> None:

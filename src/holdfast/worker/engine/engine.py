@@ -1,12 +1,16 @@
-"""Executes step plans: one forward pass (as the layout has it), one vectorized draw. Device thread only.
+"""Executes step plans: one forward pass (as the layout has it), one vectorized draw.
 
-Steps can be pipelined: `dispatch` lays a step out lazily, with the tokens that the step before is still drawing; it is launched
-when that one has ended. Building the graph of the next step thus overlaps with computing this one, and nothing holds the KV
-buffers of a running step when the next one starts, so they are updated in place. (Launching earlier copies every KV buffer once
-per step on the CPU: measured 3.5 ms against 0.3 ms at 134 MB.)
+Device thread only.
 
-Where a sequence is constrained, what it may draw depends on the token before, which the host has to know. Then the forward
-pass is laid out and launched as ever, and the draw follows while it runs: the token is taken, the mask filled, the draw laid out.
+Steps can be pipelined: `dispatch` lays a step out lazily, with the tokens that the step before is
+still drawing; it is launched when that one has ended. Building the graph of the next step thus
+overlaps with computing this one, and nothing holds the KV buffers of a running step when the next
+one starts, so they are updated in place. (Launching earlier copies every KV buffer once per step on
+the CPU: measured 3.5 ms against 0.3 ms at 134 MB.)
+
+Where a sequence is constrained, what it may draw depends on the token before, which the host has to
+know. Then the forward pass is laid out and launched as ever, and the draw follows while it runs:
+the token is taken, the mask filled, the draw laid out.
 """
 
 from __future__ import annotations
@@ -40,28 +44,35 @@ from holdfast.worker.kv.snapshot import can_be_kept, form_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCosts:
-    """Bytes that a sequence's live state takes, for each token and once; and in which form it can be kept."""
+    """Bytes that a sequence's live state takes, for each token and once; and in which form it can
+    be kept.
+    """
 
     bytes_per_token: int
     fixed_bytes: int
-    form: ModelForm | None  # of what can be kept of a sequence; None when its layers have no snapshot form
+    # of what can be kept of a sequence; None when its layers have no snapshot form
+    form: ModelForm | None
 
 
 class Engine:
     """Live sequences of one model, advanced step by step."""
 
-    def __init__(self, runner: Runner, *, vocab_size: int, constraints: Constraints | None = None) -> None:
+    def __init__(
+        self, runner: Runner, *, vocab_size: int, constraints: Constraints | None = None
+    ) -> None:
         """constraints: of what sequences may draw; None: of a model that takes no grammars."""
         self._runner, self._vocab_size = runner, vocab_size
         self._constraints = constraints or Constraints(None, vocab_size=vocab_size)
         self._sequences: dict[RequestId, EngineSequence] = {}
-        self._under_way: deque[PendingStep] = deque()  # the first is launched, the others are laid out behind it
+        # the first is launched, the others are laid out behind it
+        self._under_way: deque[PendingStep] = deque()
 
     @property
     def runs_ahead(self) -> bool:
         """Whether it pays to dispatch a step before the last one is collected.
 
-        On a CPU it does not: launching takes almost as long as the step itself, since MLX lets only a few tasks wait.
+        On a CPU it does not: launching takes almost as long as the step itself, since MLX lets only
+        a few tasks wait.
         """
         return mx.default_device() != mx.Device(mx.cpu)
 
@@ -84,19 +95,24 @@ class Engine:
         prefix: Prefix | None = None,
         keep: KeepPolicy | None = None,
     ) -> LiveState:
-        """Begin a sequence, or begin it again after a preemption with the tokens that it had generated.
+        """Begin a sequence, or begin it again after a preemption with the tokens that it had
+        generated.
 
-        prefix: what to begin from; the tokens that the returned state holds are not to be read. keep: what to copy out while it
-        runs. Raises SnapshotMismatch when the prefix does not fit the model, InvalidRequest when the grammar is none or the
-        model cannot embed; the sequence is not open then.
+        prefix: what to begin from; the tokens that the returned state holds are not to be read.
+        keep: what to copy out while it runs. Raises SnapshotMismatch when the prefix does not fit
+        the model, InvalidRequest when the grammar is none or the model cannot embed; the sequence
+        is not open then.
         """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
         if request.pooling is not None and not self.embedding_dimensions:
             raise NoEmbeddings
         live = LiveState(self._runner.fresh_layers())
-        sequence = EngineSequence.begin(request, live=live, vocab_size=self._vocab_size, generated=generated)
+        sequence = EngineSequence.begin(
+            request, live=live, vocab_size=self._vocab_size, generated=generated
+        )
         sequence.constraint = self._constraints.of(request, generated=generated)
-        if prefix is not None:  # now that nothing of the request can be wrong any more: what is taken over is gone
+        # now that nothing of the request can be wrong any more: what is taken over is gone
+        if prefix is not None:
             sequence.begin_behind(prefix)
         sequence.reserve(capacity_tokens)
         sequence.keep = keep
@@ -104,27 +120,41 @@ class Engine:
         return sequence.live
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
-        """Reserve more room; the next append begins another buffer, or copies once where layers keep to one."""
+        """Reserve more room; the next append begins another buffer, or copies once where layers
+        keep to one.
+        """
         self._sequences[request_id].reserve(capacity_tokens)
 
-    def limit_thoughts(self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]) -> None:
-        """Give an open sequence another thinking budget. No step with a span of it may be under way.
+    def limit_thoughts(
+        self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]
+    ) -> None:
+        """Give an open sequence another thinking budget.
+
+        No step with a span of it may be under way.
 
         generated: all tokens that it has drawn.
         """
         sequence = self._sequences[request_id]
-        sequence.constraint = self._constraints.with_budget(sequence.constraint, budget, generated=generated)
+        sequence.constraint = self._constraints.with_budget(
+            sequence.constraint, budget, generated=generated
+        )
 
     def close(self, request_id: RequestId) -> None:
-        """Drop a sequence and its state. Steps that are under way may still hold it; their results for it are to be ignored."""
+        """Drop a sequence and its state.
+
+        Steps that are under way may still hold it; their results for it are to be ignored.
+        """
         del self._sequences[request_id]
 
     def dispatch(self, plan: StepPlan) -> PendingStep:
         """Lay out a step, and launch it when nothing else is under way; does not wait.
 
-        Behind a step with constrained sequences that is not launched nothing can be laid out: their tokens are not drawn yet.
+        Behind a step with constrained sequences that is not launched nothing can be laid out: their
+        tokens are not drawn yet.
         """
-        assert all(ahead.undrawn is None for ahead in self._under_way), "the step before is not drawn yet"
+        assert all(ahead.undrawn is None for ahead in self._under_way), (
+            "the step before is not drawn yet"
+        )
         spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
         logits = self._runner.forward(spans, StepContext())
         pending = self._draw(spans, logits)
@@ -140,7 +170,9 @@ class Engine:
         return pending
 
     def collect(self, pending: PendingStep) -> tuple[SpanResult, ...]:
-        """Wait for a step, launch the one that was laid out behind it, and return the results, one per span."""
+        """Wait for a step, launch the one that was laid out behind it, and return the results, one
+        per span.
+        """
         assert self._under_way[0] is pending, "steps are collected in the order of their dispatch"
         try:
             prompt_logprobs = self._wait(pending)
@@ -182,7 +214,9 @@ class Engine:
             pending.outputs.extend(kept.arrays())
 
     def _trim_the_others(self, pending: PendingStep) -> None:
-        """A sequence that pauses lets go of the states of those it last decoded with; some may have ended."""
+        """A sequence that pauses lets go of the states of those it last decoded with; some may have
+        ended.
+        """
         busy = {id(each.sequence) for each in pending.spans}
         for sequence in self._sequences.values():
             if not sequence.is_trimmed and id(sequence) not in busy:
@@ -190,7 +224,10 @@ class Engine:
                 pending.outputs.extend(sequence.arrays())
 
     def check_device(self) -> None:
-        """Compute something that is known. Raises what the device raises, RuntimeError when it is wrong."""
+        """Compute something that is known.
+
+        Raises what the device raises, RuntimeError when it is wrong.
+        """
         ones = mx.ones((16, 16))
         if (ones @ ones).sum().item() != 16**3:
             raise RuntimeError("the device does not compute any more")
@@ -212,7 +249,8 @@ class Engine:
         return costs
 
     def measure_step(self, tokens: int) -> tuple[int, int]:
-        """What a step takes beside weights and KV that reads so many tokens: bytes at its peak, and bytes kept for the next one.
+        """What a step takes beside weights and KV that reads so many tokens: bytes at its peak, and
+        bytes kept for the next one.
 
         Compiles the kernels that prompts need on the way.
         """
@@ -267,7 +305,9 @@ class Engine:
                     pending.pooled[request_id] = sequence.embedding()
 
     def _draw_late(self, pending: PendingStep) -> None:
-        """Draw in a launched step that has constrained sequences, since it is known now what they have drawn before."""
+        """Draw in a launched step that has constrained sequences, since it is known now what they
+        have drawn before.
+        """
         if pending.undrawn is not None:
             logits, pending.undrawn = pending.undrawn, None
             self._draw_rows(pending, logits)
@@ -284,7 +324,9 @@ class Engine:
         pending.outputs.extend(drawn.arrays())
 
     def _wait(self, pending: PendingStep) -> dict[RequestId, tuple[TokenLogprob, ...]]:
-        """Returns the scores of prompts: before the next step is launched, lest what was drawn here waits for it."""
+        """Returns the scores of prompts: before the next step is launched, lest what was drawn here
+        waits for it.
+        """
         if pending.outputs:
             launch(pending)
         if pending.drawn is not None:

@@ -1,7 +1,8 @@
-"""What makes one model's keys and values useless to another: weights, configuration, tokenizer, templates, and the code.
+"""What makes one model's keys and values useless to another: weights, configuration, tokenizer,
+templates, and the code.
 
-Paths and dates are not part of it, so that a copy of a model finds what the original has read, and new weights under an old
-path do not. Every file counts as a whole.
+Paths and dates are not part of it, so that a copy of a model finds what the original has read, and
+new weights under an old path do not. Every file counts as a whole.
 """
 
 from __future__ import annotations
@@ -20,20 +21,24 @@ from holdfast.errors import ModelLoadError
 from holdfast.models.file_hashing import ModelChanged
 from holdfast.models.model_folder import WEIGHT_FILES, read_json
 
-# A fingerprint begins with the format. Those of format 1 were 64 hexadecimal digits, made of samples of large files. Format 2
-# named our own files by the folders that they lay in then, so that no model has such a fingerprint any more.
+# A fingerprint begins with the format. Those of format 1 were 64 hexadecimal digits, made of
+# samples of large files. Format 2 named our own files by the folders that they lay in then, so that
+# no model has such a fingerprint any more.
 FINGERPRINT_FORMAT = 3
 _PREFIX = f"{FINGERPRINT_FORMAT}-"
 
 _CONFIG = "config.json"
-# Adapters are not loaded by this version; the names are those under which mlx-lm and others keep them beside a model.
+# Adapters are not loaded by this version; the names are those under which mlx-lm and others keep
+# them beside a model.
 _FILES_OF_A_MODEL = (
     WEIGHT_FILES, "adapter*.safetensors", "adapter_config.json", _CONFIG, "hf_quant_config.json",
     "tokenizer*", "*.tiktoken", "spiece.model", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
     "chat_template*", "additional_chat_templates/*.jinja",
 )  # fmt: skip
 # Parts of a configuration that say nothing about what is computed.
-_IRRELEVANT_KEYS = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
+_IRRELEVANT_KEYS = frozenset(
+    {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+)
 # Our own files that decide what numbers a kept state has.
 _OWN_CODE = (
     "worker/engine/attention_seam.py",
@@ -48,10 +53,11 @@ _OWN_CODE = (
 
 
 def files_of_identity(folder: Path, *, runs_own_code: bool) -> dict[str, Path]:
-    """Name → path of every file that makes the model in `folder` what it is, and of the code that computes with it.
+    """Name → path of every file that makes the model in `folder` what it is, and of the code that
+    computes with it.
 
-    runs_own_code: Python files of the folder are run. They may read whatever lies beside them, so all of it counts then; else
-    none of them does, for nobody runs them.
+    runs_own_code: Python files of the folder are run. They may read whatever lies beside them, so
+    all of it counts then; else none of them does, for nobody runs them.
     """
     files = dict(_everything(folder) if runs_own_code else _matching(folder, _FILES_OF_A_MODEL))
     return {f"model/{name}": path for name, path in files.items()} | _code()
@@ -65,16 +71,24 @@ def runs_own_code(folder: Path, *, trust_remote_code: bool) -> bool:
         return False
 
 
-def model_fingerprint(folder: Path, hashes: Mapping[str, str], *, computed_as: str, versions: Iterable[str]) -> str:
+def model_fingerprint(
+    folder: Path, hashes: Mapping[str, str], *, computed_as: str, versions: Iterable[str]
+) -> str:
     """The name of everything that shapes the states of the model in `folder`.
 
-    hashes: of `files_of_identity`, by name. computed_as: the compute format (dtype, packed or unpacked weights, codec), which
-    rounds differently. versions: of the packages that compute. Raises ModelChanged.
+    hashes: of `files_of_identity`, by name. computed_as: the compute format (dtype, packed or
+    unpacked weights, codec), which rounds differently. versions: of the packages that compute.
+    Raises ModelChanged.
     """
     digest = hashlib.blake2b(digest_size=32)
     _add(digest, f"holdfast {FINGERPRINT_FORMAT}", computed_as, *versions)
     configuration = f"model/{_CONFIG}"
-    _add(digest, json.dumps(_relevant(_read_as_hashed(folder / _CONFIG, hashes[configuration])), sort_keys=True))
+    _add(
+        digest,
+        json.dumps(
+            _relevant(_read_as_hashed(folder / _CONFIG, hashes[configuration])), sort_keys=True
+        ),
+    )
     for name in sorted(hashes.keys() - {configuration}):
         _add(digest, name, hashes[name])
     return _PREFIX + digest.hexdigest()
@@ -120,10 +134,17 @@ def _everything(folder: Path) -> dict[str, Path]:
 
 
 def _code() -> dict[str, Path]:
-    """mlx-lm as it is installed, and what of Holdfast shapes a state. Looked up without importing anything."""
+    """mlx-lm as it is installed, and what of Holdfast shapes a state.
+
+    Looked up without importing anything.
+    """
     package = importlib.util.find_spec("mlx_lm")
     places = [] if package is None else list(package.submodule_search_locations or ())
-    theirs = {f"mlx_lm/{name}": path for place in places for name, path in _matching(Path(place), ("**/*.py",)).items()}
+    theirs = {
+        f"mlx_lm/{name}": path
+        for place in places
+        for name, path in _matching(Path(place), ("**/*.py",)).items()
+    }
     ours = _matching(Path(__file__).parents[2], _OWN_CODE)
     return theirs | {f"holdfast/{name}": path for name, path in ours.items()}
 

@@ -1,4 +1,7 @@
-"""Grammars of one model, compiled by llguidance: the one place of a worker that knows that library. Plain Python, no MLX."""
+"""Grammars of one model, compiled by llguidance: the one place of a worker that knows that library.
+
+Plain Python, no MLX.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,20 @@ from holdfast.models.tokenizer_files import (
 if TYPE_CHECKING:  # 30 ms and 6 MB, which nobody pays who never constrains anything
     from llguidance import LLMatcher, LLTokenizer
 
-Words: TypeAlias = npt.NDArray[np.int32]  # bit i % 32 of word i // 32 is set where token i is allowed
+# bit i % 32 of word i // 32 is set where token i is allowed
+Words: TypeAlias = npt.NDArray[np.int32]
 
 KEPT_GRAMMARS = 32  # compiled, for the next request with the same one
-LARGE_FILE_BYTES = 1 << 20  # from there on a tokenizer takes longer than a step (0.3 s with 131,000 tokens), and is prepared
+# from there on a tokenizer takes longer than a step (0.3 s with 131,000 tokens), and is prepared
+LARGE_FILE_BYTES = 1 << 20
 _LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarVocabulary:
-    """What a grammar has to know of a tokenizer: the text of tokenizer.json, and all ids that end an answer."""
+    """What a grammar has to know of a tokenizer: the text of tokenizer.json, and all ids that end
+    an answer.
+    """
 
     tokenizer_json: str
     end_token_ids: tuple[int, ...]
@@ -50,14 +57,23 @@ class GrammarVocabulary:
 
 
 class GrammarMatcher:
-    """Follows the tokens of one answer through a grammar, which may end it by any of the answer's own end tokens."""
+    """Follows the tokens of one answer through a grammar, which may end it by any of the answer's
+    own end tokens.
+    """
 
     __slots__ = ("_end_token_id", "_matcher", "_own_end_token_ids", "_tokenizer")
 
     def __init__(
-        self, matcher: LLMatcher, tokenizer: LLTokenizer, *, end_token_id: int, own_end_token_ids: tuple[int, ...]
+        self,
+        matcher: LLMatcher,
+        tokenizer: LLTokenizer,
+        *,
+        end_token_id: int,
+        own_end_token_ids: tuple[int, ...],
     ) -> None:
-        """end_token_id: one that the grammar knows; own: those that it does not, such as what ends a turn in a chat."""
+        """end_token_id: one that the grammar knows; own: those that it does not, such as what ends
+        a turn in a chat.
+        """
         self._matcher, self._tokenizer = matcher, tokenizer
         self._end_token_id, self._own_end_token_ids = end_token_id, own_end_token_ids
 
@@ -77,7 +93,9 @@ class GrammarMatcher:
         return bool(self._matcher.validate_tokens(list(token_ids)) == len(token_ids))
 
     def fill(self, words: Words) -> bool:
-        """Write the bits of one row: what may come next; whether anything may. words: as many as the vocabulary needs."""
+        """Write the bits of one row: what may come next; whether anything may. words: as many as
+        the vocabulary needs.
+        """
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if np.count_nonzero(words) == 1:
             self._cut_marker(words)
@@ -87,7 +105,8 @@ class GrammarMatcher:
         return not self._matcher.is_error() and bool(words.any())
 
     def _cut_marker(self, words: Words) -> None:
-        """Where a grammar forces text that is a marker's, llguidance gives the marker's token alone, and then refuses it.
+        """Where a grammar forces text that is a marker's, llguidance gives the marker's token
+        alone, and then refuses it.
 
         Text is made of ordinary tokens: the one of its first byte is given in its place.
         """
@@ -117,13 +136,17 @@ class Grammars:
 
     def prepare(self) -> None:
         """Begin to build a tokenizer that takes long; does not wait."""
-        if isinstance(self._source, Path) and _file_bytes(self._source / "tokenizer.json") >= LARGE_FILE_BYTES:
+        if (
+            isinstance(self._source, Path)
+            and _file_bytes(self._source / "tokenizer.json") >= LARGE_FILE_BYTES
+        ):
             threading.Thread(target=self._build_if_possible, name="holdfast-grammars").start()
 
     def matcher(self, grammar: str, *, stop_token_ids: Iterable[int] = ()) -> GrammarMatcher:
         """A new one. stop_token_ids: that end this answer, beside those of the tokenizer.
 
-        Raises InvalidRequest when the grammar is none, or the model's tokenizer cannot be used for grammars.
+        Raises InvalidRequest when the grammar is none, or the model's tokenizer cannot be used for
+        grammars.
         """
         compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
         self._compiled[grammar] = compiled
@@ -131,15 +154,23 @@ class Grammars:
             self._compiled.popitem(last=False)
         tokenizer = self._built()
         known = tokenizer.eos_tokens
-        own = tuple(token_id for token_id in stop_token_ids if token_id not in known and token_id < self._vocab_size)
-        return GrammarMatcher(compiled.deep_copy(), tokenizer, end_token_id=known[0], own_end_token_ids=own)
+        own = tuple(
+            token_id
+            for token_id in stop_token_ids
+            if token_id not in known and token_id < self._vocab_size
+        )
+        return GrammarMatcher(
+            compiled.deep_copy(), tokenizer, end_token_id=known[0], own_end_token_ids=own
+        )
 
     def _compile(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._built(), grammar, log_level=0)
         if matcher.is_error():
-            raise InvalidRequest(f"the grammar cannot be used: {first_line(matcher.get_error())}", field="grammar")
+            raise InvalidRequest(
+                f"the grammar cannot be used: {first_line(matcher.get_error())}", field="grammar"
+            )
         return matcher
 
     def _build_if_possible(self) -> None:
@@ -155,11 +186,17 @@ class Grammars:
             if self._tokenizer is None:
                 try:
                     source = self._source
-                    known = GrammarVocabulary.of_folder(source) if isinstance(source, Path) else source
+                    known = (
+                        GrammarVocabulary.of_folder(source) if isinstance(source, Path) else source
+                    )
                     ends = list(known.end_token_ids) or None
-                    self._tokenizer = LLTokenizer(known.tokenizer_json, n_vocab=self._vocab_size, eos_token=ends)
+                    self._tokenizer = LLTokenizer(
+                        known.tokenizer_json, n_vocab=self._vocab_size, eos_token=ends
+                    )
                 except (ModelLoadError, ValueError) as error:
-                    raise InvalidRequest(f"this model takes no grammar: {first_line(str(error))}", field="grammar") from error
+                    raise InvalidRequest(
+                        f"this model takes no grammar: {first_line(str(error))}", field="grammar"
+                    ) from error
             return self._tokenizer
 
 

@@ -1,11 +1,13 @@
 """Compute logits only for the positions that are asked for, and when they are asked for.
 
-A prompt chunk needs at most the logits of its last position, but a model's `__call__` ends in the vocabulary projection of all
-positions. The projection's module gets a subclass that first takes the wanted rows; parameters and their names stay as they are.
+A prompt chunk needs at most the logits of its last position, but a model's `__call__` ends in the
+vocabulary projection of all positions. The projection's module gets a subclass that first takes the
+wanted rows; parameters and their names stay as they are.
 
-What the projection takes can be set aside and projected later, some rows at a time: the logits of 2,048 positions over 152,000
-tokens are 1.2 GB. A model may change logits after its projection (scale, cap), so its `__call__` is run once more then, on
-one token that stands for nothing: at the seam the rows take its place, and since MLX is lazy, no layer is computed for it.
+What the projection takes can be set aside and projected later, some rows at a time: the logits of
+2,048 positions over 152,000 tokens are 1.2 GB. A model may change logits after its projection
+(scale, cap), so its `__call__` is run once more then, on one token that stands for nothing: at the
+seam the rows take its place, and since MLX is lazy, no layer is computed for it.
 """
 
 from __future__ import annotations
@@ -28,14 +30,19 @@ class HeadSeam:
         self._rows: mx.array | None = None
         self._aside: mx.array | None = None
         self._instead: mx.array | None = None
-        self.used = False  # whether the last block selected rows; if not, the logits are those of all positions
+        # whether the last block selected rows; if not, the logits are those of all positions
+        self.used = False
         self._set_aside: mx.array | None = None
         self.projects_later = False  # set by who has seen that `project` gives what the model gives
         self.hidden_size = 0  # of a row that is set aside; set with `projects_later`
         self._plain_classes: list[tuple[Module, type[Module]]] = []
         for name, part in model.named_modules():
             path = name.split(".")
-            if path[-1] in HEAD_NAMES and "weight" in part and not any(step.isdigit() for step in path):
+            if (
+                path[-1] in HEAD_NAMES
+                and "weight" in part
+                and not any(step.isdigit() for step in path)
+            ):
                 self._select_in(part, "__call__")
             elif hasattr(type(part), "as_linear"):
                 self._select_in(part, "as_linear")
@@ -49,7 +56,11 @@ class HeadSeam:
             return result
 
         self._plain_classes.append((part, type(part)))
-        part.__class__ = type(type(part).__name__, (type(part),), {method: project, "__module__": type(part).__module__})
+        part.__class__ = type(
+            type(part).__name__,
+            (type(part),),
+            {method: project, "__module__": type(part).__module__},
+        )
 
     def _take(self, x: mx.array) -> mx.array:
         if self.used or (self._rows is None and self._aside is None and self._instead is None):
@@ -69,11 +80,14 @@ class HeadSeam:
         self._plain_classes.clear()
 
     @contextmanager
-    def selecting(self, rows: mx.array | None, *, aside: mx.array | None = None) -> Iterator[HeadSeam]:
-        """Within the block the projection sees only these rows of the flattened (batch * length) positions, as shape (rows, 1).
+    def selecting(
+        self, rows: mx.array | None, *, aside: mx.array | None = None
+    ) -> Iterator[HeadSeam]:
+        """Within the block the projection sees only these rows of the flattened (batch * length)
+        positions, as shape (rows, 1).
 
-        None: no selection. aside: rows that `take_aside` gives after the block. Then `.used` tells whether the model's head went
-        through the seam.
+        None: no selection. aside: rows that `take_aside` gives after the block. Then `.used` tells
+        whether the model's head went through the seam.
         """
         self._rows, self._aside, self.used, self._set_aside = rows, aside, False, None
         try:
@@ -82,12 +96,17 @@ class HeadSeam:
             self._rows = self._aside = None
 
     def take_aside(self) -> mx.array | None:
-        """What the projection was given in the rows to be set aside, [rows, hidden], once; None if it was not reached."""
+        """What the projection was given in the rows to be set aside, [rows, hidden], once; None if
+        it was not reached.
+        """
         taken, self._set_aside = self._set_aside, None
         return taken
 
     def project(self, rows: mx.array) -> mx.array:
-        """The logits of rows that were set aside, [rows, vocabulary]. Lazy. Only right where `projects_later`."""
+        """The logits of rows that were set aside, [rows, vocabulary].
+
+        Lazy. Only right where `projects_later`.
+        """
         self._instead, self.used = rows, False
         try:
             logits: mx.array = self._model(mx.zeros((1, 1), dtype=mx.int32))

@@ -1,8 +1,10 @@
-"""Attention by numpy on all cores, where MLX has no fused kernel and its softmax uses one core: on Linux without a GPU.
+"""Attention by numpy on all cores, where MLX has no fused kernel and its softmax uses one core: on
+Linux without a GPU.
 
-There most of the time of reading a long prompt goes into exponentials, one at a time, on one core. numpy computes them with
-vector instructions and lets go of the interpreter, so the heads of all spans are shared out over threads, in blocks that fit a
-core's cache. Measured against mx.fast on 4 cores: 7 to 15 times as fast, see docs/lab-log.md.
+There most of the time of reading a long prompt goes into exponentials, one at a time, on one core.
+numpy computes them with vector instructions and lets go of the interpreter, so the heads of all
+spans are shared out over threads, in blocks that fit a core's cache. Measured against mx.fast on 4
+cores: 7 to 15 times as fast, see docs/lab-log.md.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class AttentionSpan:
     """The queries of one sequence's span and all that the last of them may see."""
 
     queries: mx.array  # scaled, [1, heads, tokens, head_dim]
-    parts: Sequence[tuple[mx.array, mx.array]]  # adjoining: keys [1, kv_heads, tokens, head_dim], values […, value_dim]
+    # adjoining: keys [1, kv_heads, tokens, head_dim], values […, value_dim]
+    parts: Sequence[tuple[mx.array, mx.array]]
     window: int | None  # how many positions a query sees, its own included; None: all
 
     @property
@@ -61,7 +64,8 @@ class AttentionSpan:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Queries, their keys and values, and where the result goes: [rows, head_dim], [columns, …], [columns, …], [rows, value_dim].
+    """Queries, their keys and values, and where the result goes: [rows, head_dim], [columns, …],
+    [columns, …], [rows, value_dim].
 
     Or all heads of a span, with the heads as one dimension more in front. parts: adjoining columns.
     """
@@ -87,9 +91,12 @@ class _Block:
 
 
 def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
-    """Whether `attend` is to be taken: where prompts are read. Decoding waits for memory, not for exponentials.
+    """Whether `attend` is to be taken: where prompts are read.
 
-    host_scores: from so many on it is faster than MLX, mostly SCORES_WORTH_IT; probes and tests have other numbers.
+    Decoding waits for memory, not for exponentials.
+
+    host_scores: from so many on it is faster than MLX, mostly SCORES_WORTH_IT; probes and tests
+    have other numbers.
     """
     if sys.platform != "linux" or all(span.tokens == 1 for span in spans):
         return False
@@ -97,55 +104,81 @@ def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
 
 
 def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx.array]:
-    """Causal attention of each span over its own keys, computed in float32: [1, heads, tokens, value_dim] each, in their type.
+    """Causal attention of each span over its own keys, computed in float32: [1, heads, tokens,
+    value_dim] each, in their type.
 
-    Evaluates what the spans depend on. sinks: [heads], a score per head that takes weight and has no value.
-    A query's result depends on its own keys alone, up to the rounding of products of another number of rows.
+    Evaluates what the spans depend on. sinks: [heads], a score per head that takes weight and has
+    no value. A query's result depends on its own keys alone, up to the rounding of products of
+    another number of rows.
     """
-    lazy = [[_as_float32(array) for array in (span.queries, *itertools.chain(*span.parts))] for span in spans]
+    lazy = [
+        [_as_float32(array) for array in (span.queries, *itertools.chain(*span.parts))]
+        for span in spans
+    ]
     mx.eval(lazy, *([] if sinks is None else [sinks]))
     extra = None if sinks is None else np.array(sinks.astype(mx.float32))
     results: list[_Array] = []
     work: list[Callable[[], None]] = []
     for span, arrays in zip(spans, lazy, strict=True):
-        queries, *pairs = (np.array(array, copy=False)[0] for array in arrays)  # views, gone before the next append
+        # views, gone before the next append
+        queries, *pairs = (np.array(array, copy=False)[0] for array in arrays)
         parts = list(zip(pairs[::2], pairs[1::2], strict=True))
         results.append(np.empty((*queries.shape[:2], pairs[1].shape[2]), np.float32))
         work.extend(_pieces(_Block(queries, parts, results[-1]), window=span.window, sinks=extra))
     _run_all(work)
-    return [mx.array(result[None]).astype(span.queries.dtype) for span, result in zip(spans, results, strict=True)]
+    return [
+        mx.array(result[None]).astype(span.queries.dtype)
+        for span, result in zip(spans, results, strict=True)
+    ]
 
 
 def _as_float32(array: mx.array) -> mx.array:
     return array if array.dtype == mx.float32 else array.astype(mx.float32)
 
 
-def _pieces(heads: _Block, *, window: int | None, sinks: _Array | None) -> Iterator[Callable[[], None]]:
-    """Pieces of work that write different parts of the result: rows of one head, or all few rows of heads that share keys."""
+def _pieces(
+    heads: _Block, *, window: int | None, sinks: _Array | None
+) -> Iterator[Callable[[], None]]:
+    """Pieces of work that write different parts of the result: rows of one head, or all few rows of
+    heads that share keys.
+    """
     tokens, held, kv_heads = heads.queries.shape[1], heads.columns, len(heads.parts[0][0])
     shared = len(heads.queries) // kv_heads
     together = max(1, min(shared, _MIN_ROWS // tokens, len(heads.queries) // _threads()))
     rows = min(tokens, max(_MIN_ROWS, _BLOCK_SCORES // held))
-    firsts = itertools.chain(*(range(head, head + shared, together) for head in range(0, len(heads.queries), shared)))
+    firsts = itertools.chain(
+        *(range(head, head + shared, together) for head in range(0, len(heads.queries), shared))
+    )
     for first, start in itertools.product(firsts, range(0, tokens, rows)):
         asking = slice(start, min(start + rows, tokens))
         group = slice(first, min(first + together, (first // shared + 1) * shared))
-        seen = slice(0 if window is None else max(0, held - tokens + start + 1 - window), held - tokens + asking.stop)
+        seen = slice(
+            0 if window is None else max(0, held - tokens + start + 1 - window),
+            held - tokens + asking.stop,
+        )
         queries, result = heads.queries[group, asking], heads.result[group, asking]
         if together > 1:  # all tokens then, so that this is a view of the result
-            queries, result = queries.reshape(-1, queries.shape[2]), result.reshape(-1, result.shape[2])
+            queries, result = (
+                queries.reshape(-1, queries.shape[2]),
+                result.reshape(-1, result.shape[2]),
+            )
         else:
             queries, result = queries[0], result[0]
         block = _Block(queries, heads.of_head(first // shared, seen), result)
         hidden = _hidden(asking.stop - start, block.columns, window)
         yield partial(
-            _attend, block, hidden=hidden, sinks=None if sinks is None else np.repeat(sinks[group], asking.stop - start)[:, None]
+            _attend,
+            block,
+            hidden=hidden,
+            sinks=None if sinks is None else np.repeat(sinks[group], asking.stop - start)[:, None],
         )
 
 
 @lru_cache(maxsize=8)
 def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
-    """Which of the last columns of a block must get no weight, [rows, some of the columns]; None: every query sees everything."""
+    """Which of the last columns of a block must get no weight, [rows, some of the columns]; None:
+    every query sees everything.
+    """
     if window is not None and columns > window:
         position = np.arange(columns - rows, columns)[:, None]
         column = np.arange(columns)[None]
@@ -172,16 +205,23 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
     if sinks is not None:
         total += np.exp(sinks - top)
     runs = zip(ends, (values for _, values in block.parts), strict=True)
-    attended = [_weighted(scores[:, end - len(values) : end], values, step=step) for end, values in runs]
+    attended = [
+        _weighted(scores[:, end - len(values) : end], values, step=step) for end, values in runs
+    ]
     np.divide(sum(attended[1:], start=attended[0]), total, out=block.result)
 
 
 def _step(queries: _Array) -> int:
     """Of so many keys at a time products are fastest; 0: of all at once.
 
-    For AVX-512 OpenBLAS has kernels for small products that pack nothing. For few rows packing is most of the work.
+    For AVX-512 OpenBLAS has kernels for small products that pack nothing. For few rows packing is
+    most of the work.
     """
-    step = min(1024, _SMALL_PRODUCT // queries.size) if len(queries) <= _FEW_ROWS and _has_small_products() else 0
+    step = (
+        min(1024, _SMALL_PRODUCT // queries.size)
+        if len(queries) <= _FEW_ROWS and _has_small_products()
+        else 0
+    )
     return step if step >= _LEAST_STEP else 0
 
 
@@ -219,10 +259,13 @@ _libraries = cache(blas_of_numpy)
 
 @cache
 def _has_small_products() -> bool:
-    return any(library.core in ("SkylakeX", "Cooperlake", "SapphireRapids") for library in _libraries())
+    return any(
+        library.core in ("SkylakeX", "Cooperlake", "SapphireRapids") for library in _libraries()
+    )
 
 
-_one_at_a_time = threading.Lock()  # models of one process: each would restore the other's number of threads
+# models of one process: each would restore the other's number of threads
+_one_at_a_time = threading.Lock()
 
 
 @cache
@@ -234,14 +277,19 @@ def _threads() -> int:
 @cache
 def _helpers() -> ThreadPoolExecutor | None:
     """The threads that work beside the one that asks; None with one core."""
-    return ThreadPoolExecutor(_threads() - 1, thread_name_prefix="attention") if _threads() > 1 else None
+    return (
+        ThreadPoolExecutor(_threads() - 1, thread_name_prefix="attention")
+        if _threads() > 1
+        else None
+    )
 
 
 @contextmanager
 def _products_on_one_thread() -> Iterator[None]:
     """Our threads share the work out: a product that did too would wait for the others'.
 
-    Set and undone each time, which takes a microsecond: as a library, Holdfast runs in a process where others may use numpy.
+    Set and undone each time, which takes a microsecond: as a library, Holdfast runs in a process
+    where others may use numpy.
     """
     before = [(library, library.get()) for library in _libraries()]
     try:
@@ -254,7 +302,10 @@ def _products_on_one_thread() -> Iterator[None]:
 
 
 def _run_all(work: Sequence[Callable[[], None]]) -> None:
-    """Do all pieces of work, each thread taking the next one as it becomes free. Raises what a piece raised."""
+    """Do all pieces of work, each thread taking the next one as it becomes free.
+
+    Raises what a piece raised.
+    """
     left = iter(work)  # gives each piece to one thread only
 
     def take() -> None:
@@ -279,5 +330,6 @@ def _started(task: Callable[[], None], count: int) -> Iterator[Future[None]]:
     for _ in range(count):
         try:
             yield helpers.submit(task)
-        except RuntimeError:  # the interpreter is ending and takes no more tasks: the one who asks does it all
+        except RuntimeError:
+            # the interpreter is ending and takes no more tasks: the one who asks does it all
             return

@@ -1,9 +1,11 @@
-"""Draw tokens by numpy where the logits lie in host memory anyway: on a CPU, from large vocabularies, without top-k.
+"""Draw tokens by numpy where the logits lie in host memory anyway: on a CPU, from large
+vocabularies, without top-k.
 
-There MLX computes exponentials one at a time, 13 ns each, and a nucleus takes 21 passes over the vocabulary. Here the largest
-entries of groups of tokens bound what the rest can weigh. Where the bounds decide which tokens are in the nucleus, only those
-that may be get an exponential; where they do not, all get one (0.5 ns each, with vector instructions), but few are sorted.
-What is drawn is what `sampling_draw` draws, up to rounding: the random numbers of a token are the same.
+There MLX computes exponentials one at a time, 13 ns each, and a nucleus takes 21 passes over the
+vocabulary. Here the largest entries of groups of tokens bound what the rest can weigh. Where the
+bounds decide which tokens are in the nucleus, only those that may be get an exponential; where they
+do not, all get one (0.5 ns each, with vector instructions), but few are sorted. What is drawn is
+what `sampling_draw` draws, up to rounding: the random numbers of a token are the same.
 """
 
 from __future__ import annotations
@@ -19,13 +21,22 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.wire.requests import SamplingParams
-from holdfast.worker.engine.host_rows import LARGE_VOCABULARY, Floats, GroupedRow, Ids, on_host, rows_of
+from holdfast.worker.engine.host_rows import (
+    LARGE_VOCABULARY,
+    Floats,
+    GroupedRow,
+    Ids,
+    on_host,
+    rows_of,
+)
 from holdfast.worker.engine.sampling_draw import BLOCK, HOTTEST, DrawKind
 
-_SMALLEST_FOR_NUCLEUS = 1024  # tokens: from there on numpy is faster for top-p, however many rows there are
+# tokens: from there on numpy is faster for top-p, however many rows there are
+_SMALLEST_FOR_NUCLEUS = 1024
 _ALLOWANCE = 1 / 4  # of 1 - top_p: what the tokens that are not looked at may weigh at most
 _FEW_GROUPS = 1 / 16  # of all: where more of them matter, all weights are computed
-_MANY_GROUPS = 1 / 2  # where more of them matter, so many tokens do that none are looked for among the largest
+# where more of them matter, so many tokens do that none are looked for among the largest
+_MANY_GROUPS = 1 / 2
 _SORTED_AT_ONCE = 4096  # weights, which takes 30 µs
 _ROUNDING_NATS = 1e-3  # more than sums and logarithms of one block can be off
 
@@ -34,32 +45,46 @@ _Words: TypeAlias = npt.NDArray[np.uint32]
 
 
 def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
-    """Whether numpy is faster than MLX here. The same for all rows of a kind, so that nobody's draw depends on the batch."""
+    """Whether numpy is faster than MLX here.
+
+    The same for all rows of a kind, so that nobody's draw depends on the batch.
+    """
     if kind.greedy or kind.candidates or not on_host():
         return False
     return vocab_size >= (_SMALLEST_FOR_NUCLEUS if kind.nucleus else LARGE_VOCABULARY)
 
 
-def draw_on_host(logits: mx.array, *, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]]) -> mx.array:
-    """Draw one token per row, uint32 [rows]. Evaluates `logits`, fp32 [rows, vocab]; none of the rows is greedy or has top-k.
+def draw_on_host(
+    logits: mx.array, *, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]]
+) -> mx.array:
+    """Draw one token per row, uint32 [rows].
+
+    Evaluates `logits`, fp32 [rows, vocab]; none of the rows is greedy or has top-k.
 
     Tokens equal at the edge of top-p all stay. A row without a finite maximum gets token 0.
     """
     with np.errstate(all="ignore"):
-        tokens = [_draw(row, one, key) for row, one, key in zip(rows_of(logits), params, keys, strict=True)]
+        tokens = [
+            _draw(row, one, key)
+            for row, one, key in zip(rows_of(logits), params, keys, strict=True)
+        ]
     return mx.array(tokens, dtype=mx.uint32)
 
 
 @dataclass(frozen=True, slots=True)
 class FewKept:
-    """Tokens that a filter leaves, by rising id, and their weights; the likeliest token of the row weighs 1."""
+    """Tokens that a filter leaves, by rising id, and their weights; the likeliest token of the row
+    weighs 1.
+    """
 
     ids: Ids
     weights: Floats
     columns: int
 
     def draw(self, key: tuple[int, int]) -> int:
-        """Gumbel-max over the blocks that have a token left, then over the tokens of one, as `sampling_draw` does it over all."""
+        """Gumbel-max over the blocks that have a token left, then over the tokens of one, as
+        `sampling_draw` does it over all.
+        """
         block = self.ids // BLOCK
         starts = np.flatnonzero(np.diff(block, prepend=-1))
         sums = np.add.reduceat(self.weights, starts)
@@ -85,11 +110,15 @@ class ManyKept:
             sums = np.append(sums, self.weights[whole * BLOCK :].sum())
         first = BLOCK * int(np.argmax(np.log(sums) + _gumbel(key, np.arange(blocks))))
         inner = self.weights[first : first + BLOCK]
-        return first + int(np.argmax(np.log(inner) + _gumbel(key, np.arange(blocks, blocks + len(inner)))))
+        return first + int(
+            np.argmax(np.log(inner) + _gumbel(key, np.arange(blocks, blocks + len(inner))))
+        )
 
 
 class WeighedRow:
-    """A row of logits as weights, in the operations of `sampling_draw`: the likeliest token weighs 1."""
+    """A row of logits as weights, in the operations of `sampling_draw`: the likeliest token weighs
+    1.
+    """
 
     def __init__(self, row: Floats, params: SamplingParams) -> None:
         self.row = row
@@ -116,7 +145,9 @@ class WeighedRow:
         return self.weights(self.groups.maxima)
 
     def at_least(self, weight: float) -> tuple[Ids, Floats]:
-        """The tokens of all groups that have one of at least this weight, and their weights, in no order."""
+        """The tokens of all groups that have one of at least this weight, and their weights, in no
+        order.
+        """
         ids = self.groups.tokens(np.flatnonzero(self.tops >= np.float32(weight)))
         return ids, self.weights(self.row[ids])
 
@@ -159,10 +190,15 @@ def _many(weights: Floats, *, threshold: float) -> ManyKept:
 
 
 def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKept:
-    """The tokens that complete `top_p`, from bounds on what most tokens weigh if these decide it, else from what they weigh."""
+    """The tokens that complete `top_p`, from bounds on what most tokens weigh if these decide it,
+    else from what they weigh.
+    """
     rising = np.sort(row.tops)
-    unseen_at_most = np.append(0.0, np.cumsum(rising, dtype=np.float64)) * row.groups.size  # by the number of groups left out
-    left_out = _groups_within(unseen_at_most, _ALLOWANCE * (1.0 - top_p) * unseen_at_most[-1] / row.groups.size)
+    # by the number of groups left out
+    unseen_at_most = np.append(0.0, np.cumsum(rising, dtype=np.float64)) * row.groups.size
+    left_out = _groups_within(
+        unseen_at_most, _ALLOWANCE * (1.0 - top_p) * unseen_at_most[-1] / row.groups.size
+    )
     seen_share = 1 - left_out / len(rising)
     if seen_share <= _FEW_GROUPS:
         ids, weights = row.at_least(float(rising[left_out]))
@@ -175,15 +211,22 @@ def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKe
 
 
 def _certain_edge(weights: Floats, *, top_p: float, unseen_at_most: float) -> float | None:
-    """The weight at the edge of the nucleus; None if that depends on what the tokens weigh that are not among these."""
+    """The weight at the edge of the nucleus; None if that depends on what the tokens weigh that are
+    not among these.
+    """
     falling, cumulated = _falling(weights)
-    least, most = (int(np.searchsorted(cumulated, top_p * (cumulated[-1] + unseen))) for unseen in (0.0, unseen_at_most))
+    least, most = (
+        int(np.searchsorted(cumulated, top_p * (cumulated[-1] + unseen)))
+        for unseen in (0.0, unseen_at_most)
+    )
     return float(falling[least]) if least == most and least < len(falling) else None
 
 
 def _groups_within(unseen_at_most: _Doubles, limit: float) -> int:
     """The most groups that may be left out for what they weigh; one at least stays."""
-    return min(int(np.searchsorted(unseen_at_most, limit, side="right")) - 1, len(unseen_at_most) - 2)
+    return min(
+        int(np.searchsorted(unseen_at_most, limit, side="right")) - 1, len(unseen_at_most) - 2
+    )
 
 
 def _falling(weights: Floats) -> tuple[Floats, _Doubles]:
@@ -192,17 +235,24 @@ def _falling(weights: Floats) -> tuple[Floats, _Doubles]:
 
 
 def _edge(weights: Floats, *, top_p: float) -> float:
-    """The largest weight such that the tokens of at least so much weigh `top_p` of all: among the largest, or by a histogram."""
+    """The largest weight such that the tokens of at least so much weigh `top_p` of all: among the
+    largest, or by a histogram.
+    """
     if len(weights) <= 2 * _SORTED_AT_ONCE:
         falling, cumulated = _falling(weights)
         return float(falling[np.searchsorted(cumulated, top_p * cumulated[-1])])
     falling, cumulated = _falling(np.partition(weights, -_SORTED_AT_ONCE)[-_SORTED_AT_ONCE:])
     place = int(np.searchsorted(cumulated, top_p * weights.sum(dtype=np.float64)))
-    return float(falling[place]) if place < len(falling) else _edge_by_histogram(weights, top_p=top_p)
+    return (
+        float(falling[place]) if place < len(falling) else _edge_by_histogram(weights, top_p=top_p)
+    )
 
 
 def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
-    """Adds up what is nearly equal, so that only the bin at the edge is sorted. The bits of positive floats order as they do."""
+    """Adds up what is nearly equal, so that only the bin at the edge is sorted.
+
+    The bits of positive floats order as they do.
+    """
     bins = weights.view(np.uint32) >> np.uint32(16)
     masses = np.bincount(bins, weights=weights)[::-1]
     heavier = np.cumsum(masses)
@@ -214,7 +264,9 @@ def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
 
 
 def _draw_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
-    """The same over the whole vocabulary: only blocks that can win, by their largest weight and their noise, are summed."""
+    """The same over the whole vocabulary: only blocks that can win, by their largest weight and
+    their noise, are summed.
+    """
     row = weighed.row
     whole = row.size // BLOCK
     maxima = row[: whole * BLOCK].reshape(whole, BLOCK).max(axis=1)
@@ -234,7 +286,11 @@ def _gumbel(key: tuple[int, int], numbers: Ids) -> Floats:
     # As sampling_draw's: see there.
     hashed = _scramble((numbers.astype(np.uint32) * np.uint32(0x9E3779B1)) ^ np.uint32(key[0]))
     hashed = _scramble(hashed ^ np.uint32(key[1]))
-    uniform = np.clip(hashed.astype(np.float32) * np.float32(2.0**-32), np.float32(1e-10), np.float32(1.0 - 2.0**-24))
+    uniform = np.clip(
+        hashed.astype(np.float32) * np.float32(2.0**-32),
+        np.float32(1e-10),
+        np.float32(1.0 - 2.0**-24),
+    )
     noise: Floats = -np.log(-np.log1p(-uniform))
     return noise
 

@@ -1,4 +1,6 @@
-"""Rows of logits where they lie in host memory, for numpy: whether to work there, and groups that find large entries quickly."""
+"""Rows of logits where they lie in host memory, for numpy: whether to work there, and groups that
+find large entries quickly.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ import numpy.typing as npt
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.intp]
 
-LARGE_VOCABULARY = 8192  # from here on numpy is faster than MLX on a CPU, however many rows there are
+# from here on numpy is faster than MLX on a CPU, however many rows there are
+LARGE_VOCABULARY = 8192
 _GROUP = 32  # tokens that one maximum stands for
 
 
 def on_host() -> bool:
-    """Whether logits lie in host memory and MLX computes on a CPU, where its exponentials take 13 ns each."""
+    """Whether logits lie in host memory and MLX computes on a CPU, where its exponentials take 13
+    ns each.
+    """
     return mx.default_device() == mx.Device(mx.cpu)
 
 
@@ -27,7 +32,10 @@ def rows_of(logits: mx.array) -> Floats:
 
 
 class GroupedRow:
-    """A row seen as groups of tokens. Group g has the tokens g, g + n, g + 2n, …, so that maxima are taken by whole vectors."""
+    """A row seen as groups of tokens.
+
+    Group g has the tokens g, g + n, g + 2n, …, so that maxima are taken by whole vectors.
+    """
 
     __slots__ = ("_count", "_rest", "maxima", "row", "size")
 
@@ -45,10 +53,14 @@ class GroupedRow:
         return np.concatenate([ids, self._rest])
 
     def largest(self, count: int) -> Ids:
-        """The tokens with the `count` largest entries, largest first, equal ones by rising id. No entry may be NaN."""
+        """The tokens with the `count` largest entries, largest first, equal ones by rising id.
+
+        No entry may be NaN.
+        """
         if count * 4 > self._count:
             return np.argsort(-self.row, kind="stable")[:count]
-        # The groups with the largest maxima have an entry of at least `least` each, so nothing smaller is wanted.
+        # The groups with the largest maxima have an entry of at least `least` each, so nothing
+        # smaller is wanted.
         least = np.partition(self.maxima, -count)[-count]
         ids = self.tokens(np.flatnonzero(self.maxima >= least))
         values = self.row[ids]

@@ -14,7 +14,8 @@ from holdfast.worker.engine.host_rows import LARGE_VOCABULARY, GroupedRow, on_ho
 class Scores:
     """Log-probabilities of given tokens.
 
-    chosen: fp32 [n]; top_ids: uint32 [n, k] and top_logprobs: fp32 [n, k], most likely first, None when k is 0.
+    chosen: fp32 [n]; top_ids: uint32 [n, k] and top_logprobs: fp32 [n, k], most likely first, None
+    when k is 0.
     """
 
     chosen: mx.array
@@ -23,7 +24,9 @@ class Scores:
 
     def arrays(self) -> list[mx.array]:
         """All arrays that are there."""
-        return [array for array in (self.chosen, self.top_ids, self.top_logprobs) if array is not None]
+        return [
+            array for array in (self.chosen, self.top_ids, self.top_logprobs) if array is not None
+        ]
 
 
 def scoring_pays(*, vocab_size: int) -> bool:
@@ -32,9 +35,11 @@ def scoring_pays(*, vocab_size: int) -> bool:
 
 
 def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
-    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely, NaN for rows without any.
+    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely,
+    NaN for rows without any.
 
-    logits: fp32 [n, vocab], token_ids: int [n]; both are evaluated. Needs the room of one row beside them.
+    logits: fp32 [n, vocab], token_ids: int [n]; both are evaluated. Needs the room of one row
+    beside them.
     """
     mx.eval(logits, token_ids)
     rows, tokens = rows_of(logits), np.array(token_ids)
@@ -47,7 +52,9 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
             peak = row.max()
             if not np.isfinite(peak):
                 continue
-            total = float(peak) + float(np.log(np.exp(np.subtract(row, peak, out=room), out=room).sum(dtype=np.float64)))
+            total = float(peak) + float(
+                np.log(np.exp(np.subtract(row, peak, out=room), out=room).sum(dtype=np.float64))
+            )
             chosen[index] = float(row[tokens[index]]) - total
             if top_logprobs:
                 top_ids[index] = GroupedRow(row).largest(top_logprobs)

@@ -1,4 +1,6 @@
-"""What of a sequence's state is copied out while it runs, so that others, later turns and restarts can begin from it."""
+"""What of a sequence's state is copied out while it runs, so that others, later turns and restarts
+can begin from it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ import mlx.core as mx
 from holdfast.wire.requests import RequestId
 from holdfast.worker.engine.plan import KeepPolicy
 from holdfast.worker.engine.sequence import EngineSequence
-from holdfast.worker.kv.snapshot import KVBlock, StateCheckpoint, all_finite, copy_block, copy_checkpoint
+from holdfast.worker.kv.snapshot import (
+    KVBlock,
+    StateCheckpoint,
+    all_finite,
+    copy_block,
+    copy_checkpoint,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +28,18 @@ class Kept:
     request_id: RequestId
     blocks: tuple[KVBlock, ...]
     state: StateCheckpoint | None = None
-    finite: mx.array = field(init=False)  # bool []: neither NaN nor infinity is in it; evaluated with the rest
+    # bool []: neither NaN nor infinity is in it; evaluated with the rest
+    finite: mx.array = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "finite", all_finite(self._snapshots()))
 
     @property
     def is_finite(self) -> bool:
-        """Whether all of it are finite numbers. What is not must not be kept, whatever the logits were: it would be restored."""
+        """Whether all of it are finite numbers.
+
+        What is not must not be kept, whatever the logits were: it would be restored.
+        """
         return bool(self.finite.item())
 
     def arrays(self) -> Iterator[mx.array]:
@@ -53,7 +65,8 @@ def keep_due(sequence: EngineSequence, policy: KeepPolicy) -> Kept | None:
 
 def keep_everything(sequence: EngineSequence) -> Kept:
     """Copy out all that has not been kept yet, and the state as it is. Lazy."""
-    block_tokens = (sequence.keep or KeepPolicy()).block_tokens  # one that was read alone has kept nothing on its way
+    # one that was read alone has kept nothing on its way
+    block_tokens = (sequence.keep or KeepPolicy()).block_tokens
     return _kept_up_to_now(sequence, list(_full_blocks(sequence, block_tokens)))
 
 
@@ -61,7 +74,11 @@ def _kept_up_to_now(sequence: EngineSequence, blocks: list[KVBlock]) -> Kept:
     if sequence.live.tokens > sequence.kept:
         blocks.append(_next_block(sequence, sequence.live.tokens - sequence.kept))
     state = copy_checkpoint(sequence.live.layers, position=sequence.live.tokens)
-    return Kept(request_id=sequence.request.request_id, blocks=tuple(blocks), state=state if state.layers else None)
+    return Kept(
+        request_id=sequence.request.request_id,
+        blocks=tuple(blocks),
+        state=state if state.layers else None,
+    )
 
 
 def _full_blocks(sequence: EngineSequence, block_tokens: int) -> Iterator[KVBlock]:

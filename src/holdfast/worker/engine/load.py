@@ -1,4 +1,6 @@
-"""Loads a model from a local folder: checked, read lazily, converted layer by layer, never written to."""
+"""Loads a model from a local folder: checked, read lazily, converted layer by layer, never written
+to.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,18 @@ from holdfast.worker.engine.vocabulary import vocabulary_size
 
 Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300
-# What code of a model raises, besides ValueError and OSError, when a configuration or weights do not fit it.
-_MISFITS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, SystemExit)
+# What code of a model raises, besides ValueError and OSError, when a configuration or weights do
+# not fit it.
+_MISFITS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    SystemExit,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +58,15 @@ class LoadedModel:
 def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> LoadedModel:
     """Load the model in `folder`. Device thread only; blocks for as long as reading takes.
 
-    `progress` is called with the stage ("checking", "building", "reading") and the fraction that is done of all.
-    Raises ModelLoadError with one line whatever is wrong with the model.
+    `progress` is called with the stage ("checking", "building", "reading") and the fraction that is
+    done of all. Raises ModelLoadError with one line whatever is wrong with the model.
     """
     progress("checking", 0.0)
     stored_config, tensor_bytes = checked_config(folder), checked_tensor_bytes(folder)
     _refuse_foreign_code(folder, stored_config, settings)
-    context = context_tokens(stored_config, tokenizer_limit=_tokenizer_limit(folder), requested=settings.context_tokens)
+    context = context_tokens(
+        stored_config, tokenizer_limit=_tokenizer_limit(folder), requested=settings.context_tokens
+    )
     progress("building", 0.0)
     model, config = _build(folder, stored_config, settings)
     report = platform.report()
@@ -80,20 +94,29 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     )
 
 
-def _build(folder: Path, stored_config: dict[str, Any], settings: ModelSettings) -> tuple[Module, dict[str, Any]]:
+def _build(
+    folder: Path, stored_config: dict[str, Any], settings: ModelSettings
+) -> tuple[Module, dict[str, Any]]:
     """The model with its weights mapped but not read."""
     utils = mlx_lm_import.mlx_lm_utils()
     with _one_line_errors(folder), _no_bytecode_written():
         if "model_file" not in stored_config:
             _check_architecture(stored_config, utils)
-        model, config = utils.load_model(folder, lazy=True, strict=True, trust_remote_code=settings.trust_remote_code)
+        model, config = utils.load_model(
+            folder, lazy=True, strict=True, trust_remote_code=settings.trust_remote_code
+        )
     return model, config
 
 
-def _refuse_foreign_code(folder: Path, stored_config: dict[str, Any], settings: ModelSettings) -> None:
+def _refuse_foreign_code(
+    folder: Path, stored_config: dict[str, Any], settings: ModelSettings
+) -> None:
     code = stored_config.get("model_file")
     if code is not None and not settings.trust_remote_code:
-        raise ModelLoadError(f"{folder} wants to run its own code ({code}); set model.trust_remote_code = true if you trust it")
+        raise ModelLoadError(
+            f"{folder} wants to run its own code ({code}); set model.trust_remote_code = true if "
+            "you trust it"
+        )
 
 
 def _check_architecture(config: dict[str, Any], utils: Any) -> None:
@@ -105,14 +128,22 @@ def _check_architecture(config: dict[str, Any], utils: Any) -> None:
     except (ImportError, ValueError):
         known = False
     if not known and not any(key[0] == model_type for key in utils.MODEL_ARCHITECTURE_REMAPPING):
-        raise ModelLoadError(f"model_type {model_type!r} is not supported by mlx-lm {mlx_lm_import.mlx_lm_version()}")
+        raise ModelLoadError(
+            f"model_type {model_type!r} is not supported by mlx-lm {mlx_lm_import.mlx_lm_version()}"
+        )
     if known:
         try:
             importlib.import_module(module_name)
-        except (ImportError, SystemExit) as error:  # some modules call exit() when a package of theirs is missing
-            reason = str(error) if isinstance(error, ImportError) else "it needs a package that is not installed"
+        except (ImportError, SystemExit) as error:
+            # some modules call exit() when a package of theirs is missing
+            reason = (
+                str(error)
+                if isinstance(error, ImportError)
+                else "it needs a package that is not installed"
+            )
             raise ModelLoadError(
-                f"mlx-lm's module for model_type {model_type!r} cannot be imported: {_one_line(reason)}"
+                f"mlx-lm's module for model_type {model_type!r} cannot be imported: "
+                f"{_one_line(reason)}"
             ) from error
 
 
@@ -124,7 +155,9 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
         raise ModelLoadError(f"{folder} cannot be loaded: {_one_line(str(error))}") from error
     except _MISFITS as error:
         reason = f"{type(error).__name__}: {_one_line(str(error))}"
-        raise ModelLoadError(f"{folder} does not fit mlx-lm {mlx_lm_import.mlx_lm_version()}: {reason}") from error
+        raise ModelLoadError(
+            f"{folder} does not fit mlx-lm {mlx_lm_import.mlx_lm_version()}: {reason}"
+        ) from error
 
 
 @contextmanager

@@ -1,13 +1,16 @@
 """Checks, when a model is loaded, the attention kernels that only long contexts use.
 
-The probe compares layouts over some 30 tokens. From 1,024 or 4,096 keys on, and for chunks of many queries, a GPU runs other
-kernels, and some versions of MLX were silently wrong exactly there (ml-explore/mlx#3586, #3797). So the model's own shapes of
-attention are tried once over random keys, and a few queries are computed again in float32 by plain products. Each of these
-attends mostly to one key, and these keys are spread over the whole context, those at the boundaries of kernels included: a key
-that is left out or taken for another one shows as an error of the size of a value.
+The probe compares layouts over some 30 tokens. From 1,024 or 4,096 keys on, and for chunks of many
+queries, a GPU runs other kernels, and some versions of MLX were silently wrong exactly there
+(ml-explore/mlx#3586, #3797). So the model's own shapes of attention are tried once over random
+keys, and a few queries are computed again in float32 by plain products. Each of these attends
+mostly to one key, and these keys are spread over the whole context, those at the boundaries of
+kernels included: a key that is left out or taken for another one shows as an error of the size of a
+value.
 
-Cost for 32 heads of 128 and 8 of keys, in bf16: 70 MB for a moment and 110 GFLOP, some 10 to 50 ms on a GPU (calculated). Where
-MLX has no fused kernel for a head dimension, the scores take 330 MB more. Layers of the same shape are tried once.
+Cost for 32 heads of 128 and 8 of keys, in bf16: 70 MB for a moment and 110 GFLOP, some 10 to 50 ms
+on a GPU (calculated). Where MLX has no fused kernel for a head dimension, the scores take 330 MB
+more. Layers of the same shape are tried once.
 """
 
 from __future__ import annotations
@@ -24,11 +27,14 @@ KEYS = (1_500, 5_000)  # beyond 1,024 and 4,096
 QUERIES = (1, 1_024)  # a decoding step, a chunk of a prompt
 BOUNDARIES = (0, 1_023, 1_024, 4_095, 4_096)
 COMPARED_QUERIES = 4
-ALLOWED_ERROR = {2: 0.05, 4: 0.01}  # of the largest value, by the bytes of a number; TF32 shows in float32
+# of the largest value, by the bytes of a number; TF32 shows in float32
+ALLOWED_ERROR = {2: 0.05, 4: 0.01}
 
 
 def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...]:
-    """What a user has to know of this model's attention over long contexts; nothing if it is right. Device thread only.
+    """What a user has to know of this model's attention over long contexts; nothing if it is right.
+
+    Device thread only.
 
     force: on a CPU too, which has no kernels of its own for long contexts.
     """
@@ -37,13 +43,18 @@ def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...
     with heard_shapes() as shapes:
         mx.eval(model(mx.array([[0]]), cache=own_caches(model)))
     faults = [
-        fault for shape in sorted(shapes) for keys in KEYS for queries in QUERIES for fault in _faults(shape, keys, queries)
+        fault
+        for shape in sorted(shapes)
+        for keys in KEYS
+        for queries in QUERIES
+        for fault in _faults(shape, keys, queries)
     ]
     mx.clear_cache()
     if not faults:
         return ()
     return (
-        f"answers after long prompts may be wrong on this device. Why: compared with float32, {'; '.join(faults)}. What to do: "
+        "answers after long prompts may be wrong on this device. Why: compared with float32, "
+        f"{'; '.join(faults)}. What to do: "
         "install another version of mlx, or run the model with --device cpu",
     )
 
@@ -54,7 +65,10 @@ def _faults(shape: AttentionShape, keys: int, queries: int) -> list[str]:
         return []
     dimensions = f"{shape.heads} heads, {shape.kv_heads} of keys, dimension {shape.head_dimension}"
     count = "1 query" if queries == 1 else f"{queries:,} queries"
-    return [f"attention of {count} over {keys:,} keys ({dimensions}) is off by {error:.2f} of the largest value"]
+    return [
+        f"attention of {count} over {keys:,} keys ({dimensions}) is off by {error:.2f} of the "
+        "largest value"
+    ]
 
 
 def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
@@ -71,7 +85,9 @@ def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
         asked = _queries(shape, held, wanted[start : start + at_once]).astype(dtype)
         chunk = mx.tile(asked, (1, 1, -(-queries // compared), 1))[:, :, -queries:]
         mask = "causal" if queries > 1 else None
-        fused = mx.fast.scaled_dot_product_attention(chunk, held, values, scale=shape.scale, mask=mask)
+        fused = mx.fast.scaled_dot_product_attention(
+            chunk, held, values, scale=shape.scale, mask=mask
+        )
         exact = _exact(asked, held, values, scale=shape.scale)
         difference = mx.abs(fused[:, :, -compared:].astype(mx.float32) - exact).max()
         errors.append(float(difference / mx.abs(exact).max()))
@@ -79,7 +95,9 @@ def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
 
 
 def _wanted_keys(at_once: int, *, seen: int) -> list[int]:
-    """Which key each query attends to: those at boundaries and the last one, and as many spread over all that are seen."""
+    """Which key each query attends to: those at boundaries and the last one, and as many spread
+    over all that are seen.
+    """
     special = [key for key in (*BOUNDARIES, seen - 1) if key < seen]
     count = -(-2 * len(special) // at_once) * at_once
     spread = [at * seen // count for at in range(count)]
@@ -87,7 +105,9 @@ def _wanted_keys(at_once: int, *, seen: int) -> list[int]:
 
 
 def _queries(shape: AttentionShape, held: mx.array, wanted: list[int]) -> mx.array:
-    """Queries that give about half of their attention to one key each. [1, heads, queries, head_dim]"""
+    """Queries that give about half of their attention to one key each. [1, heads, queries,
+    head_dim]
+    """
     compared = len(wanted) // shape.heads
     group = shape.heads // shape.kv_heads
     heads = mx.array([at // compared // group for at in range(len(wanted))])

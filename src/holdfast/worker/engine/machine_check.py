@@ -1,8 +1,10 @@
-"""Measures what decides how Holdfast runs on this machine, above all on a Mac: steps, kernels, durability, memory.
+"""Measures what decides how Holdfast runs on this machine, above all on a Mac: steps, kernels,
+durability, memory.
 
-Runs in a process of its own, which `cli/machine_check.py` starts, one line per finding, in about ten minutes: without a
-GPU with fewer layers, and nowhere with more memory than `Sizes` allows. Nothing can harm the machine but `churn`, which only
-`--panic-test` runs: it repeats, for fifteen minutes for each way of wiring, what has made Macs panic (ml-explore/mlx#3186).
+Runs in a process of its own, which `cli/machine_check.py` starts, one line per finding, in about
+ten minutes: without a GPU with fewer layers, and nowhere with more memory than `Sizes` allows.
+Nothing can harm the machine but `churn`, which only `--panic-test` runs: it repeats, for fifteen
+minutes for each way of wiring, what has made Macs panic (ml-explore/mlx#3186).
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ IS_ON_CPU = mx.default_device() == mx.Device(mx.cpu)
 DTYPE = mx.float32 if IS_ON_CPU else mx.bfloat16
 QUERY_HEADS, KV_HEADS, HEAD_DIMENSION = 32, 8, 128  # of an 8B model
 VOCABULARY = 151_936
-SYSTEM_FIGURES = ("hw.memsize", "iogpu.rsrc_limit", "iogpu.wired_limit_mb", "kern.memorystatus_vm_pressure_level")
+SYSTEM_FIGURES = (
+    "hw.memsize",
+    "iogpu.rsrc_limit",
+    "iogpu.wired_limit_mb",
+    "kern.memorystatus_vm_pressure_level",
+)
 CHURN_SECONDS = 15 * 60
 MOST_SECONDS = 3.0  # for repeating one measurement; the first two runs are made in any case
 
@@ -47,13 +54,18 @@ class Sizes:
 
     def __init__(self, *, quick: bool) -> None:
         self.layers = 2 if quick else 8 if IS_ON_CPU else 32
-        self.most_bytes = (platform.working_set_bytes() or platform.report().memory.available_bytes) // 3
+        self.most_bytes = (
+            platform.working_set_bytes() or platform.report().memory.available_bytes
+        ) // 3
         self.stream_tokens = 128 if quick else 2048
-        most_tokens = self.most_bytes // (2 * self.layers * _BYTES_PER_TOKEN)  # everything is there twice
+        # everything is there twice
+        most_tokens = self.most_bytes // (2 * self.layers * _BYTES_PER_TOKEN)
         contexts = (256,) if quick else (4096, 32_768)
         streams = (1, 4) if quick else (1, 4, 8, 16)
         self.contexts = tuple(tokens for tokens in contexts if tokens <= most_tokens)
-        self.streams = tuple(count for count in streams if count * self.stream_tokens <= most_tokens)
+        self.streams = tuple(
+            count for count in streams if count * self.stream_tokens <= most_tokens
+        )
         self.rounds = 3 if quick else 20
         self.product = 256 if quick else 4096
         self.products = 2 if quick else 4 if IS_ON_CPU else 40
@@ -83,23 +95,42 @@ def findings(sizes: Sizes) -> Iterator[Finding]:
         mx.clear_cache()
 
 
-def _whatever_happens(measure: Callable[[Sizes], Iterator[Finding]], sizes: Sizes) -> Iterator[Finding]:
+def _whatever_happens(
+    measure: Callable[[Sizes], Iterator[Finding]], sizes: Sizes
+) -> Iterator[Finding]:
     """The findings of one part; that it failed is a finding too, and the other parts still run."""
     try:
         yield from measure(sizes)
-    except (MemoryError, OSError, RuntimeError, ValueError) as error:  # what MLX and the system raise
+    except (MemoryError, OSError, RuntimeError, ValueError) as error:
+        # what MLX and the system raise
         first_line = str(error).split("\n", 1)[0]
-        yield f"{measure.__name__.strip('_').replace('_', ' ')}", f"failed: {type(error).__name__}: {first_line}"
+        yield (
+            f"{measure.__name__.strip('_').replace('_', ' ')}",
+            f"failed: {type(error).__name__}: {first_line}",
+        )
 
 
 def _about_the_machine() -> Iterator[Finding]:
     report = platform.report()
-    yield "system", f"{python_platform.platform()}, Python {python_platform.python_version()} ({python_platform.machine()})"
+    yield (
+        "system",
+        f"{python_platform.platform()}, Python {python_platform.python_version()} "
+        f"({python_platform.machine()})",
+    )
     yield "MLX", f"{report.mlx_version}, {report.backend}, {report.device_name}"
-    yield "memory", f"{report.memory.total_bytes:,} bytes, {report.memory.available_bytes:,} available"
+    yield (
+        "memory",
+        f"{report.memory.total_bytes:,} bytes, {report.memory.available_bytes:,} available",
+    )
     yield "working set", f"{report.memory.working_set_bytes:,} bytes"
-    variables = sorted(name for name in os.environ if name.startswith(("MLX_", "OPENBLAS_", "OMP_", "VECLIB_")))
-    yield "environment", ", ".join(f"{name}={os.environ[name]}" for name in variables) or "nothing that concerns MLX"
+    variables = sorted(
+        name for name in os.environ if name.startswith(("MLX_", "OPENBLAS_", "OMP_", "VECLIB_"))
+    )
+    yield (
+        "environment",
+        ", ".join(f"{name}={os.environ[name]}" for name in variables)
+        or "nothing that concerns MLX",
+    )
     for name in SYSTEM_FIGURES:
         yield f"sysctl {name}", _sysctl(name)
 
@@ -133,11 +164,15 @@ def _random(*shape: int) -> mx.array:
 
 
 def _kv(tokens: int) -> Arrays:
-    return _random(1, KV_HEADS, tokens, HEAD_DIMENSION), _random(1, KV_HEADS, tokens, HEAD_DIMENSION)
+    return _random(1, KV_HEADS, tokens, HEAD_DIMENSION), _random(
+        1, KV_HEADS, tokens, HEAD_DIMENSION
+    )
 
 
 def _joined(first: Arrays, second: Arrays) -> Arrays:
-    return mx.concatenate([first[0], second[0]], axis=2), mx.concatenate([first[1], second[1]], axis=2)
+    return mx.concatenate([first[0], second[0]], axis=2), mx.concatenate(
+        [first[1], second[1]], axis=2
+    )
 
 
 def _attend(queries: mx.array, kv: Arrays) -> mx.array:
@@ -145,7 +180,9 @@ def _attend(queries: mx.array, kv: Arrays) -> mx.array:
 
 
 def _parts_against_one_buffer(sizes: Sizes) -> Iterator[Finding]:
-    """The cost of concatenating a shared prefix and a tail in every decode step, measured over all layers of a step."""
+    """The cost of concatenating a shared prefix and a tail in every decode step, measured over all
+    layers of a step.
+    """
     for tokens in sizes.contexts:
         frozen = [_kv(tokens) for _ in range(sizes.layers)]
         tails = [_kv(64) for _ in range(sizes.layers)]
@@ -161,10 +198,15 @@ def _parts_against_one_buffer(sizes: Sizes) -> Iterator[Finding]:
 
         one = _least_ms(lambda whole=whole: step(lambda layer: whole[layer]), sizes)  # type: ignore[misc]
         parted = _least_ms(
-            lambda frozen=frozen, tails=tails: step(lambda layer: _joined(frozen[layer], tails[layer])),  # type: ignore[misc]
+            lambda frozen=frozen, tails=tails: step(
+                lambda layer: _joined(frozen[layer], tails[layer])
+            ),  # type: ignore[misc]
             sizes,
         )
-        what = f"attention of {sizes.layers} layers over {tokens:,} tokens: one buffer, two joined in each step"
+        what = (
+            f"attention of {sizes.layers} layers over {tokens:,} tokens: one buffer, two joined in "
+            "each step"
+        )
         yield what, f"{one:.2f} ms, {parted:.2f} ms ({parted / one:.2f} times)"
 
 
@@ -176,7 +218,11 @@ def _streams(sizes: Sizes) -> Iterator[Finding]:
         queries = _random(1, QUERY_HEADS, streams, HEAD_DIMENSION)
         mx.eval(own, queries)
         stacked = [
-            (mx.concatenate([keys for keys, _ in layer]), mx.concatenate([values for _, values in layer])) for layer in own
+            (
+                mx.concatenate([keys for keys, _ in layer]),
+                mx.concatenate([values for _, values in layer]),
+            )
+            for layer in own
         ]
         batched = queries.swapaxes(0, 2)
         mx.eval(stacked, batched)
@@ -194,7 +240,10 @@ def _streams(sizes: Sizes) -> Iterator[Finding]:
                 attended = _attend(attended, kv)
             mx.eval(attended)
 
-        what = f"attention of {streams} streams, {sizes.layers} layers, {tokens:,} tokens: one by one, one padded batch"
+        what = (
+            f"attention of {streams} streams, {sizes.layers} layers, {tokens:,} tokens: one by "
+            "one, one padded batch"
+        )
         yield what, f"{_least_ms(each_alone, sizes):.2f} ms, {_least_ms(padded, sizes):.2f} ms"
 
 
@@ -208,7 +257,10 @@ def _block_bytes(sizes: Sizes) -> Iterator[Finding]:
             np.array(mx.flatten(array).view(mx.uint8), copy=False)
 
     together = _least_ms(lambda: to_bytes(block), sizes)
-    yield "bytes of a block of 72 arrays: one by one, together", f"{_least_ms(one_by_one, sizes):.2f} ms, {together:.2f} ms"
+    yield (
+        "bytes of a block of 72 arrays: one by one, together",
+        f"{_least_ms(one_by_one, sizes):.2f} ms, {together:.2f} ms",
+    )
 
 
 def _right_numbers(sizes: Sizes) -> Iterator[Finding]:
@@ -217,7 +269,10 @@ def _right_numbers(sizes: Sizes) -> Iterator[Finding]:
     codes, scales, biases = mx.quantize(weights, group_size=64, bits=4)
     cut = mx.dequantize(codes[:, :40], scales[:, :40], biases[:, :40], group_size=64, bits=4)
     whole = mx.dequantize(codes, scales, biases, group_size=64, bits=4)[:, :40]
-    yield "dequantizing a slice: largest error (0 is right)", f"{mx.abs(cut - whole).max().item():.3g}"
+    yield (
+        "dequantizing a slice: largest error (0 is right)",
+        f"{mx.abs(cut - whole).max().item():.3g}",
+    )
     for dimension in (HEAD_DIMENSION, 256):
         for tokens in (64, 1500, 5000):
             yield _attention_error(dimension, tokens)
@@ -226,7 +281,9 @@ def _right_numbers(sizes: Sizes) -> Iterator[Finding]:
     rows = _random(64 if sizes.layers == 2 else 1024, 1, 2048)
 
     def product(of: mx.array) -> mx.array:
-        return mx.quantized_matmul(of, codes, scales, biases, group_size=64, bits=4).astype(mx.float32)
+        return mx.quantized_matmul(of, codes, scales, biases, group_size=64, bits=4).astype(
+            mx.float32
+        )
 
     alone = mx.concatenate([product(rows[row : row + 1])[0] for row in range(16)])
     together = product(rows)[:16, 0]
@@ -237,7 +294,9 @@ def _right_numbers(sizes: Sizes) -> Iterator[Finding]:
 def _attention_error(dimension: int, tokens: int) -> Finding:
     keys, values = _random(1, 2, tokens, dimension), _random(1, 2, tokens, dimension)
     queries = _random(1, 8, 1, dimension)
-    fused = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=dimension**-0.5).astype(mx.float32)
+    fused = mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=dimension**-0.5
+    ).astype(mx.float32)
     wide, wide_keys, wide_values = (array.astype(mx.float32) for array in (queries, keys, values))
     grouped = wide.reshape(1, 2, 4, dimension)
     weights = mx.softmax(grouped @ wide_keys.swapaxes(-1, -2) * dimension**-0.5, axis=-1)
@@ -257,9 +316,14 @@ def _top_p(sizes: Sizes) -> Iterator[Finding]:
 
 
 def _early_launch(sizes: Sizes) -> Iterator[Finding]:
-    """Whether launching a step before the previous one has ended makes MLX copy the KV instead of updating it in place."""
+    """Whether launching a step before the previous one has ended makes MLX copy the KV instead of
+    updating it in place.
+    """
     keys, values = _kv(sizes.donated_tokens)
-    queries, one = _random(1, QUERY_HEADS, 1, HEAD_DIMENSION), mx.ones((1, KV_HEADS, 1, HEAD_DIMENSION), DTYPE)
+    queries, one = (
+        _random(1, QUERY_HEADS, 1, HEAD_DIMENSION),
+        mx.ones((1, KV_HEADS, 1, HEAD_DIMENSION), DTYPE),
+    )
     mx.eval(keys, values, queries, one)
     for waits in (True, False):
         mx.reset_peak_memory()
@@ -271,12 +335,16 @@ def _early_launch(sizes: Sizes) -> Iterator[Finding]:
                 mx.synchronize()
         mx.synchronize()
         extra = (mx.get_peak_memory() - before) >> 20
-        what = f"a step launched {'after' if waits else 'before'} the last one has ended: extra memory"
+        what = (
+            f"a step launched {'after' if waits else 'before'} the last one has ended: extra memory"
+        )
         yield what, f"{extra} MiB (0: written in place)"
 
 
 def _silence(sizes: Sizes) -> Iterator[Finding]:
-    """Whether waiting for the device lets other threads run: a worker that is silent for 7 s counts as hung."""
+    """Whether waiting for the device lets other threads run: a worker that is silent for 7 s counts
+    as hung.
+    """
     gaps: list[float] = []
     stop = threading.Event()
 
@@ -299,16 +367,22 @@ def _silence(sizes: Sizes) -> Iterator[Finding]:
     took = time.perf_counter() - began
     stop.set()
     thread.join()
-    yield "waiting for the device: time, longest silence of another thread", f"{took:.2f} s, {max(gaps, default=0.0):.2f} s"
+    yield (
+        "waiting for the device: time, longest silence of another thread",
+        f"{took:.2f} s, {max(gaps, default=0.0):.2f} s",
+    )
 
 
 def _chunks(sizes: Sizes) -> Iterator[Finding]:
-    """Attention of one layer for a chunk of a prompt: the GPU watchdog of macOS ends a kernel that runs for seconds."""
+    """Attention of one layer for a chunk of a prompt: the GPU watchdog of macOS ends a kernel that
+    runs for seconds.
+    """
     for start in sizes.chunk_contexts:
         for tokens in (256, 2048) if sizes.layers > 2 else (64,):
             what = f"attention of one layer, {tokens:,} tokens of a prompt from token {start:,} on"
             score_bytes = QUERY_HEADS * tokens * (start + tokens) * DTYPE.size
-            if IS_ON_CPU and 3 * score_bytes > sizes.most_bytes:  # no fused kernel: all scores are in memory, some twice
+            # no fused kernel: all scores are in memory, some twice
+            if IS_ON_CPU and 3 * score_bytes > sizes.most_bytes:
                 yield what, f"left out: the scores alone take {score_bytes >> 20:,} MiB on a CPU"
                 continue
             queries = _random(1, QUERY_HEADS, tokens, HEAD_DIMENSION)
@@ -316,7 +390,11 @@ def _chunks(sizes: Sizes) -> Iterator[Finding]:
             mx.eval(queries, kv)
 
             def attend(queries: mx.array = queries, kv: Arrays = kv) -> None:
-                mx.eval(mx.fast.scaled_dot_product_attention(queries, *kv, scale=HEAD_DIMENSION**-0.5, mask="causal"))
+                mx.eval(
+                    mx.fast.scaled_dot_product_attention(
+                        queries, *kv, scale=HEAD_DIMENSION**-0.5, mask="causal"
+                    )
+                )
 
             best = float("inf")
             for _ in range(2):
@@ -364,9 +442,15 @@ def _killed_process(sizes: Sizes) -> Iterator[Finding]:
     """How soon the memory of a worker that was killed is available again."""
     import psutil
 
-    code = f"import mlx.core as mx; a = mx.ones(({sizes.taken_bytes // 4},)); mx.eval(a); print('taken', flush=True); input()"
+    code = (
+        f"import mlx.core as mx; a = mx.ones(({sizes.taken_bytes // 4},)); mx.eval(a); "
+        "print('taken', flush=True); input()"
+    )
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
@@ -384,8 +468,19 @@ def _killed_process(sizes: Sizes) -> Iterator[Finding]:
 
 
 def churn(wired: str, *, seconds: float) -> Iterator[Finding]:
-    """Two processes whose KV grows and goes all the time, with memory wired in one way: all, weights or none."""
-    command = [sys.executable, "-P", "-m", "holdfast.worker.engine.machine_check", "--churn", wired, "--seconds", str(seconds)]
+    """Two processes whose KV grows and goes all the time, with memory wired in one way: all,
+    weights or none.
+    """
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "holdfast.worker.engine.machine_check",
+        "--churn",
+        wired,
+        "--seconds",
+        str(seconds),
+    ]
     children = [subprocess.Popen(command) for _ in range(2)]
     ends = [child.wait() for child in children]
     yield f"churn for {seconds / 60:.0f} min, wired: {wired}", f"both processes ended, codes {ends}"
@@ -408,7 +503,11 @@ def main(arguments: list[str]) -> None:
     """Print all findings, one per line: what, a tab, the figures."""
     parser = argparse.ArgumentParser(prog="machine_check")
     parser.add_argument("--quick", action="store_true", help="only see that everything runs")
-    parser.add_argument("--panic-test", action="store_true", help="after that, try for 45 minutes what has made Macs panic")
+    parser.add_argument(
+        "--panic-test",
+        action="store_true",
+        help="after that, try for 45 minutes what has made Macs panic",
+    )
     parser.add_argument("--churn", choices=("all", "weights", "none"))
     parser.add_argument("--seconds", type=float, default=CHURN_SECONDS)
     options = parser.parse_args(arguments)

@@ -17,7 +17,9 @@ _ANY_TOKEN = np.int32(-1)  # a word with all bits set
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLimits:
-    """words: int32 [rows, at least vocab / 32], None when no row is masked. forced: token by row, whatever its logits say."""
+    """words: int32 [rows, at least vocab / 32], None when no row is masked. forced: token by row,
+    whatever its logits say.
+    """
 
     words: Words | None
     forced: Mapping[int, int]
@@ -27,7 +29,10 @@ NO_LIMITS = RowLimits(words=None, forced={})
 
 
 def limits_of(constraints: Sequence[SequenceConstraint | None], *, words_per_row: int) -> RowLimits:
-    """What the rows may draw, one constraint or None for each. A constraint that allows nothing has a `failure` afterwards."""
+    """What the rows may draw, one constraint or None for each.
+
+    A constraint that allows nothing has a `failure` afterwards.
+    """
     if not any(constraints):
         return NO_LIMITS
     words = np.empty((len(constraints), words_per_row), np.int32)
@@ -45,7 +50,9 @@ def limits_of(constraints: Sequence[SequenceConstraint | None], *, words_per_row
 
 
 def with_masks(logits: mx.array, limits: RowLimits) -> mx.array:
-    """Logits with -inf where a token may not be drawn; NaN stays, and so do rows without a mask. Lazy.
+    """Logits with -inf where a token may not be drawn; NaN stays, and so do rows without a mask.
+
+    Lazy.
 
     logits: any float dtype [rows, vocab].
     """

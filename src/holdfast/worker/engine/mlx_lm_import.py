@@ -1,9 +1,11 @@
 """Imports mlx-lm without what Holdfast never uses of it, and with the attention seam in place.
 
-`import mlx_lm` brings transformers (60 MB, 1 s) for its tokenizers and its command line; `mlx_lm.utils` brings huggingface_hub
-(20 MB). Models and loading need neither. So a stand-in package, whose `__path__` is the real folder, is registered before the
-first import, and light stand-ins take the place of the two heavy modules while `mlx_lm.utils` is imported. Each of them becomes
-the real thing when somebody in the process does use it. If mlx-lm was imported before, it is used as it is.
+`import mlx_lm` brings transformers (60 MB, 1 s) for its tokenizers and its command line;
+`mlx_lm.utils` brings huggingface_hub (20 MB). Models and loading need neither. So a stand-in
+package, whose `__path__` is the real folder, is registered before the first import, and light
+stand-ins take the place of the two heavy modules while `mlx_lm.utils` is imported. Each of them
+becomes the real thing when somebody in the process does use it. If mlx-lm was imported before, it
+is used as it is.
 """
 
 from __future__ import annotations
@@ -26,11 +28,15 @@ _HUB = "huggingface_hub"
 
 
 def prepare() -> None:
-    """Make `mlx_lm.models.*` importable at little cost, with the attention seam in front. Idempotent."""
+    """Make `mlx_lm.models.*` importable at little cost, with the attention seam in front.
+
+    Idempotent.
+    """
     if _PACKAGE not in sys.modules:
         _register_stand_in()
     with _open_files_limit_kept():
-        # Not imported above: the seam's module imports MLX, which must come after `platform.prepare_blas`.
+        # Not imported above: the seam's module imports MLX, which must come after
+        # `platform.prepare_blas`.
         importlib.import_module("holdfast.worker.engine.attention_seam").install()
 
 
@@ -75,7 +81,9 @@ def _register_stand_in() -> None:
 
 
 def _execute(spec: ModuleSpec, package: ModuleType) -> None:
-    """Run the package's real `__init__`, and give `mlx_lm.utils` the real tokenizer class that it did without."""
+    """Run the package's real `__init__`, and give `mlx_lm.utils` the real tokenizer class that it
+    did without.
+    """
     assert spec.loader is not None
     utils = sys.modules.get(f"{_PACKAGE}.utils")
     if utils is not None:
@@ -107,7 +115,9 @@ def _standing_in(*modules: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def _open_files_limit_kept() -> Iterator[None]:
-    """At import mlx-lm lowers the limits of open files to 2,048 and 4,096; an ordinary user could not raise the second again."""
+    """At import mlx-lm lowers the limits of open files to 2,048 and 4,096; an ordinary user could
+    not raise the second again.
+    """
     real = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:

@@ -1,4 +1,7 @@
-"""A step that was laid out and not yet collected, and what is read back from it. Device thread only."""
+"""A step that was laid out and not yet collected, and what is read back from it.
+
+Device thread only.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ class PendingStep:
 
     spans: list[SequenceSpan]
     drawing: list[SequenceSpan]  # of each row in `drawn` the span
-    undrawn: mx.array | None  # logits of what cannot be drawn before the tokens of the step before are known
+    # logits of what cannot be drawn before the tokens of the step before are known
+    undrawn: mx.array | None
     drawn: DrawnRows | None
     scored: Mapping[RequestId, LaterLogits]  # of prompts
     pooled: dict[RequestId, mx.array]  # of prompts that are read to their end: float32 [hidden]
@@ -51,12 +55,17 @@ def tell_constraints(pending: PendingStep, results: Sequence[SpanResult]) -> Non
                 each.sequence.constraint.take(token_id)
 
 
-def results_of(pending: PendingStep, prompt_logprobs: Mapping[RequestId, tuple[TokenLogprob, ...]]) -> Iterator[SpanResult]:
+def results_of(
+    pending: PendingStep, prompt_logprobs: Mapping[RequestId, tuple[TokenLogprob, ...]]
+) -> Iterator[SpanResult]:
     """What a step gave that has been waited for, span by span."""
     draws = _draws(pending)
     for each in pending.spans:
         request_id = each.span.request_id
-        result, scored = draws.get(request_id) or _embedded(pending, request_id), prompt_logprobs.get(request_id, ())
+        result, scored = (
+            draws.get(request_id) or _embedded(pending, request_id),
+            prompt_logprobs.get(request_id, ()),
+        )
         if any(math.isnan(entry.logprob) for entry in scored):
             yield SpanResult(request_id=request_id, failure=NOT_A_NUMBER)
         else:
@@ -84,18 +93,27 @@ def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:
     logprobs = drawn_logprobs(pending.drawn, tokens)
     results = {}
     for row, each in enumerate(pending.drawing):
-        request, refusal = each.sequence.request, _refusal(each.sequence.constraint, is_empty=row in empty)
+        request, refusal = (
+            each.sequence.request,
+            _refusal(each.sequence.constraint, is_empty=row in empty),
+        )
         if refusal:
             results[request.request_id] = SpanResult(request_id=request.request_id, refusal=refusal)
             continue
         if not healthy[row]:
-            results[request.request_id] = SpanResult(request_id=request.request_id, failure=NOT_A_NUMBER)
+            results[request.request_id] = SpanResult(
+                request_id=request.request_id, failure=NOT_A_NUMBER
+            )
             continue
         wanted: tuple[TokenLogprob, ...] = ()
         if request.want_logprobs:
             score = logprobs[row]
-            wanted = (TokenLogprob(score.token_id, score.logprob, score.top[: request.top_logprobs]),)
-        results[request.request_id] = SpanResult(request_id=request.request_id, token_ids=(tokens[row],), logprobs=wanted)
+            wanted = (
+                TokenLogprob(score.token_id, score.logprob, score.top[: request.top_logprobs]),
+            )
+        results[request.request_id] = SpanResult(
+            request_id=request.request_id, token_ids=(tokens[row],), logprobs=wanted
+        )
     return results
 
 
@@ -107,4 +125,6 @@ def _empty_rows(drawn: DrawnRows) -> list[int]:
 def _refusal(constraint: SequenceConstraint | None, *, is_empty: bool) -> str:
     if constraint is None:
         return ""
-    return constraint.failure or (NOTHING_ALLOWED if is_empty and constraint.matcher is not None else "")
+    return constraint.failure or (
+        NOTHING_ALLOWED if is_empty and constraint.matcher is not None else ""
+    )

@@ -1,13 +1,16 @@
 """Runs a loaded model in every layout and takes the fastest one whose logits are right.
 
-Three sequences of different lengths, prompt chunks and decoding rows mixed, joining one after the other, are compared with
-one-by-one evaluation through mlx-lm's own caches. Every error is relative to what one changed token of the context does.
+Three sequences of different lengths, prompt chunks and decoding rows mixed, joining one after the
+other, are compared with one-by-one evaluation through mlx-lm's own caches. Every error is relative
+to what one changed token of the context does.
 
-A layout whose largest error of any logit is within rounding is right at once. One that is not may still be right: kernels that
-add in another order make a mixture of experts take another expert where two are almost equal, and then many logits change. So it
-is tried with several prompts. An expert that changes does so for some prompts and not for others; a wrong mask, position or KV
-is wrong at its place in the step for all of them. At every place the median over the prompts counts, of the KL divergence of
-the two distributions of the next token, and the worst place decides. The bounds are measured: docs/lab-log.md.
+A layout whose largest error of any logit is within rounding is right at once. One that is not may
+still be right: kernels that add in another order make a mixture of experts take another expert
+where two are almost equal, and then many logits change. So it is tried with several prompts. An
+expert that changes does so for some prompts and not for others; a wrong mask, position or KV is
+wrong at its place in the step for all of them. At every place the median over the prompts counts,
+of the KL divergence of the two distributions of the next token, and the worst place decides. The
+bounds are measured: docs/lab-log.md.
 """
 
 from __future__ import annotations
@@ -28,17 +31,28 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams
 from holdfast.wire.token_ids import TokenIds
 from holdfast.worker.engine.head_seam import HeadSeam
-from holdfast.worker.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner, own_caches, own_kinds
+from holdfast.worker.engine.layouts import (
+    LayoutError,
+    RowsRunner,
+    Runner,
+    SoloRunner,
+    SplitRunner,
+    own_caches,
+    own_kinds,
+)
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.layer import LayerState
 from holdfast.worker.kv.live import LiveState
 
-RIGHT_RELATIVE_ERROR = 1e-3  # of the effect of one changed context token; wrong layouts are off by 0.1 and more
+# of the effect of one changed context token; wrong layouts are off by 0.1 and more
+RIGHT_RELATIVE_ERROR = 1e-3
 ROUNDINGS = 8.0  # so many steps of the logits' precision are no error either
-PROMPTS = 5  # of each length, when the first does not decide: the median stands two that take another expert
-# Roots of KL divergences relative to that of one changed token, by the bytes of a logit (TF32 shows in fp32 too).
+# of each length, when the first does not decide: the median stands two that take another expert
+PROMPTS = 5
+# Roots of KL divergences relative to that of one changed token, by the bytes of a logit (TF32 shows
+# in fp32 too).
 DECIDES_AT_ONCE = {2: 0.05, 4: 0.01}  # with the first prompt alone
 RIGHT_DIVERGENCE = {2: 0.1, 4: 0.02}  # median of the prompts at the worst place
 LARGEST_DIVERGENCE = {2: 0.2, 4: 0.04}  # where mlx-lm's own ways diverge by half of that themselves
@@ -47,8 +61,18 @@ LEAST_AGREEMENT = 0.75  # of the most probable tokens, over all places and promp
 DECODED_TOKENS = 3
 LONGEST_WINDOW_PROBED = 128
 
-# What mlx-lm models raise when a layout does not fit them: wrong shapes, missing attributes, scalar offsets where arrays come.
-_MISFITS = (LayoutError, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# What mlx-lm models raise when a layout does not fit them: wrong shapes, missing attributes, scalar
+# offsets where arrays come.
+_MISFITS = (
+    LayoutError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 Numbers = NDArray[np.float64]
@@ -71,9 +95,11 @@ class _Case:
 
 
 def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runner:
-    """Probe the layouts in order of speed and return the first right one, ready to run; device thread only.
+    """Probe the layouts in order of speed and return the first right one, ready to run; device
+    thread only.
 
-    wanted: "auto", or the name of the layout to insist on. Raises ModelLoadError when no layout (or not the wanted one) is right.
+    wanted: "auto", or the name of the layout to insist on. Raises ModelLoadError when no layout (or
+    not the wanted one) is right.
     """
     trials: list[Trial] = []
     judge = _judge_of(model, vocab_size)
@@ -89,22 +115,36 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runne
         if head is not None:
             head.remove()
     solo_error = trials[-1].relative_error
-    if wanted in ("auto", "solo") and judge.first.is_coarse and solo_error is not None and math.isfinite(solo_error):
-        # mlx-lm's own code over its own caches; in 16 bits a near tie between experts can look like an error
+    if (
+        wanted in ("auto", "solo")
+        and judge.first.is_coarse
+        and solo_error is not None
+        and math.isfinite(solo_error)
+    ):
+        # mlx-lm's own code over its own caches; in 16 bits a near tie between experts can look like
+        # an error
         solo = SoloRunner(model, None)
         solo.reason = f"the last resort, since nothing is within the tolerance: {_reason(trials)}"
         return solo
-    raise ModelLoadError(f"no layout{'' if wanted == 'auto' else f' {wanted!r}'} runs this model rightly: {_reason(trials)}")
+    raise ModelLoadError(
+        f"no layout{'' if wanted == 'auto' else f' {wanted!r}'} runs this model rightly: "
+        f"{_reason(trials)}"
+    )
 
 
 def warnings_about(runner: Runner) -> tuple[str, ...]:
-    """What a user has to know of the layout: what it costs, why it was chosen, what to do; nothing if it costs nothing."""
+    """What a user has to know of the layout: what it costs, why it was chosen, what to do; nothing
+    if it costs nothing.
+    """
     if runner.name != "solo":
         return ()
     return (
-        "this model runs in the layout solo: its requests are computed one at a time instead of together, and there is no "
-        f"prefix cache, so every prompt is read again from its first token. Why: {runner.reason}. What to do: if model.layout "
-        "is set to solo, remove it; otherwise try a newer mlx-lm, or another quantization or --dtype of the model, and report "
+        "this model runs in the layout solo: its requests are computed one at a time instead of "
+        "together, and there is no "
+        f"prefix cache, so every prompt is read again from its first token. Why: {runner.reason}. "
+        "What to do: if model.layout "
+        "is set to solo, remove it; otherwise try a newer mlx-lm, or another quantization or "
+        "--dtype of the model, and report "
         "the model with the output of `holdfast doctor MODEL`",
     )
 
@@ -120,11 +160,15 @@ def _judge_of(model: Any, vocab_size: int) -> _Judge:
     try:
         return _Judge(model, vocab_size)
     except _MISFITS as misfit:
-        raise ModelLoadError(f"mlx-lm itself cannot run this model here: {_first_line(misfit)}") from misfit
+        raise ModelLoadError(
+            f"mlx-lm itself cannot run this model here: {_first_line(misfit)}"
+        ) from misfit
 
 
 def _candidates(model: Any, head: HeadSeam | None) -> list[Runner]:
-    split = [SplitRunner(model, head, gather_mask_dimensions=dimensions) for dimensions in (None, 4, 5)]
+    split = [
+        SplitRunner(model, head, gather_mask_dimensions=dimensions) for dimensions in (None, 4, 5)
+    ]
     return [RowsRunner(model, head), *split, SoloRunner(model, head)]
 
 
@@ -142,13 +186,23 @@ def _first_line(error: Exception) -> str:
 
 def _reason(trials: Sequence[Trial]) -> str:
     *others, last = trials
-    words = [f"{trial.variant} {'is right too' if trial.is_right else 'fails'} ({trial.note})" for trial in others]
+    words = [
+        f"{trial.variant} {'is right too' if trial.is_right else 'fails'} ({trial.note})"
+        for trial in others
+    ]
     return "; ".join([*words, f"{last.variant}: {last.note}"])
 
 
 def _cases(model: Any, vocab_size: int, *, prompt: int) -> tuple[_Case, ...]:
-    """Sequences of the lengths that a layout is tried with, the same for each `prompt`, with tokens of its own."""
-    windows = [leaf.window for layer in own_kinds(model) for leaf in layer.leaves() if leaf.window is not None]
+    """Sequences of the lengths that a layout is tried with, the same for each `prompt`, with tokens
+    of its own.
+    """
+    windows = [
+        leaf.window
+        for layer in own_kinds(model)
+        for leaf in layer.leaves()
+        if leaf.window is not None
+    ]
     longest = max([24, *(size + 8 for size in windows if size <= LONGEST_WINDOW_PROBED)])
     lengths = (longest, 5, longest // 2 + 5)
     chunks = ((longest - longest // 3, longest // 3), (5,), (3, longest // 2 + 2))
@@ -161,7 +215,9 @@ def _cases(model: Any, vocab_size: int, *, prompt: int) -> tuple[_Case, ...]:
 
 
 class _Judge:
-    """Decides whether a layout is right: by one prompt of each length if that is plain, else by several."""
+    """Decides whether a layout is right: by one prompt of each length if that is plain, else by
+    several.
+    """
 
     def __init__(self, model: Any, vocab_size: int) -> None:
         self._model, self._vocab_size = model, vocab_size
@@ -175,7 +231,9 @@ class _Judge:
         at_once = DECIDES_AT_ONCE[self.first.logit_bytes]
         is_right = error <= max(RIGHT_RELATIVE_ERROR, self.first.rounding)
         if not is_right and math.isfinite(error):
-            is_right = float(self.first.divergences(got).max()) <= at_once * self.first.divergence_effect
+            is_right = (
+                float(self.first.divergences(got).max()) <= at_once * self.first.divergence_effect
+            )
             if not is_right:
                 is_right, why = self._by_several(runner, got)
                 note += f", {why}"
@@ -186,11 +244,16 @@ class _Judge:
         others = [_staggered(runner, reference.cases) for reference in self._references[1:]]
         divergence, agreement = self._compared([first, *others])
         is_right = divergence <= self._allowed and agreement >= LEAST_AGREEMENT
-        figures = f"divergence {divergence:.2f} (median of {PROMPTS} prompts at the worst place; allowed {self._allowed:.2f})"
+        figures = (
+            f"divergence {divergence:.2f} (median of {PROMPTS} prompts at the worst place; allowed "
+            f"{self._allowed:.2f})"
+        )
         return is_right, f"{figures}, the most probable token agrees in {agreement:.0%}"
 
     def _compared(self, got: list[list[mx.array]]) -> tuple[float, float]:
-        """The worst place's median divergence, relative to what a changed token does, and how many top tokens agree."""
+        """The worst place's median divergence, relative to what a changed token does, and how many
+        top tokens agree.
+        """
         pairs = list(zip(self._references, got, strict=True))
         at_places = np.stack([reference.divergences(each) for reference, each in pairs])
         agreement = np.stack([reference.agreements(each) for reference, each in pairs])
@@ -200,14 +263,20 @@ class _Judge:
 
     @cached_property
     def _references(self) -> list[_Reference]:
-        others = [_cases(self._model, self._vocab_size, prompt=prompt) for prompt in range(1, PROMPTS)]
+        others = [
+            _cases(self._model, self._vocab_size, prompt=prompt) for prompt in range(1, PROMPTS)
+        ]
         return [self.first, *(_Reference(self._model, cases) for cases in others)]
 
     @cached_property
     def _allowed(self) -> float:
-        """More where mlx-lm's own ways, a prompt at once and in chunks, disagree by more than usual."""
+        """More where mlx-lm's own ways, a prompt at once and in chunks, disagree by more than
+        usual.
+        """
         own_way = SoloRunner(self._model, None)
-        noise, _ = self._compared([_staggered(own_way, reference.cases) for reference in self._references])
+        noise, _ = self._compared(
+            [_staggered(own_way, reference.cases) for reference in self._references]
+        )
         size = self.first.logit_bytes
         if not math.isfinite(noise):
             return RIGHT_DIVERGENCE[size]
@@ -221,12 +290,21 @@ class _Reference:
         self.cases = cases
         self._model = model
         self._expected = [_one_by_one(model, case.tokens, sum(case.chunks)) for case in cases]
-        changed = [_one_by_one(model, (case.tokens[0], case.tokens[1] ^ 1, *case.tokens[2:]), sum(case.chunks)) for case in cases]
+        changed = [
+            _one_by_one(
+                model, (case.tokens[0], case.tokens[1] ^ 1, *case.tokens[2:]), sum(case.chunks)
+            )
+            for case in cases
+        ]
         mx.eval(self._expected, changed)
         effects = [_distance(a, b) for a, b in zip(self._expected, changed, strict=True)]
-        self._effect = max((effect for effect in effects if math.isfinite(effect)), default=0.0) or 1.0
+        self._effect = (
+            max((effect for effect in effects if math.isfinite(effect)), default=0.0) or 1.0
+        )
         divergences = self.divergences(changed)
-        self.divergence_effect = float(divergences.max(initial=0.0, where=np.isfinite(divergences))) or 1.0
+        self.divergence_effect = (
+            float(divergences.max(initial=0.0, where=np.isfinite(divergences))) or 1.0
+        )
 
     @property
     def logit_bytes(self) -> int:
@@ -243,7 +321,9 @@ class _Reference:
         return ROUNDINGS * float(mx.finfo(self._expected[0].dtype).eps)
 
     def hidden_size_of(self, head: HeadSeam) -> int:
-        """The size of what is set aside in front of the head; 0 unless, projected later, it gives the logits of the model."""
+        """The size of what is set aside in front of the head; 0 unless, projected later, it gives
+        the logits of the model.
+        """
         ids = mx.array([self.cases[1].tokens])
         with head.selecting(None, aside=mx.arange(ids.size)):
             at_once = self._model(ids, cache=own_caches(self._model))[0]
@@ -257,11 +337,15 @@ class _Reference:
         return set_aside.shape[-1] if error <= RIGHT_DIVERGENCE[self.logit_bytes] else 0
 
     def relative_error(self, got: list[mx.array]) -> float:
-        """Largest deviation of any logit, relative to the effect of a changed token; infinite when a logit is not a number."""
+        """Largest deviation of any logit, relative to the effect of a changed token; infinite when
+        a logit is not a number.
+        """
         return max(_distance(a, b) for a, b in zip(self._expected, got, strict=True)) / self._effect
 
     def divergences(self, got: list[mx.array]) -> Numbers:
-        """Root of the KL divergence from the expected distribution of the next token. [cases, draws]"""
+        """Root of the KL divergence from the expected distribution of the next token. [cases,
+        draws]
+        """
         return np.stack([_divergence(a, b) for a, b in zip(self._expected, got, strict=True)])
 
     def agreements(self, got: list[mx.array]) -> NDArray[np.bool_]:
@@ -273,7 +357,8 @@ class _Reference:
 def _divergence(expected: mx.array, got: mx.array) -> Numbers:
     """Root of the KL divergence of each row; NaN when a logit is not a number."""
     p, q = _log_probabilities(expected), _log_probabilities(got)
-    difference = np.subtract(p, q, out=np.zeros_like(p), where=p != q)  # -inf in both: no difference
+    # -inf in both: no difference
+    difference = np.subtract(p, q, out=np.zeros_like(p), where=p != q)
     weights = np.exp(p)
     terms = np.multiply(weights, difference, out=np.zeros_like(p), where=weights > 0)
     roots: Numbers = np.sqrt(np.maximum(terms.sum(axis=-1), 0.0))
@@ -288,17 +373,24 @@ def _log_probabilities(logits: mx.array) -> Numbers:
 
 
 def _distance(a: mx.array, b: mx.array) -> float:
-    """Largest difference. Infinities that agree do not differ: some models mask tokens out with them."""
+    """Largest difference.
+
+    Infinities that agree do not differ: some models mask tokens out with them.
+    """
     a, b = a.astype(mx.float32), b.astype(mx.float32)
     distance = float(mx.where(a == b, 0.0, mx.abs(a - b)).max())
     return distance if distance == distance else math.inf
 
 
 def _one_by_one(model: Any, tokens: tuple[int, ...], prompt: int) -> mx.array:
-    """Logits after the prompt and after each later token, through mlx-lm's own caches. [1 + later tokens, vocabulary]"""
+    """Logits after the prompt and after each later token, through mlx-lm's own caches. [1 + later
+    tokens, vocabulary]
+    """
     caches = own_caches(model)
     after_prompt = model(mx.array([tokens[:prompt]]), cache=caches)[0, -1:]
-    return mx.concatenate([after_prompt, *(model(mx.array([[token]]), cache=caches)[0] for token in tokens[prompt:])])
+    return mx.concatenate(
+        [after_prompt, *(model(mx.array([[token]]), cache=caches)[0] for token in tokens[prompt:])]
+    )
 
 
 def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
@@ -308,12 +400,16 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
     got: list[list[mx.array]] = [[] for _ in cases]
     step = 0
     while any(queues):
-        active = [index for index, queue in enumerate(queues) if queue and index <= step]  # each joins a step later
+        # each joins a step later
+        active = [index for index, queue in enumerate(queues) if queue and index <= step]
         spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
         for index, each in zip(active, spans, strict=True):
             live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
-        # prompts of these lengths are too short for numpy, which reads the real ones on a CPU: it gets every other step
-        logits = runner.forward(spans, StepContext(host_scores=0) if step % 2 == 0 else StepContext()).drawn
+        # prompts of these lengths are too short for numpy, which reads the real ones on a CPU: it
+        # gets every other step
+        logits = runner.forward(
+            spans, StepContext(host_scores=0) if step % 2 == 0 else StepContext()
+        ).drawn
         mx.eval(logits, [list(each.sequence.arrays()) for each in spans])
         row = 0
         for index, each in zip(active, spans, strict=True):
@@ -340,7 +436,17 @@ def _spans(case: _Case, request_id: str) -> list[Span]:
     spans: list[Span] = []
     start = 0
     for tokens in case.chunks:
-        spans.append(Span(request_id=request_id, start=start, tokens=tokens, draws=start + tokens == sum(case.chunks)))
+        spans.append(
+            Span(
+                request_id=request_id,
+                start=start,
+                tokens=tokens,
+                draws=start + tokens == sum(case.chunks),
+            )
+        )
         start += tokens
-    decoding = [Span(request_id=request_id, start=at, tokens=1, draws=True) for at in range(start, len(case.tokens))]
+    decoding = [
+        Span(request_id=request_id, start=at, tokens=1, draws=True)
+        for at in range(start, len(case.tokens))
+    ]
     return spans + decoding

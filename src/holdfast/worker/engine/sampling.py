@@ -1,8 +1,11 @@
 """Draw one token for each row of a step's logits, on the device, for rows of any mix of parameters.
 
-Nothing is read back from a GPU. On a CPU, rows of large vocabularies go to numpy (`host_draw`, `host_scores`), which waits.
-Order: logit bias, repetition, presence and frequency penalties; log-probabilities are taken there; then the mask of a grammar,
-temperature, top-k, top-p, min-p, the draw. A row's token depends on its logits, its parameters, its mask, its seed and its
+Nothing is read back from a GPU. On a CPU, rows of large vocabularies go to numpy (`host_draw`,
+`host_scores`), which waits.
+Order: logit bias, repetition, presence and frequency penalties; log-probabilities are taken there;
+    then the mask of a grammar,
+temperature, top-k, top-p, min-p, the draw. A row's token depends on its logits, its parameters, its
+mask, its seed and its
 position only. Device thread only.
 """
 
@@ -25,7 +28,10 @@ from holdfast.worker.engine.sampling_edits import RowEdits, apply_edits
 
 @dataclass(slots=True, kw_only=True)
 class RowState:
-    """What sampling keeps per sequence. `advance` moves it on after each draw; everything else stays as it was made."""
+    """What sampling keeps per sequence.
+
+    `advance` moves it on after each draw; everything else stays as it was made.
+    """
 
     params: SamplingParams
     kind: DrawKind
@@ -40,10 +46,11 @@ class RowState:
 class DrawnRows:
     """What a call of `sample` gave, lazily, for R rows.
 
-    tokens: uint32 [R]. ok: bool [R], False where the row's logits hold NaN or inf or nothing is left to draw: its token is then
-    meaningless (but a valid id). empty: bool [R], True where nothing is left; None when no row is masked. scores: of R rows, with
-    the largest k that any row wants, so cut each row to its own; those of rows that do not want them mean nothing. None when no
-    row does.
+    tokens: uint32 [R]. ok: bool [R], False where the row's logits hold NaN or inf or nothing is
+    left to draw: its token is then meaningless (but a valid id). empty: bool [R], True where
+    nothing is left; None when no row is masked. scores: of R rows, with the largest k that any row
+    wants, so cut each row to its own; those of rows that do not want them mean nothing. None when
+    no row does.
     """
 
     tokens: mx.array
@@ -54,10 +61,17 @@ class DrawnRows:
     def arrays(self) -> list[mx.array]:
         """All arrays that are there, for one evaluation."""
         empty = [] if self.empty is None else [self.empty]
-        return [self.tokens, self.ok, *empty, *([] if self.scores is None else self.scores.arrays())]
+        return [
+            self.tokens,
+            self.ok,
+            *empty,
+            *([] if self.scores is None else self.scores.arrays()),
+        ]
 
 
-def row_state(request: SequenceRequest, *, generated: Sequence[int] = (), vocab_size: int) -> RowState:
+def row_state(
+    request: SequenceRequest, *, generated: Sequence[int] = (), vocab_size: int
+) -> RowState:
     """The state of a sequence that has `generated` already. vocab_size: columns of the logits.
 
     Raises InvalidRequest when the logit bias names tokens that the model does not have.
@@ -70,12 +84,19 @@ def row_state(request: SequenceRequest, *, generated: Sequence[int] = (), vocab_
         position=len(request.prompt_token_ids) + len(generated),
         want_logprobs=request.want_logprobs,
         top_logprobs=min(request.top_logprobs, vocab_size) if request.want_logprobs else 0,
-        edits=RowEdits.of(params, prompt_ids=request.prompt_token_ids, generated_ids=generated, vocab_size=vocab_size),
+        edits=RowEdits.of(
+            params,
+            prompt_ids=request.prompt_token_ids,
+            generated_ids=generated,
+            vocab_size=vocab_size,
+        ),
     )
 
 
 def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
-    """Tell each row which token it drew (tokens: int [R], may be lazy), so that the next step can be laid out at once."""
+    """Tell each row which token it drew (tokens: int [R], may be lazy), so that the next step can
+    be laid out at once.
+    """
     for index, row in enumerate(rows):
         row.position += 1
         if row.edits is not None:
@@ -83,7 +104,9 @@ def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
 
 
 def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LIMITS) -> DrawnRows:
-    """Draw a token for each row. Lazy, unless rows are drawn by numpy; changes neither `logits` nor `rows`.
+    """Draw a token for each row.
+
+    Lazy, unless rows are drawn by numpy; changes neither `logits` nor `rows`.
 
     logits: any float dtype [R, vocab], R = len(rows) ≥ 1.
     """
@@ -94,7 +117,8 @@ def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LI
         drawable = drawable.astype(mx.float32)
         peaks = mx.array(rows_of(drawable).max(axis=-1))
     else:
-        peaks = mx.max(drawable, axis=-1).astype(mx.float32)  # NaN if the row holds one, here and there
+        # NaN if the row holds one, here and there
+        peaks = mx.max(drawable, axis=-1).astype(mx.float32)
     tokens = with_forced(_drawn_tokens(drawable, rows, peaks), limits)
     scores = _scores_of(tokens, logits, rows) if any(row.want_logprobs for row in rows) else None
     empty = None if limits.words is None else peaks == -mx.inf
@@ -102,9 +126,12 @@ def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LI
 
 
 def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
-    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely. Lazy, unless numpy does it.
+    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely.
 
-    logits: any float dtype [n, vocab]; token_ids: int [n], the token that follows each row's position.
+    Lazy, unless numpy does it.
+
+    logits: any float dtype [n, vocab]; token_ids: int [n], the token that follows each row's
+    position.
     """
     logits = logits.astype(mx.float32)
     if scoring_pays(vocab_size=logits.shape[-1]):
@@ -123,7 +150,12 @@ def _edited(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
         return apply_edits(logits, edits)
     edited = [index for index, row in enumerate(rows) if row.edits is not None]
     plain = [index for index, row in enumerate(rows) if row.edits is None]
-    return _by_groups([(edited, lambda: apply_edits(logits[mx.array(edited)], edits)), (plain, lambda: logits[mx.array(plain)])])
+    return _by_groups(
+        [
+            (edited, lambda: apply_edits(logits[mx.array(edited)], edits)),
+            (plain, lambda: logits[mx.array(plain)]),
+        ]
+    )
 
 
 def _drawn_tokens(logits: mx.array, rows: Sequence[RowState], peaks: mx.array) -> mx.array:
@@ -147,7 +179,13 @@ def _draw_kind(logits: mx.array, rows: Sequence[RowState], peaks: mx.array) -> m
     keys = [draw_key(seed=row.seed, position=row.position) for row in rows]
     if drawing_pays(kind, vocab_size=logits.shape[-1]):
         return draw_on_host(logits, params=[row.params for row in rows], keys=keys)
-    return draw(logits.astype(mx.float32), kind=kind, params=[row.params for row in rows], keys=keys, peaks=peaks)
+    return draw(
+        logits.astype(mx.float32),
+        kind=kind,
+        params=[row.params for row in rows],
+        keys=keys,
+        peaks=peaks,
+    )
 
 
 def _by_groups(groups: Sequence[tuple[list[int], Callable[[], mx.array]]]) -> mx.array:
@@ -167,4 +205,6 @@ def _scores_of(tokens: mx.array, logits: mx.array, rows: Sequence[RowState]) -> 
     place = {index: number for number, index in enumerate(wanting)}
     spread = mx.array([place.get(index, 0) for index in range(len(rows))])
     chosen, *top = (array[spread] for array in scores.arrays())
-    return Scores(chosen=chosen, top_ids=top[0] if top else None, top_logprobs=top[1] if top else None)
+    return Scores(
+        chosen=chosen, top_ids=top[0] if top else None, top_logprobs=top[1] if top else None
+    )

@@ -1,7 +1,9 @@
-"""How a token is drawn from a row of logits: temperature, top-k, top-p, min-p, random numbers that belong to (seed, position).
+"""How a token is drawn from a row of logits: temperature, top-k, top-p, min-p, random numbers that
+belong to (seed, position).
 
-Rows with top-k are drawn among their k candidates; others over the whole vocabulary, where a filter is one threshold per row.
-Scaled logits are (logit - max) / temperature, weights their exponentials, so that the likeliest token weighs 1.
+Rows with top-k are drawn among their k candidates; others over the whole vocabulary, where a filter
+is one threshold per row. Scaled logits are (logit - max) / temperature, weights their exponentials,
+so that the likeliest token weighs 1.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Make one kernel of a function of elementwise operations where it runs on a GPU, for any shapes; the bits stay the same.
+    """Make one kernel of a function of elementwise operations where it runs on a GPU, for any
+    shapes; the bits stay the same.
 
-    On a CPU the operations run one by one: compiling them takes seconds there, and needs a C++ compiler.
+    On a CPU the operations run one by one: compiling them takes seconds there, and needs a C++
+    compiler.
     """
     fused = mx.compile(function, shapeless=True)
 
@@ -39,7 +43,10 @@ def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 @dataclass(frozen=True, slots=True)
 class DrawKind:
-    """What a row asks of the draw. Rows of one kind are drawn together, and always by the same operations."""
+    """What a row asks of the draw.
+
+    Rows of one kind are drawn together, and always by the same operations.
+    """
 
     greedy: bool = False
     candidates: int = 0  # at least the row's top-k; 0: no top-k
@@ -52,23 +59,34 @@ def draw_kind(params: SamplingParams, *, vocab_size: int) -> DrawKind:
         return DrawKind(greedy=True)
     nucleus = params.top_p < 1.0
     if 0 < params.top_k < vocab_size:
-        return DrawKind(candidates=min(vocab_size, max(32, 1 << (params.top_k - 1).bit_length())), nucleus=nucleus)
+        return DrawKind(
+            candidates=min(vocab_size, max(32, 1 << (params.top_k - 1).bit_length())),
+            nucleus=nucleus,
+        )
     return DrawKind(nucleus=nucleus)
 
 
 def draw_key(*, seed: int, position: int) -> tuple[int, int]:
-    """The two words of the random key of one draw: a 64-bit mix of any int seed and the token's position."""
+    """The two words of the random key of one draw: a 64-bit mix of any int seed and the token's
+    position.
+    """
     mixed = _mix((_mix(seed & _WORD) + position * _GOLDEN) & _WORD)
     return mixed >> 32, mixed & 0xFFFFFFFF
 
 
 def draw(
-    logits: mx.array, *, kind: DrawKind, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]], peaks: mx.array
+    logits: mx.array,
+    *,
+    kind: DrawKind,
+    params: Sequence[SamplingParams],
+    keys: Sequence[tuple[int, int]],
+    peaks: mx.array,
 ) -> mx.array:
     """Draw one token per row. Lazy.
 
-    logits: fp32 [rows, vocab]; peaks: fp32 [rows], their maxima. All rows are of `kind`. Returns uint32 [rows].
-    Exactly k tokens pass top-k: of equal ones those with the lower ids. Tokens equal at the edge of top-p without top-k all stay.
+    logits: fp32 [rows, vocab]; peaks: fp32 [rows], their maxima. All rows are of `kind`. Returns
+    uint32 [rows]. Exactly k tokens pass top-k: of equal ones those with the lower ids. Tokens equal
+    at the edge of top-p without top-k all stay.
     """
     if kind.greedy:
         return mx.argmax(logits, axis=-1)
@@ -76,7 +94,9 @@ def draw(
     coldness = _column([1.0 / min(p.temperature, HOTTEST) for p in params])
     if kind.candidates:
         values, ids = largest(logits, count=kind.candidates)
-        return _draw_candidate(_scaled(values, peaks[:, None], coldness), ids=ids, params=params, keys=key_words)
+        return _draw_candidate(
+            _scaled(values, peaks[:, None], coldness), ids=ids, params=params, keys=key_words
+        )
     weights = _weights(logits, peaks[:, None], coldness)
     threshold = _threshold(weights, nucleus=kind.nucleus, params=params)
     if threshold is not None:
@@ -85,18 +105,24 @@ def draw(
 
 
 def largest(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
-    """The `count` largest entries of each row, largest first, equal ones in the order of their columns. Lazy.
+    """The `count` largest entries of each row, largest first, equal ones in the order of their
+    columns. Lazy.
 
-    values: fp32 [rows, columns], count ≤ columns. Returns the entries, fp32, and their columns, uint32, [rows, count].
-    They lie in the `count` blocks with the largest maxima, so where that is a small part of the row, only those are looked at.
+    values: fp32 [rows, columns], count ≤ columns. Returns the entries, fp32, and their columns,
+    uint32, [rows, count]. They lie in the `count` blocks with the largest maxima, so where that is
+    a small part of the row, only those are looked at.
     """
     if count * SEARCH_BLOCK * 2 > values.shape[-1]:
         return _largest_of(values, count=count)
     blocks = _in_blocks(values, size=SEARCH_BLOCK, fill=-mx.inf)
     chosen = _largest_of(mx.max(blocks, axis=-1), count=count)[1]
     chosen = mx.sort(chosen, axis=-1)
-    found, at = _largest_of(mx.flatten(mx.take_along_axis(blocks, chosen[:, :, None], axis=1), 1), count=count)
-    return found, mx.take_along_axis(chosen, at // SEARCH_BLOCK, axis=-1) * SEARCH_BLOCK + at % SEARCH_BLOCK
+    found, at = _largest_of(
+        mx.flatten(mx.take_along_axis(blocks, chosen[:, :, None], axis=1), 1), count=count
+    )
+    return found, mx.take_along_axis(
+        chosen, at // SEARCH_BLOCK, axis=-1
+    ) * SEARCH_BLOCK + at % SEARCH_BLOCK
 
 
 def _largest_of(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
@@ -109,7 +135,8 @@ def _largest_of(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
 
 
 def _mix(word: int) -> int:
-    # The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection, so equal keys need equal words.
+    # The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection, so equal keys need equal
+    # words.
     word = (word + _GOLDEN) & _WORD
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
@@ -120,9 +147,12 @@ def _column(values: Sequence[float]) -> mx.array:
     return mx.array(list(values), dtype=mx.float32)[:, None]
 
 
-def _draw_candidate(scaled: mx.array, *, ids: mx.array, params: Sequence[SamplingParams], keys: mx.array) -> mx.array:
-    # Top-p is relative to what top-k leaves, as when one is applied after the other. A candidate's random number goes with its
-    # id, not its rank: rounding that swaps two nearly equal candidates then does not change which of them wins.
+def _draw_candidate(
+    scaled: mx.array, *, ids: mx.array, params: Sequence[SamplingParams], keys: mx.array
+) -> mx.array:
+    # Top-p is relative to what top-k leaves, as when one is applied after the other. A candidate's
+    # random number goes with its id, not its rank: rounding that swaps two nearly equal candidates
+    # then does not change which of them wins.
     candidates = ids.shape[-1]
     rank = mx.arange(candidates, dtype=mx.int32)[None, :]
     kept = rank < mx.array([[min(p.top_k, candidates)] for p in params], dtype=mx.int32)
@@ -137,8 +167,12 @@ def _draw_candidate(scaled: mx.array, *, ids: mx.array, params: Sequence[Samplin
     return mx.take_along_axis(ids, winner, axis=-1)[:, 0]
 
 
-def _threshold(weights: mx.array, *, nucleus: bool, params: Sequence[SamplingParams]) -> mx.array | None:
-    floor = _column([min(p.min_p, 1.0) for p in params]) if any(p.min_p > 0.0 for p in params) else None
+def _threshold(
+    weights: mx.array, *, nucleus: bool, params: Sequence[SamplingParams]
+) -> mx.array | None:
+    floor = (
+        _column([min(p.min_p, 1.0) for p in params]) if any(p.min_p > 0.0 for p in params) else None
+    )
     if not nucleus:
         return floor
     threshold = nucleus_threshold(weights, top_p=_column([p.top_p for p in params]))
@@ -148,18 +182,23 @@ def _threshold(weights: mx.array, *, nucleus: bool, params: Sequence[SamplingPar
 def nucleus_threshold(weights: mx.array, *, top_p: mx.array) -> mx.array:
     """The weight from which on tokens are in the nucleus; lazy.
 
-    weights: float32 [rows, vocabulary], exp of the logits less their maximum. top_p, and what is returned: float32 [rows, 1].
+    weights: float32 [rows, vocabulary], exp of the logits less their maximum. top_p, and what is
+    returned: float32 [rows, 1].
     """
-    # The tokens from one on, by rising weight, weigh enough together: the last such token is the edge. Bisecting for the edge is
-    # twice as fast where exponentials and sums cost what they do on a CPU, but it is 150 operations, and a CPU gives large
-    # vocabularies to numpy.
+    # The tokens from one on, by rising weight, weigh enough together: the last such token is the
+    # edge. Bisecting for the edge is twice as fast where exponentials and sums cost what they do on
+    # a CPU, but it is 150 operations, and a CPU gives large vocabularies to numpy.
     rising = mx.sort(weights, axis=-1)
     with_heavier = mx.cumsum(rising, axis=-1, reverse=True)
-    return mx.max(_where_enough(rising, with_heavier, with_heavier[:, :1], top_p), axis=-1, keepdims=True)
+    return mx.max(
+        _where_enough(rising, with_heavier, with_heavier[:, :1], top_p), axis=-1, keepdims=True
+    )
 
 
 @fused_on_gpus
-def _where_enough(rising: mx.array, with_heavier: mx.array, total: mx.array, top_p: mx.array) -> mx.array:
+def _where_enough(
+    rising: mx.array, with_heavier: mx.array, total: mx.array, top_p: mx.array
+) -> mx.array:
     return mx.where(with_heavier >= top_p * total, rising, 0.0)
 
 
@@ -185,7 +224,12 @@ def _candidate_weights(kept: mx.array, scaled: mx.array) -> mx.array:
 
 @fused_on_gpus
 def _in_nucleus(
-    kept: mx.array, rank: mx.array, weights: mx.array, cumulated: mx.array, top_p: mx.array, total: mx.array
+    kept: mx.array,
+    rank: mx.array,
+    weights: mx.array,
+    cumulated: mx.array,
+    top_p: mx.array,
+    total: mx.array,
 ) -> mx.array:
     return kept & ((cumulated - weights < top_p * total) | (rank == 0))
 
@@ -209,13 +253,16 @@ def _in_blocks(values: mx.array, *, size: int, fill: float) -> mx.array:
     rows, columns = values.shape
     missing = -columns % size
     if missing:
-        values = mx.concatenate([values, mx.full((rows, missing), fill, dtype=values.dtype)], axis=-1)
+        values = mx.concatenate(
+            [values, mx.full((rows, missing), fill, dtype=values.dtype)], axis=-1
+        )
     return values.reshape(rows, -1, size)
 
 
 def _draw_weighted(weights: mx.array, *, keys: mx.array) -> mx.array:
-    # Gumbel-max twice: a block by its summed weight, then a token in it. Same distribution as over the whole vocabulary, but with
-    # vocab / 128 + 128 random numbers instead of vocab. A weight of 0 is -inf in both, so no filtered token can win.
+    # Gumbel-max twice: a block by its summed weight, then a token in it. Same distribution as over
+    # the whole vocabulary, but with vocab / 128 + 128 random numbers instead of vocab. A weight of
+    # 0 is -inf in both, so no filtered token can win.
     rows = weights.shape[0]
     blocks = _in_blocks(weights, size=BLOCK, fill=0.0)
     count = blocks.shape[1]
@@ -227,7 +274,8 @@ def _draw_weighted(weights: mx.array, *, keys: mx.array) -> mx.array:
 
 
 def _gumbel(keys: mx.array, *, numbers: mx.array) -> mx.array:
-    # A hash instead of mx.random: it costs only for the numbers asked for, and seeds keep their meaning over MLX's versions.
+    # A hash instead of mx.random: it costs only for the numbers asked for, and seeds keep their
+    # meaning over MLX's versions.
     return _gumbel_of(keys[:, :1], keys[:, 1:], numbers)
 
 
@@ -235,7 +283,8 @@ def _gumbel(keys: mx.array, *, numbers: mx.array) -> mx.array:
 def _gumbel_of(first_words: mx.array, second_words: mx.array, numbers: mx.array) -> mx.array:
     hashed = _scramble((numbers * mx.array(0x9E3779B1, dtype=mx.uint32)) ^ first_words)
     hashed = _scramble(hashed ^ second_words)
-    # log1p keeps the resolution of small numbers, and those decide. 0 would give inf (NaN at a filtered token's -inf), 1 -inf.
+    # log1p keeps the resolution of small numbers, and those decide. 0 would give inf (NaN at a
+    # filtered token's -inf), 1 -inf.
     uniform = mx.clip(hashed.astype(mx.float32) * 2.0**-32, 1e-10, 1.0 - 2.0**-24)
     return -mx.log(-mx.log1p(-uniform))
 

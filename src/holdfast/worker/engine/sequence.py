@@ -1,4 +1,7 @@
-"""One sequence as the engine keeps it: its tokens, its live state per layer, and what it drew last. Device thread only."""
+"""One sequence as the engine keeps it: its tokens, its live state per layer, and what it drew last.
+
+Device thread only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from holdfast.worker.kv.snapshot import KVBlock, StateCheckpoint, restore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """What a sequence begins from instead of reading it: a live state, adjoining blocks behind it, the state at their end.
+    """What a sequence begins from instead of reading it: a live state, adjoining blocks behind it,
+    the state at their end.
 
     kept_tokens: tokens of it that need not be copied out again; None: all.
     """
@@ -33,7 +37,9 @@ class Prefix:
 
 @dataclass(slots=True)
 class EngineSequence:
-    """Live state. `known` are the tokens that are on the host (prompt, and what was generated before a preemption)."""
+    """Live state. `known` are the tokens that are on the host (prompt, and what was generated
+    before a preemption).
+    """
 
     request: SequenceRequest
     known: mx.array  # int32 [tokens]
@@ -45,21 +51,37 @@ class EngineSequence:
     kept: int = 0  # tokens whose keys and values were copied out, or came from a snapshot
     keep: KeepPolicy | None = None
     is_trimmed: bool = True
-    pooled: mx.array | None = None  # float32 [hidden]: the sum of the prompt's hidden states so far, or the last of them
+    # float32 [hidden]: the sum of the prompt's hidden states so far, or the last of them
+    pooled: mx.array | None = None
 
     @staticmethod
-    def begin(request: SequenceRequest, *, live: LiveState, vocab_size: int, generated: tuple[int, ...] = ()) -> EngineSequence:
-        """One that goes on from a live state, and knows its prompt and what it had generated. As `row_state` raises."""
-        known = mx.array(np.frombuffer((request.prompt_token_ids + TokenIds.of(generated)).packed, dtype="<i4"))
+    def begin(
+        request: SequenceRequest,
+        *,
+        live: LiveState,
+        vocab_size: int,
+        generated: tuple[int, ...] = (),
+    ) -> EngineSequence:
+        """One that goes on from a live state, and knows its prompt and what it had generated.
+
+        As `row_state` raises.
+        """
+        known = mx.array(
+            np.frombuffer((request.prompt_token_ids + TokenIds.of(generated)).packed, dtype="<i4")
+        )
         sampler = row_state(request, generated=generated, vocab_size=vocab_size)
         return EngineSequence(request=request, known=known, live=live, sampler=sampler)
 
     def begin_behind(self, prefix: Prefix) -> None:
         """Hold what need not be read. Lazy. Raises SnapshotMismatch when it does not fit the model."""
         if prefix.base is not None:
-            self.live = begin_from(prefix.base, self.live.layers, is_restored=prefix.state is not None)
+            self.live = begin_from(
+                prefix.base, self.live.layers, is_restored=prefix.state is not None
+            )
         if prefix.blocks or prefix.state is not None:
-            self.live.tokens = restore(self.live.layers, prefix.blocks, prefix.state, begin=self.live.tokens)
+            self.live.tokens = restore(
+                self.live.layers, prefix.blocks, prefix.state, begin=self.live.tokens
+            )
         self.kept = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens
 
     def arrays(self) -> Iterator[mx.array]:
@@ -78,15 +100,24 @@ class EngineSequence:
         if self.request.pooling == "last":
             self.pooled = rows[-1]
         else:
-            self.pooled = rows.sum(axis=0) if self.pooled is None else self.pooled + rows.sum(axis=0)
+            self.pooled = (
+                rows.sum(axis=0) if self.pooled is None else self.pooled + rows.sum(axis=0)
+            )
 
     def embedding(self) -> mx.array:
         """Of the prompt, once all of it is pooled: float32 [hidden], not normalized. Lazy."""
         assert self.pooled is not None, "nothing was pooled"
-        return self.pooled if self.request.pooling == "last" else self.pooled / len(self.request.prompt_token_ids)
+        return (
+            self.pooled
+            if self.request.pooling == "last"
+            else self.pooled / len(self.request.prompt_token_ids)
+        )
 
     def trim(self) -> None:
-        """Let go of what only the last step needed: its chunk, the states of its batch. Once its forward pass is laid out."""
+        """Let go of what only the last step needed: its chunk, the states of its batch.
+
+        Once its forward pass is laid out.
+        """
         self.is_trimmed = True
         for layer in self.live.layers:
             layer.trim()
@@ -94,7 +125,10 @@ class EngineSequence:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpan:
-    """A span of the plan together with its sequence. Its rows are its tokens, in their order, known ones or drawn ones."""
+    """A span of the plan together with its sequence.
+
+    Its rows are its tokens, in their order, known ones or drawn ones.
+    """
 
     sequence: EngineSequence
     span: Span
@@ -106,13 +140,19 @@ class SequenceSpan:
 
     @property
     def is_row(self) -> bool:
-        """Whether the span is one such token: those of several sequences can be the rows of one pass."""
+        """Whether the span is one such token: those of several sequences can be the rows of one
+        pass.
+        """
         return self.is_decoding and self.span.tokens == 1
 
     @property
     def wanted_rows(self) -> range:
-        """The rows from whose logits a token is drawn: the last one, where the span reaches the end of what is known."""
-        return range(self.span.tokens - 1 if self.span.draws else self.span.tokens, self.span.tokens)
+        """The rows from whose logits a token is drawn: the last one, where the span reaches the end
+        of what is known.
+        """
+        return range(
+            self.span.tokens - 1 if self.span.draws else self.span.tokens, self.span.tokens
+        )
 
     @property
     def scored_tokens(self) -> tuple[int, ...]:
@@ -122,7 +162,9 @@ class SequenceSpan:
 
     @property
     def scored_rows(self) -> range:
-        """The rows whose logits score the tokens of the prompt that follow them, as far as these are to be scored."""
+        """The rows whose logits score the tokens of the prompt that follow them, as far as these
+        are to be scored.
+        """
         request, start = self.sequence.request, self.span.start
         if not request.want_prompt_logprobs:
             return range(0)
@@ -136,7 +178,9 @@ class SequenceSpan:
             return range(0)
         if self.sequence.request.pooling == "mean":
             return range(self.span.tokens)
-        return range(self.span.tokens - 1 if self.ends_prompt else self.span.tokens, self.span.tokens)
+        return range(
+            self.span.tokens - 1 if self.ends_prompt else self.span.tokens, self.span.tokens
+        )
 
     @property
     def ends_prompt(self) -> bool:
@@ -146,7 +190,9 @@ class SequenceSpan:
 
 
 def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
-    """int32 [tokens of all spans], in their order, without waiting for those that are still on the device."""
+    """int32 [tokens of all spans], in their order, without waiting for those that are still on the
+    device.
+    """
     pieces: list[mx.array] = []
     index = 0
     while index < len(spans):
@@ -164,7 +210,11 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
 
 
 def _rows_drawn_together(spans: Sequence[SequenceSpan]) -> list[int]:
-    """The rows of what the first of these spans' sequences drew in that step, for it and those behind it that drew there too."""
+    """The rows of what the first of these spans' sequences drew in that step, for it and those
+    behind it that drew there too.
+    """
     drawn = spans[0].sequence.drawn
-    together = itertools.takewhile(lambda each: each.is_decoding and each.sequence.drawn is drawn, spans)
+    together = itertools.takewhile(
+        lambda each: each.is_decoding and each.sequence.drawn is drawn, spans
+    )
     return [each.sequence.drawn_row for each in together]

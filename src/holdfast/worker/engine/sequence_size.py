@@ -1,7 +1,9 @@
-"""What one sequence of a model keeps, told from its config.json alone: the model is laid out and run, but nothing is computed.
+"""What one sequence of a model keeps, told from its config.json alone: the model is laid out and
+run, but nothing is computed.
 
-MLX is lazy: a model without weights has shapes, and so have the caches after a forward pass that nobody evaluates. Runs in a
-process of its own (`python -m holdfast.worker.engine.sequence_size`), since the caller imports no MLX: use `sequence_size_of`.
+MLX is lazy: a model without weights has shapes, and so have the caches after a forward pass that
+nobody evaluates. Runs in a process of its own (`python -m holdfast.worker.engine.sequence_size`),
+since the caller imports no MLX: use `sequence_size_of`.
 """
 
 from __future__ import annotations
@@ -34,15 +36,20 @@ class SequenceSize(msgspec.Struct, frozen=True, kw_only=True):
 def sequence_size_of(config: Mapping[str, Any]) -> SequenceSize:
     """The sizes for a model with that config.json, in a process of its own. Takes about 2 s.
 
-    Raises ModelLoadError where mlx-lm has no such model, or does not tell its sizes without computing.
+    Raises ModelLoadError where mlx-lm has no such model, or does not tell its sizes without
+    computing.
     """
     command = [sys.executable, "-P", "-m", "holdfast.worker.engine.sequence_size"]
     sent = msgspec.json.encode(dict(config))
     try:
-        done = subprocess.run(command, input=sent, capture_output=True, timeout=_LONGEST_SECONDS, check=True)
+        done = subprocess.run(
+            command, input=sent, capture_output=True, timeout=_LONGEST_SECONDS, check=True
+        )
         return msgspec.json.decode(done.stdout, type=SequenceSize)
     except subprocess.TimeoutExpired:
-        raise ModelLoadError(f"what a sequence of it keeps was not told within {_LONGEST_SECONDS:.0f} s") from None
+        raise ModelLoadError(
+            f"what a sequence of it keeps was not told within {_LONGEST_SECONDS:.0f} s"
+        ) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit code {error.returncode}"
@@ -60,7 +67,8 @@ def _measured(config: dict[str, Any]) -> SequenceSize:
     model_class, arguments = utils._get_classes(config=config)
     model = model_class(arguments.from_dict(config))
     working_set_bytes = platform.working_set_bytes()
-    if working_set_bytes:  # as it is stored; on a CPU everything becomes float32, which a fresh model is
+    # as it is stored; on a CPU everything becomes float32, which a fresh model is
+    if working_set_bytes:
         model.set_dtype(mx.bfloat16)
     cache = importlib.import_module("mlx_lm.models.cache").make_prompt_cache(model)
     model(mx.array(_TOKENS), cache=cache)
@@ -82,8 +90,13 @@ def _parts(cache: Any) -> Iterator[Any]:
 
 
 def _as_kept(cache: Any) -> Any:
-    """What stands for one of mlx-lm's caches here, with the same in it; foreign ones are told from outside."""
-    kinds, window = importlib.import_module("holdfast.worker.kv.kinds"), importlib.import_module("holdfast.worker.kv.window")
+    """What stands for one of mlx-lm's caches here, with the same in it; foreign ones are told from
+    outside.
+    """
+    kinds, window = (
+        importlib.import_module("holdfast.worker.kv.kinds"),
+        importlib.import_module("holdfast.worker.kv.window"),
+    )
     state = kinds.fresh_layer(cache)
     if not isinstance(state, window.WindowKV):
         return importlib.import_module("holdfast.worker.kv.foreign").ForeignState(cache)
@@ -93,8 +106,11 @@ def _as_kept(cache: Any) -> Any:
 
 
 def _main() -> None:
-    if sys.platform == "linux":  # a model that computes after all must not take the machine's memory
-        resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    # a model that computes after all must not take the machine's memory
+    if sys.platform == "linux":
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (_MOST_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1])
+        )
     size = _measured(msgspec.json.decode(sys.stdin.buffer.read()))
     sys.stdout.buffer.write(msgspec.json.encode(size))
 

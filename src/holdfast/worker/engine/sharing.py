@@ -1,8 +1,10 @@
-"""Whether running sequences share the keys and values of a common beginning, which then lie in several buffers.
+"""Whether running sequences share the keys and values of a common beginning, which then lie in
+several buffers.
 
-Where attention is composed (on a CPU), it takes the buffers as they are. A fused kernel wants one buffer, so all would be copied
-together in every step: three times the memory traffic of the attention itself. There sequences share while they are parked, and
-each is joined into a buffer of its own once, when it begins to run.
+Where attention is composed (on a CPU), it takes the buffers as they are. A fused kernel wants one
+buffer, so all would be copied together in every step: three times the memory traffic of the
+attention itself. There sequences share while they are parked, and each is joined into a buffer of
+its own once, when it begins to run.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ def choose_sharing(runner: Runner, *, composes_attention: bool | None = None) ->
 
     composes_attention: whether attention takes parts as they are; None: as the device has it.
     """
-    takes_parts = StepContext().composes_attention if composes_attention is None else composes_attention
+    takes_parts = (
+        StepContext().composes_attention if composes_attention is None else composes_attention
+    )
     if not any(leaf.can_share for layer in runner.fresh_layers() for leaf in layer.leaves()):
         return
     if not runner.attends_to_parts:

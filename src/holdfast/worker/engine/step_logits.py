@@ -1,4 +1,6 @@
-"""What a forward pass gives: logits of rows that draw, the means to get those of scored rows, and hidden states to pool."""
+"""What a forward pass gives: logits of rows that draw, the means to get those of scored rows, and
+hidden states to pool.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ def _as_they_are(logits: mx.array) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class LaterLogits:
-    """Logits of consecutive positions, computed when they are asked for, of as many of them as are asked for.
+    """Logits of consecutive positions, computed when they are asked for, of as many of them as are
+    asked for.
 
     source: [positions, …], what `project` turns into logits, [positions, vocabulary].
     """
@@ -34,7 +37,8 @@ class LaterLogits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLogits:
-    """drawn: [spans that draw, vocabulary], in the order of the spans, None when none does. scored: by the span's request.
+    """drawn: [spans that draw, vocabulary], in the order of the spans, None when none does. scored:
+    by the span's request.
 
     hidden: [rows, hidden], by the span's request, of those that are to be pooled.
     """

@@ -8,13 +8,17 @@ from holdfast.wire.commands import ThinkingBudget
 
 
 class ThoughtMeter:
-    """Follows one answer token by token. All its thoughts together have one budget; behind it a thought ends as it begins."""
+    """Follows one answer token by token.
+
+    All its thoughts together have one budget; behind it a thought ends as it begins.
+    """
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self._start, self._end = budget.start_token_ids, budget.end_token_ids
         self._left = budget.tokens
         self._thinks = not budget.start_token_ids
-        self._since: list[int] = []  # the last tokens since the thought began or ended, as many as a marker has
+        # the last tokens since the thought began or ended, as many as a marker has
+        self._since: list[int] = []
 
     def take(self, token_id: int) -> None:
         """The answer has one more token."""
@@ -26,7 +30,10 @@ class ThoughtMeter:
 
     @property
     def due(self) -> tuple[int, ...]:
-        """The tokens that have to come now: the rest of the marker that ends the thought. Empty while anything may come."""
+        """The tokens that have to come now: the rest of the marker that ends the thought.
+
+        Empty while anything may come.
+        """
         if not self._thinks or self._left > 0:
             return ()
         return self._end[_begun(self._end, self._since) :]

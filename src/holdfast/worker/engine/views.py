@@ -1,7 +1,9 @@
-"""What a model sees as its cache during one forward pass: views over the live state of the sequences in it.
+"""What a model sees as its cache during one forward pass: views over the live state of the
+sequences in it.
 
-A view speaks the small part of mlx-lm's cache protocol that models use: `offset`, `make_mask`, `update_and_fetch`, indexing.
-Views live for one step. None of them defines `__len__`: an empty one would be falsy and models would skip the mask.
+A view speaks the small part of mlx-lm's cache protocol that models use: `offset`, `make_mask`,
+`update_and_fetch`, indexing. Views live for one step. None of them defines `__len__`: an empty one
+would be falsy and models would skip the mask.
 """
 
 from __future__ import annotations
@@ -24,18 +26,24 @@ _PIECES_AT_ONCE = 10
 
 @dataclass(frozen=True, slots=True)
 class WindowMask:
-    """A mask as its parameters. In the rows layout every span needs a mask of its own, so the array is made where it is used."""
+    """A mask as its parameters.
+
+    In the rows layout every span needs a mask of its own, so the array is made where it is used.
+    """
 
     window: int | None
 
 
 def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) -> mx.array:
-    """Attention of one query per head, composed of two products per key/value head. For backends without a fused kernel.
+    """Attention of one query per head, composed of two products per key/value head.
 
-    queries: scaled, [1, heads, 1, head_dim]; parts: adjoining keys and values, [1, kv_heads, tokens, head_dim]. The heads that
-    share a key head are the rows of one product, so that BLAS packs the keys once: 1.4 to 2.2 times as fast on the CPU as
-    mx.fast, which packs them for every head. As exact as mx.fast: a softmax in bf16 alone moves logits by 2 % of what a changed
-    token of the context does.
+    For backends without a fused kernel.
+
+    queries: scaled, [1, heads, 1, head_dim]; parts: adjoining keys and values, [1, kv_heads,
+    tokens, head_dim]. The heads that share a key head are the rows of one product, so that BLAS
+    packs the keys once: 1.4 to 2.2 times as fast on the CPU as mx.fast, which packs them for every
+    head. As exact as mx.fast: a softmax in bf16 alone moves logits by 2 % of what a changed token
+    of the context does.
     """
     heads, kv_heads = queries.shape[1], parts[0][0].shape[1]
     grouped = queries.reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
@@ -44,7 +52,9 @@ def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) ->
         attended = mx.softmax(scores[0], axis=-1, precise=True) @ parts[0][1]
     else:
         weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
-        of_parts = mx.split(weights, list(itertools.accumulate(part.shape[3] for part in scores[:-1])), axis=-1)
+        of_parts = mx.split(
+            weights, list(itertools.accumulate(part.shape[3] for part in scores[:-1])), axis=-1
+        )
         terms = [weight @ values for weight, (_, values) in zip(of_parts, parts, strict=True)]
         attended = sum(terms[1:], start=terms[0])
     return attended.reshape(1, heads, 1, attended.shape[3])
@@ -52,17 +62,23 @@ def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) ->
 
 @dataclass(slots=True)
 class StepContext:
-    """What the layers of one step share: how attention is computed, and causal masks, each made once.
+    """What the layers of one step share: how attention is computed, and causal masks, each made
+    once.
 
-    composes_attention: there is no fused kernel. host_scores: from so many scores on numpy computes them then.
+    composes_attention: there is no fused kernel. host_scores: from so many scores on numpy computes
+    them then.
     """
 
-    composes_attention: bool = field(default_factory=lambda: mx.default_device() == mx.Device(mx.cpu))
+    composes_attention: bool = field(
+        default_factory=lambda: mx.default_device() == mx.Device(mx.cpu)
+    )
     host_scores: int = field(default_factory=lambda: host_attention.SCORES_WORTH_IT)
     _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)
 
     def causal(self, tokens: int, *, held: int, window: int | None) -> mx.array:
-        """bool [tokens, held]: the last `tokens` of `held` positions, each seeing itself and the (window - 1) before it."""
+        """bool [tokens, held]: the last `tokens` of `held` positions, each seeing itself and the
+        (window - 1) before it.
+        """
         key = (tokens, held, window)
         if key not in self._masks:
             queries = mx.arange(held - tokens, held)[:, None]
@@ -78,21 +94,29 @@ def _narrower(*windows: int | None) -> int | None:
 
 
 def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> AttentionSpan:
-    """queries: [1, heads, tokens, head_dim], of the tokens that the layer was given last; asked: the model's window."""
+    """queries: [1, heads, tokens, head_dim], of the tokens that the layer was given last; asked:
+    the model's window.
+    """
     tokens = queries.shape[2]
     window = _narrower(asked, layer.window)
     parts = layer.parts(layer.held() if window is None else min(layer.held(), window + tokens - 1))
     return AttentionSpan(queries=queries, parts=parts, window=window)
 
 
-def _attend(spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | None, context: StepContext) -> list[mx.array]:
-    """Attention of each span over its own sequence. scale: what is still to be applied; 1 where attention is composed."""
+def _attend(
+    spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | None, context: StepContext
+) -> list[mx.array]:
+    """Attention of each span over its own sequence. scale: what is still to be applied; 1 where
+    attention is composed.
+    """
     if context.composes_attention and host_attention.pays(spans, host_scores=context.host_scores):
         return host_attention.attend(spans, sinks=sinks)
     return [_attend_alone(span, scale, sinks, context) for span in spans]
 
 
-def _attend_alone(span: AttentionSpan, scale: float, sinks: mx.array | None, context: StepContext) -> mx.array:
+def _attend_alone(
+    span: AttentionSpan, scale: float, sinks: mx.array | None, context: StepContext
+) -> mx.array:
     seen = span.seen
     mask: mx.array | str | None = None
     if span.tokens > 1:
@@ -101,41 +125,64 @@ def _attend_alone(span: AttentionSpan, scale: float, sinks: mx.array | None, con
     elif sinks is None and context.composes_attention:
         return attend_one(span.queries, span.parts)
     keys, values = span.parts[0] if len(span.parts) == 1 else joined(span.parts)
-    return mx.fast.scaled_dot_product_attention(span.queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+    return mx.fast.scaled_dot_product_attention(
+        span.queries, keys, values, scale=scale, mask=mask, sinks=sinks
+    )
 
 
 class RowsView:
-    """One layer in the rows layout: every token is a row of its own; rows of a span are consecutive.
+    """One layer in the rows layout: every token is a row of its own; rows of a span are
+    consecutive.
 
-    Attention comes back here through the seam and is done span by span, each over its own sequence's keys and values.
+    Attention comes back here through the seam and is done span by span, each over its own
+    sequence's keys and values.
     """
 
-    def __init__(self, layers: Sequence[LayerKV], *, tokens: Sequence[int], offset: mx.array, context: StepContext) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerKV],
+        *,
+        tokens: Sequence[int],
+        offset: mx.array,
+        context: StepContext,
+    ) -> None:
         self._layers, self._tokens, self._context = layers, tokens, context
         self.offset = offset
 
-    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> WindowMask:
+    def make_mask(
+        self, tokens: int, return_array: bool = False, window_size: int | None = None
+    ) -> WindowMask:
         """The window that the model asks for; the mask itself is made per span."""
         return WindowMask(window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowsView, RowsView]:
-        """keys, values: [rows, kv_heads, 1, head_dim]. Appends each span to its sequence; returns itself twice, for the seam."""
+        """keys, values: [rows, kv_heads, 1, head_dim].
+
+        Appends each span to its sequence; returns itself twice, for the seam.
+        """
         if len(self._layers) > 1 and are_alike(keys, values):
             # Joined once for all rows, they take one write for each sequence instead of two.
             both = mx.concatenate([keys, values], axis=1)
             for layer, new in zip(self._layers, self._split(both), strict=True):
                 layer.append_stored(new)
             return self, self
-        for layer, new_keys, new_values in zip(self._layers, self._split(keys), self._split(values), strict=True):
+        for layer, new_keys, new_values in zip(
+            self._layers, self._split(keys), self._split(values), strict=True
+        ):
             layer.append(new_keys, new_values)
         return self, self
 
-    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+    def attend(
+        self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
+    ) -> mx.array:
         """queries: [rows, heads, 1, head_dim]; the same shape comes back."""
         asked = mask.window if isinstance(mask, WindowMask) else None
         if self._context.composes_attention:
             queries, scale = queries * scale, 1.0  # once for all rows
-        spans = [_attention_span(layer, part, asked) for layer, part in zip(self._layers, self._split(queries), strict=True)]
+        spans = [
+            _attention_span(layer, part, asked)
+            for layer, part in zip(self._layers, self._split(queries), strict=True)
+        ]
         parts = _attend(spans, scale=scale, sinks=sinks, context=self._context)
         # Turned before they are joined: the model's reshape copies nothing then.
         rows = [_turned(part, tokens) for part, tokens in zip(parts, self._tokens, strict=True)]
@@ -148,31 +195,46 @@ class RowsView:
 
 
 def _turned(span: mx.array, tokens: int) -> mx.array:
-    """Tokens as rows of a batch from tokens of one sequence, or back; of one token both are the same."""
+    """Tokens as rows of a batch from tokens of one sequence, or back; of one token both are the
+    same.
+    """
     return span if tokens == 1 else span.swapaxes(0, 2)
 
 
 def _cut_up(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
-    """The rows of each span. Up to ten pieces are one operation in MLX's graph, from eleven on one each: so ten at a time."""
+    """The rows of each span.
+
+    Up to ten pieces are one operation in MLX's graph, from eleven on one each: so ten at a time.
+    """
     if len(tokens) == 1:
         return [rows]
     groups = [tokens[at : at + _PIECES_AT_ONCE] for at in range(0, len(tokens), _PIECES_AT_ONCE)]
     if len(groups) > 1:
         pieces = _cut_up(rows, [sum(group) for group in groups])
-        return [span for piece, group in zip(pieces, groups, strict=True) for span in _cut_up(piece, group)]
+        return [
+            span
+            for piece, group in zip(pieces, groups, strict=True)
+            for span in _cut_up(piece, group)
+        ]
     return list(mx.split(rows, list(itertools.accumulate(tokens[:-1])), axis=0))
 
 
 class GatherView:
-    """One layer of decoding sequences whose model does its attention outside the seam: padded copies and a real mask."""
+    """One layer of decoding sequences whose model does its attention outside the seam: padded
+    copies and a real mask.
+    """
 
     def __init__(self, layers: Sequence[LayerKV], *, mask_dimensions: int) -> None:
         self._layers = layers
         self._mask_dimensions = mask_dimensions
         self.offset = mx.array([layer.tokens for layer in layers])
 
-    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        """bool [rows, 1, …, 1, longest]: which of the padded positions each row may see, the new one included."""
+    def make_mask(
+        self, tokens: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array:
+        """bool [rows, 1, …, 1, longest]: which of the padded positions each row may see, the new
+        one included.
+        """
         seen = [_seen_by(layer, 1) for layer in self._layers]
         lengths = mx.array(seen).reshape((len(seen),) + (1,) * (self._mask_dimensions - 1))
         positions = mx.arange(max(seen))
@@ -180,7 +242,10 @@ class GatherView:
         return mask if window_size is None else mask & (positions >= lengths - window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """keys, values: [rows, kv_heads, 1, head_dim]. Returns [rows, kv_heads, longest, head_dim], zeros behind each end."""
+        """keys, values: [rows, kv_heads, 1, head_dim].
+
+        Returns [rows, kv_heads, longest, head_dim], zeros behind each end.
+        """
         seen = [_seen_by(layer, 1) for layer in self._layers]
         parts = []
         for row, (layer, count) in enumerate(zip(self._layers, seen, strict=True)):
@@ -193,7 +258,9 @@ class GatherView:
 
 
 def _seen_by(layer: LayerKV, tokens: int) -> int:
-    """How many positions the next `tokens` tokens of a sequence can see together, themselves included."""
+    """How many positions the next `tokens` tokens of a sequence can see together, themselves
+    included.
+    """
     return tokens + (layer.tokens if layer.window is None else min(layer.held(), layer.window - 1))
 
 
@@ -204,7 +271,8 @@ def _padded(array: mx.array, tokens: int) -> mx.array:
 class SpanView:
     """One layer of one sequence whose span is a forward pass of its own.
 
-    Plain arrays and plain masks, as mlx-lm would have it; but where attention is composed it comes back here through the seam.
+    Plain arrays and plain masks, as mlx-lm would have it; but where attention is composed it comes
+    back here through the seam.
     """
 
     def __init__(self, layer: LayerKV, *, context: StepContext) -> None:
@@ -214,7 +282,9 @@ class SpanView:
     def make_mask(
         self, tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | WindowMask | None:
-        """The mask over what `update_and_fetch` is about to return, or the window that the model asks for."""
+        """The mask over what `update_and_fetch` is about to return, or the window that the model
+        asks for.
+        """
         if self._context.composes_attention:
             return WindowMask(window_size)
         window = _narrower(window_size, self._layer.window)
@@ -224,12 +294,17 @@ class SpanView:
         return self._context.causal(tokens, held=seen, window=window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """keys, values: [1, kv_heads, tokens, head_dim]. Returns all that the span may see, or itself twice for the seam."""
+        """keys, values: [1, kv_heads, tokens, head_dim].
+
+        Returns all that the span may see, or itself twice for the seam.
+        """
         seen = _seen_by(self._layer, keys.shape[2])
         self._layer.append(keys, values)
         return (self, self) if self._context.composes_attention else self._layer.last(seen)
 
-    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+    def attend(
+        self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
+    ) -> mx.array:
         """queries: [1, heads, tokens, head_dim]; the same shape comes back."""
         asked = mask.window if isinstance(mask, WindowMask) else None
         span = _attention_span(self._layer, queries * scale, asked)
@@ -238,7 +313,9 @@ class SpanView:
 
 
 class StateView:
-    """One recurrent layer of several decoding sequences: states stacked on reading, kept as rows of the stack on writing."""
+    """One recurrent layer of several decoding sequences: states stacked on reading, kept as rows of
+    the stack on writing.
+    """
 
     lengths = None
     left_padding = None
@@ -256,7 +333,10 @@ class StateView:
         return mx.concatenate([row for row in rows if row is not None])
 
     def _is_whole(self, index: int, stack: mx.array) -> bool:
-        return all(kept is stack and row == at for at, (kept, row) in enumerate(state.stacked(index) for state in self._states))
+        return all(
+            kept is stack and row == at
+            for at, (kept, row) in enumerate(state.stacked(index) for state in self._states)
+        )
 
     def __setitem__(self, index: int, value: mx.array) -> None:
         for row, state in enumerate(self._states):

@@ -22,7 +22,10 @@ def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
             heads.append(module.weight.shape[0])
         elif hasattr(module, "as_linear"):
             embeddings.append(module.weight.shape[0])
-    said = next((value for part in parts_of(config) if isinstance(value := part.get("vocab_size"), int)), 0)
+    said = next(
+        (value for part in parts_of(config) if isinstance(value := part.get("vocab_size"), int)), 0
+    )
     rows = heads or embeddings
-    # Several (auxiliary heads, embeddings per layer): the one that the configuration knows, else the largest.
+    # Several (auxiliary heads, embeddings per layer): the one that the configuration knows, else
+    # the largest.
     return said if said in rows else max(rows, default=said)

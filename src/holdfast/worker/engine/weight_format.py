@@ -1,7 +1,8 @@
 """Which number format a model computes in, and whether its packed weights are unpacked at load.
 
-On a CPU matrix products are fast in float32 only (bf16 products are 20 times slower, packed ones with many rows as well, experts
-in bf16 are refused), so there everything becomes float32 as far as memory allows. Elsewhere a model stays as it is.
+On a CPU matrix products are fast in float32 only (bf16 products are 20 times slower, packed ones
+with many rows as well, experts in bf16 are refused), so there everything becomes float32 as far as
+memory allows. Elsewhere a model stays as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from holdfast.errors import ModelLoadError
 from holdfast.worker.engine import mlx_lm_import
 
-_FLOAT32_SHARE = 0.75  # of available memory that unpacked weights may take: the rest is for KV and activations
+# of available memory that unpacked weights may take: the rest is for KV and activations
+_FLOAT32_SHARE = 0.75
 _GIB = 1 << 30
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _PACKED_EXPERTS, _PLAIN_EXPERTS = "QuantizedSwitchLinear", "SwitchLinear"
@@ -30,7 +32,10 @@ _PACKED_EXPERTS, _PLAIN_EXPERTS = "QuantizedSwitchLinear", "SwitchLinear"
 
 @cache
 def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
-    """Packed modules and what they become. Exact types: a subclass may do more in its call than its plain counterpart."""
+    """Packed modules and what they become.
+
+    Exact types: a subclass may do more in its call than its plain counterpart.
+    """
     mlx_lm_import.prepare()
     from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
@@ -62,8 +67,11 @@ class WeightFormat:
 AS_IT_IS = WeightFormat(dtype=None, unpack=False, unpack_experts=False)
 
 
-def choose_format(model: Module, *, dtype: str, dequantize: str, on_cpu: bool, available_bytes: int) -> WeightFormat:
-    """The format for a model whose weights are not evaluated yet; `dtype` and `dequantize` as in ModelSettings.
+def choose_format(
+    model: Module, *, dtype: str, dequantize: str, on_cpu: bool, available_bytes: int
+) -> WeightFormat:
+    """The format for a model whose weights are not evaluated yet; `dtype` and `dequantize` as in
+    ModelSettings.
 
     Raises ModelLoadError when the weights cannot fit in any allowed format.
     """
@@ -73,14 +81,23 @@ def choose_format(model: Module, *, dtype: str, dequantize: str, on_cpu: bool, a
     if on_cpu:
         wishes = [wish for wish in wishes if _cpu_computes(wish, {kind.__name__ for kind in kinds})]
         if not wishes:
-            raise ModelLoadError(f"this model's experts can be computed in float32 only on a CPU, not in {dtype}")
+            raise ModelLoadError(
+                f"this model's experts can be computed in float32 only on a CPU, not in {dtype}"
+            )
     needs = [format_bytes(model, wish) for wish in wishes]
     for wish, need in zip(wishes, needs, strict=True):
-        # The last one is all that was asked for, or cannot be smaller: it may take all there is, others their share only.
+        # The last one is all that was asked for, or cannot be smaller: it may take all there is,
+        # others their share only.
         share = _FLOAT32_SHARE if wish is not wishes[-1] else 1.0
         if need <= available_bytes * share:
-            return wish if wish is wishes[0] else _noted(wish, first_choice_bytes=needs[0], available_bytes=available_bytes)
-    raise ModelLoadError(f"the weights need {_gib(min(needs))} of memory, {_gib(available_bytes)} are available")
+            return (
+                wish
+                if wish is wishes[0]
+                else _noted(wish, first_choice_bytes=needs[0], available_bytes=available_bytes)
+            )
+    raise ModelLoadError(
+        f"the weights need {_gib(min(needs))} of memory, {_gib(available_bytes)} are available"
+    )
 
 
 def _wishes(*, packed: bool, dtype: str, dequantize: str, on_cpu: bool) -> list[WeightFormat]:
@@ -90,8 +107,16 @@ def _wishes(*, packed: bool, dtype: str, dequantize: str, on_cpu: bool) -> list[
     unpacked = replace(stored, unpack=True, unpack_experts=True)
     if packed and dequantize == "always":
         return [unpacked]
-    wishes = [unpacked, replace(unpacked, unpack_experts=False)] if packed and dequantize == "auto" and on_cpu else []
-    return [*wishes, stored, replace(stored, dtype=None)] if dtype == "auto" and target is not None else [*wishes, stored]
+    wishes = (
+        [unpacked, replace(unpacked, unpack_experts=False)]
+        if packed and dequantize == "auto" and on_cpu
+        else []
+    )
+    return (
+        [*wishes, stored, replace(stored, dtype=None)]
+        if dtype == "auto" and target is not None
+        else [*wishes, stored]
+    )
 
 
 def _cpu_computes(wish: WeightFormat, kinds: set[str]) -> bool:
@@ -102,7 +127,10 @@ def _cpu_computes(wish: WeightFormat, kinds: set[str]) -> bool:
 
 def _noted(wish: WeightFormat, *, first_choice_bytes: int, available_bytes: int) -> WeightFormat:
     kept = "the experts stay packed" if wish.unpack else "the weights stay as they are stored"
-    note = f"{kept}: in the preferred format they would need {_gib(first_choice_bytes)}, {_gib(available_bytes)} are available"
+    note = (
+        f"{kept}: in the preferred format they would need {_gib(first_choice_bytes)}, "
+        f"{_gib(available_bytes)} are available"
+    )
     return replace(wish, note=note)
 
 
@@ -111,17 +139,29 @@ def format_bytes(model: Module, wish: WeightFormat) -> int:
     total = 0
     for module, array, numbers in _weights(model, wish.unpacks):
         is_unpacked = numbers != array.size
-        total += numbers * ((wish.dtype or module.scales.dtype) if is_unpacked else _target(array, wish.dtype)).size
+        total += (
+            numbers
+            * (
+                (wish.dtype or module.scales.dtype) if is_unpacked else _target(array, wish.dtype)
+            ).size
+        )
     return total
 
 
 def parameter_count(model: Module) -> int:
     """Weights of the model; packed ones counted one by one, their scales not."""
-    return sum(numbers for _, _, numbers in _weights(model, lambda module: hasattr(module, "bits") and "scales" in module))
+    return sum(
+        numbers
+        for _, _, numbers in _weights(
+            model, lambda module: hasattr(module, "bits") and "scales" in module
+        )
+    )
 
 
 def _weights(model: Module, unpacks: Callable[[Any], bool]) -> Iterator[tuple[Any, mx.array, int]]:
-    """(module, its array, numbers in it): packed ones unpacked and without their scales, where it is one that `unpacks`."""
+    """(module, its array, numbers in it): packed ones unpacked and without their scales, where it
+    is one that `unpacks`.
+    """
     for module in _modules(model):
         is_unpacked = unpacks(module)
         for name, array in _own_arrays(module):
@@ -132,7 +172,8 @@ def _weights(model: Module, unpacks: Callable[[Any], bool]) -> Iterator[tuple[An
 
 
 def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -> None:
-    """Read and convert the weights in place, module by module, so that memory never holds more than the result and one module.
+    """Read and convert the weights in place, module by module, so that memory never holds more than
+    the result and one module.
 
     `read` is told how many bytes of stored weights each module took. Device thread only.
     """
@@ -167,7 +208,9 @@ def compute_dtype(model: Module) -> mx.Dtype:
 
 
 def give_back_freed_memory() -> None:
-    """Return to the system what loading needed in between: MLX's cache and, with glibc, the heap's free pages."""
+    """Return to the system what loading needed in between: MLX's cache and, with glibc, the heap's
+    free pages.
+    """
     mx.clear_cache()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
@@ -176,8 +219,13 @@ def give_back_freed_memory() -> None:
 
 
 def _unpacked(module: Any, dtype: mx.Dtype | None) -> Any:
-    """The plain counterpart of a packed module. Scales are widened first: rounding each product to them would change answers."""
-    target = dtype or (module.scales.dtype if mx.issubdtype(module.scales.dtype, mx.floating) else mx.bfloat16)
+    """The plain counterpart of a packed module.
+
+    Scales are widened first: rounding each product to them would change answers.
+    """
+    target = dtype or (
+        module.scales.dtype if mx.issubdtype(module.scales.dtype, mx.floating) else mx.bfloat16
+    )
     biases = module.get("biases")
     scales = module.scales.astype(mx.float32) if biases is not None else module.scales
     biases = biases.astype(mx.float32) if biases is not None else None
@@ -188,7 +236,14 @@ def _unpacked(module: Any, dtype: mx.Dtype | None) -> Any:
     else:
         experts = range(module.weight.shape[0])
         parts = [
-            mx.dequantize(module.weight[e], scales[e], None, **packing, global_scale=global_scale[e], dtype=mx.float32)
+            mx.dequantize(
+                module.weight[e],
+                scales[e],
+                None,
+                **packing,
+                global_scale=global_scale[e],
+                dtype=mx.float32,
+            )
             for e in experts
         ]
         weight = mx.stack(parts)
@@ -214,7 +269,9 @@ def _modules(model: Module) -> Iterator[Any]:
 
 
 def _own_arrays(module: Any) -> Iterator[tuple[str, mx.array]]:
-    """The module's own parameters, those in its lists and dicts too, but not those of modules inside it."""
+    """The module's own parameters, those in its lists and dicts too, but not those of modules
+    inside it.
+    """
     for key, value in module.items():
         if not key.startswith("_"):  # as MLX itself tells parameters from other state
             yield from _arrays_in(value, key)

@@ -1,4 +1,6 @@
-"""Several kinds in one layer: pairs of KV, KV beside a recurrent state, MLA latents with their index."""
+"""Several kinds in one layer: pairs of KV, KV beside a recurrent state, MLA latents with their
+index.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Composite(LayerState):
     def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
         """Indexable by part, as mlx-lm's `CacheList`."""
         parts = zip(*(state.parts for state in states), strict=True)
-        return tuple(same[0].view(same, for_kv=for_kv, for_recurrent=for_recurrent) for same in parts)
+        return tuple(
+            same[0].view(same, for_kv=for_kv, for_recurrent=for_recurrent) for same in parts
+        )
 
     def reserve(self, tokens: int) -> None:
         """In every part."""

@@ -11,7 +11,9 @@ from holdfast.worker.kv.layer import LayerState, ShowStates
 
 
 class ForeignState(LayerState):
-    """mlx-lm's own cache object of a kind that has no class here; only the `solo` layout can use it. It grows by itself."""
+    """mlx-lm's own cache object of a kind that has no class here; only the `solo` layout can use
+    it. It grows by itself.
+    """
 
     kind = "foreign"
     is_foreign = True
@@ -30,13 +32,19 @@ class ForeignState(LayerState):
         yield from _arrays_within(self.cache.state)
 
     def bytes_per_token(self) -> int:
-        """Bytes per token of what grows, as far as it can be told from outside: keys and values without a largest size."""
-        return sum(_bytes_per_token(part) for part in _parts_of(self.cache) if not _largest_size(part))
+        """Bytes per token of what grows, as far as it can be told from outside: keys and values
+        without a largest size.
+        """
+        return sum(
+            _bytes_per_token(part) for part in _parts_of(self.cache) if not _largest_size(part)
+        )
 
     def fixed_bytes(self) -> int:
         """Bytes of windows at their largest size, and of states without tokens."""
         return sum(
-            _bytes_per_token(part) * _largest_size(part) if _bytes_per_token(part) else _bytes_within(part)
+            _bytes_per_token(part) * _largest_size(part)
+            if _bytes_per_token(part)
+            else _bytes_within(part)
             for part in _parts_of(self.cache)
             if _largest_size(part) or not _bytes_per_token(part)
         )
@@ -52,7 +60,11 @@ def _parts_of(cache: Any) -> Iterator[Any]:
 
 def _bytes_per_token(cache: Any) -> int:
     buffers = [getattr(cache, name, None) for name in ("keys", "values")]
-    return sum(buffer.nbytes // max(1, buffer.shape[2]) for buffer in buffers if isinstance(buffer, mx.array))
+    return sum(
+        buffer.nbytes // max(1, buffer.shape[2])
+        for buffer in buffers
+        if isinstance(buffer, mx.array)
+    )
 
 
 def _largest_size(cache: Any) -> int:

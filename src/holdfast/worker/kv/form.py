@@ -1,7 +1,9 @@
-"""What the kept state of a model looks like: shape and type of each array, and the layers. Pure: any thread may ask.
+"""What the kept state of a model looks like: shape and type of each array, and the layers.
 
-Live layers say it of themselves (`layer`). What comes from outside, out of a store or a session's file, is held against it
-before any of its bytes are used.
+Pure: any thread may ask.
+
+Live layers say it of themselves (`layer`). What comes from outside, out of a store or a session's
+file, is held against it before any of its bytes are used.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ class CheckpointLayout(msgspec.Struct, frozen=True, array_like=True):
 class ModelForm:
     """What is kept of one model, composites taken apart, in the order of the layers.
 
-    block: the arrays of a KV block. layers, checkpoint: those of a state checkpoint; both empty where every layer grows.
+    block: the arrays of a KV block. layers, checkpoint: those of a state checkpoint; both empty
+    where every layer grows.
     """
 
     block: tuple[KeptForm, ...]

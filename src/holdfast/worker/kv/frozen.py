@@ -22,7 +22,9 @@ class PartHolder(Protocol):
 
 
 class FrozenPart:
-    """Keys and values of a run of tokens. Each holder has the first of them, as many as it says; none writes them any more.
+    """Keys and values of a run of tokens.
+
+    Each holder has the first of them, as many as it says; none writes them any more.
 
     A holder that is gone counts no more, so nobody has to say that it goes.
     """
@@ -34,7 +36,10 @@ class FrozenPart:
         self._first: tuple[mx.array, mx.array] | None = None  # that were asked for last
 
     def first(self, tokens: int) -> tuple[mx.array, mx.array]:
-        """Keys and values of the first tokens. Every step asks for the same ones, so that they are cut once."""
+        """Keys and values of the first tokens.
+
+        Every step asks for the same ones, so that they are cut once.
+        """
         if self._first is None or self._first[0].shape[2] != tokens:
             self._first = buffers.pair_of(self.arrays, end=tokens)
         return self._first

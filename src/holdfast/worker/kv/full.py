@@ -1,4 +1,6 @@
-"""Keys and values of every token: parts that are frozen, which other sequences may hold too, and a tail of one's own."""
+"""Keys and values of every token: parts that are frozen, which other sequences may hold too, and a
+tail of one's own.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,20 @@ from holdfast.worker.kv.layer import LayerKV, LayerState, SnapshotMismatch
 
 _SHORT_PART = 512  # tokens: copied sooner than attended to one by one
 _MANY_PARTS = 4  # from here on they are merged without waiting for `freeze`
-_UNUSED_SHARE = 16  # unused room is given back where it is more than one part in so many of what nobody else holds
-_UNUSED_SHARE_OF_MANY = 64  # the same of a part that several hold, so that others' short tails count beside it
+# unused room is given back where it is more than one part in so many of what nobody else holds
+_UNUSED_SHARE = 16
+# the same of a part that several hold, so that others' short tails count beside it
+_UNUSED_SHARE_OF_MANY = 64
 _UNUSED_SHARE_WHOLE = 8  # the same where all is in one buffer, which the next token then copies
 
 
 class FullKV(LayerKV):
     """Capacity is reserved, so that growth within it copies nothing.
 
-    `freeze` makes a frozen part of the tail, and the next token begins another tail. Parts are merged as in a log-structured
-    merge tree: their number is logarithmic, and each token is copied that often at most. Others who hold them, or their
-    beginning, hold the merged one then; where one of them goes on otherwise in between, they are left alone.
+    `freeze` makes a frozen part of the tail, and the next token begins another tail. Parts are
+    merged as in a log-structured merge tree: their number is logarithmic, and each token is copied
+    that often at most. Others who hold them, or their beginning, hold the merged one then; where
+    one of them goes on otherwise in between, they are left alone.
     """
 
     kind = "full"
@@ -43,7 +48,9 @@ class FullKV(LayerKV):
         return self._frozen_tokens
 
     def reserve(self, tokens: int) -> None:
-        """Make room for this many tokens in all at the next append; a tail that is there never shrinks."""
+        """Make room for this many tokens in all at the next append; a tail that is there never
+        shrinks.
+        """
         self._reserved = max(self._reserved, tokens) if self._buffers else tokens
         if self._frozen and not self.can_share:
             self._thaw()
@@ -59,19 +66,29 @@ class FullKV(LayerKV):
     def _append(self, new: Sequence[mx.array]) -> None:
         capacity = max(self._reserved, self.tokens + new[0].shape[2])
         if not self._buffers or self._buffers[0].shape[2] < capacity - self._frozen_tokens:
-            if self.can_share and self._end > _SHORT_PART and self._unused * _UNUSED_SHARE <= self._end:
+            if (
+                self.can_share
+                and self._end > _SHORT_PART
+                and self._unused * _UNUSED_SHARE <= self._end
+            ):
                 self._freeze_tail()  # instead of copying it to a longer buffer
                 if len(self._frozen) > _MANY_PARTS:
                     self._merge()
             capacity -= self._frozen_tokens
-            self._buffers = buffers.moved(self._buffers, new, capacity=capacity, start=0, end=self._end)
+            self._buffers = buffers.moved(
+                self._buffers, new, capacity=capacity, start=0, end=self._end
+            )
         self._write(new)
 
     def freeze(self) -> None:
-        """Without sharing among running sequences there is one part, until `reserve` makes a tail of it again."""
+        """Without sharing among running sequences there is one part, until `reserve` makes a tail
+        of it again.
+        """
         if not self.can_share:
             if self._unused * _UNUSED_SHARE_WHOLE > self._end:
-                self._buffers = buffers.moved(self._buffers, self._buffers, capacity=self._end, start=0, end=self._end)
+                self._buffers = buffers.moved(
+                    self._buffers, self._buffers, capacity=self._end, start=0, end=self._end
+                )
             self._freeze_tail()
             return
         self._freeze_tail()
@@ -89,16 +106,22 @@ class FullKV(LayerKV):
 
     def fork(self, tokens: int) -> Self:
         """Another one that holds the first `tokens` frozen tokens in the same buffers."""
-        assert tokens <= self._frozen_tokens, f"{tokens} of {self._frozen_tokens} frozen tokens cannot be shared"
+        assert tokens <= self._frozen_tokens, (
+            f"{tokens} of {self._frozen_tokens} frozen tokens cannot be shared"
+        )
         fork = type(self)()
         fork._hold(_first(self._frozen, tokens))
         fork.tokens = tokens
         return fork
 
     def share_beginning(self, other: LayerState, tokens: int) -> None:
-        """Share the first tokens with another layer, which has frozen the same ones, and free this copy of them. Lazy."""
+        """Share the first tokens with another layer, which has frozen the same ones, and free this
+        copy of them. Lazy.
+        """
         assert isinstance(other, FullKV)
-        assert tokens <= min(self._frozen_tokens, other._frozen_tokens), f"{tokens} tokens are not frozen in both"
+        assert tokens <= min(self._frozen_tokens, other._frozen_tokens), (
+            f"{tokens} tokens are not frozen in both"
+        )
         rest = self._copied(tokens, self.tokens)
         self._freeze_tail()
         parts = _first(other._frozen, tokens)
@@ -113,7 +136,9 @@ class FullKV(LayerKV):
     def take_merged(self, parts: Sequence[FrozenPart], merged: FrozenPart) -> None:
         """One part stands for these from now on."""
         tokens = sum(map(self.held_of, parts))
-        kept = [(merged, tokens) if part is parts[0] else (part, held) for part, held in self._frozen]
+        kept = [
+            (merged, tokens) if part is parts[0] else (part, held) for part, held in self._frozen
+        ]
         self._hold([(part, held) for part, held in kept if part not in parts[1:]])
 
     def held(self) -> int:
@@ -127,7 +152,11 @@ class FullKV(LayerKV):
     def last(self, count: int) -> tuple[mx.array, mx.array]:
         """One pair, copied together where there are several parts."""
         runs = self.parts(count)
-        return runs[0] if len(runs) == 1 else buffers.pair_of(self._copied(self.tokens - count, self.tokens))
+        return (
+            runs[0]
+            if len(runs) == 1
+            else buffers.pair_of(self._copied(self.tokens - count, self.tokens))
+        )
 
     def can_rewind(self, tokens: int) -> bool:
         """Any number of the tokens that were read."""
@@ -175,7 +204,9 @@ class FullKV(LayerKV):
         return self._buffers or next((part.arrays for part, _ in self._frozen), ())
 
     def _runs(self, start: int, end: int) -> Iterator[tuple[FrozenPart | None, int, int]]:
-        """Where tokens start to end are: in which part (None: the tail) and from which of its tokens to which."""
+        """Where tokens start to end are: in which part (None: the tail) and from which of its
+        tokens to which.
+        """
         first = 0
         for part, tokens in self._frozen:
             low, high = max(start - first, 0), min(end - first, tokens)
@@ -196,10 +227,18 @@ class FullKV(LayerKV):
 
     def _copied(self, start: int, end: int, *, capacity: int = 0) -> tuple[mx.array, ...]:
         """Tokens start to end in buffers of their own; capacity: tokens that these have room for."""
-        runs = [tuple(array[:, :, low:high] for array in self._stored_in(part)) for part, low, high in self._runs(start, end)]
+        runs = [
+            tuple(array[:, :, low:high] for array in self._stored_in(part))
+            for part, low, high in self._runs(start, end)
+        ]
         if len(runs) > 1 or capacity > end - start:
             return buffers.joined(runs, capacity=capacity)
-        return tuple(map(buffers.copied, runs[0] if runs else (array[:, :, :0] for array in self._any_stored())))
+        return tuple(
+            map(
+                buffers.copied,
+                runs[0] if runs else (array[:, :, :0] for array in self._any_stored()),
+            )
+        )
 
     @property
     def _unused(self) -> int:
@@ -212,7 +251,9 @@ class FullKV(LayerKV):
         self._buffers, self._end = (), 0
 
     def _thaw(self) -> None:
-        """Have all tokens in one buffer again: a fused kernel takes one, and would have the parts copied in every step."""
+        """Have all tokens in one buffer again: a fused kernel takes one, and would have the parts
+        copied in every step.
+        """
         part, held = self._frozen[0]
         if held == self.tokens and len(part.holders) == 1:
             arrays = part.arrays
@@ -229,7 +270,9 @@ class FullKV(LayerKV):
         self._frozen, self._frozen_tokens = parts, sum(tokens for _, tokens in parts)
 
     def _merge(self) -> None:
-        """Neighbours become one, for all who hold them, where the earlier is short, or the later at least half as long."""
+        """Neighbours become one, for all who hold them, where the earlier is short, or the later at
+        least half as long.
+        """
         groups: list[list[tuple[FrozenPart, int]]] = []
         for each in self._frozen:
             groups.append([each])
@@ -262,7 +305,9 @@ def _holders(parts: Sequence[tuple[FrozenPart, int]]) -> set[PartHolder]:
 
 
 def _holds_beginning(holder: PartHolder, parts: Sequence[tuple[FrozenPart, int]]) -> bool:
-    """Whether what it holds of these adjoining parts is the beginning of their tokens, or all of them."""
+    """Whether what it holds of these adjoining parts is the beginning of their tokens, or all of
+    them.
+    """
     is_whole = True
     for part, tokens in parts:
         held = holder.held_of(part)
@@ -277,4 +322,6 @@ def _length(parts: list[tuple[FrozenPart, int]]) -> int:
 
 
 def _joined(parts: list[tuple[FrozenPart, int]]) -> FrozenPart:
-    return FrozenPart(buffers.joined([[array[:, :, :tokens] for array in part.arrays] for part, tokens in parts]))
+    return FrozenPart(
+        buffers.joined([[array[:, :, :tokens] for array in part.arrays] for part, tokens in parts])
+    )

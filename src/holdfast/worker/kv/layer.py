@@ -1,6 +1,9 @@
-"""What can be asked of the live state of one sequence in one layer, whatever its kind. A kind is one file and a line in `kinds`.
+"""What can be asked of the live state of one sequence in one layer, whatever its kind.
 
-A live object belongs to one sequence. What it has frozen others may hold too; what it writes is its own. Device thread only.
+A kind is one file and a line in `kinds`.
+
+A live object belongs to one sequence. What it has frozen others may hold too; what it writes is its
+own. Device thread only.
 """
 
 from __future__ import annotations
@@ -25,10 +28,13 @@ class LayerState(ABC):
     """Live state of one sequence in one layer.
 
     kind: under this name a checkpoint of it is kept.
-    grows: keys and values of every token are there, so any span of them can be copied out; else there is one checkpoint, of now.
+    grows: keys and values of every token are there, so any span of them can be copied out; else
+        there is one checkpoint, of now.
     is_foreign: only mlx-lm understands it; it can be neither batched nor kept.
-    window: how many tokens a query sees at most, its own included; None: all, or the layer does not attend.
-    can_share: what is frozen of it can be held by several running sequences at once (`fork`). A runner may set it to False: then
+    window: how many tokens a query sees at most, its own included; None: all, or the layer does not
+        attend.
+    can_share: what is frozen of it can be held by several running sequences at once (`fork`). A
+        runner may set it to False: then
         only parked states share.
     """
 
@@ -44,24 +50,31 @@ class LayerState(ABC):
         return 0
 
     def frozen_arrays(self) -> Iterator[mx.array]:
-        """The arrays of the state that are never written again, and that other sequences may hold too."""
+        """The arrays of the state that are never written again, and that other sequences may hold
+        too.
+        """
         return iter(())
 
     def freeze(self) -> None:  # noqa: B027 - most kinds share nothing
-        """Never write again what is held, and give unused room back; the next tokens go into a buffer of their own. Lazy.
+        """Never write again what is held, and give unused room back; the next tokens go into a
+        buffer of their own. Lazy.
 
         Does nothing to a kind that has nothing to share.
         """
 
     def fork(self, tokens: int) -> Self:
-        """The live state of another sequence with the first `tokens` tokens of this one, in the same buffers; copies nothing.
+        """The live state of another sequence with the first `tokens` tokens of this one, in the
+        same buffers; copies nothing.
 
         Only where `can_share`, and tokens ≤ frozen_tokens. Nothing is reserved in it.
         """
         raise TypeError(f"{type(self).__name__} cannot be held by several sequences")
 
     def share_beginning(self, other: LayerState, tokens: int) -> None:
-        """Hold the first tokens in the buffers of another state that has frozen the same ones. Only where the layer grows."""
+        """Hold the first tokens in the buffers of another state that has frozen the same ones.
+
+        Only where the layer grows.
+        """
         raise TypeError(f"{type(self).__name__} cannot be held by several sequences")
 
     @abstractmethod
@@ -70,9 +83,11 @@ class LayerState(ABC):
 
     @abstractmethod
     def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
-        """What a model sees in one forward pass of this layer's states of several sequences, self among them; all of this kind.
+        """What a model sees in one forward pass of this layer's states of several sequences, self
+        among them; all of this kind.
 
-        for_kv, for_recurrent: for `LayerKV`s and `RecurrentState`s. Raises TypeError for a foreign kind.
+        for_kv, for_recurrent: for `LayerKV`s and `RecurrentState`s. Raises TypeError for a foreign
+        kind.
         """
 
     def form(self) -> tuple[KeptForm, ...]:
@@ -86,14 +101,17 @@ class LayerState(ABC):
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Lazy copies of what is kept, with buffers of their own.
 
-        Where the layer grows: of tokens start to end, tokens on axis 2. Else the checkpoint after token `end`, the last one.
+        Where the layer grows: of tokens start to end, tokens on axis 2. Else the checkpoint after
+        token `end`, the last one.
         """
         raise SnapshotMismatch(f"{type(self).__name__} has no snapshot form")
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        """Take what `copy_out` gave from the front of `arrays`; then the layer is where it was copied, at token `end`. Lazy.
+        """Take what `copy_out` gave from the front of `arrays`; then the layer is where it was
+        copied, at token `end`. Lazy.
 
-        A layer that grows takes one span after the other, others begin afresh. Raises SnapshotMismatch.
+        A layer that grows takes one span after the other, others begin afresh. Raises
+        SnapshotMismatch.
         """
         raise SnapshotMismatch(f"{type(self).__name__} has no snapshot form")
 
@@ -112,11 +130,17 @@ class LayerState(ABC):
         """Let go of what only the last forward pass needed, once it is laid out."""
 
     def can_rewind(self, tokens: int) -> bool:
-        """Whether the last `tokens` tokens can be dropped. Where they cannot, only a checkpoint leads back."""
+        """Whether the last `tokens` tokens can be dropped.
+
+        Where they cannot, only a checkpoint leads back.
+        """
         return tokens == 0
 
     def rewind(self, tokens: int) -> None:
-        """Drop the last `tokens` tokens, as if they had never been read. Only where `can_rewind(tokens)`."""
+        """Drop the last `tokens` tokens, as if they had never been read.
+
+        Only where `can_rewind(tokens)`.
+        """
         assert self.can_rewind(tokens), f"{type(self).__name__} cannot drop {tokens} tokens"
 
     def bytes_per_token(self) -> int:
@@ -129,10 +153,12 @@ class LayerState(ABC):
 
 
 class LayerKV(LayerState):
-    """A kind that holds keys and values, [1, kv_heads, tokens, head_dim], rotary already applied, and so can be attended to.
+    """A kind that holds keys and values, [1, kv_heads, tokens, head_dim], rotary already applied,
+    and so can be attended to.
 
-    Here they are stored as `kv.buffers` has it, with the last token at `_end`; a kind may keep them otherwise. Updates write in
-    place as long as nobody else holds the buffer: callers must not keep the arrays that `last` returns.
+    Here they are stored as `kv.buffers` has it, with the last token at `_end`; a kind may keep them
+    otherwise. Updates write in place as long as nobody else holds the buffer: callers must not keep
+    the arrays that `last` returns.
     """
 
     def __init__(self) -> None:
@@ -145,7 +171,9 @@ class LayerKV(LayerState):
         """Add the keys and values of the next tokens."""
 
     def append_stored(self, both: mx.array) -> None:
-        """The same of keys and values that look alike, [1, 2 * kv_heads, tokens, head_dim], the heads of the keys first."""
+        """The same of keys and values that look alike, [1, 2 * kv_heads, tokens, head_dim], the
+        heads of the keys first.
+        """
         self.append(*buffers.pair_of([both]))
 
     def held(self) -> int:

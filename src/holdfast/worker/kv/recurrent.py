@@ -15,8 +15,9 @@ from holdfast.worker.kv.layer import LayerState, ShowStates
 class RecurrentState(LayerState):
     """Slots for arrays. Speaks mlx-lm's `ArraysCache`.
 
-    After a step over several sequences a slot may be a row of a stacked array; the next step over the same sequences takes the
-    stack as it is, and only a change of the batch cuts the row out. There is no way back by tokens, only by a checkpoint.
+    After a step over several sequences a slot may be a row of a stacked array; the next step over
+    the same sequences takes the stack as it is, and only a change of the batch cuts the row out.
+    There is no way back by tokens, only by a checkpoint.
     """
 
     kind = "recurrent"
@@ -25,7 +26,8 @@ class RecurrentState(LayerState):
 
     def __init__(self, slots: int) -> None:
         self._slots: list[mx.array | None] = [None] * slots
-        self._rows: list[int | None] = [None] * slots  # row within a stack, None when the slot is the array itself
+        # row within a stack, None when the slot is the array itself
+        self._rows: list[int | None] = [None] * slots
 
     def __getitem__(self, index: int) -> mx.array | None:
         array, row = self._slots[index], self._rows[index]
@@ -38,7 +40,9 @@ class RecurrentState(LayerState):
         return (self[index] for index in range(len(self._slots)))
 
     def stacked(self, index: int) -> tuple[mx.array | None, int | None]:
-        """The slot as it is kept: an array and the row in it (None: the whole array is this sequence's)."""
+        """The slot as it is kept: an array and the row in it (None: the whole array is this
+        sequence's).
+        """
         return self._slots[index], self._rows[index]
 
     def set_row(self, index: int, stack: mx.array, row: int) -> None:
@@ -66,13 +70,15 @@ class RecurrentState(LayerState):
 
     def layout(self) -> CheckpointLayout:
         """How many slots there are and which are filled."""
-        return CheckpointLayout(self.kind, len(self._slots), tuple(index for index, _ in self._filled()))
+        return CheckpointLayout(
+            self.kind, len(self._slots), tuple(index for index, _ in self._filled())
+        )
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Every filled slot, [1, …].
 
-        A slot may be a row of a stack that other sequences are in, or the end of a whole chunk's convolution input: measured, a
-        snapshot of 1 KB that held on to 1 MB.
+        A slot may be a row of a stack that other sequences are in, or the end of a whole chunk's
+        convolution input: measured, a snapshot of 1 KB that held on to 1 MB.
         """
         return tuple(buffers.copied(array) for _, array in self._filled())
 
@@ -91,4 +97,8 @@ class RecurrentState(LayerState):
 
     def _filled(self) -> Iterator[tuple[int, mx.array]]:
         """(index, array [1, …]) of every filled slot."""
-        return ((index, array) for index in range(len(self._slots)) if (array := self[index]) is not None)
+        return (
+            (index, array)
+            for index in range(len(self._slots))
+            if (array := self[index]) is not None
+        )

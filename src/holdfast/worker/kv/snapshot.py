@@ -1,8 +1,10 @@
-"""The immutable typed form of live state at a token boundary: what is kept when a sequence goes, and what a new one begins from.
+"""The immutable typed form of live state at a token boundary: what is kept when a sequence goes,
+and what a new one begins from.
 
-What grows with the sequence (full KV) is cut into blocks of tokens; what does not (windows, recurrent states) is taken whole, at
-one boundary. Snapshots are made on the device thread, share no buffer with live state, and are evaluated with the step that makes
-them. Restoring writes into fresh objects.
+What grows with the sequence (full KV) is cut into blocks of tokens; what does not (windows,
+recurrent states) is taken whole, at one boundary. Snapshots are made on the device thread, share no
+buffer with live state, and are evaluated with the step that makes them. Restoring writes into fresh
+objects.
 """
 
 from __future__ import annotations
@@ -15,14 +17,24 @@ import mlx.core as mx
 from holdfast.worker.kv.form import CheckpointLayout, Codec, ModelForm
 from holdfast.worker.kv.layer import LayerState, SnapshotMismatch
 
-__all__ = ["KVBlock", "SnapshotMismatch", "StateCheckpoint", "all_finite", "can_be_kept", "fork", "form_of", "restore"]
+__all__ = [
+    "KVBlock",
+    "SnapshotMismatch",
+    "StateCheckpoint",
+    "all_finite",
+    "can_be_kept",
+    "fork",
+    "form_of",
+    "restore",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlock:
     """Keys and values of a run of tokens, of every growing layer, as they are or packed.
 
-    arrays: those of each growing layer (mostly keys and values), tokens on axis 2, in the order of the layers. Packed by another
+    arrays: those of each growing layer (mostly keys and values), tokens on axis 2, in the order of
+        the layers. Packed by another
     codec than `native`, there are three for each of them: codes uint32, scales and biases.
     dtype: of keys and values, however they are kept.
     """
@@ -48,7 +60,9 @@ class KVBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCheckpoint:
-    """Windows and recurrent states of all layers after exactly `position` tokens. arrays: in the order of the layers."""
+    """Windows and recurrent states of all layers after exactly `position` tokens. arrays: in the
+    order of the layers.
+    """
 
     position: int
     layers: tuple[CheckpointLayout, ...]
@@ -71,7 +85,9 @@ def can_be_kept(layers: Sequence[LayerState]) -> bool:
 
 
 def form_of(layers: Sequence[LayerState]) -> ModelForm | None:
-    """What is kept of a model looks like, told by layers that have read something; None when they have no snapshot form."""
+    """What is kept of a model looks like, told by layers that have read something; None when they
+    have no snapshot form.
+    """
     if not can_be_kept(layers):
         return None
     fixed = _leaves(layers, grow=False)
@@ -85,26 +101,42 @@ def form_of(layers: Sequence[LayerState]) -> ModelForm | None:
 def all_finite(arrays: Iterable[mx.array]) -> mx.array:
     """bool []: whether none of the arrays holds NaN or infinity; lazy."""
     floats = [array for array in arrays if mx.issubdtype(array.dtype, mx.floating)]
-    return mx.stack([mx.isfinite(array).all() for array in floats]).all() if floats else mx.array(True)
+    return (
+        mx.stack([mx.isfinite(array).all() for array in floats]).all() if floats else mx.array(True)
+    )
 
 
 def copy_block(layers: Sequence[LayerState], *, start: int, tokens: int) -> KVBlock:
     """Copy a run of tokens out of the growing layers, lazily."""
-    arrays = tuple(array for leaf in _leaves(layers, grow=True) for array in leaf.copy_out(start, start + tokens))
-    return KVBlock(start=start, tokens=tokens, arrays=arrays, dtype=arrays[0].dtype if arrays else mx.float32)
+    arrays = tuple(
+        array
+        for leaf in _leaves(layers, grow=True)
+        for array in leaf.copy_out(start, start + tokens)
+    )
+    return KVBlock(
+        start=start, tokens=tokens, arrays=arrays, dtype=arrays[0].dtype if arrays else mx.float32
+    )
 
 
 def copy_checkpoint(layers: Sequence[LayerState], *, position: int) -> StateCheckpoint:
-    """Copy windows and recurrent states as they are after the tokens that were appended last, lazily."""
+    """Copy windows and recurrent states as they are after the tokens that were appended last,
+    lazily.
+    """
     fixed = _leaves(layers, grow=False)
     arrays = tuple(array for leaf in fixed for array in leaf.copy_out(0, position))
-    return StateCheckpoint(position=position, layers=tuple(leaf.layout() for leaf in fixed), arrays=arrays)
+    return StateCheckpoint(
+        position=position, layers=tuple(leaf.layout() for leaf in fixed), arrays=arrays
+    )
 
 
-def fork(layers: Sequence[LayerState], fresh: Sequence[LayerState], *, tokens: int) -> list[LayerState]:
-    """Layers of another sequence: those that grow share the first `tokens` tokens of these, the others are the fresh ones.
+def fork(
+    layers: Sequence[LayerState], fresh: Sequence[LayerState], *, tokens: int
+) -> list[LayerState]:
+    """Layers of another sequence: those that grow share the first `tokens` tokens of these, the
+    others are the fresh ones.
 
-    Only where each of those can, and has frozen so many. `restore` takes what follows: blocks, the checkpoint of the others.
+    Only where each of those can, and has frozen so many. `restore` takes what follows: blocks, the
+    checkpoint of the others.
     """
     pairs = [
         (old, new)
@@ -119,22 +151,31 @@ def append_block(layers: Sequence[LayerState], block: KVBlock) -> None:
     """Write a block into what grows, behind what is there. Lazy. Raises as `restore`."""
     growing = _leaves(layers, grow=True)
     assert block.codec == "native", "a block is unpacked before it is restored"
-    _restore(growing, block.arrays, [leaf.layout() for leaf in growing], end=block.start + block.tokens)
+    _restore(
+        growing, block.arrays, [leaf.layout() for leaf in growing], end=block.start + block.tokens
+    )
 
 
 def restore(
-    layers: Sequence[LayerState], blocks: Sequence[KVBlock], checkpoint: StateCheckpoint | None, *, begin: int = 0
+    layers: Sequence[LayerState],
+    blocks: Sequence[KVBlock],
+    checkpoint: StateCheckpoint | None,
+    *,
+    begin: int = 0,
 ) -> int:
-    """Write snapshots into layers that grow and hold `begin` tokens, or hold nothing; returns how many they now hold. Lazy.
+    """Write snapshots into layers that grow and hold `begin` tokens, or hold nothing; returns how
+    many they now hold. Lazy.
 
-    blocks: adjoining, from token `begin` on. Raises SnapshotMismatch when kinds, shapes or positions do not fit, and spoils the
-    layers.
+    blocks: adjoining, from token `begin` on. Raises SnapshotMismatch when kinds, shapes or
+    positions do not fit, and spoils the layers.
     """
     growing, fixed = _leaves(layers, grow=True), _leaves(layers, grow=False)
     end = begin
     for block in blocks:
         if block.start != end:
-            raise SnapshotMismatch(f"a run begins at token {block.start}, the one before it ends at {end}")
+            raise SnapshotMismatch(
+                f"a run begins at token {block.start}, the one before it ends at {end}"
+            )
         end += block.tokens
         append_block(layers, block)
     if not fixed:
@@ -142,12 +183,20 @@ def restore(
     if checkpoint is None:
         raise SnapshotMismatch("the model has layers that can only be resumed at a stored boundary")
     if growing and checkpoint.position != end:
-        raise SnapshotMismatch(f"the boundary is at token {checkpoint.position}, the keys and values end at {end}")
+        raise SnapshotMismatch(
+            f"the boundary is at token {checkpoint.position}, the keys and values end at {end}"
+        )
     _restore(fixed, checkpoint.arrays, checkpoint.layers, end=checkpoint.position)
     return checkpoint.position
 
 
-def _restore(leaves: Sequence[LayerState], arrays: Sequence[mx.array], layouts: Sequence[CheckpointLayout], *, end: int) -> None:
+def _restore(
+    leaves: Sequence[LayerState],
+    arrays: Sequence[mx.array],
+    layouts: Sequence[CheckpointLayout],
+    *,
+    end: int,
+) -> None:
     """Give each layer its arrays, all of which must be taken."""
     left = iter(arrays)
     if len(layouts) != len(leaves):
@@ -155,10 +204,16 @@ def _restore(leaves: Sequence[LayerState], arrays: Sequence[mx.array], layouts: 
     for leaf, layout in zip(leaves, layouts, strict=True):
         own = leaf.layout()
         if (layout.kind, layout.slots) != (own.kind, own.slots):
-            raise SnapshotMismatch(f"a snapshot of a {layout.kind} layer does not fit a {type(leaf).__name__}")
+            raise SnapshotMismatch(
+                f"a snapshot of a {layout.kind} layer does not fit a {type(leaf).__name__}"
+            )
         try:
             leaf.restore(left, layout, end=end)
         except StopIteration:
-            raise SnapshotMismatch(f"{len(arrays)} arrays are too few for the model's {len(leaves)} layers") from None
+            raise SnapshotMismatch(
+                f"{len(arrays)} arrays are too few for the model's {len(leaves)} layers"
+            ) from None
     if next(left, None) is not None:
-        raise SnapshotMismatch(f"{len(arrays)} arrays are too many for the model's {len(leaves)} layers")
+        raise SnapshotMismatch(
+            f"{len(arrays)} arrays are too many for the model's {len(leaves)} layers"
+        )

@@ -10,11 +10,13 @@ from holdfast.worker.kv import buffers
 from holdfast.worker.kv.form import CheckpointLayout, HeadsForm
 from holdfast.worker.kv.layer import LayerKV, SnapshotMismatch
 
-WINDOW_SLACK_TOKENS = 256  # room behind a window, so that its tokens move only once in so many steps
+# room behind a window, so that its tokens move only once in so many steps
+WINDOW_SLACK_TOKENS = 256
 
 
 class WindowKV(LayerKV):
-    """Keys and values of the last `window` tokens, kept in order, in a buffer a little longer than the window.
+    """Keys and values of the last `window` tokens, kept in order, in a buffer a little longer than
+    the window.
 
     Attended to can be window - 1 tokens and, until `trim`, those of the last append.
     """
@@ -26,7 +28,9 @@ class WindowKV(LayerKV):
         self.window, self._size = window, window
 
     def append(self, keys: mx.array, values: mx.array) -> None:
-        """Add the keys and values of the next tokens; older ones than any of them can see are dropped when room is needed."""
+        """Add the keys and values of the next tokens; older ones than any of them can see are
+        dropped when room is needed.
+        """
         self._append((keys, values))
 
     def append_stored(self, both: mx.array) -> None:
@@ -40,7 +44,9 @@ class WindowKV(LayerKV):
         self._write(new)
 
     def trim(self) -> None:
-        """Bring buffers that a long chunk has stretched back to their resting size; only what can still be seen is kept."""
+        """Bring buffers that a long chunk has stretched back to their resting size; only what can
+        still be seen is kept.
+        """
         if self._buffers and self._buffers[0].shape[2] > self._resting_tokens:
             self._move(self._buffers, capacity=self._resting_tokens)
 
@@ -50,7 +56,9 @@ class WindowKV(LayerKV):
 
     def _move(self, like: Sequence[mx.array], *, capacity: int) -> None:
         kept = self.visible(self._end)
-        self._buffers = buffers.moved(self._buffers, like, capacity=capacity, start=self._end - kept, end=self._end)
+        self._buffers = buffers.moved(
+            self._buffers, like, capacity=capacity, start=self._end - kept, end=self._end
+        )
         self._end = kept
 
     def visible(self, tokens: int) -> int:
@@ -58,12 +66,16 @@ class WindowKV(LayerKV):
         return min(tokens, self._size - 1)
 
     def can_rewind(self, tokens: int) -> bool:
-        """As long as the buffer still has what the token after the remaining ones sees: the last append's tokens at least."""
+        """As long as the buffer still has what the token after the remaining ones sees: the last
+        append's tokens at least.
+        """
         return tokens <= self._end and self._end - tokens >= self.visible(self.tokens - tokens)
 
     def form(self) -> tuple[HeadsForm, ...]:
         """Keys and values of what the next token can see."""
-        return tuple(buffers.heads_form(array, most_tokens=self._size - 1) for array in self.last(0))
+        return tuple(
+            buffers.heads_form(array, most_tokens=self._size - 1) for array in self.last(0)
+        )
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         """The keys and values that later tokens can see."""
@@ -73,7 +85,9 @@ class WindowKV(LayerKV):
         """Begin from what can be seen after `end` tokens. Only on a fresh object."""
         keys, values = next(arrays), next(arrays)
         if keys.shape[2] != self.visible(end):
-            raise SnapshotMismatch(f"a window of {self._size} tokens was kept with {keys.shape[2]} at token {end}")
+            raise SnapshotMismatch(
+                f"a window of {self._size} tokens was kept with {keys.shape[2]} at token {end}"
+            )
         self.append(keys, values)
         self.tokens = end
 

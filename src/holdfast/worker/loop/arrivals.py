@@ -1,4 +1,6 @@
-"""Commands as they come over a link → as the loop obeys them: with whole prompts, in the order in which they were sent."""
+"""Commands as they come over a link → as the loop obeys them: with whole prompts, in the order in
+which they were sent.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.wire.commands import AbridgedRequest, Command, LinkCommand, SequenceRequest, WholePrompt, WorkerControl
+from holdfast.wire.commands import (
+    AbridgedRequest,
+    Command,
+    LinkCommand,
+    SequenceRequest,
+    WholePrompt,
+    WorkerControl,
+)
 from holdfast.wire.prompt_keys import MOST_STEPS, steps_behind, tenant_key
 from holdfast.wire.token_ids import TokenIds
 
@@ -35,14 +44,17 @@ class PromptMemory:
         befores = [key, *(each for each, _ in steps)]
         for before, (own, packed) in reversed(list(zip(befores, steps, strict=False))):
             self._steps.setdefault(own, _PromptStep(before, packed))
-            self._steps.move_to_end(own)  # the first one last: it is forgotten after all that goes on from it
+            # the first one last: it is forgotten after all that goes on from it
+            self._steps.move_to_end(own)
         for own, _ in self._path(key):
             self._steps.move_to_end(own)
         while len(self._steps) > self._most_steps:
             self._steps.popitem(last=False)
 
     def recall(self, key: bytes, *, tenant: str) -> TokenIds | None:
-        """The beginning of that key, of a prompt of that tenant; None when it is not (or no longer) there."""
+        """The beginning of that key, of a prompt of that tenant; None when it is not (or no longer)
+        there.
+        """
         path = list(self._path(key))
         if not path or path[-1][1].before != tenant_key(tenant):
             return None
@@ -56,7 +68,8 @@ class PromptMemory:
 
 
 class Arrivals:
-    """Holds requests back whose prompts' beginnings are not known, and all that was sent after them, until they are.
+    """Holds requests back whose prompts' beginnings are not known, and all that was sent after
+    them, until they are.
 
     Only what concerns the worker as a whole overtakes them.
     """
@@ -73,7 +86,9 @@ class Arrivals:
         elif isinstance(command, WholePrompt):
             self._held = deque(self._with(command, each) for each in self._held)
         else:
-            self._held.append(self._with_beginning(command) if isinstance(command, AbridgedRequest) else command)
+            self._held.append(
+                self._with_beginning(command) if isinstance(command, AbridgedRequest) else command
+            )
             if isinstance(command, SequenceRequest):
                 self._prompts.remember(tenant_key(command.tenant), command.prompt_token_ids)
         while self._held and not isinstance(first := self._held[0], AbridgedRequest):
@@ -81,7 +96,9 @@ class Arrivals:
             yield first
 
     def take_unknown(self) -> list[int]:
-        """The numbers of requests whose beginnings are not known, since the last call: the front has to send them whole."""
+        """The numbers of requests whose beginnings are not known, since the last call: the front
+        has to send them whole.
+        """
         unknown, self._unknown = self._unknown, []
         return unknown
 
@@ -92,9 +109,13 @@ class Arrivals:
             self._unknown.append(command.number)
             return command
         self._prompts.remember(command.key, request.prompt_token_ids)
-        return msgspec.structs.replace(request, prompt_token_ids=beginning + request.prompt_token_ids)
+        return msgspec.structs.replace(
+            request, prompt_token_ids=beginning + request.prompt_token_ids
+        )
 
-    def _with(self, prompt: WholePrompt, held: Command | AbridgedRequest) -> Command | AbridgedRequest:
+    def _with(
+        self, prompt: WholePrompt, held: Command | AbridgedRequest
+    ) -> Command | AbridgedRequest:
         if not isinstance(held, AbridgedRequest) or held.number != prompt.number:
             return held
         self._prompts.remember(tenant_key(held.request.tenant), prompt.token_ids)

@@ -1,4 +1,7 @@
-"""Opens the cache of a worker: its index in RAM, and the store on disk if a folder is set. Device thread only."""
+"""Opens the cache of a worker: its index in RAM, and the store on disk if a folder is set.
+
+Device thread only.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,30 @@ logger = logging.getLogger("holdfast.cache")
 
 
 def open_cache(
-    loaded: LoadedModel, costs: KVCosts, *, hashes: Mapping[str, str], settings: WorkerSettings, ram_tier_bytes: int
+    loaded: LoadedModel,
+    costs: KVCosts,
+    *,
+    hashes: Mapping[str, str],
+    settings: WorkerSettings,
+    ram_tier_bytes: int,
 ) -> PrefixCache | None:
-    """The cache of a model; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder of the store.
+    """The cache of a model; None for a layout whose state cannot be kept.
 
-    hashes: of all files that count (`fingerprint.files_of_identity`). ram_tier_bytes: for blocks that are kept in RAM.
+    Raises ConfigError for a bad folder of the store.
+
+    hashes: of all files that count (`fingerprint.files_of_identity`). ram_tier_bytes: for blocks
+    that are kept in RAM.
     """
     if costs.form is None:
         return None  # the probe has warned of it
     store = settings.store
     codec = store.codec
     if not can_keep(costs.form, codec):
-        logger.warning("store.codec = %s needs head dimensions that are multiples of 64; this model's KV is kept as it is", codec)
+        logger.warning(
+            "store.codec = %s needs head dimensions that are multiples of 64; this model's KV is "
+            "kept as it is",
+            codec,
+        )
         codec = "native"
     fingerprint = model_fingerprint(
         Path(settings.folder),
@@ -44,12 +59,18 @@ def open_cache(
         computed_as=f"{loaded.compute_dtype} {loaded.note} {codec}",
         versions=(loaded.platform.mlx_version, mlx_lm_version()),
     )
-    blocks = _open_store(store, fingerprint, served_as=settings.model.name) if store.folder else None
+    blocks = (
+        _open_store(store, fingerprint, served_as=settings.model.name) if store.folder else None
+    )
     index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_tier_bytes, disk=blocks)
-    return PrefixCache(index, store=blocks, form=costs.form, codec=codec, most_parked_bytes=store.ram_bytes)
+    return PrefixCache(
+        index, store=blocks, form=costs.form, codec=codec, most_parked_bytes=store.ram_bytes
+    )
 
 
-def open_sessions(memory: PrefixCache, store: StoreSettings, *, context_tokens: int) -> SessionService:
+def open_sessions(
+    memory: PrefixCache, store: StoreSettings, *, context_tokens: int
+) -> SessionService:
     """The sessions of a model; those of an earlier worker on the same store are there again."""
     return SessionService(
         memory,
@@ -64,7 +85,11 @@ def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> Bl
     limits = store_limits(store)
     try:
         return BlockStore(
-            Path(store.folder), fingerprint=fingerprint, served_as=served_as, limits=limits, is_outdated=is_outdated
+            Path(store.folder),
+            fingerprint=fingerprint,
+            served_as=served_as,
+            limits=limits,
+            is_outdated=is_outdated,
         )
     except StoreRefused as refusal:
         raise ConfigError(f"store.folder = {store.folder!r}: {refusal}") from refusal

@@ -1,6 +1,8 @@
-"""What the loop does about the cache: look up at arrival, open from what is there, commit what sequences have computed.
+"""What the loop does about the cache: look up at arrival, open from what is there, commit what
+sequences have computed.
 
-Whatever fails here costs a request its shortcut, never its answer: that promise is kept in this file.
+Whatever fails here costs a request its shortcut, never its answer: that promise is kept in this
+file.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class CacheSteps:
         clock: Callable[[], float],
         read_ahead: ReadAheadRuns | None = None,
     ) -> None:
-        """`on_end`: all of a sequence that ended is committed. read_ahead: where idle work says what it has read."""
+        """`on_end`: all of a sequence that ended is committed. read_ahead: where idle work says
+        what it has read.
+        """
         self._cache, self._counters, self._clock = cache, counters, clock
         self._read_ahead = read_ahead or ReadAheadRuns()
         self._lookups = Lookups(cache, scheduler, clock=clock)
@@ -67,7 +71,11 @@ class CacheSteps:
 
     def boundaries(self, request: SequenceRequest) -> tuple[int, ...]:
         """Where spans of the request's prompt have to end."""
-        return self._cache.boundaries(len(request.prompt_token_ids), request.branch_points) if self.keeps(request) else ()
+        return (
+            self._cache.boundaries(len(request.prompt_token_ids), request.branch_points)
+            if self.keeps(request)
+            else ()
+        )
 
     def look_up(self, sequence: LiveSequence) -> None:
         """Find what a waiting sequence can begin from; the scheduler is told when it is at hand."""
@@ -86,18 +94,26 @@ class CacheSteps:
         """Take what has come from the disk, look up again what has to be, and do housekeeping."""
         if self._lookups.has_to_repeat:
             self.flush()
-        with costing_no_answer("what was to be restored is read again", otherwise=lambda error: self._lookups.restart_all_cold()):
+        with costing_no_answer(
+            "what was to be restored is read again",
+            otherwise=lambda error: self._lookups.restart_all_cold(),
+        ):
             self._lookups.advance()
             self._cache.tend()
 
     def opening(self, sequence: LiveSequence) -> tuple[Prefix | None, KeepPolicy | None]:
-        """What to open a sequence from, and what to keep of it while it runs. May raise, as opening may."""
+        """What to open a sequence from, and what to keep of it while it runs.
+
+        May raise, as opening may.
+        """
         request = sequence.request
         sequence.began_live = None
         if not sequence.is_cold:
             sequence.began_from = ()
         if not self._serves(request):
-            self._report(sequence, CacheOutcome.SCORED if self._cache.keeps_anything else CacheOutcome.OFF)
+            self._report(
+                sequence, CacheOutcome.SCORED if self._cache.keeps_anything else CacheOutcome.OFF
+            )
             return None, None
         prefix, keep, lookup = None, None, sequence.lookup
         if lookup is None:
@@ -136,20 +152,32 @@ class CacheSteps:
             restore_seconds=sequence.restore_seconds,
         )
         if sequence.report is None and not request.is_idle_work:
-            used = self._read_ahead.take(sequence.chain, tenant=request.tenant, cached_tokens=report.cached_tokens)
+            used = self._read_ahead.take(
+                sequence.chain, tenant=request.tenant, cached_tokens=report.cached_tokens
+            )
             report = msgspec.structs.replace(report, read_ahead_tokens=used)
         self._count(sequence, report)
         self._lookups.release(sequence)
 
     def could_not_begin(self, sequence: LiveSequence) -> None:
-        """The engine could not open a sequence: a state that was to be moved to it is spoilt. One that it has leaves with it."""
+        """The engine could not open a sequence: a state that was to be moved to it is spoilt.
+
+        One that it has leaves with it.
+        """
         lookup = sequence.lookup
-        if sequence.live is None and lookup is not None and lookup.base is not None and lookup.base.use == "moved":
+        if (
+            sequence.live is None
+            and lookup is not None
+            and lookup.base is not None
+            and lookup.base.use == "moved"
+        ):
             with costing_no_answer("a parked state could not be given up"):
                 self._cache.live.leave(lookup.base.chain)
 
     def make_room(self, *, live: Collection[LiveSequence]) -> None:
-        """Have parked states give up what the next step needs, and tell the scheduler what they hold."""
+        """Have parked states give up what the next step needs, and tell the scheduler what they
+        hold.
+        """
         self._count_held()
         missing = self._scheduler.missing_bytes()
         if missing:
@@ -176,7 +204,8 @@ class CacheSteps:
         self._count(sequence, report)
 
     def _count(self, sequence: LiveSequence, report: CacheReport) -> None:
-        if sequence.report is None:  # else it was preempted, and finds mostly what it has read itself
+        # else it was preempted, and finds mostly what it has read itself
+        if sequence.report is None:
             sequence.report = report
             if not sequence.request.is_idle_work:
                 self._counters.count_report(report)
@@ -192,12 +221,16 @@ class CacheSteps:
             sequence.report = CacheReport(outcome=CacheOutcome.FAILED)
 
     def distrust(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
-        """What a sequence computed is not to be kept: forget what it handed over, and what it began from if that may be why.
+        """What a sequence computed is not to be kept: forget what it handed over, and what it began
+        from if that may be why.
 
-        What is known to be sound stays until the sequence, read afresh, has come out right (`blame`): a model may give nonsense
-        for one prompt, and others stand on the same chain. `live`: who of them was to begin from what is gone looks again.
+        What is known to be sound stays until the sequence, read afresh, has come out right
+        (`blame`): a model may give nonsense for one prompt, and others stand on the same chain.
+        `live`: who of them was to begin from what is gone looks again.
         """
-        with costing_no_answer("what request %s has handed over could not be forgotten", sequence.request.request_id):
+        with costing_no_answer(
+            "what request %s has handed over could not be forgotten", sequence.request.request_id
+        ):
             self._commits.discard((sequence,))
             gone = self._cache.forget(tuple(sequence.handed_over))
             if sequence.may_blame_live_state and sequence.began_live is not None:
@@ -211,7 +244,9 @@ class CacheSteps:
 
     def blame(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
         """Read afresh, a sequence has come out right: forget what it began from the first time."""
-        with costing_no_answer("what request %s began from could not be forgotten", sequence.request.request_id):
+        with costing_no_answer(
+            "what request %s began from could not be forgotten", sequence.request.request_id
+        ):
             began_from, sequence.began_from = sequence.began_from, ()
             if began_from:
                 self._lookups.repeat_without(self._cache.forget(began_from), live)
@@ -219,7 +254,9 @@ class CacheSteps:
     def repeat_without_forgotten(self, *, live: Collection[LiveSequence]) -> None:
         """A session was forgotten: who of `live` was to begin from what went with it looks again."""
         with costing_no_answer("what a session took with it could not be told"):
-            wanted = {key for each in live if each.lookup is not None for key in each.lookup.plan.keys}
+            wanted = {
+                key for each in live if each.lookup is not None for key in each.lookup.plan.keys
+            }
             self._lookups.repeat_without(self._cache.gone(wanted), live)
 
     def release(self, sequence: LiveSequence) -> None:
@@ -236,7 +273,9 @@ class CacheSteps:
             self._lookups.withdraw(sequence)
 
     def copy_rest(self, sequence: LiveSequence, *, for_good: bool) -> None:
-        """Copy out the rest of an open sequence that is about to be closed, `for_good` unless it is only preempted."""
+        """Copy out the rest of an open sequence that is about to be closed, `for_good` unless it is
+        only preempted.
+        """
         with costing_no_answer(
             "what request %s has read could not be kept",
             sequence.request.request_id,
@@ -249,7 +288,9 @@ class CacheSteps:
 
     def give_up(self, sequence: LiveSequence) -> None:
         """A sequence is about to be closed of which nothing is to be kept."""
-        with costing_no_answer("the state of request %s could not be given up", sequence.request.request_id):
+        with costing_no_answer(
+            "the state of request %s could not be given up", sequence.request.request_id
+        ):
             self._commits.leave(sequence)
 
     def discard(self, sequences: Container[LiveSequence]) -> None:
@@ -257,8 +298,12 @@ class CacheSteps:
         with costing_no_answer("what a step has read could not be given up"):
             self._commits.discard(sequences)
 
-    def commit_step(self, take_kept: Callable[[], Sequence[Kept]], sequences: tuple[LiveSequence, ...]) -> None:
-        """A step was collected: commit what it has made of these sequences, and what was copied out before its dispatch."""
+    def commit_step(
+        self, take_kept: Callable[[], Sequence[Kept]], sequences: tuple[LiveSequence, ...]
+    ) -> None:
+        """A step was collected: commit what it has made of these sequences, and what was copied out
+        before its dispatch.
+        """
         with costing_no_answer("what a step has read could not be kept"):
             self._commits.commit_step(take_kept(), sequences)
 
@@ -273,7 +318,9 @@ class CacheSteps:
         figures = self._cache.figures()
         if figures is None:
             return None
-        return msgspec.structs.replace(figures, waiting=self._lookups.waiting, waits=self._lookups.waits)
+        return msgspec.structs.replace(
+            figures, waiting=self._lookups.waiting, waits=self._lookups.waits
+        )
 
     def offer_rest(self) -> None:
         """Have written down what was not, as the worker ends in order."""
@@ -285,7 +332,9 @@ class CacheSteps:
         self._cache.close()
 
     def _serves(self, request: SequenceRequest) -> bool:
-        """Whether it may begin from what is cached: a prompt of which everything is asked has to be read whole."""
+        """Whether it may begin from what is cached: a prompt of which everything is asked has to be
+        read whole.
+        """
         return self._cache.keeps_anything and request.reusable_tokens > 0
 
     def keeps(self, request: SequenceRequest) -> bool:

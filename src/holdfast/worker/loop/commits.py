@@ -1,6 +1,8 @@
-"""Committing to the cache what sequences have computed: what a step was told to keep, and the rest when one ends.
+"""Committing to the cache what sequences have computed: what a step was told to keep, and the rest
+when one ends.
 
-The rest is copied out when a sequence is closed and computed with the next step; it is committed when that has come out right.
+The rest is copied out when a sequence is closed and computed with the next step; it is committed
+when that has come out right.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ class _Rest:
 
 
 class Commits:
-    """What is on its way from the engine into the cache. Device thread only; may raise what engine and cache raise."""
+    """What is on its way from the engine into the cache.
+
+    Device thread only; may raise what engine and cache raise.
+    """
 
     def __init__(
         self,
@@ -37,7 +42,10 @@ class Commits:
         on_progress: Callable[[LiveSequence, int], None],
         on_end: Callable[[LiveSequence], None],
     ) -> None:
-        """`on_progress`: the first so many tokens of a sequence are in the cache. `on_end`: nothing more comes of it."""
+        """`on_progress`: the first so many tokens of a sequence are in the cache.
+
+        `on_end`: nothing more comes of it.
+        """
         self._cache, self._engine = cache, engine
         self._on_progress, self._on_end = on_progress, on_end
         self._computing: list[_Rest] = []  # since the last step was dispatched
@@ -53,7 +61,9 @@ class Commits:
         return any(rest.sequence in sequences for rest in self._computing)
 
     def copy_rest(self, sequence: LiveSequence, *, for_good: bool) -> None:
-        """Copy out the rest of an open sequence that is about to be closed, `for_good` unless it is only preempted."""
+        """Copy out the rest of an open sequence that is about to be closed, `for_good` unless it is
+        only preempted.
+        """
         rest = self._engine.keep_rest(sequence.request.request_id)
         if rest is not None:
             self._computing.append(_Rest(sequence, rest, for_good))
@@ -64,7 +74,11 @@ class Commits:
 
     def discard(self, sequences: Container[LiveSequence]) -> None:
         """Commit nothing more of what was copied out of these."""
-        discarded = [rest.sequence for rest in (*self._computing, *self._computed) if rest.sequence in sequences]
+        discarded = [
+            rest.sequence
+            for rest in (*self._computing, *self._computed)
+            if rest.sequence in sequences
+        ]
         self._computing = [rest for rest in self._computing if rest.sequence not in sequences]
         self._computed = [rest for rest in self._computed if rest.sequence not in sequences]
         with ExitStack() as leaving:  # all of them do, whatever one of them raises
@@ -78,7 +92,9 @@ class Commits:
             self._cache.live.leave(live)
 
     def commit_step(self, kept: Sequence[Kept], sequences: tuple[LiveSequence, ...]) -> None:
-        """A step was collected: commit what it has made of these sequences, and the rests copied out before its dispatch."""
+        """A step was collected: commit what it has made of these sequences, and the rests copied
+        out before its dispatch.
+        """
         by_id = {sequence.request.request_id: sequence for sequence in sequences}
         for each in kept:
             if each.request_id in by_id:
@@ -110,6 +126,8 @@ class Commits:
 
     def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
         assert sequence.cursor is not None, "committed before it was opened"
-        sequence.handed_over += self._cache.insert(sequence.cursor, sequence.chain, kept, live=sequence.live)
+        sequence.handed_over += self._cache.insert(
+            sequence.cursor, sequence.chain, kept, live=sequence.live
+        )
         if kept.blocks:
             self._on_progress(sequence, kept.blocks[-1].start + kept.blocks[-1].tokens)

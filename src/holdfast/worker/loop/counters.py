@@ -43,7 +43,9 @@ class Counters:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     rejected: int = 0
-    finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+    finished: dict[FinishReason, int] = field(
+        default_factory=lambda: dict.fromkeys(FinishReason, 0)
+    )
     step_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     lookups: Counter[CacheOutcome] = field(default_factory=Counter)
     ram_tokens: int = 0  # that were not read again, by where they were
@@ -53,7 +55,8 @@ class Counters:
     read_ahead_tokens: int = 0  # not in prompt_tokens
     used_ahead_tokens: int = 0
     lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
-    restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # of requests for which something was there
+    # of requests for which something was there
+    restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     constraints: ConstraintFigures = field(default_factory=ConstraintFigures)  # the engine's own
     device_bytes: Callable[[], int] = int  # memory of a GPU that the worker has
 
@@ -74,8 +77,12 @@ class Counters:
         if report.cached_tokens:
             self.restore_seconds.count(report.restore_seconds)
 
-    def statistics(self, load: SchedulerStatistics, cache: CacheFigures | None, *, in_answer: bool) -> WorkerStatistics:
-        """All of them with what the scheduler and the cache say of now; `cache` is None when nothing is kept."""
+    def statistics(
+        self, load: SchedulerStatistics, cache: CacheFigures | None, *, in_answer: bool
+    ) -> WorkerStatistics:
+        """All of them with what the scheduler and the cache say of now; `cache` is None when
+        nothing is kept.
+        """
         return WorkerStatistics(
             in_answer=in_answer,
             running=load.running,

@@ -1,4 +1,6 @@
-"""The device thread: everything that touches MLX happens on it, from the first import to `mx.clear_streams()`."""
+"""The device thread: everything that touches MLX happens on it, from the first import to
+`mx.clear_streams()`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from holdfast.worker.loop.pulse import Pulse
 
 
 def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = None) -> WorkerEnd:
-    """Load the model and serve the inbox until `SHUT_DOWN`. Call on a thread that lives as long as the model.
+    """Load the model and serve the inbox until `SHUT_DOWN`.
+
+    Call on a thread that lives as long as the model.
 
     pulse: where to show what the thread is at; None where nobody looks.
     """
@@ -23,5 +27,6 @@ def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = No
     try:
         return live(inbox, partial(serving.build_loop, settings=settings, pulse=pulse or Pulse()))
     finally:
-        gc.collect()  # arrays in reference cycles must go while this thread can still let go of them
+        # arrays in reference cycles must go while this thread can still let go of them
+        gc.collect()
         serving.let_go_of_device()

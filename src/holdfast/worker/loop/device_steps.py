@@ -1,4 +1,6 @@
-"""Running steps on an engine that may raise anything at any time: a step that fails is tried again, each sequence alone."""
+"""Running steps on an engine that may raise anything at any time: a step that fails is tried again,
+each sequence alone.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from holdfast.worker.loop.parts import Step, StepEngine
 from holdfast.worker.loop.retry import read_alone
 
 LEAST_RETRIED_TOKENS = 64  # a chunk that fails is not tried in smaller pieces than this
-FAILURES_OF_A_BROKEN_DEVICE = 3  # sequences in a row, each run alone, without one success between them
+# sequences in a row, each run alone, without one success between them
+FAILURES_OF_A_BROKEN_DEVICE = 3
 
 logger = logging.getLogger("holdfast.worker.loop")
 
@@ -29,8 +32,14 @@ class DeviceSteps(Generic[Step]):
         retry_chunk_tokens: int,
         limit_chunks: Callable[[int], None] = lambda tokens: None,
     ) -> None:
-        """retry_chunk_tokens: largest chunk of a retry. limit_chunks: told the size that worked after a larger one had failed."""
-        self._engine, self._retry_chunk_tokens, self._limit_chunks = engine, retry_chunk_tokens, limit_chunks
+        """retry_chunk_tokens: largest chunk of a retry. limit_chunks: told the size that worked
+        after a larger one had failed.
+        """
+        self._engine, self._retry_chunk_tokens, self._limit_chunks = (
+            engine,
+            retry_chunk_tokens,
+            limit_chunks,
+        )
         self._failures_in_a_row = 0
 
     def dispatch(self, flight: Flight) -> None:
@@ -41,14 +50,21 @@ class DeviceSteps(Generic[Step]):
             with device_call():
                 pending = self._engine.dispatch(flight.plan)
         except DeviceFailed:
-            logger.exception("a step of %d spans could not be dispatched; each is tried alone", len(flight.sequences))
+            logger.exception(
+                "a step of %d spans could not be dispatched; each is tried alone",
+                len(flight.sequences),
+            )
             flight.is_suspect = True
         else:
             flight.collect = functools.partial(self._engine.collect, pending)
             flight.take_kept = functools.partial(self._engine.take_kept, pending)
 
     def collect(self, flight: Flight, *, behind: Flight | None) -> tuple[SpanResult, ...] | None:
-        """Wait for a step. None when it failed: its sequences have to be tried alone, and so have those of the step behind it."""
+        """Wait for a step.
+
+        None when it failed: its sequences have to be tried alone, and so have those of the step
+        behind it.
+        """
         if not flight.sequences:
             return ()
         if flight.collect is not None and not flight.is_suspect:
@@ -56,7 +72,9 @@ class DeviceSteps(Generic[Step]):
                 with device_call():
                     result = flight.collect()
             except DeviceFailed:
-                logger.exception("a step of %d spans failed; each is tried alone", len(flight.sequences))
+                logger.exception(
+                    "a step of %d spans failed; each is tried alone", len(flight.sequences)
+                )
                 if behind is not None:
                     behind.is_suspect = True
             else:
@@ -66,7 +84,10 @@ class DeviceSteps(Generic[Step]):
         return None
 
     def collect_last(self, flight: Flight) -> tuple[SpanResult, ...] | None:
-        """Let the step under way end before its arrays are dropped. None when it failed; nobody waits for it."""
+        """Let the step under way end before its arrays are dropped.
+
+        None when it failed; nobody waits for it.
+        """
         if flight.collect is None:
             return None
         try:
@@ -84,12 +105,17 @@ class DeviceSteps(Generic[Step]):
         except DeviceFailed as failure:
             raise DeviceBroken(f"the device computes nothing any more: {failure}") from failure
 
-    def retry_alone(self, span: Span, *, reopen: Callable[[], None], was_alone: bool = False) -> SpanResult:
-        """Read one sequence alone, up to the end of a span that failed. Raises DeviceBroken when nothing runs any more.
+    def retry_alone(
+        self, span: Span, *, reopen: Callable[[], None], was_alone: bool = False
+    ) -> SpanResult:
+        """Read one sequence alone, up to the end of a span that failed.
 
-        The chunk is split into quarters, and if these fail, into sixteenths: it may have needed too much memory, or run into the
-        GPU watchdog of macOS. The size that worked limits all later chunks if size was to blame: when the sequence was alone in
-        its step (`was_alone`), or when a smaller size worked after a larger one had failed alone.
+        Raises DeviceBroken when nothing runs any more.
+
+        The chunk is split into quarters, and if these fail, into sixteenths: it may have needed too
+        much memory, or run into the GPU watchdog of macOS. The size that worked limits all later
+        chunks if size was to blame: when the sequence was alone in its step (`was_alone`), or when
+        a smaller size worked after a larger one had failed alone.
 
         reopen: opens the sequence anew, with nothing read.
         """
@@ -100,7 +126,9 @@ class DeviceSteps(Generic[Step]):
                     reopen()
                     result = read_alone(self._engine, span, chunk_tokens=tokens)
             except DeviceFailed as failure:
-                logger.exception("request %s fails alone too, in chunks of %d tokens", span.request_id, tokens)
+                logger.exception(
+                    "request %s fails alone too, in chunks of %d tokens", span.request_id, tokens
+                )
                 if tokens == sizes[-1]:
                     return self._failed_alone(span, failure)
                 self._engine.abandon_pending()
@@ -108,7 +136,11 @@ class DeviceSteps(Generic[Step]):
                 break
         self._failures_in_a_row = 0
         if tokens < span.tokens and (was_alone or tokens < sizes[0]):
-            logger.warning("prompts are read in chunks of at most %d tokens from now on: %d failed", tokens, span.tokens)
+            logger.warning(
+                "prompts are read in chunks of at most %d tokens from now on: %d failed",
+                tokens,
+                span.tokens,
+            )
             self._retry_chunk_tokens = tokens
             self._limit_chunks(tokens)
         return result
@@ -123,6 +155,10 @@ class DeviceSteps(Generic[Step]):
     def _failed_alone(self, span: Span, failure: DeviceFailed) -> SpanResult:
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= FAILURES_OF_A_BROKEN_DEVICE:
-            raise DeviceBroken(f"{self._failures_in_a_row} requests in a row failed on the device: {failure}") from failure
+            raise DeviceBroken(
+                f"{self._failures_in_a_row} requests in a row failed on the device: {failure}"
+            ) from failure
         self._check_device()
-        return SpanResult(request_id=span.request_id, failure=f"the model failed on this request: {failure}")
+        return SpanResult(
+            request_id=span.request_id, failure=f"the model failed on this request: {failure}"
+        )

@@ -1,4 +1,6 @@
-"""The two places at which a worker catches whatever is raised, so that one request's fault is never another one's."""
+"""The two places at which a worker catches whatever is raised, so that one request's fault is never
+another one's.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ logger = logging.getLogger("holdfast.worker.loop")
 
 
 class DeviceFailed(Exception):
-    """A model or the device raised something; the cause says what. Harms those only whose call it was."""
+    """A model or the device raised something; the cause says what.
+
+    Harms those only whose call it was.
+    """
 
 
 class DeviceBroken(Exception):
@@ -19,7 +24,10 @@ class DeviceBroken(Exception):
 
 @contextmanager
 def device_call() -> Iterator[None]:
-    """For what runs a model. Raises DeviceFailed for whatever that raises: it must not end the other requests."""
+    """For what runs a model.
+
+    Raises DeviceFailed for whatever that raises: it must not end the other requests.
+    """
     try:
         yield
     except Exception as error:
@@ -27,8 +35,12 @@ def device_call() -> Iterator[None]:
 
 
 @contextmanager
-def costing_no_answer(message: str, *names: str, otherwise: Callable[[Exception], None] = lambda error: None) -> Iterator[None]:
-    """Log whatever is raised, and do `otherwise`: nobody's answer depends on what is done in this context."""
+def costing_no_answer(
+    message: str, *names: str, otherwise: Callable[[Exception], None] = lambda error: None
+) -> Iterator[None]:
+    """Log whatever is raised, and do `otherwise`: nobody's answer depends on what is done in this
+    context.
+    """
     try:
         yield
     except Exception as error:

@@ -29,11 +29,16 @@ class Flight:
     expected_seconds: float | None  # what it takes at most; None: nothing like it was measured
     collect: Callable[[], tuple[SpanResult, ...]] | None = None  # None: it was not dispatched
     take_kept: Callable[[], Sequence[Kept]] = _nothing_kept
-    is_suspect: bool = False  # its dispatch raised, or the step before it failed: what it gives cannot be trusted
+    # its dispatch raised, or the step before it failed: what it gives cannot be trusted
+    is_suspect: bool = False
 
-    def wanted(self, results: Sequence[SpanResult]) -> Iterator[tuple[Span, LiveSequence, SpanResult]]:
+    def wanted(
+        self, results: Sequence[SpanResult]
+    ) -> Iterator[tuple[Span, LiveSequence, SpanResult]]:
         """What it gave for sequences whose state was not given up since."""
-        for span, sequence, life, given in zip(self.plan.spans, self.sequences, self.lives, results, strict=True):
+        for span, sequence, life, given in zip(
+            self.plan.spans, self.sequences, self.lives, results, strict=True
+        ):
             if sequence.lives == life:
                 yield span, sequence, given
 
@@ -47,7 +52,9 @@ class Flight:
 
 
 def expected_together(expected_seconds: float | None, ahead: Flight | None) -> float | None:
-    """What a step takes at most that is dispatched behind another one; None when one of them is of a kind not measured yet."""
+    """What a step takes at most that is dispatched behind another one; None when one of them is of
+    a kind not measured yet.
+    """
     if ahead is None or expected_seconds is None:
         return expected_seconds
     return None if ahead.expected_seconds is None else ahead.expected_seconds + expected_seconds

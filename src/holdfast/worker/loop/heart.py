@@ -1,4 +1,7 @@
-"""The thread of a worker process that says that it is alive, and what the device thread is at. It touches no MLX."""
+"""The thread of a worker process that says that it is alive, and what the device thread is at.
+
+It touches no MLX.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from holdfast.worker.loop.pulse import Pulse
 class Heart:
     """Sends a heartbeat at once and then at every interval of the pulse, until it is stopped.
 
-    Only the last one is kept on the way (CONFLATE), so a front that does not read them makes nothing pile up.
+    Only the last one is kept on the way (CONFLATE), so a front that does not read them makes
+    nothing pile up.
     """
 
     def __init__(self, endpoint: str, pulse: Pulse) -> None:
@@ -44,7 +48,9 @@ class Heart:
         beaten_at, faults = time.monotonic(), _page_faults()
         while True:
             now, faults_now = time.monotonic(), _page_faults()
-            beat = self._pulse.beat(elapsed_seconds=now - beaten_at, page_faults=faults_now - faults)
+            beat = self._pulse.beat(
+                elapsed_seconds=now - beaten_at, page_faults=faults_now - faults
+            )
             beaten_at, faults = now, faults_now
             socket.send(encoder.encode(beat))  # never blocks: a newer one replaces an older one
             if self._stopped.wait(self._pulse.interval_seconds):

@@ -1,8 +1,10 @@
-"""Reading prompts of later requests ahead while there is nothing else to do: one at a time, the newest first.
+"""Reading prompts of later requests ahead while there is nothing else to do: one at a time, the
+newest first.
 
-Whoever comes finds the device free after the step under way: what is being read ahead is closed, as a request that was cancelled
-is, so that all it has read is there to begin from, for the very request that came too. It goes on when there is nothing else to
-do again, unless the conversation has gone on meanwhile, or memory for it is short.
+Whoever comes finds the device free after the step under way: what is being read ahead is closed, as
+a request that was cancelled is, so that all it has read is there to begin from, for the very
+request that came too. It goes on when there is nothing else to do again, unless the conversation
+has gone on meanwhile, or memory for it is short.
 """
 
 from __future__ import annotations
@@ -22,24 +24,44 @@ MOST_WAITING = 8  # conversations; of more the one that waits longest is given u
 
 
 class IdleWork:
-    """Requests that are read ahead: those that wait, and the one that is in the scheduler. Device thread only."""
+    """Requests that are read ahead: those that wait, and the one that is in the scheduler.
+
+    Device thread only.
+    """
 
     def __init__(
-        self, *, ledger: Ledger, scheduler: Scheduler, cache: CacheSteps, lifetimes: Lifetimes, runs: ReadAheadRuns
+        self,
+        *,
+        ledger: Ledger,
+        scheduler: Scheduler,
+        cache: CacheSteps,
+        lifetimes: Lifetimes,
+        runs: ReadAheadRuns,
     ) -> None:
-        self._ledger, self._scheduler, self._cache, self._lifetimes, self._runs = ledger, scheduler, cache, lifetimes, runs
-        self._waiting: list[LiveSequence] = []  # oldest first; the ledger knows them, the scheduler does not
+        self._ledger, self._scheduler, self._cache, self._lifetimes, self._runs = (
+            ledger,
+            scheduler,
+            cache,
+            lifetimes,
+            runs,
+        )
+        # oldest first; the ledger knows them, the scheduler does not
+        self._waiting: list[LiveSequence] = []
         self._reading: LiveSequence | None = None
 
     def accept(self, request: SequenceRequest) -> None:
-        """Take a request that nobody waits for. It is dropped at once where what is read is not kept."""
+        """Take a request that nobody waits for.
+
+        It is dropped at once where what is read is not kept.
+        """
         sequence = self._ledger.accept(request)
         self._wait(sequence)
         if not self._cache.keeps(request):
             self._drop(sequence)
 
     def give_way(self, request: SequenceRequest) -> None:
-        """Somebody comes: leave the device, keep what was read, and give up what a conversation that goes on has no use for.
+        """Somebody comes: leave the device, keep what was read, and give up what a conversation
+        that goes on has no use for.
 
         No step of idle work may be under way.
         """
@@ -76,9 +98,15 @@ class IdleWork:
             self._cache.look_up(sequence)
 
     def give_up_if_stuck(self) -> None:
-        """Nothing was to be done in this turn: what could begin and does not has no memory, and is dropped."""
+        """Nothing was to be done in this turn: what could begin and does not has no memory, and is
+        dropped.
+        """
         sequence = self._settled()
-        if sequence is not None and self._scheduler.is_waiting(sequence.request.request_id) and not self._cache.is_waited_for:
+        if (
+            sequence is not None
+            and self._scheduler.is_waiting(sequence.request.request_id)
+            and not self._cache.is_waited_for
+        ):
             self._reading = None
             self._drop(sequence)
 
@@ -89,7 +117,9 @@ class IdleWork:
                 self._drop(sequence)
 
     def check_invariants(self) -> None:
-        """Assert that idle work is in the scheduler only while nothing else is there, and that what waits is known."""
+        """Assert that idle work is in the scheduler only while nothing else is there, and that what
+        waits is known.
+        """
         reading = self._settled()
         others = [each for each in self._ledger.live() if not each.request.is_idle_work]
         assert reading is None or not others, "idle work goes on beside a request"
@@ -117,8 +147,13 @@ class IdleWork:
 
 
 def _is_stale(ahead: SequenceRequest, request: SequenceRequest) -> bool:
-    """Whether a request goes on from what a prompt is read ahead for: with that prompt, or in another way."""
+    """Whether a request goes on from what a prompt is read ahead for: with that prompt, or in
+    another way.
+    """
     assert ahead.read_ahead is not None
     known = ahead.read_ahead.known_tokens
     chain = request.prompt_token_ids.packed
-    return ahead.tenant == request.tenant and common_tokens(ahead.prompt_token_ids.packed, chain) >= known > 0
+    return (
+        ahead.tenant == request.tenant
+        and common_tokens(ahead.prompt_token_ids.packed, chain) >= known > 0
+    )

@@ -1,4 +1,7 @@
-"""The device thread's end of the link: commands in, events out. The thread that computes also speaks to the socket."""
+"""The device thread's end of the link: commands in, events out.
+
+The thread that computes also speaks to the socket.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from holdfast.wire.commands import SHUT_DOWN, Command, LinkCommand
 from holdfast.wire.events import Event, LinkEvent, PromptUnknown
 from holdfast.worker.loop.arrivals import Arrivals
 
-LINGER_MILLISECONDS = 2_000  # the last events (Finished of cancelled requests) must leave before the process does
+# the last events (Finished of cancelled requests) must leave before the process does
+LINGER_MILLISECONDS = 2_000
 
 
 class Inbox(Protocol):
@@ -34,7 +38,10 @@ class Inbox(Protocol):
 
 
 class ZmqInbox:
-    """Inbox over a ZeroMQ PAIR socket. A front that is gone, and a byte on `wake_fd`, read as `SHUT_DOWN`."""
+    """Inbox over a ZeroMQ PAIR socket.
+
+    A front that is gone, and a byte on `wake_fd`, read as `SHUT_DOWN`.
+    """
 
     def __init__(self, endpoint: str, *, wake_fd: int, arrivals: Arrivals | None = None) -> None:
         self._context = zmq.Context()
@@ -42,7 +49,8 @@ class ZmqInbox:
         self._socket.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)  # a front that closed is gone for good; a new one starts a new worker
+        # a front that closed is gone for good; a new one starts a new worker
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(endpoint)
         self._wake_fd = wake_fd

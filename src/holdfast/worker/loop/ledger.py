@@ -1,4 +1,7 @@
-"""The books of the worker: who is live, which events wait to be sent. Sees to it that each accepted request gets one Finished."""
+"""The books of the worker: who is live, which events wait to be sent.
+
+Sees to it that each accepted request gets one Finished.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,16 @@ import msgspec
 
 from holdfast.errors import HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.events import Accepted, Event, FinishReason, PromptRead, Rejected, RejectionKind, TokenLogprob, TokensGenerated
+from holdfast.wire.events import (
+    Accepted,
+    Event,
+    FinishReason,
+    PromptRead,
+    Rejected,
+    RejectionKind,
+    TokenLogprob,
+    TokensGenerated,
+)
 from holdfast.wire.requests import RequestId
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.sequences import LiveSequence
@@ -54,15 +66,22 @@ class Ledger:
     def reject(self, request: SequenceRequest, refusal: HoldfastError) -> None:
         """Turn a request away; nothing more will be said about it."""
         self.counters.rejected += 1
-        rejected = Rejected(request_id=request.request_id, kind=_kind(refusal), message=str(refusal))
+        rejected = Rejected(
+            request_id=request.request_id, kind=_kind(refusal), message=str(refusal)
+        )
         if isinstance(refusal, QueueFull):
             rejected = msgspec.structs.replace(
-                rejected, retry_after_seconds=refusal.retry_after_seconds, queued=refusal.queued, queue_limit=refusal.limit
+                rejected,
+                retry_after_seconds=refusal.retry_after_seconds,
+                queued=refusal.queued,
+                queue_limit=refusal.limit,
             )
         elif isinstance(refusal, InvalidRequest):
             rejected = msgspec.structs.replace(rejected, field=refusal.field)
         if isinstance(refusal, TooLargeForMemory):
-            rejected = msgspec.structs.replace(rejected, needed_bytes=refusal.needed_bytes, budget_bytes=refusal.budget_bytes)
+            rejected = msgspec.structs.replace(
+                rejected, needed_bytes=refusal.needed_bytes, budget_bytes=refusal.budget_bytes
+            )
         self.emit(rejected)
 
     def finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
@@ -70,7 +89,8 @@ class Ledger:
         assert self.is_live(sequence)
         del self._live[sequence.request.request_id]
         now = self._clock()
-        if sequence.prompt_logprobs and reason is FinishReason.LENGTH:  # nothing was to be drawn, only the prompt scored
+        # nothing was to be drawn, only the prompt scored
+        if sequence.prompt_logprobs and reason is FinishReason.LENGTH:
             self._emit_started(sequence, now=now)
         self.counters.finished[reason] += not sequence.request.is_idle_work
         self.emit(sequence.finished(reason, now=now, error=error))
@@ -87,7 +107,9 @@ class Ledger:
                 self._tell_progress(sequence, read_tokens=end)
 
     def set_back(self, sequence: LiveSequence) -> LiveSequence:
-        """Put a new one, of which nothing has begun, in the place of a live sequence; nothing is said about it."""
+        """Put a new one, of which nothing has begun, in the place of a live sequence; nothing is
+        said about it.
+        """
         assert self.is_live(sequence)
         fresh = LiveSequence(request=sequence.request, submitted_at=sequence.submitted_at)
         self._live[sequence.request.request_id] = fresh
@@ -98,14 +120,22 @@ class Ledger:
         if sequence.first_token_at is None:
             sequence.prompt_logprobs += logprobs
 
-    def generate(self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Emit drawn tokens; before the answer's first, what it begins from, and the prompt's scores if they are wanted."""
+    def generate(
+        self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
+    ) -> None:
+        """Emit drawn tokens; before the answer's first, what it begins from, and the prompt's
+        scores if they are wanted.
+        """
         now = self._clock()
         if not sequence.generated:
             self._emit_started(sequence, now=now)
         sequence.take(token_ids, now=now)
         self.counters.generated_tokens += len(token_ids)
-        self.emit(TokensGenerated(request_id=sequence.request.request_id, token_ids=token_ids, logprobs=logprobs))
+        self.emit(
+            TokensGenerated(
+                request_id=sequence.request.request_id, token_ids=token_ids, logprobs=logprobs
+            )
+        )
 
     def emit(self, event: Event) -> None:
         """Put an event into the next message."""
@@ -117,7 +147,9 @@ class Ledger:
         return events
 
     def check_invariants(self) -> None:
-        """Raise AssertionError when an id stands under a wrong key or a sequence has more tokens than it asked for."""
+        """Raise AssertionError when an id stands under a wrong key or a sequence has more tokens
+        than it asked for.
+        """
         for request_id, sequence in self._live.items():
             assert sequence.request.request_id == request_id
             assert len(sequence.generated) <= sequence.request.max_tokens

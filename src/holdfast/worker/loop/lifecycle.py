@@ -30,11 +30,19 @@ class WorkerEnd(enum.IntEnum):
 
 
 def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
-    """Build the loop, tell the front, serve until `SHUT_DOWN`, close the inbox. The device is still the caller's to let go."""
+    """Build the loop, tell the front, serve until `SHUT_DOWN`, close the inbox.
+
+    The device is still the caller's to let go.
+    """
 
     end = WorkerEnd.BROKEN
     try:
-        loop, info = build(inbox, _seldom(lambda stage, fraction: inbox.send([LoadProgress(stage=stage, fraction=fraction)])))
+        loop, info = build(
+            inbox,
+            _seldom(
+                lambda stage, fraction: inbox.send([LoadProgress(stage=stage, fraction=fraction)])
+            ),
+        )
         inbox.send([WorkerReady(pid=os.getpid(), model=info)])
         loop.run()
         end = WorkerEnd.IN_ORDER
@@ -49,7 +57,9 @@ def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
 
 
 def _seldom(emit: Progress) -> Progress:
-    """Progress comes per tensor; what is worth a message is a new stage, its end, and a few times a second in between."""
+    """Progress comes per tensor; what is worth a message is a new stage, its end, and a few times a
+    second in between.
+    """
     last_stage, last_at = "", 0.0
 
     def progress(stage: str, fraction: float) -> None:

@@ -1,4 +1,6 @@
-"""The life of an accepted request from its admission to its Finished: opened, given room, preempted, given up, closed."""
+"""The life of an accepted request from its admission to its Finished: opened, given room,
+preempted, given up, closed.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,19 @@ class Lifetimes:
         cache: CacheSteps,
         clock: Callable[[], float],
     ) -> None:
-        self._engine, self._scheduler, self._ledger, self._cache, self._clock = engine, scheduler, ledger, cache, clock
+        self._engine, self._scheduler, self._ledger, self._cache, self._clock = (
+            engine,
+            scheduler,
+            ledger,
+            cache,
+            clock,
+        )
 
     def preempt(self, sequence: LiveSequence) -> None:
         """It gives its room back, and waits again."""
         self._close(sequence, for_good=False)
-        if not self._scheduler.is_paused(sequence.request.request_id):  # else it is looked up when it goes on
+        # else it is looked up when it goes on
+        if not self._scheduler.is_paused(sequence.request.request_id):
             self._cache.look_up(sequence)
 
     def grow(self, growth: Reservation) -> None:
@@ -50,14 +59,17 @@ class Lifetimes:
                 self._engine.grow(growth.request_id, growth.capacity_tokens)
         except DeviceFailed as failure:
             logger.exception("request %s could not be given more room", growth.request_id)
-            self.drop(sequence, FinishReason.FAILED, error=f"no more room for the request: {failure}")
+            self.drop(
+                sequence, FinishReason.FAILED, error=f"no more room for the request: {failure}"
+            )
 
     def admit(self, admitted: Iterable[Reservation]) -> None:
         """Open those that may run from now on."""
         unopened: list[tuple[LiveSequence, DeviceFailed]] = []
         for admission in admitted:
             sequence = self._ledger[admission.request_id]
-            if sequence.lookup is not None and sequence.lookup.has_lost_its_base:  # to one that was admitted with it
+            # to one that was admitted with it
+            if sequence.lookup is not None and sequence.lookup.has_lost_its_base:
                 self._scheduler.restart(admission.request_id)
                 self._cache.release(sequence)
                 self._cache.withdraw(sequence)
@@ -69,17 +81,26 @@ class Lifetimes:
                     self._open(sequence)
             except DeviceFailed as raised:
                 unopened.append((sequence, raised))
-        for sequence, failure in unopened:  # when the others have begun: nobody is between waiting and running
+        # when the others have begun: nobody is between waiting and running
+        for sequence, failure in unopened:
             if isinstance(failure.__cause__, InvalidRequest):  # what is cached is not to blame
-                logger.warning("request %s cannot be served: %s", sequence.request.request_id, failure.__cause__.loggable)
+                logger.warning(
+                    "request %s cannot be served: %s",
+                    sequence.request.request_id,
+                    failure.__cause__.loggable,
+                )
                 self.drop(sequence, FinishReason.REFUSED, error=str(failure.__cause__))
                 continue
             self._cache.could_not_begin(sequence)
             if sequence.can_begin_anew:
                 self.give_up_state(sequence, f"it cannot begin from what is cached: {failure}")
                 continue
-            logger.error("request %s could not be opened", sequence.request.request_id, exc_info=failure)
-            self.drop(sequence, FinishReason.FAILED, error=f"the request could not be started: {failure}")
+            logger.error(
+                "request %s could not be opened", sequence.request.request_id, exc_info=failure
+            )
+            self.drop(
+                sequence, FinishReason.FAILED, error=f"the request could not be started: {failure}"
+            )
 
     def _open(self, sequence: LiveSequence) -> None:
         prefix, keep = self._cache.opening(sequence)
@@ -94,18 +115,25 @@ class Lifetimes:
         self._cache.begin(sequence, state)
 
     def reopen_cold(self, sequence: LiveSequence) -> None:
-        """Open an open sequence anew with nothing read, after a failure. Raises what the engine raises."""
+        """Open an open sequence anew with nothing read, after a failure.
+
+        Raises what the engine raises.
+        """
         self._close(sequence, is_healthy=False)
         sequence.prompt_logprobs.clear()
         self._cache.reused_nothing(sequence)
         sequence.began_from, sequence.began_live = (), None
         generated = tuple(sequence.generated)
-        self._engine.open(sequence.request, generated=generated, capacity_tokens=sequence.capacity_tokens)
+        self._engine.open(
+            sequence.request, generated=generated, capacity_tokens=sequence.capacity_tokens
+        )
         sequence.is_open = True
         self._scheduler.hold_apart(sequence.request.request_id, 0)
 
     def wait_for_room(self, sequence: LiveSequence) -> bool:
-        """Have an open sequence read again later, if what it shared, read anew, has no room beside the others now."""
+        """Have an open sequence read again later, if what it shared, read anew, has no room beside
+        the others now.
+        """
         request_id = sequence.request.request_id
         if self._scheduler.has_room_apart(request_id):
             return False
@@ -117,18 +145,29 @@ class Lifetimes:
         return True
 
     def give_up_state(self, sequence: LiveSequence, reason: str) -> None:
-        """Keep nothing of what a sequence has computed. If what it began from may be to blame, have it read again without."""
+        """Keep nothing of what a sequence has computed.
+
+        If what it began from may be to blame, have it read again without.
+        """
         request_id = sequence.request.request_id
         is_live = self._ledger.is_live(sequence)
         begins_anew = is_live and sequence.can_begin_anew
         if is_live:
-            logger.warning("request %s %s: %s", request_id, sequence.next_attempt if begins_anew else "fails", reason)
+            logger.warning(
+                "request %s %s: %s",
+                request_id,
+                sequence.next_attempt if begins_anew else "fails",
+                reason,
+            )
         self._cache.distrust(sequence, live=self._ledger.live())
         sequence.give_up_state()
         if begins_anew:
             self._close(sequence, is_healthy=False)
             self._cache.reused_nothing(sequence)
-            blames_live_state, sequence.is_cold = sequence.may_blame_live_state, not sequence.may_blame_live_state
+            blames_live_state, sequence.is_cold = (
+                sequence.may_blame_live_state,
+                not sequence.may_blame_live_state,
+            )
             sequence.avoids_live = True
             self._scheduler.restart(request_id)
             if blames_live_state:
@@ -145,7 +184,8 @@ class Lifetimes:
         self._close(sequence, is_healthy=reason is not FinishReason.FAILED)
 
     def set_aside(self, sequence: LiveSequence) -> LiveSequence:
-        """Close a sequence of which nothing was said yet, to begin it anew some time; what it has read is kept.
+        """Close a sequence of which nothing was said yet, to begin it anew some time; what it has
+        read is kept.
 
         Returns the one that stands for it from now on, of which the scheduler does not know.
         """
@@ -160,7 +200,9 @@ class Lifetimes:
             self._ledger.finish(sequence, FinishReason.CANCELLED)
             self._close(sequence, is_healthy=sequence not in unhealthy)
 
-    def _close(self, sequence: LiveSequence, *, is_healthy: bool = True, for_good: bool = True) -> None:
+    def _close(
+        self, sequence: LiveSequence, *, is_healthy: bool = True, for_good: bool = True
+    ) -> None:
         self._cache.release(sequence)
         if sequence.is_open:
             sequence.is_open = False

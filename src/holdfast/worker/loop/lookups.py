@@ -1,7 +1,9 @@
-"""Looking up what waiting sequences can begin from: at arrival, after a preemption, and again when what was found is gone.
+"""Looking up what waiting sequences can begin from: at arrival, after a preemption, and again when
+what was found is gone.
 
-A sequence waits in the scheduler's queue, without being ready, while what it begins from comes from disk, or while another one
-reads what both begin with. Whatever is freed here is looked up again in `advance`.
+A sequence waits in the scheduler's queue, without being ready, while what it begins from comes from
+disk, or while another one reads what both begin with. Whatever is freed here is looked up again in
+`advance`.
 """
 
 from __future__ import annotations
@@ -20,14 +22,19 @@ LEAST_SHARED_TOKENS = 64  # fewer are read faster than waited for
 
 
 class Lookups:
-    """Sequences that are to begin, by what they wait for. Device thread only; may raise what the cache raises."""
+    """Sequences that are to begin, by what they wait for.
+
+    Device thread only; may raise what the cache raises.
+    """
 
     def __init__(self, cache: Cache, scheduler: Scheduler, *, clock: Callable[[], float]) -> None:
         self._cache, self._scheduler, self._clock = cache, scheduler, clock
         self._in_flight = InFlightPrefills()
-        self._behind: dict[RequestId, LiveSequence] = {}  # wait until another one has read what they share
+        # wait until another one has read what they share
+        self._behind: dict[RequestId, LiveSequence] = {}
         self._fetching: list[LiveSequence] = []  # wait for the disk
-        self._to_repeat: list[LiveSequence] = []  # no longer wait for another one, and have to be looked up again
+        # no longer wait for another one, and have to be looked up again
+        self._to_repeat: list[LiveSequence] = []
 
     @property
     def is_waited_for(self) -> bool:
@@ -57,7 +64,10 @@ class Lookups:
         chain = bytes(sequence.chain)
         reusable = _reusable(sequence, chain)
         sequence.lookup = lookup = self._cache.lookup(
-            reusable, tenant=request.tenant, in_blocks_only=sequence.avoids_live, may_move=request.is_kept
+            reusable,
+            tenant=request.tenant,
+            in_blocks_only=sequence.avoids_live,
+            may_move=request.is_kept,
         )
         sequence.lookup_seconds += self._clock() - began_at
         if self._waits_for_another(sequence, reusable, cached_tokens=lookup.cached_tokens):
@@ -68,13 +78,18 @@ class Lookups:
                 chain,
                 tenant=request.tenant,
                 have=lookup.cached_tokens,
-                boundaries=self._cache.boundaries(len(request.prompt_token_ids), request.branch_points) or None,
+                boundaries=self._cache.boundaries(
+                    len(request.prompt_token_ids), request.branch_points
+                )
+                or None,
             )
         if not self._begin_if_it_is_there(sequence):
             self._scheduler.hold_back(request.request_id)
             self._fetching.append(sequence)
 
-    def _waits_for_another(self, sequence: LiveSequence, chain: bytes, *, cached_tokens: int) -> bool:
+    def _waits_for_another(
+        self, sequence: LiveSequence, chain: bytes, *, cached_tokens: int
+    ) -> bool:
         request = sequence.request
         limit = len(chain) // TOKEN_BYTES - 1
         ahead = self._in_flight.ahead_of(chain, cached_tokens, tenant=request.tenant, limit=limit)
@@ -92,11 +107,15 @@ class Lookups:
         is_there = self._cache.advance(sequence.lookup)
         if is_there:
             lookup = sequence.lookup
-            self._scheduler.begin_behind(sequence.request.request_id, lookup.cached_tokens, held_tokens=lookup.held_tokens)
+            self._scheduler.begin_behind(
+                sequence.request.request_id, lookup.cached_tokens, held_tokens=lookup.held_tokens
+            )
         return is_there
 
     def advance(self) -> None:
-        """Look up again whoever is free to, and let those begin whose blocks have come from the disk."""
+        """Look up again whoever is free to, and let those begin whose blocks have come from the
+        disk.
+        """
         while self._to_repeat:
             sequence = self._to_repeat.pop(0)
             try:
@@ -124,26 +143,34 @@ class Lookups:
             self.restart_cold(sequence)
 
     def withdraw(self, sequence: LiveSequence) -> None:
-        """The sequence has ended, is preempted or paused: it neither reads nor waits. Who waits for it is looked up again."""
+        """The sequence has ended, is preempted or paused: it neither reads nor waits.
+
+        Who waits for it is looked up again.
+        """
         self._behind.pop(sequence.request.request_id, None)
         if sequence in self._to_repeat:
             self._to_repeat.remove(sequence)
         self._free(self._in_flight.withdraw(sequence.request.request_id))
 
     def progress(self, sequence: LiveSequence, tokens: int) -> None:
-        """The first tokens of a sequence are in the cache now: who has waited for that is looked up again."""
+        """The first tokens of a sequence are in the cache now: who has waited for that is looked up
+        again.
+        """
         self._free(self._in_flight.progress(sequence.request.request_id, tokens))
 
     def repeat_without(self, gone: tuple[BlockKey, ...], live: Iterable[LiveSequence]) -> None:
         """Blocks or live states are gone: who of `live` was to begin from them is looked up again.
 
-        Who has just been admitted begins from what it holds, as those do that have begun: it finds out by itself.
+        Who has just been admitted begins from what it holds, as those do that have begun: it finds
+        out by itself.
         """
         lost = set(gone)
         for other in live:
             request_id = other.request.request_id
             lookup = other.lookup
-            stands_on_it = lookup is not None and (lookup.has_lost_its_base or not lost.isdisjoint(lookup.plan.keys))
+            stands_on_it = lookup is not None and (
+                lookup.has_lost_its_base or not lost.isdisjoint(lookup.plan.keys)
+            )
             if stands_on_it and self._scheduler.is_waiting(request_id):
                 self._scheduler.hold_back(request_id)
                 self.release(other)
@@ -163,7 +190,9 @@ class Lookups:
 
 
 def _reusable(sequence: LiveSequence, chain: bytes) -> bytes:
-    """The part of a chain that may be looked up: of all but its last token it is found out what is cached."""
+    """The part of a chain that may be looked up: of all but its last token it is found out what is
+    cached.
+    """
     request = sequence.request
     read_to_its_end = request.reusable_tokens == len(request.prompt_token_ids) - 1
     return chain if read_to_its_end else chain[: (request.reusable_tokens + 1) * TOKEN_BYTES]

@@ -1,7 +1,9 @@
-"""The worker's loop: commands in, plans to the engine, events out, on the one thread that owns the device.
+"""The worker's loop: commands in, plans to the engine, events out, on the one thread that owns the
+device.
 
-Pipelined by one step where that pays (on a GPU): step k+1 is dispatched before the results of step k are waited for, so that
-Python works while the device computes. Results of sequences that ended or were cancelled meanwhile are dropped.
+Pipelined by one step where that pays (on a GPU): step k+1 is dispatched before the results of step
+k are waited for, so that Python works while the device computes. Results of sequences that ended or
+were cancelled meanwhile are dropped.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ from holdfast.worker.prefix.no_cache import NoCache
 from holdfast.worker.scheduler.decision import Decision, StepOutcome
 from holdfast.worker.scheduler.scheduler import Scheduler
 
-FETCHING_SECONDS = 0.001  # between looks at what the disk has brought, when there is nothing else to do
+# between looks at what the disk has brought, when there is nothing else to do
+FETCHING_SECONDS = 0.001
 IDLE_SECONDS = 5.0  # longest wait without work; a command ends it at once
 STATISTICS_SECONDS = 0.25  # how often a working worker emits its figures unasked
 
@@ -59,7 +62,10 @@ SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
 
 
 class WorkerLoop:
-    """Serves the inbox until `SHUT_DOWN`. Each accepted request gets exactly one Finished, unless the device breaks."""
+    """Serves the inbox until `SHUT_DOWN`.
+
+    Each accepted request gets exactly one Finished, unless the device breaks.
+    """
 
     def __init__(
         self,
@@ -77,8 +83,8 @@ class WorkerLoop:
         counters: Counters | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`on_rest` is called once whenever there has been nothing to do for a while, `on_wake` before the
-        first request after that. `pulse`: where to show what is done.
+        """`on_rest` is called once whenever there has been nothing to do for a while, `on_wake`
+        before the first request after that. `pulse`: where to show what is done.
 
         counters: new ones, of which the engine may have a part to count in.
         """
@@ -88,7 +94,9 @@ class WorkerLoop:
         self._memory = memory
         self._sessions = sessions or NoSessions()
         self._engine = engine
-        self._steps = DeviceSteps(engine, retry_chunk_tokens=retry_chunk_tokens, limit_chunks=scheduler.limit_chunks)
+        self._steps = DeviceSteps(
+            engine, retry_chunk_tokens=retry_chunk_tokens, limit_chunks=scheduler.limit_chunks
+        )
         self._ledger = ledger = Ledger(clock=clock, counters=counters)
         self._read_ahead = runs = ReadAheadRuns()
         self._cache = CacheSteps(
@@ -100,8 +108,16 @@ class WorkerLoop:
             clock=clock,
             read_ahead=runs,
         )
-        self._lifetimes = Lifetimes(engine=engine, scheduler=scheduler, ledger=ledger, cache=self._cache, clock=clock)
-        self._idle = IdleWork(ledger=ledger, scheduler=scheduler, cache=self._cache, lifetimes=self._lifetimes, runs=runs)
+        self._lifetimes = Lifetimes(
+            engine=engine, scheduler=scheduler, ledger=ledger, cache=self._cache, clock=clock
+        )
+        self._idle = IdleWork(
+            ledger=ledger,
+            scheduler=scheduler,
+            cache=self._cache,
+            lifetimes=self._lifetimes,
+            runs=runs,
+        )
         self._flight: Flight | None = None
         self._collected_at = 0.0
         self._emitted_at = -IDLE_SECONDS
@@ -112,7 +128,8 @@ class WorkerLoop:
     def run(self) -> None:
         """Work until `SHUT_DOWN`. Raises DeviceBroken when nothing can be computed any more.
 
-        Nothing more is said about the requests of then: who has the link may let another worker go on with them.
+        Nothing more is said about the requests of then: who has the link may let another worker go
+        on with them.
         """
         is_busy = is_resting = False
         try:
@@ -123,7 +140,9 @@ class WorkerLoop:
                 if not commands and not is_busy and not is_resting:
                     self._on_rest()
                     self._has_rested = True
-                if self._has_rested and any(isinstance(command, SequenceRequest) for command in commands):
+                if self._has_rested and any(
+                    isinstance(command, SequenceRequest) for command in commands
+                ):
                     self._on_wake()
                     self._has_rested = False
                 is_resting = not commands and not is_busy
@@ -132,7 +151,8 @@ class WorkerLoop:
                     self._memory.tend(now=self._clock())
                 self._send()  # the front goes on while the step is laid out
                 is_busy = self._advance()
-                if self._flight is None or self._engine.runs_ahead:  # else its results are there already, and go first
+                # else its results are there already, and go first
+                if self._flight is None or self._engine.runs_ahead:
                     self._emit_statistics(is_busy=is_busy)
                 self._send()
                 is_busy = is_busy or self._flush_if_idle()
@@ -151,7 +171,9 @@ class WorkerLoop:
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
         """Counters since the start and gauges of now."""
-        return self._ledger.counters.statistics(self._scheduler.statistics(), self._cache.figures(), in_answer=in_answer)
+        return self._ledger.counters.statistics(
+            self._scheduler.statistics(), self._cache.figures(), in_answer=in_answer
+        )
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the books disagree with themselves or with the scheduler's."""
@@ -169,7 +191,10 @@ class WorkerLoop:
         self._inbox.send(self._ledger.take_outbox())
 
     def _flush_if_idle(self) -> bool:
-        """With nothing else to do, commit what sequences have computed. True: states are parked now, there may be room."""
+        """With nothing else to do, commit what sequences have computed.
+
+        True: states are parked now, there may be room.
+        """
         if not self._cache.has_uncommitted:
             return False
         self._pulse.work()
@@ -180,12 +205,20 @@ class WorkerLoop:
         """How long to wait for commands."""
         if is_busy:
             return 0.0
-        return FETCHING_SECONDS if self._cache.is_waited_for or self._sessions.is_busy else IDLE_SECONDS
+        return (
+            FETCHING_SECONDS
+            if self._cache.is_waited_for or self._sessions.is_busy
+            else IDLE_SECONDS
+        )
 
     def _emit_statistics(self, *, is_busy: bool) -> None:
-        """The front shows its figures without asking for them each time: often while requests run, now and then at rest."""
+        """The front shows its figures without asking for them each time: often while requests run,
+        now and then at rest.
+        """
         now = self._clock()
-        if is_busy != self._emitted_busy or now - self._emitted_at >= (STATISTICS_SECONDS if is_busy else IDLE_SECONDS):
+        if is_busy != self._emitted_busy or now - self._emitted_at >= (
+            STATISTICS_SECONDS if is_busy else IDLE_SECONDS
+        ):
             self._emitted_busy, self._emitted_at = is_busy, now
             self._ledger.emit(self.statistics())
 
@@ -194,7 +227,9 @@ class WorkerLoop:
             if isinstance(command, SequenceRequest):
                 self._accept(command)
             elif isinstance(command, SequenceControl):
-                {"cancel": self._cancel, "pause": self._pause, "resume": self._resume}[command.action](command.request_id)
+                {"cancel": self._cancel, "pause": self._pause, "resume": self._resume}[
+                    command.action
+                ](command.request_id)
             elif isinstance(command, ThoughtLimit):
                 self._limit_thoughts(command)
             elif command == SHUT_DOWN:
@@ -216,7 +251,9 @@ class WorkerLoop:
 
     def _set_limits(self, limits: SchedulerLimits) -> None:
         try:
-            self._scheduler.set_limits(max_running=limits.max_running, step_tokens=limits.step_tokens)
+            self._scheduler.set_limits(
+                max_running=limits.max_running, step_tokens=limits.step_tokens
+            )
         except InvalidRequest as error:  # the front has checked it: both have the same settings
             logger.error("the limits stay as they are: %s", error)
 
@@ -266,16 +303,23 @@ class WorkerLoop:
             return
         sequence.request = msgspec.structs.replace(sequence.request, thinking_budget=command.budget)
         if sequence.is_open:
-            self._engine.limit_thoughts(command.request_id, command.budget, generated=sequence.generated)
+            self._engine.limit_thoughts(
+                command.request_id, command.budget, generated=sequence.generated
+            )
 
     def _pause(self, request_id: RequestId) -> None:
         sequence = self._ledger.find(request_id)
-        if sequence is None or self._scheduler.is_paused(request_id) or sequence.request.is_idle_work:
+        if (
+            sequence is None
+            or self._scheduler.is_paused(request_id)
+            or sequence.request.is_idle_work
+        ):
             return
         self._scheduler.pause(request_id)
         self._cache.withdraw(sequence)  # nobody is to wait for one that stands still
         if not sequence.is_open:
-            self._cache.restart_cold(sequence)  # what it would begin from is not held for it meanwhile
+            # what it would begin from is not held for it meanwhile
+            self._cache.restart_cold(sequence)
 
     def _resume(self, request_id: RequestId) -> None:
         if not self._scheduler.is_paused(request_id):
@@ -295,7 +339,11 @@ class WorkerLoop:
         self._cache.flush()
 
         def refuse(error: Exception) -> None:
-            self._ledger.emit(SessionAnswer(call_id=command.call_id, failure=SessionFailure.FAILED, message=str(error)))
+            self._ledger.emit(
+                SessionAnswer(
+                    call_id=command.call_id, failure=SessionFailure.FAILED, message=str(error)
+                )
+            )
 
         with costing_no_answer("a session command failed", otherwise=refuse):
             answer = self._sessions.carry_out(command)
@@ -313,12 +361,20 @@ class WorkerLoop:
         request = sequence.request
         if request.session_id:
             self._sessions.used(request.session_id, tenant=request.tenant, chain=sequence.chain)
-        self._sessions.keep_prefixes(request.pins, tenant=request.tenant, chain=sequence.chain, began_from=sequence.began_from)
+        self._sessions.keep_prefixes(
+            request.pins,
+            tenant=request.tenant,
+            chain=sequence.chain,
+            began_from=sequence.began_from,
+        )
 
     def _advance(self) -> bool:
-        """Dispatch the next step, and collect the one before it: after that where it pays, else first. False when idle."""
+        """Dispatch the next step, and collect the one before it: after that where it pays, else
+        first. False when idle.
+        """
         previous = self._flight
-        if self._engine.runs_ahead and not self._is_idle_work_under_way:  # of which who comes waits for one step only
+        # of which who comes waits for one step only
+        if self._engine.runs_ahead and not self._is_idle_work_under_way:
             self._complete_what_is_to_be_committed()
         else:
             self._complete_flight()
@@ -331,7 +387,8 @@ class WorkerLoop:
         self._cache.make_room(live=self._ledger.live())
         decision = self._scheduler.next_step()
         if decision.preempted:
-            self._complete_flight()  # what was copied out of one is committed when it is known how the step came out
+            # what was copied out of one is committed when it is known how the step came out
+            self._complete_flight()
         behind, self._flight = self._flight, None
         self._pulse.work(expected_together(decision.expected_seconds, behind))
         self._flight = self._begin(decision)
@@ -349,7 +406,9 @@ class WorkerLoop:
 
     @property
     def _is_idle_work_under_way(self) -> bool:
-        return self._flight is not None and any(each.request.is_idle_work for each in self._flight.sequences)
+        return self._flight is not None and any(
+            each.request.is_idle_work for each in self._flight.sequences
+        )
 
     def _begin(self, decision: Decision) -> Flight | None:
         ledger = self._ledger
@@ -360,7 +419,11 @@ class WorkerLoop:
         self._lifetimes.admit(decision.admitted)
         if not decision.plan.spans:
             return None
-        spans = tuple(span for span in decision.plan.spans if span.request_id in ledger and ledger[span.request_id].is_open)
+        spans = tuple(
+            span
+            for span in decision.plan.spans
+            if span.request_id in ledger and ledger[span.request_id].is_open
+        )
         return Flight(
             decided=decision.plan,
             plan=StepPlan(spans=spans),
@@ -377,7 +440,9 @@ class WorkerLoop:
             self._complete(flight)
 
     def _complete_what_is_to_be_committed(self) -> None:
-        """What was copied out of a sequence is committed when the step that computes it has come out right."""
+        """What was copied out of a sequence is committed when the step that computes it has come
+        out right.
+        """
         if self._flight is not None and self._cache.is_computing_for(self._flight.sequences):
             self._complete_flight()
 
@@ -397,8 +462,11 @@ class WorkerLoop:
         self._observe(flight, results, seconds=self._collected_at - started_at)
 
     def _retry_alone(self, span: Span, sequence: LiveSequence, *, was_alone: bool) -> SpanResult:
-        """Build a sequence anew and read it alone, up to the end of the span that failed: by its own fault or a neighbour's."""
-        if not self._ledger.is_live(sequence) or not sequence.is_open:  # a preempted one is read anew later anyway
+        """Build a sequence anew and read it alone, up to the end of the span that failed: by its
+        own fault or a neighbour's.
+        """
+        # a preempted one is read anew later anyway
+        if not self._ledger.is_live(sequence) or not sequence.is_open:
             return SpanResult(request_id=span.request_id)
         self._pulse.work()
         if self._lifetimes.wait_for_room(sequence):
@@ -432,16 +500,23 @@ class WorkerLoop:
             sequence.embedding = given.embedding
             if given.token_ids:
                 end = sequence.ending(given.token_ids)
-                ledger.generate(sequence, given.token_ids[: end.counted_tokens], given.logprobs[: end.counted_tokens])
+                ledger.generate(
+                    sequence,
+                    given.token_ids[: end.counted_tokens],
+                    given.logprobs[: end.counted_tokens],
+                )
                 drawn[span.request_id] = end.counted_tokens
                 if sequence.is_cold and sequence.began_from:
                     self._cache.blame(sequence, live=ledger.live())
                 if end.reason is FinishReason.STOP:
                     ended.append((sequence, FinishReason.STOP, ""))
-        for sequence, failure in failed:  # first: who is read again has not ended, though it may have nothing to draw
+        # first: who is read again has not ended, though it may have nothing to draw
+        for sequence, failure in failed:
             self._lifetimes.give_up_state(sequence, failure)
         ids = tuple(sequence.request.request_id for sequence, _, _ in ended)
-        by_length = self._scheduler.observe(StepOutcome(plan=flight.decided, drawn=drawn, ended=ids, seconds=seconds))
+        by_length = self._scheduler.observe(
+            StepOutcome(plan=flight.decided, drawn=drawn, ended=ids, seconds=seconds)
+        )
         for sequence, reason, error in ended:
             self._lifetimes.finish(sequence, reason, error=error)
         for request_id in by_length:

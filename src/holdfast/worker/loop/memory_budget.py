@@ -1,7 +1,8 @@
-"""What a worker may use changes while it serves: other models come and go, and the system runs short of memory.
+"""What a worker may use changes while it serves: other models come and go, and the system runs
+short of memory.
 
-Device thread only. Nothing that runs is ended: live KV beyond a smaller budget stays until its sequences end, and parked states
-and blocks in RAM make room first.
+Device thread only. Nothing that runs is ended: live KV beyond a smaller budget stays until its
+sequences end, and parked states and blocks in RAM make room first.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ class MemoryBudget:
         plan_for: Callable[[int], MemoryPlan] | None = None,
         read_pressure: Callable[[], Pressure] | None = None,
     ) -> None:
-        """most_parked_bytes: as the cache was opened with. clear_buffers: frees what MLX keeps for later allocations.
+        """most_parked_bytes: as the cache was opened with. clear_buffers: frees what MLX keeps for
+        later allocations.
 
-        plan_for: the plan for another number of bytes for KV and blocks; None: the plan never changes.
+        plan_for: the plan for another number of bytes for KV and blocks; None: the plan never
+            changes.
         read_pressure: tells the system's memory pressure; None: the system does not tell it.
         """
         self._plan, self._plan_for = plan, plan_for
@@ -56,11 +59,16 @@ class MemoryBudget:
         if self._plan_for is None:
             return
         self._plan = self._plan_for(state_bytes)
-        logger.info("KV may take %.1f GiB from now on: other models came or went", self._plan.kv_bytes / (1 << 30))
+        logger.info(
+            "KV may take %.1f GiB from now on: other models came or went",
+            self._plan.kv_bytes / (1 << 30),
+        )
         self._apply()
 
     def tend(self, *, now: float) -> None:
-        """Look at the system's memory pressure now and then; call often. now: seconds of any steady clock."""
+        """Look at the system's memory pressure now and then; call often. now: seconds of any steady
+        clock.
+        """
         if self._read_pressure is not None and now - self._read_at >= READ_SECONDS:
             self._read_at = now
             self.follow(self._read_pressure())
@@ -71,7 +79,12 @@ class MemoryBudget:
             return
         before, self._pressure = self._pressure, pressure
         level = logging.WARNING if pressure > before else logging.INFO
-        logger.log(level, "memory pressure of the system: %s, was %s", pressure.name.lower(), before.name.lower())
+        logger.log(
+            level,
+            "memory pressure of the system: %s, was %s",
+            pressure.name.lower(),
+            before.name.lower(),
+        )
         self._apply()
 
     def _apply(self) -> None:
@@ -82,5 +95,7 @@ class MemoryBudget:
             self._cache.limit_ram(0, most_parked_bytes=0)
             self._clear_buffers()
         else:
-            self._cache.limit_ram(self._plan.ram_tier_bytes, most_parked_bytes=self._most_parked_bytes)
+            self._cache.limit_ram(
+                self._plan.ram_tier_bytes, most_parked_bytes=self._most_parked_bytes
+            )
             self._cache.live.reclaim(self._scheduler.excess_bytes)

@@ -1,4 +1,7 @@
-"""Divides a worker's memory among weights, live KV, blocks in RAM and the steps themselves. Device thread only."""
+"""Divides a worker's memory among weights, live KV, blocks in RAM and the steps themselves.
+
+Device thread only.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from holdfast.worker.engine.load import LoadedModel
 from holdfast.worker.kv.form import HeadsForm
 from holdfast.worker.scheduler.decision import UNBOUNDED, ChunkBounds
 
-ALONE_SECONDS = 1.5  # longest step that only prefills: the GPU watchdog of macOS kills much longer ones (mlx-lm#1572)
+# longest step that only prefills: the GPU watchdog of macOS kills much longer ones (mlx-lm#1572)
+ALONE_SECONDS = 1.5
 WARM_UP_TOKENS = 256  # read once after loading, to measure what a step takes
 LEAST_CACHE_BYTES = 512 << 20
 _CACHE_MARGIN = 1.25
@@ -33,11 +37,17 @@ class WorkerMemory:
     bounds: ChunkBounds = UNBOUNDED
     reserve_bytes: int = 0  # for activations, attention scores and buffers that are used again
     wired_bytes: int = 0
-    plan_for: Callable[[int], MemoryPlan] | None = None  # for another number of bytes for KV and blocks
+    # for another number of bytes for KV and blocks
+    plan_for: Callable[[int], MemoryPlan] | None = None
 
 
 def divide_memory(
-    engine: Engine, loaded: LoadedModel, costs: KVCosts, *, settings: WorkerSettings, step_tokens: int
+    engine: Engine,
+    loaded: LoadedModel,
+    costs: KVCosts,
+    *,
+    settings: WorkerSettings,
+    step_tokens: int,
 ) -> WorkerMemory:
     """Measure what a step takes, divide what the weights leave, and tell MLX its limits.
 
@@ -84,7 +94,10 @@ def divide_memory(
 
 
 def chunk_bounds(model: Any, costs: KVCosts, *, working_set_bytes: int) -> ChunkBounds:
-    """The bounds of prompt chunks on a GPU. Attention of head dimensions that no fused kernel takes stores its scores."""
+    """The bounds of prompt chunks on a GPU.
+
+    Attention of head dimensions that no fused kernel takes stores its scores.
+    """
     heads = getattr(getattr(model, "args", None), "num_attention_heads", None)
     block = () if costs.form is None else costs.form.block
     dimensions = {each.dimension for each in block if isinstance(each, HeadsForm)}

@@ -27,7 +27,12 @@ class NoSessions:
         """Nothing was kept, so there is nothing to hold on to."""
 
     def keep_prefixes(
-        self, wanted: Sequence[PinnedPrefix], *, tenant: str, chain: bytes | bytearray, began_from: Sequence[BlockKey]
+        self,
+        wanted: Sequence[PinnedPrefix],
+        *,
+        tenant: str,
+        chain: bytes | bytearray,
+        began_from: Sequence[BlockKey],
     ) -> None:
         """Nothing was kept, so there is nothing to pin."""
 

@@ -1,4 +1,6 @@
-"""What the loop works with, as protocols: the engine and the cache behind them need MLX, the loop and its tests do not."""
+"""What the loop works with, as protocols: the engine and the cache behind them need MLX, the loop
+and its tests do not.
+"""
 
 from __future__ import annotations
 
@@ -42,25 +44,37 @@ class StepEngine(Protocol[Step]):
         prefix: Prefix | None = None,
         keep: KeepPolicy | None = None,
     ) -> LiveState:
-        """Make room for a sequence; `generated`: tokens drawn before it was preempted. Returns its state.
+        """Make room for a sequence; `generated`: tokens drawn before it was preempted.
 
-        prefix: what to begin from, of which nothing is read again. keep: what to copy out while it runs.
+        Returns its state.
+
+        prefix: what to begin from, of which nothing is read again. keep: what to copy out while it
+        runs.
         """
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
         """Make more room for an open sequence."""
 
-    def limit_thoughts(self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]) -> None:
-        """Give an open sequence, of which no span is under way, another thinking budget. `generated`: all that it has drawn."""
+    def limit_thoughts(
+        self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]
+    ) -> None:
+        """Give an open sequence, of which no span is under way, another thinking budget.
+
+        `generated`: all that it has drawn.
+        """
 
     def close(self, request_id: RequestId) -> None:
         """Forget an open sequence; a plan that is under way with a span of it still runs."""
 
     def keep_rest(self, request_id: RequestId) -> Kept | None:
-        """Copy out what has not been kept of an open sequence, without waiting; None when nothing can be."""
+        """Copy out what has not been kept of an open sequence, without waiting; None when nothing
+        can be.
+        """
 
     def check_device(self) -> None:
-        """Compute something that is known; raises what a device raises that computes nothing any more."""
+        """Compute something that is known; raises what a device raises that computes nothing any
+        more.
+        """
 
     def abandon_pending(self) -> None:
         """Forget dispatched steps that will not be collected, because one of them failed."""
@@ -79,10 +93,15 @@ class LiveStates(Protocol):
     """States that outlive their sequences. Device thread only; anything may raise."""
 
     def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
-        """A sequence is open: its chain is live from now on. Returns that chain, which may be one that it has taken over."""
+        """A sequence is open: its chain is live from now on.
+
+        Returns that chain, which may be one that it has taken over.
+        """
 
     def park(self, live: LiveChain, chain: bytes) -> None:
-        """A sequence has ended in good order that knows `chain`, packed tokens: keep its state as it is, if there is room."""
+        """A sequence has ended in good order that knows `chain`, packed tokens: keep its state as
+        it is, if there is room.
+        """
 
     def leave(self, live: LiveChain) -> None:
         """A chain is live no more. What only it has is kept otherwise, if there is room."""
@@ -91,7 +110,9 @@ class LiveStates(Protocol):
         """Give up parked states until so many bytes are free."""
 
     def newly_frozen(self) -> Sequence[LiveChain]:
-        """Chains of running sequences that have frozen more since the last call, which counts as held from now on."""
+        """Chains of running sequences that have frozen more since the last call, which counts as
+        held from now on.
+        """
 
     @property
     def held(self) -> HeldMemory:
@@ -99,7 +120,10 @@ class LiveStates(Protocol):
 
 
 class Cache(Protocol):
-    """Keeps what sequences have computed and finds what new ones can begin from. Device thread only; anything may raise."""
+    """Keeps what sequences have computed and finds what new ones can begin from.
+
+    Device thread only; anything may raise.
+    """
 
     @property
     def live(self) -> LiveStates:
@@ -115,10 +139,14 @@ class Cache(Protocol):
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy | None:
         """What the engine is to copy out of a sequence with such a prompt; None when nothing is."""
 
-    def lookup(self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True) -> Lookup:
-        """Find what a sequence that knows these packed tokens can begin from; what is on disk is fetched meanwhile.
+    def lookup(
+        self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True
+    ) -> Lookup:
+        """Find what a sequence that knows these packed tokens can begin from; what is on disk is
+        fetched meanwhile.
 
-        in_blocks_only: not from live states. may_move: it leaves a state that is as good as the one it takes over.
+        in_blocks_only: not from live states. may_move: it leaves a state that is as good as the one
+        it takes over.
         """
 
     def advance(self, lookup: Lookup) -> bool:
@@ -133,7 +161,8 @@ class Cache(Protocol):
     def insert(
         self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
     ) -> tuple[BlockKey, ...]:
-        """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what is new. Moves the cursor.
+        """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what
+        is new. Moves the cursor.
 
         live: the sequence's live chain.
         """
@@ -145,10 +174,15 @@ class Cache(Protocol):
         """Which of these are nowhere any more."""
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Of a chain, forget everything from the first block on that is not known to be sound; returns what is gone by that."""
+        """Of a chain, forget everything from the first block on that is not known to be sound;
+        returns what is gone by that.
+        """
 
     def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
-        """Let blocks in RAM and parked states take so much from now on; what is beyond that goes. None: as many as fit."""
+        """Let blocks in RAM and parked states take so much from now on; what is beyond that goes.
+
+        None: as many as fit.
+        """
 
     def tend(self) -> None:
         """Housekeeping; call often."""
@@ -164,7 +198,10 @@ class Cache(Protocol):
 
 
 class WorkerSessions(Protocol):
-    """The worker's sessions. Device thread only; any method but `is_busy` may raise, which harms no request."""
+    """The worker's sessions.
+
+    Device thread only; any method but `is_busy` may raise, which harms no request.
+    """
 
     @property
     def is_busy(self) -> bool:
@@ -177,9 +214,16 @@ class WorkerSessions(Protocol):
         """A request of a session has ended, and what it computed is committed."""
 
     def keep_prefixes(
-        self, wanted: Sequence[PinnedPrefix], *, tenant: str, chain: bytes | bytearray, began_from: Sequence[BlockKey]
+        self,
+        wanted: Sequence[PinnedPrefix],
+        *,
+        tenant: str,
+        chain: bytes | bytearray,
+        began_from: Sequence[BlockKey],
     ) -> None:
-        """The same of any request: beginnings of its chain are to be kept for a while, and what it began from was used."""
+        """The same of any request: beginnings of its chain are to be kept for a while, and what it
+        began from was used.
+        """
 
     def tend(self) -> list[SessionAnswer]:
         """Housekeeping; answers that are due."""

@@ -1,4 +1,6 @@
-"""The worker as a process: its main thread handles signals and watches the parent, its device thread does the work."""
+"""The worker as a process: its main thread handles signals and watches the parent, its device
+thread does the work.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,22 @@ logger = logging.getLogger("holdfast.worker.loop")
 
 def run_process(serve: Serve) -> int:
     """Read the assignment from standard input and serve it; returns the exit code."""
-    # A terminal's Ctrl-C and a service manager's SIGTERM go to the whole group: the front lets answers end, then its worker.
+    # A terminal's Ctrl-C and a service manager's SIGTERM go to the whole group: the front lets
+    # answers end, then its worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wake_reader, wake_writer = os.pipe()
     watch = _Watch(wake_writer)
-    faulthandler.enable()  # where a fault of the device's library happened is told in the log, and so in the crash report
+    # where a fault of the device's library happened is told in the log, and so in the crash report
+    faulthandler.enable()
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=Assignment)
     settings = assignment.settings
     signal.signal(signal.SIGTERM, lambda signum, frame: watch.handle_sigterm(assignment.parent_pid))
-    logging.basicConfig(level=settings.log.level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=settings.log.level.upper(),
+        stream=sys.stderr,
+        format="%(levelname)s %(name)s: %(message)s",
+    )
     _die_with_parent()
     ends: list[WorkerEnd] = []
     pulse = Pulse(interval_seconds=settings.residency.heartbeat_seconds)
@@ -64,7 +72,9 @@ class _Watch:
         self._ends_at: float | None = None
 
     def handle_sigterm(self, parent_pid: int) -> None:
-        """End in order if the front is gone; else it is the front that decides, and it says so over the link."""
+        """End in order if the front is gone; else it is the front that decides, and it says so over
+        the link.
+        """
         if os.getppid() != parent_pid:
             self.ask_to_end()
 
@@ -81,13 +91,22 @@ class _Watch:
             if os.getppid() != parent_pid:
                 self.ask_to_end()
             if self._ends_at is not None and thread.is_alive() and time.monotonic() > self._ends_at:
-                logger.error("the device did not come to rest in %.0f s; the worker ends without it", GRACE_SECONDS)
+                logger.error(
+                    "the device did not come to rest in %.0f s; the worker ends without it",
+                    GRACE_SECONDS,
+                )
                 os._exit(WorkerEnd.BROKEN)
 
 
 def _die_with_parent() -> None:
-    """Linux: get SIGTERM the moment the front is gone, however it went. Elsewhere the parent check has to do."""
+    """Linux: get SIGTERM the moment the front is gone, however it went.
+
+    Elsewhere the parent check has to do.
+    """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
-            logger.warning("the kernel refuses a death signal (error %d); the parent is polled for", ctypes.get_errno())
+            logger.warning(
+                "the kernel refuses a death signal (error %d); the parent is polled for",
+                ctypes.get_errno(),
+            )

@@ -1,4 +1,7 @@
-"""What the device thread is at, and since when: what a heartbeat tells. Pure: no clock, no socket, no lock."""
+"""What the device thread is at, and since when: what a heartbeat tells.
+
+Pure: no clock, no socket, no lock.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,22 @@ import msgspec
 
 from holdfast.wire.events import Heartbeat
 
-PAGING_FAULTS = 16  # pages brought in from disk between two beats, from which on the process is taken to wait for its own memory
+# pages brought in from disk between two beats, from which on the process is taken to wait for its
+# own memory
+PAGING_FAULTS = 16
 
 
 _RESTING = Heartbeat(activity="resting", expected_seconds=0.0)
 
 
 class Pulse:
-    """Written by the device thread, read by the thread of the heartbeat: one reference, replaced whole.
+    """Written by the device thread, read by the thread of the heartbeat: one reference, replaced
+    whole.
 
-    Which heartbeat it is, and not what it says, tells whether the device thread is still at the same thing. Time counts only in
-    beats that are really made: a process that was stopped, a machine that slept and one that is too busy to let the heart's
-    thread run make fewer beats, and so the work seems shorter, never longer, than it is.
+    Which heartbeat it is, and not what it says, tells whether the device thread is still at the
+    same thing. Time counts only in beats that are really made: a process that was stopped, a
+    machine that slept and one that is too busy to let the heart's thread run make fewer beats, and
+    so the work seems shorter, never longer, than it is.
     """
 
     def __init__(self, *, interval_seconds: float = math.inf) -> None:
@@ -33,11 +40,17 @@ class Pulse:
         self._occupation = _RESTING
 
     def work(self, expected_seconds: float | None = None) -> None:
-        """From now on it does something that takes so long at most, as far as was measured; None: nothing like it was."""
+        """From now on it does something that takes so long at most, as far as was measured; None:
+        nothing like it was.
+        """
         self._occupation = Heartbeat(activity="working", expected_seconds=expected_seconds)
 
     def beat(self, *, elapsed_seconds: float, page_faults: int) -> Heartbeat:
-        """The next heartbeat. Its thread only. elapsed_seconds, page_faults (those that read a disk): since the one before it."""
+        """The next heartbeat.
+
+        Its thread only. elapsed_seconds, page_faults (those that read a disk): since the one before
+        it.
+        """
         occupation = self._occupation
         if occupation is not self._seen:
             self._seen, self._lasting_seconds = occupation, 0.0

@@ -30,7 +30,8 @@ class ReadAheadRuns:
         self._runs.append(run)
 
     def take(self, chain: bytes | bytearray, *, tenant: str, cached_tokens: int) -> int:
-        """How many of the first `cached_tokens` tokens of a chain were read ahead; they do not count again.
+        """How many of the first `cached_tokens` tokens of a chain were read ahead; they do not
+        count again.
 
         Nor does a run that the request reads itself because it is no longer cached.
         """

@@ -10,7 +10,9 @@ from holdfast.worker.loop.parts import Step, StepEngine
 
 
 def read_alone(engine: StepEngine[Step], span: Span, *, chunk_tokens: int) -> SpanResult:
-    """Read a freshly opened sequence up to the end of `span`. The result stands for the span's, with the scores of all before it.
+    """Read a freshly opened sequence up to the end of `span`.
+
+    The result stands for the span's, with the scores of all before it.
 
     Raises what the engine raises.
     """
@@ -19,7 +21,9 @@ def read_alone(engine: StepEngine[Step], span: Span, *, chunk_tokens: int) -> Sp
     while True:
         tokens = min(chunk_tokens, end - start)
         is_last = start + tokens == end
-        part = Span(request_id=span.request_id, start=start, tokens=tokens, draws=is_last and span.draws)
+        part = Span(
+            request_id=span.request_id, start=start, tokens=tokens, draws=is_last and span.draws
+        )
         (given,) = engine.collect(engine.dispatch(StepPlan(spans=(part,))))
         scores += given.prompt_logprobs
         if is_last or given.failure or given.refusal:

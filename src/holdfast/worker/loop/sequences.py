@@ -17,7 +17,10 @@ from holdfast.worker.scheduler.stopping import Ending, ending
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveSequence:
-    """An accepted request. Its identity (not its id) says which results are still wanted: an id may be used again later."""
+    """An accepted request.
+
+    Its identity (not its id) says which results are still wanted: an id may be used again later.
+    """
 
     request: SequenceRequest
     submitted_at: float
@@ -33,20 +36,24 @@ class LiveSequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     embedding: bytes = b""
     chain: bytearray = field(default_factory=bytearray)  # prompt and what was generated, packed
-    cursor: Cursor | None = None  # how far the chain is known to be cached; None before it is opened
+    # how far the chain is known to be cached; None before it is opened
+    cursor: Cursor | None = None
     live: LiveChain | None = None  # while it is open, and until what it leaves is committed
     lookup: Lookup | None = None  # what it is to begin from, until the engine has it
     lookup_seconds: float = 0.0
     waits_since: float | None = None  # for another one that reads the same beginning
     waited_seconds: float = 0.0
     report: CacheReport | None = None  # what it began from; None before it does
-    began_from: tuple[BlockKey, ...] = ()  # the blocks that its state was restored from, for the last time that it was
+    # the blocks that its state was restored from, for the last time that it was
+    began_from: tuple[BlockKey, ...] = ()
     began_live: LiveChain | None = None  # the live chain that its state was made of, if it was
     restore_seconds: float = 0.0
-    handed_over: list[BlockKey] = field(default_factory=list)  # the blocks that it has brought into the cache
+    # the blocks that it has brought into the cache
+    handed_over: list[BlockKey] = field(default_factory=list)
     lives: int = 0  # how often its state was given up: results of an earlier life are not wanted
     avoids_live: bool = False  # it came to grief with a live state, and begins from blocks only
-    is_cold: bool = False  # it came to grief with what it began from, and begins from nothing any more
+    # it came to grief with what it began from, and begins from nothing any more
+    is_cold: bool = False
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
@@ -54,7 +61,9 @@ class LiveSequence:
         self.chain += self.request.prompt_token_ids.packed + self.request.generated_token_ids.packed
 
     def admit(self, *, now: float, capacity_tokens: int) -> None:
-        """It may run from now on; a second time after a preemption, when its prompt is read once more."""
+        """It may run from now on; a second time after a preemption, when its prompt is read once
+        more.
+        """
         if self.admitted_at is None:
             self.admitted_at = now
         self.capacity_tokens = capacity_tokens
@@ -73,7 +82,11 @@ class LiveSequence:
     @property
     def next_attempt(self) -> str:
         """How it begins anew, in words."""
-        return "begins again, from blocks" if self.may_blame_live_state else "is read again from its beginning"
+        return (
+            "begins again, from blocks"
+            if self.may_blame_live_state
+            else "is read again from its beginning"
+        )
 
     def stop_waiting(self, *, now: float) -> None:
         """It no longer waits for another one, if it did."""
@@ -82,7 +95,9 @@ class LiveSequence:
             self.waits_since = None
 
     def give_up_state(self) -> None:
-        """Nothing that it has computed since it was opened counts any more, in steps under way neither."""
+        """Nothing that it has computed since it was opened counts any more, in steps under way
+        neither.
+        """
         self.lives += 1
         self.handed_over.clear()
 

@@ -1,4 +1,7 @@
-"""Builds the loop of a worker from a model folder. Importing this module imports MLX: device thread only."""
+"""Builds the loop of a worker from a model folder.
+
+Importing this module imports MLX: device thread only.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +51,15 @@ LOAD_ATTEMPTS = 3  # for a model that somebody is writing to
 logger = logging.getLogger("holdfast.worker.loop")
 
 
-def build_loop(inbox: Inbox, progress: Progress, *, settings: WorkerSettings, pulse: Pulse) -> tuple[WorkerLoop, ModelInfo]:
-    """Load and probe the model and put the loop together. Raises ModelLoadError when the model or a setting is at fault.
+def build_loop(
+    inbox: Inbox, progress: Progress, *, settings: WorkerSettings, pulse: Pulse
+) -> tuple[WorkerLoop, ModelInfo]:
+    """Load and probe the model and put the loop together.
 
-    A model that is changed while it is loaded is loaded again: what is in memory would be of no version, and so would its states.
+    Raises ModelLoadError when the model or a setting is at fault.
+
+    A model that is changed while it is loaded is loaded again: what is in memory would be of no
+    version, and so would its states.
     """
     folder = Path(settings.folder)
     own_code = runs_own_code(folder, trust_remote_code=settings.model.trust_remote_code)
@@ -70,7 +78,12 @@ def build_loop(inbox: Inbox, progress: Progress, *, settings: WorkerSettings, pu
 
 
 def _loop_over(
-    inbox: Inbox, progress: Progress, hashing: FileHashing, *, settings: WorkerSettings, pulse: Pulse
+    inbox: Inbox,
+    progress: Progress,
+    hashing: FileHashing,
+    *,
+    settings: WorkerSettings,
+    pulse: Pulse,
 ) -> tuple[WorkerLoop, ModelInfo]:
     started_at = time.perf_counter()
     model = settings.model
@@ -85,7 +98,9 @@ def _loop_over(
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
     measured = engine.measure_costs()
     choose_sharing(runner)
-    costs = SequenceCosts(kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes)
+    costs = SequenceCosts(
+        kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes
+    )
     step_tokens = _step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
     scheduler = replace(settings.scheduler, step_tokens=step_tokens)
     memory = divide_memory(engine, loaded, measured, settings=settings, step_tokens=step_tokens)
@@ -99,7 +114,13 @@ def _loop_over(
     )
     progress("probing", 1.0)
     progress("hashing", 0.0)  # it began with the load, and has mostly ended by now
-    kept = open_cache(loaded, measured, hashes=hashing.result(), settings=settings, ram_tier_bytes=memory.plan.ram_tier_bytes)
+    kept = open_cache(
+        loaded,
+        measured,
+        hashes=hashing.result(),
+        settings=settings,
+        ram_tier_bytes=memory.plan.ram_tier_bytes,
+    )
     budget = MemoryBudget(
         memory.plan,
         scheduler=plans,
@@ -115,7 +136,9 @@ def _loop_over(
         inbox=inbox,
         retry_chunk_tokens=step_tokens,
         cache=kept,
-        sessions=None if kept is None else open_sessions(kept, settings.store, context_tokens=loaded.context_tokens),
+        sessions=None
+        if kept is None
+        else open_sessions(kept, settings.store, context_tokens=loaded.context_tokens),
         memory=budget,
         on_rest=_rest,
         on_wake=partial(platform.wire, memory.wired_bytes),
@@ -123,8 +146,11 @@ def _loop_over(
         counters=Counters(constraints=constraints.figures, device_bytes=platform.taken_bytes),
     )
     _give_back_memory()
-    platform.wire(memory.wired_bytes)  # what was loaded; the buffers of a step come later, and are not
-    gc.freeze()  # model and modules live as long as the worker: no collection between two steps need look at them
+    # what was loaded; the buffers of a step come later, and are not
+    platform.wire(memory.wired_bytes)
+    # model and modules live as long as the worker: no collection between two steps need look at
+    # them
+    gc.freeze()
     progress("hashing", 1.0)
     load_seconds = time.perf_counter() - started_at
     info = _info(loaded, runner, costs, memory, load_seconds=load_seconds)
@@ -140,19 +166,25 @@ def _warned(loaded: LoadedModel, runner: Runner) -> tuple[str, ...]:
 
 
 def _rest() -> None:
-    """Take nothing from others while there is nothing to do: weights may be paged out, and free buffers go back."""
+    """Take nothing from others while there is nothing to do: weights may be paged out, and free
+    buffers go back.
+    """
     platform.wire(0)
     _give_back_memory()
 
 
 def _give_back_memory() -> None:
-    """Return what loading or a busy time has left unused: measured after loading the demo model, 84 MB resident become 61."""
+    """Return what loading or a busy time has left unused: measured after loading the demo model, 84
+    MB resident become 61.
+    """
     gc.collect()
     give_back_freed_memory()
 
 
 def let_go_of_device() -> None:
-    """The last thing a device thread does: MLX aborts at exit when a thread's streams are still there."""
+    """The last thing a device thread does: MLX aborts at exit when a thread's streams are still
+    there.
+    """
     mx.synchronize()
     mx.clear_cache()
     mx.clear_streams()
@@ -166,7 +198,14 @@ def _step_tokens(scheduler: SchedulerSettings, *, on_cpu: bool) -> int:
     return max(suits, scheduler.max_running, scheduler.min_chunk_tokens)
 
 
-def _info(loaded: LoadedModel, runner: Runner, costs: SequenceCosts, memory: WorkerMemory, *, load_seconds: float) -> ModelInfo:
+def _info(
+    loaded: LoadedModel,
+    runner: Runner,
+    costs: SequenceCosts,
+    memory: WorkerMemory,
+    *,
+    load_seconds: float,
+) -> ModelInfo:
     found = loaded.platform
     return ModelInfo(
         model_type=loaded.model_type,

@@ -1,6 +1,7 @@
 """A chain of tokens as it is kept: the blocks along it. What a session holds on to. Pure.
 
-Sessions' records in stores are made of these classes, field by field: that is why a step of a branch is not simply a `Piece`.
+Sessions' records in stores are made of these classes, field by field: that is why a step of a
+branch is not simply a `Piece`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ MOST_STATES = 3  # behind the last message, before the prompt's last token, at t
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The first `tokens` tokens of a block; the last of them is the chain's token `end`, counted from 1."""
+    """The first `tokens` tokens of a block; the last of them is the chain's token `end`, counted
+    from 1.
+    """
 
     key: BlockKey
     tokens: int
@@ -32,9 +35,11 @@ class StateStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A chain as far as it was kept: its blocks from the first token on, and the last states on it, if there are any.
+    """A chain as far as it was kept: its blocks from the first token on, and the last states on it,
+    if there are any.
 
-    More than one state, because a next turn may part from the chain before its end: where the last message of the prompt ends.
+    More than one state, because a next turn may part from the chain before its end: where the last
+    message of the prompt ends.
     """
 
     steps: tuple[Step, ...] = ()
@@ -55,7 +60,10 @@ class Branch:
         """Whether this chain begins with the whole of another one."""
         if not other.steps:
             return True
-        if len(self.steps) < len(other.steps) or self.steps[: len(other.steps) - 1] != other.steps[:-1]:
+        if (
+            len(self.steps) < len(other.steps)
+            or self.steps[: len(other.steps) - 1] != other.steps[:-1]
+        ):
             return False
         mine, last = self.steps[len(other.steps) - 1], other.steps[-1]
         return mine.key == last.key and mine.tokens >= last.tokens

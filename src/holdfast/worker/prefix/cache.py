@@ -1,4 +1,5 @@
-"""What was read stays read: finds what a request can begin from, fetches it from disk, takes in what sequences compute.
+"""What was read stays read: finds what a request can begin from, fetches it from disk, takes in
+what sequences compute.
 
 Device thread only. The store's threads see bytes, never arrays.
 """
@@ -67,14 +68,18 @@ class PrefixCache:
         codec: Codec = "native",
         most_parked_bytes: int | None = None,
     ) -> None:
-        """most_parked_bytes: of states of sequences that have ended, in live form; 0: none is parked, None: as many as fit."""
+        """most_parked_bytes: of states of sequences that have ended, in live form; 0: none is
+        parked, None: as many as fit.
+        """
         self._index, self._store = index, store
         self._form, self._codec = form, codec
         self.live = LiveTier(index, form=form, codec=codec, most_parked_bytes=most_parked_bytes)
         self._tended_at = self._offered_at = 0.0
         placed = index.load()
         if placed:
-            logger.info("the store has %d block%s of this model", placed, "" if placed == 1 else "s")
+            logger.info(
+                "the store has %d block%s of this model", placed, "" if placed == 1 else "s"
+            )
 
     @property
     def index(self) -> PrefixIndex:
@@ -92,13 +97,19 @@ class PrefixCache:
         return True
 
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
-        """Where spans of a prompt have to end, for a state to be taken: every so often, at branch points, before the last token.
+        """Where spans of a prompt have to end, for a state to be taken: every so often, at branch
+        points, before the last token.
 
-        The last token is read again in any case, so that a repeated prompt can begin right before it.
+        The last token is read again in any case, so that a repeated prompt can begin right before
+        it.
         """
         if self._form.resumes_anywhere:
             return ()
-        marks = {*range(BOUNDARY_TOKENS, prompt_tokens, BOUNDARY_TOKENS), *branch_points[:MOST_BRANCH_POINTS], prompt_tokens - 1}
+        marks = {
+            *range(BOUNDARY_TOKENS, prompt_tokens, BOUNDARY_TOKENS),
+            *branch_points[:MOST_BRANCH_POINTS],
+            prompt_tokens - 1,
+        }
         return tuple(sorted(mark for mark in marks if 0 < mark < prompt_tokens))
 
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
@@ -106,14 +117,20 @@ class PrefixCache:
         marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
         return KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 
-    def lookup(self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True) -> Lookup:
-        """Find what a sequence that knows `chain`, packed tokens, can begin from, and begin to fetch what of it is on disk.
+    def lookup(
+        self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True
+    ) -> Lookup:
+        """Find what a sequence that knows `chain`, packed tokens, can begin from, and begin to
+        fetch what of it is on disk.
 
-        in_blocks_only: not from live states. may_move: it leaves a state that is as good as the one it takes over.
+        in_blocks_only: not from live states. may_move: it leaves a state that is as good as the one
+        it takes over.
         """
         asked_at = time.perf_counter()
         plan = self._plan(chain, tenant)
-        lookup = Lookup(chain=chain, tenant=tenant, plan=plan, hold=self._index.pinned(plan), asked_at=asked_at)
+        lookup = Lookup(
+            chain=chain, tenant=tenant, plan=plan, hold=self._index.pinned(plan), asked_at=asked_at
+        )
         lookup.may_move, lookup.in_blocks_only = may_move, in_blocks_only
         if not in_blocks_only:
             lookup.base = self.live.claim(lookup)
@@ -123,8 +140,8 @@ class PrefixCache:
     def advance(self, lookup: Lookup) -> bool:
         """Take what has come from the disk; whether all of the plan is in RAM now.
 
-        What cannot be read is forgotten, and the request begins from what remains. Takes a few blocks at a time, so that streams
-        that are decoding meanwhile hardly feel it.
+        What cannot be read is forgotten, and the request begins from what remains. Takes a few
+        blocks at a time, so that streams that are decoding meanwhile hardly feel it.
         """
         done = [key for key, future in lookup.awaited.items() if future.done()]
         if not all(self._take(lookup, key) for key in done[:BLOCKS_AT_A_TIME]):
@@ -152,11 +169,14 @@ class PrefixCache:
         return True
 
     def _gather(self, lookup: Lookup) -> bool:
-        """Take hold of every payload of the plan, whatever becomes of it in the index; False when one is not there."""
+        """Take hold of every payload of the plan, whatever becomes of it in the index; False when
+        one is not there.
+        """
         for key in _missing(lookup):
             payload = lookup.fetched.get(key) or self.payload(key)
             if payload is None:
-                if self._index.residence(key) is Residence.RAM:  # a live state has it, and it is not sound
+                # a live state has it, and it is not sound
+                if self._index.residence(key) is Residence.RAM:
                     self.forget((key,))
                 return False
             lookup.fetched[key] = payload
@@ -168,7 +188,10 @@ class PrefixCache:
         return payload if isinstance(payload, KVBlock | StateCheckpoint) else self.live.copied(key)
 
     def prefix(self, lookup: Lookup) -> Prefix | None:
-        """What to give the engine; None when there is nothing. Counts as a use. What is moved is the sequence's from now on."""
+        """What to give the engine; None when there is nothing.
+
+        Counts as a use. What is moved is the sequence's from now on.
+        """
         plan = lookup.plan
         if lookup.cached_tokens == 0:
             return None
@@ -184,7 +207,12 @@ class PrefixCache:
         checkpoint = None if lookup.checkpoint is None else lookup.fetched[lookup.checkpoint.key]
         assert checkpoint is None or isinstance(checkpoint, StateCheckpoint)
         kept_tokens = min(plan.tokens, lookup.cached_tokens)
-        return Prefix(base=self.live.base(lookup), blocks=tuple(blocks), state=checkpoint, kept_tokens=kept_tokens)
+        return Prefix(
+            base=self.live.base(lookup),
+            blocks=tuple(blocks),
+            state=checkpoint,
+            kept_tokens=kept_tokens,
+        )
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
@@ -193,25 +221,39 @@ class PrefixCache:
     def insert(
         self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
     ) -> tuple[BlockKey, ...]:
-        """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what is new of it.
+        """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what
+        is new of it.
 
         live: the sequence's live chain, which holds all of that.
 
-        `cursor` moves along the chain as far as it is stored then. Longer than what the sequence knows is not kept, and nothing
-        that holds values which are not finite.
+        `cursor` moves along the chain as far as it is stored then. Longer than what the sequence
+        knows is not kept, and nothing that holds values which are not finite.
         """
         if not kept.is_finite:
-            logger.debug("what request %s has read is not kept: it holds values that are not finite", kept.request_id)
+            logger.debug(
+                "what request %s has read is not kept: it holds values that are not finite",
+                kept.request_id,
+            )
             return ()
-        blocks = [self.insert_block(cursor, chain, pack(run, self._codec), live=live) for run in kept.blocks]
+        blocks = [
+            self.insert_block(cursor, chain, pack(run, self._codec), live=live)
+            for run in kept.blocks
+        ]
         if kept.state is not None:
             blocks.append(self.insert_checkpoint(cursor, chain, kept.state))
         return tuple([block.key for block in blocks if block is not None])
 
     def insert_block(
-        self, cursor: Cursor, chain: bytes | bytearray, run: KVBlock, *, live: LiveChain | None = None
+        self,
+        cursor: Cursor,
+        chain: bytes | bytearray,
+        run: KVBlock,
+        *,
+        live: LiveChain | None = None,
     ) -> Block | None:
-        """Take in what is not stored yet of a run that begins at its `start` in the chain; what is new."""
+        """Take in what is not stored yet of a run that begins at its `start` in the chain; what is
+        new.
+        """
         end = min(run.start + run.tokens, len(chain) // TOKEN_BYTES)
         self._index.advance(cursor, chain, end=end)
         start = cursor.position
@@ -219,12 +261,15 @@ class PrefixCache:
             return None
         packed = run.cut(end - start, offset=start - run.start)
         mx.eval(packed.arrays)
-        if packed.codec != "native" and not all_finite(packed.arrays).item():  # a scale beyond the range of its type
+        # a scale beyond the range of its type
+        if packed.codec != "native" and not all_finite(packed.arrays).item():
             return None
         tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
         return self._save(self._index.insert(cursor, tokens, packed, holder=live), packed)
 
-    def insert_checkpoint(self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint) -> Block | None:
+    def insert_checkpoint(
+        self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint
+    ) -> Block | None:
         """Take in a checkpoint that has seen tokens of the chain which are stored; what is new."""
         position = state.position
         if not 0 < position <= len(chain) // TOKEN_BYTES:
@@ -235,7 +280,9 @@ class PrefixCache:
         return self._save(self._index.insert_checkpoint(cursor.back_at(position), state), state)
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Forget blocks that cannot be trusted, with all that stands behind them, in RAM and on disk; returns what that was."""
+        """Forget blocks that cannot be trusted, with all that stands behind them, in RAM and on
+        disk; returns what that was.
+        """
         return self._index.forget(keys, cause=CacheOutcome.UNREADABLE)
 
     def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
@@ -243,7 +290,8 @@ class PrefixCache:
         return tuple([key for key in keys if self._index.residence(key) is None])
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Of a chain, forget everything from the first block on that is not known to be sound; returns what that was.
+        """Of a chain, forget everything from the first block on that is not known to be sound;
+        returns what that was.
 
         Known to be sound is what is in RAM, has the model's form and holds finite values only.
         """
@@ -262,12 +310,17 @@ class PrefixCache:
         return True
 
     def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
-        """Let blocks in RAM and parked states take so much from now on; what is beyond that goes. None: as many as fit."""
+        """Let blocks in RAM and parked states take so much from now on; what is beyond that goes.
+
+        None: as many as fit.
+        """
         self.live.limit_parked(most_parked_bytes)
         self._index.set_ram_budget(nbytes)
 
     def tend(self) -> None:
-        """Drop what is not to be trusted; now and then learn from the store what became durable and what was lost."""
+        """Drop what is not to be trusted; now and then learn from the store what became durable and
+        what was lost.
+        """
         self.live.drop_stale()
         now = time.perf_counter()
         if self._store is None or now - self._tended_at < TEND_SECONDS:
@@ -284,7 +337,9 @@ class PrefixCache:
             self._index.disk_changed(stored=changes.stored, lost=changes.lost)
 
     def offer_rest(self) -> None:
-        """RAM is about to go: offer the store what it has refused, until all is taken, or no more, or the time is over. Waits."""
+        """RAM is about to go: offer the store what it has refused, until all is taken, or no more,
+        or the time is over. Waits.
+        """
         if (store := self._store) is None:
             return
         ends_at, left = time.perf_counter() + CLOSING_SECONDS, math.inf
@@ -308,7 +363,10 @@ class PrefixCache:
         store = None if self._store is None else self._store.statistics()
         held = self.live.held
         return msgspec.structs.replace(
-            self._index.figures(), store=store, parked_sequences=held.parked, parked_bytes=held.parked_bytes
+            self._index.figures(),
+            store=store,
+            parked_sequences=held.parked,
+            parked_bytes=held.parked_bytes,
         )
 
     def close(self) -> None:
@@ -318,7 +376,9 @@ class PrefixCache:
 
     def _plan(self, chain: bytes, tenant: str) -> ReusePlan:
         limit = len(chain) // TOKEN_BYTES - 1  # the last token is always read
-        return self._index.plan(chain, tenant=tenant, resumable_anywhere=self._form.resumes_anywhere, limit=limit)
+        return self._index.plan(
+            chain, tenant=tenant, resumable_anywhere=self._form.resumes_anywhere, limit=limit
+        )
 
     def _plan_again(self, lookup: Lookup) -> None:
         lookup.hold.close()
@@ -334,7 +394,9 @@ class PrefixCache:
         wanted = [key for key in _missing(lookup) if key in on_disk and key not in lookup.fetched]
         lookup.awaited = {key: future for key, future in lookup.awaited.items() if key in wanted}
         if self._store is not None:
-            lookup.awaited |= {key: self._store.read(key) for key in wanted if key not in lookup.awaited}
+            lookup.awaited |= {
+                key: self._store.read(key) for key in wanted if key not in lookup.awaited
+            }
 
     def _payload_of(self, stored: StoredBlock) -> Payload:
         block, parts = stored.block, tuple(memoryview(part) for part in stored.parts)
@@ -347,7 +409,10 @@ class PrefixCache:
         return payload
 
     def describe(self, kind: BlockKind, meta: bytes, part_bytes: Sequence[int]) -> Description:
-        """What a run or state is, by its description, if this model can have it. Any thread. Raises SnapshotMismatch."""
+        """What a run or state is, by its description, if this model can have it.
+
+        Any thread. Raises SnapshotMismatch.
+        """
         if kind == "state":
             return check_checkpoint(meta, part_bytes, model=self._form)
         run = check_block(meta, part_bytes, model=self._form, codec=self._codec)
@@ -362,7 +427,9 @@ class PrefixCache:
     def decoded(self, kind: BlockKind, meta: bytes, parts: Sequence[memoryview]) -> Payload:
         """A run or state of this model out of its bytes. Raises SnapshotMismatch for what is none."""
         self.describe(kind, meta, _sizes(parts))
-        return checkpoint_from_bytes(meta, parts) if kind == "state" else block_from_bytes(meta, parts)
+        return (
+            checkpoint_from_bytes(meta, parts) if kind == "state" else block_from_bytes(meta, parts)
+        )
 
     def _save(self, block: Block | None, payload: Payload) -> Block | None:
         """Give what is new to the store."""

@@ -1,4 +1,6 @@
-"""What is known on the device thread of the disk: which keys it has, which it is about to have, which it failed to take."""
+"""What is known on the device thread of the disk: which keys it has, which it is about to have,
+which it failed to take.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,18 @@ class DiskSide(Protocol):
 class DiskIndex:
     """Each key is stored, being saved, unsaved (the disk failed to take it) or unknown here.
 
-    The disk's news are late. What was removed here may be back, and on its way to the disk again, before the disk tells that the
-    removed one is gone. So that many losses are expected of a removed key and believed of nobody: a key that is thought to be on
-    disk and is not costs a failed read, one that is thought to be lost and is not costs all that stands behind it.
+    The disk's news are late. What was removed here may be back, and on its way to the disk again,
+    before the disk tells that the removed one is gone. So that many losses are expected of a
+    removed key and believed of nobody: a key that is thought to be on disk and is not costs a
+    failed read, one that is thought to be lost and is not costs all that stands behind it.
     """
 
     def __init__(self) -> None:
         self._stored: set[BlockKey] = set()
         self._saving: dict[BlockKey, Block] = {}
         self._unsaved: dict[BlockKey, Block] = {}
-        self._echoes: OrderedDict[BlockKey, int] = OrderedDict()  # losses that the disk will tell of and that are known here
+        # losses that the disk will tell of and that are known here
+        self._echoes: OrderedDict[BlockKey, int] = OrderedDict()
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._stored or key in self._saving
@@ -83,7 +87,9 @@ class DiskIndex:
         return True
 
     def lost(self, key: BlockKey) -> bool:
-        """The disk does not have a key (any more); False when that is no news, or was said of one that was removed."""
+        """The disk does not have a key (any more); False when that is no news, or was said of one
+        that was removed.
+        """
         if self._is_echo(key):
             if self._saving.pop(key, None) is not None:
                 self._stored.add(key)
@@ -98,7 +104,9 @@ class DiskIndex:
         return False
 
     def forget(self, key: BlockKey) -> bool:
-        """Nothing is known of a key any more; whether the disk has it or will have it, so that it is to be removed there."""
+        """Nothing is known of a key any more; whether the disk has it or will have it, so that it
+        is to be removed there.
+        """
         was_there = key in self
         if was_there:
             self.expect_loss(key)

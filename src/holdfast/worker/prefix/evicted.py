@@ -1,4 +1,7 @@
-"""What was stored once and is gone: kept for a while, so that a miss can say why. Bounded; a hint, never a decision."""
+"""What was stored once and is gone: kept for a while, so that a miss can say why.
+
+Bounded; a hint, never a decision.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ class EvictionHistory:
 
     def __init__(self, limit: int = REMEMBERED) -> None:
         self._limit = limit
-        self._blocks: OrderedDict[tuple[BlockKey, int, bytes], tuple[Standing, CacheOutcome]] = OrderedDict()
+        self._blocks: OrderedDict[tuple[BlockKey, int, bytes], tuple[Standing, CacheOutcome]] = (
+            OrderedDict()
+        )
         self._checkpoints: OrderedDict[tuple[BlockKey, int], CacheOutcome] = OrderedDict()
 
     def record_block(self, standing: Standing, *, cause: CacheOutcome) -> None:
@@ -41,7 +46,9 @@ class EvictionHistory:
             self._checkpoints.popitem(last=False)
 
     def behind(self, place: Cursor, packed: bytes) -> Shortfall | None:
-        """What was stored of the tokens `packed` behind a place where nothing of them is stored now."""
+        """What was stored of the tokens `packed` behind a place where nothing of them is stored
+        now.
+        """
         at, cause = 0, None
         parent_key, parent_tokens = place.parent_key, place.parent_tokens
         while at < len(packed):
@@ -52,11 +59,16 @@ class EvictionHistory:
             cause = cause or why
             used = common_tokens(block.packed, packed[at : at + len(block.packed)]) * TOKEN_BYTES
             at += used
-            parent_key, parent_tokens = block.key, block.block_tokens - (len(block.packed) - used) // TOKEN_BYTES
+            parent_key, parent_tokens = (
+                block.key,
+                block.block_tokens - (len(block.packed) - used) // TOKEN_BYTES,
+            )
         return None if cause is None else Shortfall(cause, at // TOKEN_BYTES)
 
     def last_checkpoint(self, pieces: Iterable[Piece], *, begin: int, end: int) -> Shortfall | None:
-        """The last checkpoint that was lost along `pieces`, behind more than `begin` and at most `end` tokens of the chain."""
+        """The last checkpoint that was lost along `pieces`, behind more than `begin` and at most
+        `end` tokens of the chain.
+        """
         starts = {piece.key: (piece.start - piece.offset, piece.end) for piece in pieces}
         last: Shortfall | None = None
         least = begin

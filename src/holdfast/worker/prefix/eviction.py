@@ -1,6 +1,8 @@
-"""Who has to leave RAM: the least recently used of those that nobody in RAM follows, held ones excepted.
+"""Who has to leave RAM: the least recently used of those that nobody in RAM follows, held ones
+excepted.
 
-A use of a child is a use of its parents, and a child leaves before its parent; so a shared prefix outlives its branches.
+A use of a child is a use of its parents, and a child leaves before its parent; so a shared prefix
+outlives its branches.
 """
 
 from __future__ import annotations
@@ -13,18 +15,23 @@ from holdfast.store.block import BlockKey
 
 
 class EvictionOrder:
-    """The order in which keys may leave. Parents may come and go in any order; whoever is not a member holds nobody back.
+    """The order in which keys may leave.
 
-    All costs are logarithmic in the number of members: leaves wait in a heap, and entries that are out of date are put right
-    when they come up.
+    Parents may come and go in any order; whoever is not a member holds nobody back.
+
+    All costs are logarithmic in the number of members: leaves wait in a heap, and entries that are
+    out of date are put right when they come up.
     """
 
     def __init__(self) -> None:
         self._last_used: dict[BlockKey, int] = {}  # of every member
         self._parents: dict[BlockKey, BlockKey | None] = {}
-        self._children: dict[BlockKey, int] = {}  # members that follow a key, which need not be a member
-        self._holds: dict[BlockKey, int] = {}  # of any keys, so that a hold outlives a key that leaves and comes back
-        self._leaves: list[tuple[int, BlockKey]] = []  # every member without children and holds is in it at least once
+        # members that follow a key, which need not be a member
+        self._children: dict[BlockKey, int] = {}
+        # of any keys, so that a hold outlives a key that leaves and comes back
+        self._holds: dict[BlockKey, int] = {}
+        # every member without children and holds is in it at least once
+        self._leaves: list[tuple[int, BlockKey]] = []
         self._uses = 0
 
     def __contains__(self, key: BlockKey) -> bool:
@@ -79,7 +86,10 @@ class EvictionOrder:
                 self._offer(key)
 
     def held_until_closed(self, keys: Iterable[BlockKey]) -> ExitStack:
-        """Hold keys until what is returned is closed: by hand or at a context's end. To close it again does nothing."""
+        """Hold keys until what is returned is closed: by hand or at a context's end.
+
+        To close it again does nothing.
+        """
         held = tuple(keys)
         self.hold(held)
         hold = ExitStack()
@@ -104,8 +114,11 @@ class EvictionOrder:
         if used is None or key in self._children or key in self._holds:
             return
         heapq.heappush(self._leaves, (used, key))
-        if len(self._leaves) > 64 + 2 * len(self._last_used):  # many holds of the same keys leave copies behind
-            self._leaves = [(used, key) for key, used in self._last_used.items() if self._may_leave(key)]
+        # many holds of the same keys leave copies behind
+        if len(self._leaves) > 64 + 2 * len(self._last_used):
+            self._leaves = [
+                (used, key) for key, used in self._last_used.items() if self._may_leave(key)
+            ]
             heapq.heapify(self._leaves)
 
     def _may_leave(self, key: BlockKey) -> bool:
@@ -121,5 +134,7 @@ class EvictionOrder:
         assert children == self._children, "children are miscounted"
         assert all(count > 0 for count in self._holds.values()), "a hold of nothing"
         leaving = {key for key in self._last_used if self._may_leave(key)}
-        assert leaving <= {key for _, key in self._leaves}, "a key that may leave is not in the order"
+        assert leaving <= {key for _, key in self._leaves}, (
+            "a key that may leave is not in the order"
+        )
         assert len(self._leaves) <= 65 + 2 * len(self._last_used), "the order is full of copies"

@@ -1,8 +1,10 @@
-"""Who is reading what now, so that a second request with the same beginning waits for the first instead of reading it again.
+"""Who is reading what now, so that a second request with the same beginning waits for the first
+instead of reading it again.
 
-A request either reads or waits, never both; so nobody who is waited for waits, and no waits can go round in a circle. Whoever
-stops reading, for whatever reason (done, cancelled, preempted), withdraws, and that frees who waits for it. Who is freed asks
-anew what is stored and who is ahead, one after the other: the first may become the reader for the others. Device thread only.
+A request either reads or waits, never both; so nobody who is waited for waits, and no waits can go
+round in a circle. Whoever stops reading, for whatever reason (done, cancelled, preempted),
+withdraws, and that frees who waits for it. Who is freed asks anew what is stored and who is ahead,
+one after the other: the first may become the reader for the others. Device thread only.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from holdfast.wire.requests import RequestId
 
 @dataclass(frozen=True, slots=True)
 class InFlightPrefill:
-    """A reader that will have the first `tokens` tokens stored, which are the asker's too, if it is not stopped."""
+    """A reader that will have the first `tokens` tokens stored, which are the asker's too, if it is
+    not stopped.
+    """
 
     request_id: RequestId
     tokens: int
@@ -66,9 +70,11 @@ class InFlightPrefills:
         have: int = 0,
         boundaries: Sequence[int] | None = None,
     ) -> None:
-        """A sequence begins to read these packed tokens; it has the first `have` of them stored or restored already.
+        """A sequence begins to read these packed tokens; it has the first `have` of them stored or
+        restored already.
 
-        boundaries: where it will leave states, if the model can only be resumed there. A request that waited does so no more.
+        boundaries: where it will leave states, if the model can only be resumed there. A request
+        that waited does so no more.
         """
         assert request_id not in self._readers, "a request is read twice at once"
         self._waiting.pop(request_id, None)
@@ -76,26 +82,42 @@ class InFlightPrefills:
         self._readers[request_id] = _Reader(tenant, packed, at, have)
 
     def progress(self, request_id: RequestId, tokens: int) -> tuple[RequestId, ...]:
-        """The first `tokens` tokens of a reader are stored now; returns who has waited for that. Unknown readers are ignored."""
+        """The first `tokens` tokens of a reader are stored now; returns who has waited for that.
+
+        Unknown readers are ignored.
+        """
         reader = self._readers.get(request_id)
         if reader is None:
             return ()
         reader.progress = max(reader.progress, tokens)
         return self._free(
-            [who for who, ahead in self._waiting.items() if ahead.request_id == request_id and ahead.tokens <= tokens]
+            [
+                who
+                for who, ahead in self._waiting.items()
+                if ahead.request_id == request_id and ahead.tokens <= tokens
+            ]
         )
 
     def withdraw(self, request_id: RequestId) -> tuple[RequestId, ...]:
-        """A request neither reads nor waits any more; returns who has waited for it. Unknown requests are ignored."""
+        """A request neither reads nor waits any more; returns who has waited for it.
+
+        Unknown requests are ignored.
+        """
         self._waiting.pop(request_id, None)
         if self._readers.pop(request_id, None) is None:
             return ()
-        return self._free([who for who, ahead in self._waiting.items() if ahead.request_id == request_id])
+        return self._free(
+            [who for who, ahead in self._waiting.items() if ahead.request_id == request_id]
+        )
 
-    def ahead_of(self, packed: bytes, have: int, *, tenant: str = "", limit: int | None = None) -> InFlightPrefill | None:
-        """Who will have most of these tokens stored: more than the `have` that the asker begins from now, and is not behind it.
+    def ahead_of(
+        self, packed: bytes, have: int, *, tenant: str = "", limit: int | None = None
+    ) -> InFlightPrefill | None:
+        """Who will have most of these tokens stored: more than the `have` that the asker begins
+        from now, and is not behind it.
 
-        limit: the most tokens that the asker can use; all but its last one, as a rule. Of equals, the one that is furthest.
+        limit: the most tokens that the asker can use; all but its last one, as a rule. Of equals,
+        the one that is furthest.
         """
         if limit is not None:
             packed = packed[: max(0, limit) * TOKEN_BYTES]
@@ -104,7 +126,8 @@ class InFlightPrefills:
             if reader.tenant != tenant or reader.progress < have:
                 continue
             tokens = reader.shared(packed)
-            is_coming = tokens > max(have, reader.progress)  # what it has stored and the asker does not find is gone again
+            # what it has stored and the asker does not find is gone again
+            is_coming = tokens > max(have, reader.progress)
             if is_coming and (best is None or (tokens, reader.progress) > best[:2]):
                 best = (tokens, reader.progress, request_id)
         return None if best is None else InFlightPrefill(best[2], best[0])
@@ -113,7 +136,9 @@ class InFlightPrefills:
         """A request waits for what `ahead_of` has just found."""
         assert request_id not in self._readers, "a reader waits"
         assert ahead.request_id in self._readers, "nobody reads what is waited for"
-        assert self._readers[ahead.request_id].progress < ahead.tokens, "what is waited for is there"
+        assert self._readers[ahead.request_id].progress < ahead.tokens, (
+            "what is waited for is there"
+        )
         self._waiting[request_id] = ahead
         self._waits += 1
 
@@ -127,4 +152,6 @@ class InFlightPrefills:
         assert not self._readers.keys() & self._waiting.keys(), "a request reads and waits"
         for ahead in self._waiting.values():
             assert ahead.request_id in self._readers, "a request waits for nobody"
-            assert self._readers[ahead.request_id].progress < ahead.tokens, "a request waits for what is there"
+            assert self._readers[ahead.request_id].progress < ahead.tokens, (
+                "a request waits for what is there"
+            )

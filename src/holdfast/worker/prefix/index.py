@@ -1,9 +1,12 @@
-"""The book of everything that was read and is kept: which tokens, where, who has to go. Device thread only; knows no MLX.
+"""The book of everything that was read and is kept: which tokens, where, who has to go.
 
-It joins the tree (which tokens), the RAM tier (payloads) and the disk (of which only the keys are known here). A key is in the
-tree for as long as its payload is somewhere and so is everything before it. What RAM lets go stays in the tree if the disk has
-it, or a live chain holds its tokens; what nobody has is gone, with all that stands behind it. What a live chain holds is in RAM
-as a payload only while it is on its way to the disk.
+Device thread only; knows no MLX.
+
+It joins the tree (which tokens), the RAM tier (payloads) and the disk (of which only the keys are
+known here). A key is in the tree for as long as its payload is somewhere and so is everything
+before it. What RAM lets go stays in the tree if the disk has it, or a live chain holds its tokens;
+what nobody has is gone, with all that stands behind it. What a live chain holds is in RAM as a
+payload only while it is on its way to the disk.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from holdfast.worker.prefix.tree import PrefixTree
 class PrefixIndex:
     """Everything that is kept of one model, for all tenants."""
 
-    def __init__(self, *, fingerprint: str, ram_budget_bytes: int, disk: DiskSide | None = None) -> None:
+    def __init__(
+        self, *, fingerprint: str, ram_budget_bytes: int, disk: DiskSide | None = None
+    ) -> None:
         self._fingerprint = fingerprint
         self._disk = disk
         self._tree = PrefixTree()
@@ -42,7 +47,8 @@ class PrefixIndex:
         self._pins = Pins(self._ram, self._book)
         self._sizes: dict[BlockKey, int] = {}  # bytes of everything that is in the tree
         self._evicted = EvictionHistory()
-        self._holders: dict[BlockKey, set[LiveChain]] = {}  # live chains that hold every token of a block
+        # live chains that hold every token of a block
+        self._holders: dict[BlockKey, set[LiveChain]] = {}
         self._planner = Planner(self._tree, self._evicted, at_hand=self._is_at_hand)
 
     def __len__(self) -> int:
@@ -59,7 +65,9 @@ class PrefixIndex:
         return self._ram.budget_bytes
 
     def set_ram_budget(self, nbytes: int) -> None:
-        """Let payloads in RAM take so many bytes from now on; evicts what is beyond that, but for what somebody holds."""
+        """Let payloads in RAM take so many bytes from now on; evicts what is beyond that, but for
+        what somebody holds.
+        """
         self._ram.set_budget(nbytes)
         while not self._ram.fits(0) and (victim := self._ram.next_to_leave()) is not None:
             is_lost = victim not in self._book and victim not in self._holders
@@ -68,9 +76,12 @@ class PrefixIndex:
                 self._lose(victim, CacheOutcome.EVICTED)
 
     def load(self) -> int:
-        """Take in what the disk has; how much of it has found a place. May be repeated, to see what other processes have stored.
+        """Take in what the disk has; how much of it has found a place.
 
-        Blocks whose tokens are all in others are not counted, and what follows something that is not stored has no place.
+        May be repeated, to see what other processes have stored.
+
+        Blocks whose tokens are all in others are not counted, and what follows something that is
+        not stored has no place.
         """
         placed = 0
         for entry in () if self._disk is None else sorted(self._disk.entries(), key=by_place):
@@ -86,12 +97,18 @@ class PrefixIndex:
                 placed += 1
         return placed
 
-    def plan(self, packed: bytes, *, tenant: str = "", resumable_anywhere: bool, limit: int) -> ReusePlan:
-        """What a sequence with these packed tokens can begin from: at most `limit` tokens. A use only when it is accepted.
+    def plan(
+        self, packed: bytes, *, tenant: str = "", resumable_anywhere: bool, limit: int
+    ) -> ReusePlan:
+        """What a sequence with these packed tokens can begin from: at most `limit` tokens.
+
+        A use only when it is accepted.
 
         `resumable_anywhere`: all layers grow, so that no checkpoint is needed.
         """
-        return self._planner.plan(packed, root=self._root(tenant), resumable_anywhere=resumable_anywhere, limit=limit)
+        return self._planner.plan(
+            packed, root=self._root(tenant), resumable_anywhere=resumable_anywhere, limit=limit
+        )
 
     def accept(self, plan: ReusePlan) -> None:
         """A sequence has begun from a plan: all of it was used."""
@@ -104,26 +121,39 @@ class PrefixIndex:
         return Cursor(self._root(tenant))
 
     def advance(self, cursor: Cursor, packed: bytes | bytearray, *, end: int) -> None:
-        """Move a cursor along its chain, `packed` from its first token on, as far as it is stored, up to token `end`.
+        """Move a cursor along its chain, `packed` from its first token on, as far as it is stored,
+        up to token `end`.
 
-        Costs what lies between; when what it stood on is gone, one walk from the root finds its place again.
+        Costs what lies between; when what it stood on is gone, one walk from the root finds its
+        place again.
         """
         self._tree.advance(cursor, packed, end=end)
 
-    def insert(self, cursor: Cursor, packed: bytes, payload: Payload, *, holder: LiveChain | None = None) -> Block | None:
-        """Keep the payload of 1 to BLOCK_TOKENS packed tokens, none of them stored, that go on where a cursor stands.
+    def insert(
+        self, cursor: Cursor, packed: bytes, payload: Payload, *, holder: LiveChain | None = None
+    ) -> Block | None:
+        """Keep the payload of 1 to BLOCK_TOKENS packed tokens, none of them stored, that go on
+        where a cursor stands.
 
-        The cursor has just been advanced; it moves behind them. If there is a disk, what is returned is to be given to the store,
-        and its fate to be said with `disk_changed`. None: there is no room, and no disk. holder: a live chain that has them too.
+        The cursor has just been advanced; it moves behind them. If there is a disk, what is
+        returned is to be given to the store, and its fate to be said with `disk_changed`. None:
+        there is no room, and no disk. holder: a live chain that has them too.
         """
         return self._add(cursor, "kv", packed, payload, holder=holder)
 
     def insert_checkpoint(self, cursor: Cursor, payload: Payload) -> Block | None:
-        """Keep a checkpoint where a cursor stands that has just been advanced. As `insert`; None also when there is one."""
+        """Keep a checkpoint where a cursor stands that has just been advanced.
+
+        As `insert`; None also when there is one.
+        """
         known = self._tree.checkpoint_at(cursor)
         if known is not None:
             self.restored(known, payload)
-        return None if known is not None or not cursor.position else self._add(cursor, "state", b"", payload)
+        return (
+            None
+            if known is not None or not cursor.position
+            else self._add(cursor, "state", b"", payload)
+        )
 
     def payload(self, key: BlockKey) -> Payload | None:
         """The payload, if it is in RAM. Never to be changed."""
@@ -141,16 +171,26 @@ class PrefixIndex:
         """A payload was read from disk; whether RAM keeps it too."""
         if not self._tree.has_node(key) or key in self._ram or key in self._holders:
             return key in self._ram
-        return self._make_room(payload.nbytes, before=self._tree.parent_of(key) or key) and self._keep(key, payload)
+        return self._make_room(
+            payload.nbytes, before=self._tree.parent_of(key) or key
+        ) and self._keep(key, payload)
 
     def _is_at_hand(self, key: BlockKey) -> bool:
-        """Whether nothing has to be read from disk for a key: RAM has its payload, or a live chain has all there is of it."""
+        """Whether nothing has to be read from disk for a key: RAM has its payload, or a live chain
+        has all there is of it.
+        """
         return key in self._ram or (key in self._holders and key not in self._book)
 
     def whole(self, pieces: Iterable[Piece]) -> list[BlockKey]:
-        """The blocks of which a chain with these pieces has every token; not what is gone since they were planned."""
+        """The blocks of which a chain with these pieces has every token; not what is gone since
+        they were planned.
+        """
         there = [each for each in pieces if self._tree.has_node(each.key)]
-        return [each.key for each in there if len(self._tree.standing(each.key).packed) == each.tokens * TOKEN_BYTES]
+        return [
+            each.key
+            for each in there
+            if len(self._tree.standing(each.key).packed) == each.tokens * TOKEN_BYTES
+        ]
 
     def holder_of(self, key: BlockKey) -> LiveChain | None:
         """A live chain that holds every token of a block, if there is one."""
@@ -161,7 +201,10 @@ class PrefixIndex:
         return self._tree.run_of(key)
 
     def begin_holding(self, chain: LiveChain, keys: Iterable[BlockKey]) -> None:
-        """A live chain holds every token of these blocks. RAM lets go of what the disk has, and without a disk of all."""
+        """A live chain holds every token of these blocks.
+
+        RAM lets go of what the disk has, and without a disk of all.
+        """
         for key in keys:
             if self._tree.has_node(key):
                 self._holders.setdefault(key, set()).add(chain)
@@ -171,27 +214,46 @@ class PrefixIndex:
 
     def held_alone(self, chain: LiveChain, keys: Iterable[BlockKey]) -> list[BlockKey]:
         """Of these, what is gone when a live chain lets go of it; parents first."""
-        alone = [key for key in keys if self._holders.get(key) == {chain} and key not in self._ram and key not in self._book]
+        alone = [
+            key
+            for key in keys
+            if self._holders.get(key) == {chain} and key not in self._ram and key not in self._book
+        ]
         return sorted(alone, key=lambda key: self.run_of(key))
 
     def end_holding(
-        self, chain: LiveChain, keys: Iterable[BlockKey], *, copies: Mapping[BlockKey, Payload | None]
+        self,
+        chain: LiveChain,
+        keys: Iterable[BlockKey],
+        *,
+        copies: Mapping[BlockKey, Payload | None],
     ) -> tuple[BlockKey, ...]:
-        """A live chain holds these blocks no more; returns what is gone by that. copies: payloads of some, parents first."""
+        """A live chain holds these blocks no more; returns what is gone by that. copies: payloads
+        of some, parents first.
+        """
         for key, payload in copies.items():
             if payload is not None and self._tree.has_node(key):
-                _ = self._make_room(payload.nbytes, before=self._tree.parent_of(key) or key) and self._keep(key, payload)
+                _ = self._make_room(
+                    payload.nbytes, before=self._tree.parent_of(key) or key
+                ) and self._keep(key, payload)
         gone: list[BlockKey] = []
         for key in tuple(keys):
             chain.keys.discard(key)
             holders = self._holders.get(key, set())
             holders.discard(chain)
-            if not holders and self._holders.pop(key, None) is not None and key not in self._ram and key not in self._book:
+            if (
+                not holders
+                and self._holders.pop(key, None) is not None
+                and key not in self._ram
+                and key not in self._book
+            ):
                 gone += self._lose(key, CacheOutcome.EVICTED)
         return tuple(gone)
 
     def hold(self, keys: Iterable[BlockKey]) -> ExitStack:
-        """Keep keys, and all that stands before them, from leaving RAM and the tree for want of room."""
+        """Keep keys, and all that stands before them, from leaving RAM and the tree for want of
+        room.
+        """
         return self._ram.pinned(self._tree.with_ancestors(keys))
 
     def pinned(self, plan: ReusePlan) -> ExitStack:
@@ -206,7 +268,11 @@ class PrefixIndex:
         """What of a branch is still there: its beginning up to the first block that is gone."""
         steps = tuple(itertools.takewhile(lambda step: self._tree.has_node(step.key), branch.steps))
         end = steps[-1].end if steps else 0
-        states = tuple(state for state in branch.states if state.position <= end and self._tree.has_node(state.key))
+        states = tuple(
+            state
+            for state in branch.states
+            if state.position <= end and self._tree.has_node(state.key)
+        )
         return Branch(steps=steps, states=states)
 
     def chain_of(self, branch: Branch) -> bytearray:
@@ -222,19 +288,29 @@ class PrefixIndex:
         return self._sizes.get(key, 0)
 
     def forget_branch(self, branch: Branch, *, needed: Container[BlockKey]) -> tuple[BlockKey, ...]:
-        """Remove a branch, from its end up to where something else stands on it or what is `needed`; returns what that was."""
+        """Remove a branch, from its end up to where something else stands on it or what is
+        `needed`; returns what that was.
+        """
         last: BlockKey | None = None
         for step in reversed(self.kept_part(branch).steps):
             is_whole = last is not None or self._tree.standing(step.key).block_tokens == step.tokens
             attached = self._tree.attached(step.key)
             followers = set(self._tree.children(step.key)) - {last}
-            if not is_whole or followers or step.key in needed or any(key in needed for key in attached):
+            if (
+                not is_whole
+                or followers
+                or step.key in needed
+                or any(key in needed for key in attached)
+            ):
                 break
             last = step.key
         return () if last is None else self.forget((last,), cause=CacheOutcome.FORGOTTEN)
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
-        """Keep keys, each pinned once, in RAM while the disk has not got them. The store has to be told by the caller."""
+        """Keep keys, each pinned once, in RAM while the disk has not got them.
+
+        The store has to be told by the caller.
+        """
         self._pins.pin(keys)
 
     def limit_pins(self, most_bytes: int) -> None:
@@ -246,15 +322,21 @@ class PrefixIndex:
         self._pins.unpin(keys)
 
     def unsaved(self) -> tuple[Block, ...]:
-        """What is in RAM only because the disk failed to take it. Give it to the store again and say so with `save_again`."""
+        """What is in RAM only because the disk failed to take it.
+
+        Give it to the store again and say so with `save_again`.
+        """
         return self._book.unsaved
 
     def save_again(self, block: Block) -> None:
         """Something unsaved was given to the store once more."""
         self._begin_saving(block)
 
-    def disk_changed(self, *, stored: Iterable[BlockKey] = (), lost: Iterable[BlockKey] = ()) -> tuple[BlockKey, ...]:
-        """What has become of blocks on disk since the last call; returns what is gone for good by that.
+    def disk_changed(
+        self, *, stored: Iterable[BlockKey] = (), lost: Iterable[BlockKey] = ()
+    ) -> tuple[BlockKey, ...]:
+        """What has become of blocks on disk since the last call; returns what is gone for good by
+        that.
 
         `lost`: dropped before it was written, evicted, found missing or damaged.
         """
@@ -285,13 +367,17 @@ class PrefixIndex:
         return tuple(gone)
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """The disk's copies of these could not be used; returns what is gone by that. What RAM has too stays there."""
+        """The disk's copies of these could not be used; returns what is gone by that.
+
+        What RAM has too stays there.
+        """
         gone: list[BlockKey] = []
         for key in keys:
             if self._disk is None or key not in self._book:
                 continue
             if key not in self._ram and key not in self._holders:
-                self._book.expect_loss(key)  # the store tells of what it finds damaged, and of what is removed
+                # the store tells of what it finds damaged, and of what is removed
+                self._book.expect_loss(key)
                 gone += self._lose(key, CacheOutcome.UNREADABLE)
             elif not self._book.is_saving(key):
                 self._book.expect_loss(key)
@@ -321,21 +407,34 @@ class PrefixIndex:
         self._ram.check_invariants()
         self._book.check_invariants()
         self._pins.check_invariants()
-        assert self._sizes.keys() == {key for key in self._tree if self._tree.has_node(key)}, "sizes of other keys"
+        assert self._sizes.keys() == {key for key in self._tree if self._tree.has_node(key)}, (
+            "sizes of other keys"
+        )
         somewhere = self._book.keys() | self._ram.keys() | self._holders.keys()
         in_tree = {key for key in self._tree if self._tree.has_node(key)}
-        assert somewhere == in_tree, "the tree has other keys than RAM, disk and live chains together"
-        assert all(holders and all(key in chain.keys for chain in holders) for key, holders in self._holders.items()), (
-            "odd holders"
+        assert somewhere == in_tree, (
+            "the tree has other keys than RAM, disk and live chains together"
         )
+        assert all(
+            holders and all(key in chain.keys for chain in holders)
+            for key, holders in self._holders.items()
+        ), "odd holders"
         in_memory = self._ram.keys() | self._holders.keys()
-        assert all(block.key in in_memory for block in self._book.unsaved), "something unsaved is not in memory"
+        assert all(block.key in in_memory for block in self._book.unsaved), (
+            "something unsaved is not in memory"
+        )
 
     def _root(self, tenant: str) -> BlockKey:
         return root_key(self._fingerprint, tenant)
 
     def _add(
-        self, cursor: Cursor, kind: BlockKind, packed: bytes, payload: Payload, *, holder: LiveChain | None = None
+        self,
+        cursor: Cursor,
+        kind: BlockKind,
+        packed: bytes,
+        payload: Payload,
+        *,
+        holder: LiveChain | None = None,
     ) -> Block | None:
         parent_key, parent_tokens, start = cursor.parent_key, cursor.parent_tokens, cursor.position
         is_wanted = holder is None or self._disk is not None
@@ -350,7 +449,14 @@ class PrefixIndex:
         self._sizes[key] = payload.nbytes
         if has_room:
             self._keep(key, payload)
-        block = Block(key=key, parent_key=parent_key, parent_tokens=parent_tokens, kind=kind, start=start, packed_tokens=packed)
+        block = Block(
+            key=key,
+            parent_key=parent_key,
+            parent_tokens=parent_tokens,
+            kind=kind,
+            start=start,
+            packed_tokens=packed,
+        )
         if self._disk is not None:
             self._begin_saving(block)
         if holder is not None:
@@ -368,7 +474,10 @@ class PrefixIndex:
         self._book.begin(block)
 
     def _make_room(self, nbytes: int, *, before: BlockKey) -> bool:
-        """Evict until so many bytes fit. Nothing that the disk has not got gives way to what stands behind it."""
+        """Evict until so many bytes fit.
+
+        Nothing that the disk has not got gives way to what stands behind it.
+        """
         if self._ram.fits(nbytes):
             return True
         if nbytes > self._ram.budget_bytes:

@@ -1,7 +1,10 @@
-"""Chains whose state is live: of sequences that run, and of those that have ended and are parked. Knows no MLX.
+"""Chains whose state is live: of sequences that run, and of those that have ended and are parked.
 
-What a live chain holds needs no payload in RAM. A parked one is taken over by who goes on from it, or leaves when there is need
-for its memory: the one that was used longest ago first, those that somebody is to begin from last.
+Knows no MLX.
+
+What a live chain holds needs no payload in RAM. A parked one is taken over by who goes on from it,
+or leaves when there is need for its memory: the one that was used longest ago first, those that
+somebody is to begin from last.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ if TYPE_CHECKING:
 class LiveClaim:
     """That a sequence is to begin from the first tokens of a live chain.
 
-    needs_end: with all layers as they are at its end, or can be rewound from there; one alone can have that.
+    needs_end: with all layers as they are at its end, or can be rewound from there; one alone can
+        have that.
     use: as it is to be when it is found, and as it was when the engine was given it.
     """
 
@@ -45,9 +49,12 @@ class LiveClaim:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LiveChain:
-    """A sequence whose state is live. Of a running one, the first `sound_tokens` are known to have come out right.
+    """A sequence whose state is live.
 
-    keys: the blocks of which it holds every token. held_tokens: of what it began from, that nobody reserves memory for.
+    Of a running one, the first `sound_tokens` are known to have come out right.
+
+    keys: the blocks of which it holds every token. held_tokens: of what it began from, that nobody
+    reserves memory for.
     """
 
     request_id: RequestId  # of who runs on it, or did last
@@ -74,7 +81,9 @@ class LiveChain:
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """Bytes of live states that no running sequence has reserved, what several share once; those that go with parked ones."""
+    """Bytes of live states that no running sequence has reserved, what several share once; those
+    that go with parked ones.
+    """
 
     total_bytes: int = 0
     parked_bytes: int = 0
@@ -95,7 +104,9 @@ class LiveChains:
     def parked(self) -> list[LiveChain]:
         """Those that have ended, the first to leave first."""
         parked = [chain for chain in self._chains if chain.is_parked]
-        return sorted(parked, key=lambda chain: (not chain.is_stale, bool(chain.claims), chain.used))
+        return sorted(
+            parked, key=lambda chain: (not chain.is_stale, bool(chain.claims), chain.used)
+        )
 
     def add(self, chain: LiveChain) -> None:
         """One begins."""
@@ -112,7 +123,9 @@ class LiveChains:
         self._chains.remove(chain)
 
     def longest(self, packed: bytes, *, tenant: str) -> tuple[LiveChain | None, int]:
-        """Which of them begins with most of these tokens, and how many; of equals a parked one with the fewest others."""
+        """Which of them begins with most of these tokens, and how many; of equals a parked one with
+        the fewest others.
+        """
         best, most = None, (0, False, 0)
         for chain in self._chains:
             if chain.tenant == tenant and (own := chain.tokens):

@@ -16,7 +16,10 @@ from holdfast.worker.prefix.reuse import ReusePlan
 
 @dataclass(slots=True, eq=False)
 class Lookup:
-    """What a sequence that knows `chain`, packed tokens, can begin from. Holds it in memory until it is released."""
+    """What a sequence that knows `chain`, packed tokens, can begin from.
+
+    Holds it in memory until it is released.
+    """
 
     chain: bytes
     tenant: str
@@ -71,15 +74,25 @@ class Lookup:
         """How long it took until all of it was there."""
         return 0.0 if self.fetched_at is None else self.fetched_at - self.asked_at
 
-    def report(self, *, lookup_seconds: float, waited_seconds: float, restore_seconds: float) -> CacheReport:
+    def report(
+        self, *, lookup_seconds: float, waited_seconds: float, restore_seconds: float
+    ) -> CacheReport:
         """What was found, why not more, and what it took."""
         shortfall, read = self.plan.shortfall, set(self.plan.to_read)
-        disk_tokens = sum(piece.end - max(piece.start, self.base_tokens) for piece in self.missing_pieces if piece.key in read)
+        disk_tokens = sum(
+            piece.end - max(piece.start, self.base_tokens)
+            for piece in self.missing_pieces
+            if piece.key in read
+        )
         return CacheReport(
             outcome=shortfall.outcome,
             ram_tokens=self.cached_tokens - disk_tokens,
-            moved_tokens=self.base.tokens if self.base is not None and self.base.use == "moved" else 0,
-            shared_tokens=self.base.tokens if self.base is not None and self.base.use == "shared" else 0,
+            moved_tokens=self.base.tokens
+            if self.base is not None and self.base.use == "moved"
+            else 0,
+            shared_tokens=self.base.tokens
+            if self.base is not None and self.base.use == "shared"
+            else 0,
             disk_tokens=disk_tokens,
             unused_tokens=max(0, shortfall.unused_tokens - (self.cached_tokens - self.plan.tokens)),
             divergence=shortfall.divergence,

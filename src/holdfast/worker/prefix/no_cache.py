@@ -62,10 +62,14 @@ class NoCache:
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> None:
         """Nothing is to be copied out."""
 
-    def lookup(self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True) -> Lookup:
+    def lookup(
+        self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True
+    ) -> Lookup:
         """Nothing is found."""
         plan = ReusePlan(cursor=Cursor(b""), shortfall=Shortfall(CacheOutcome.OFF))
-        return Lookup(chain=chain, tenant=tenant, plan=plan, hold=ExitStack(), asked_at=time.perf_counter())
+        return Lookup(
+            chain=chain, tenant=tenant, plan=plan, hold=ExitStack(), asked_at=time.perf_counter()
+        )
 
     def advance(self, lookup: Lookup) -> bool:
         """Nothing has to be fetched."""
@@ -79,7 +83,12 @@ class NoCache:
         return Cursor(b"")
 
     def insert(
-        self, cursor: Cursor, chain: bytes | bytearray, kept: object, *, live: LiveChain | None = None
+        self,
+        cursor: Cursor,
+        chain: bytes | bytearray,
+        kept: object,
+        *,
+        live: LiveChain | None = None,
     ) -> tuple[BlockKey, ...]:
         """Nothing is kept."""
         return ()

@@ -19,9 +19,11 @@ class Node:
     start: int
     offset: int
     packed: bytes
-    branches: dict[int, dict[bytes, Node]] = field(default_factory=dict)  # cut -> packed first token -> node
+    # cut -> packed first token -> node
+    branches: dict[int, dict[bytes, Node]] = field(default_factory=dict)
     states: dict[int, BlockKey] = field(default_factory=dict)  # cut -> key
-    covered: list[BlockKey] = field(default_factory=list)  # blocks and states without a node of their own that end in this one
+    # blocks and states without a node of their own that end in this one
+    covered: list[BlockKey] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -29,8 +31,11 @@ class Node:
         return len(self.packed) // TOKEN_BYTES
 
 
-def follow(node: Node, cut: int, packed: bytes | bytearray, *, at: int = 0, end: int | None = None) -> list[tuple[Node, int]]:
-    """Walk along packed tokens from behind `cut` own tokens of a node; the nodes on the way, with how many own tokens match.
+def follow(
+    node: Node, cut: int, packed: bytes | bytearray, *, at: int = 0, end: int | None = None
+) -> list[tuple[Node, int]]:
+    """Walk along packed tokens from behind `cut` own tokens of a node; the nodes on the way, with
+    how many own tokens match.
 
     at, end: the bytes of `packed` to walk along; all by default.
     """
@@ -64,7 +69,10 @@ def detach(node: Node) -> None:
 
 
 def nodes_beneath(node: Node) -> Iterator[Node]:
-    """A node and all beneath it, parents first. Without recursion: a chain of 100,000 tokens can be that deep."""
+    """A node and all beneath it, parents first.
+
+    Without recursion: a chain of 100,000 tokens can be that deep.
+    """
     waiting = [node]
     while waiting:
         node = waiting.pop()

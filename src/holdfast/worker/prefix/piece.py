@@ -1,4 +1,6 @@
-"""Chains of tokens as they are stored: the pieces that they are made of, and the place up to which they are."""
+"""Chains of tokens as they are stored: the pieces that they are made of, and the place up to which
+they are.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from holdfast.worker.prefix.node import Node
 class Piece(msgspec.Struct, frozen=True, gc=False):
     """A block's share of a chain, or a state checkpoint on it.
 
-    A block's tokens `offset` to `offset + tokens` are the chain's tokens from `start` on. A checkpoint has no tokens of its
+    A block's tokens `offset` to `offset + tokens` are the chain's tokens from `start` on. A
+    checkpoint has no tokens of its
     own: it has seen the first `start` tokens of the chain.
     """
 
@@ -31,9 +34,12 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """How far a sequence's chain is known to be stored: behind `cut` own tokens of `node`. The next block goes there.
+    """How far a sequence's chain is known to be stored: behind `cut` own tokens of `node`.
 
-    What it stands on may be evicted: the tree tells whether it is still good. Without a node it stands at the root.
+    The next block goes there.
+
+    What it stands on may be evicted: the tree tells whether it is still good. Without a node it
+    stands at the root.
     """
 
     root: BlockKey

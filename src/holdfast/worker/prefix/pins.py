@@ -1,4 +1,7 @@
-"""What sessions have pinned: it stays in RAM for as long as the disk does not have it. Device thread only."""
+"""What sessions have pinned: it stays in RAM for as long as the disk does not have it.
+
+Device thread only.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from holdfast.worker.prefix.ram import RamTier
 
 
 class Pins:
-    """Pinned keys, and which of them are held in RAM on that account. Who pins what, and how often, is the sessions' table."""
+    """Pinned keys, and which of them are held in RAM on that account.
+
+    Who pins what, and how often, is the sessions' table.
+    """
 
     def __init__(self, ram: RamTier, book: DiskIndex) -> None:
         self._ram, self._book = ram, book
@@ -32,7 +38,10 @@ class Pins:
             self.sync(key)
 
     def sync(self, key: BlockKey) -> None:
-        """The disk has got a key, or has lost it, or its pins have changed. While the disk fails, RAM holds only so much."""
+        """The disk has got a key, or has lost it, or its pins have changed.
+
+        While the disk fails, RAM holds only so much.
+        """
         wanted = key in self._pins and not self._book.is_stored(key)
         if wanted and key not in self._held:
             payload = self._ram.get(key)
@@ -46,5 +55,9 @@ class Pins:
 
     def check_invariants(self) -> None:
         """Assert that what is held is pinned and not on disk, and within the bound."""
-        assert self._held.keys() <= {key for key in self._pins if not self._book.is_stored(key)}, "held and pinned differ"
-        assert self._held_bytes == sum(self._held.values()) <= self.most_held_bytes, "pins hold more than they may"
+        assert self._held.keys() <= {key for key in self._pins if not self._book.is_stored(key)}, (
+            "held and pinned differ"
+        )
+        assert self._held_bytes == sum(self._held.values()) <= self.most_held_bytes, (
+            "pins hold more than they may"
+        )

@@ -1,4 +1,7 @@
-"""What of a prompt can be reused, given what is stored; and why it is not more. Decides nothing about who stays."""
+"""What of a prompt can be reused, given what is stored; and why it is not more.
+
+Decides nothing about who stays.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,26 @@ from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
 class Planner:
     """Asks the tree what is there, and the history what was there once."""
 
-    def __init__(self, tree: PrefixTree, evicted: EvictionHistory, *, at_hand: Callable[[BlockKey], bool]) -> None:
+    def __init__(
+        self, tree: PrefixTree, evicted: EvictionHistory, *, at_hand: Callable[[BlockKey], bool]
+    ) -> None:
         self._tree, self._evicted, self._at_hand = tree, evicted, at_hand
 
-    def plan(self, packed: bytes, *, root: BlockKey, resumable_anywhere: bool, limit: int) -> ReusePlan:
-        """The longest beginning of packed tokens from which a sequence can go on; at most `limit` tokens."""
+    def plan(
+        self, packed: bytes, *, root: BlockKey, resumable_anywhere: bool, limit: int
+    ) -> ReusePlan:
+        """The longest beginning of packed tokens from which a sequence can go on; at most `limit`
+        tokens.
+        """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
         match = self._tree.match(packed, root=root)
         stored = min(match.tokens, limit)
         checkpoint: Piece | None = None
         tokens = stored
         if not resumable_anywhere:
-            checkpoint = next((each for each in reversed(match.checkpoints) if each.start <= stored), None)
+            checkpoint = next(
+                (each for each in reversed(match.checkpoints) if each.start <= stored), None
+            )
             tokens = checkpoint.start if checkpoint else 0
         pieces = list(match.pieces)
         while pieces and pieces[-1].start >= tokens:
@@ -49,11 +60,18 @@ class Planner:
             to_read=tuple(to_read),
         )
 
-    def _shortfall(self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int) -> Shortfall:
-        """Why only `tokens` tokens can be reused, of `stored` that are stored and `limit` that are wanted."""
+    def _shortfall(
+        self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int
+    ) -> Shortfall:
+        """Why only `tokens` tokens can be reused, of `stored` that are stored and `limit` that are
+        wanted.
+        """
         if tokens < stored:
             lost = self._evicted.last_checkpoint(match.pieces, begin=tokens, end=stored)
-            return replace(lost or Shortfall(CacheOutcome.NO_BOUNDARY, stored - tokens), divergence=match.divergence)
+            return replace(
+                lost or Shortfall(CacheOutcome.NO_BOUNDARY, stored - tokens),
+                divergence=match.divergence,
+            )
         if tokens == limit:
             return Shortfall(CacheOutcome.COMPLETE)
         lost = self._evicted.behind(match.end, packed[stored * TOKEN_BYTES : limit * TOKEN_BYTES])
@@ -61,4 +79,8 @@ class Planner:
             return lost
         if match.divergence is not None:
             return Shortfall(CacheOutcome.DIVERGED, divergence=match.divergence)
-        return Shortfall(CacheOutcome.NEW_TOKENS if self._tree.has_root(match.end.root) else CacheOutcome.NOTHING_STORED)
+        return Shortfall(
+            CacheOutcome.NEW_TOKENS
+            if self._tree.has_root(match.end.root)
+            else CacheOutcome.NOTHING_STORED
+        )

@@ -1,4 +1,7 @@
-"""Where payloads live, and the RAM tier: payloads by key within a budget of bytes. Device thread only; knows no MLX."""
+"""Where payloads live, and the RAM tier: payloads by key within a budget of bytes.
+
+Device thread only; knows no MLX.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,9 @@ class RamTier:
         self._order.remove(key)
 
     def hold(self, keys: Iterable[BlockKey]) -> None:
-        """Keep keys from being evicted, now and when they come in later, until they are released as often."""
+        """Keep keys from being evicted, now and when they come in later, until they are released as
+        often.
+        """
         self._order.hold(keys)
 
     def release(self, keys: Iterable[BlockKey]) -> None:
@@ -108,7 +113,9 @@ class RamTier:
 
     def check_invariants(self) -> None:
         """Assert that bytes and keys are counted right and the budget is kept."""
-        assert self.resident_bytes == sum(payload.nbytes for payload in self._payloads.values()), "bytes are miscounted"
+        assert self.resident_bytes == sum(payload.nbytes for payload in self._payloads.values()), (
+            "bytes are miscounted"
+        )
         assert self.resident_bytes <= self._budget_bytes, "the budget is exceeded"
         assert len(self._order) == len(self._payloads), "the order has other members than the tier"
         assert all(key in self._order for key in self._payloads), "a payload that cannot be evicted"

@@ -15,7 +15,8 @@ class Shortfall:
 
     outcome: CacheOutcome
     unused_tokens: int = 0  # further tokens that are, or were, stored but cannot be used
-    divergence: Divergence | None = None  # where something else is stored, if it is, be it behind what can be used
+    # where something else is stored, if it is, be it behind what can be used
+    divergence: Divergence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,11 @@
-"""Which tokens are stored, and under which keys: a tree of chains, one root per model and tenant. Pure bookkeeping, one thread.
+"""Which tokens are stored, and under which keys: a tree of chains, one root per model and tenant.
 
-A node stands for the tokens of a block that no other block had stored before it. Usually that is the whole block; but two
-processes that share a store can cut one chain at different places, and then a block's first tokens (`offset` of them) lie in
-other nodes. So each token of a chain is in exactly one node, matching never has a choice, and it costs one comparison per block.
+Pure bookkeeping, one thread.
+
+A node stands for the tokens of a block that no other block had stored before it. Usually that is
+the whole block; but two processes that share a store can cut one chain at different places, and
+then a block's first tokens (`offset` of them) lie in other nodes. So each token of a chain is in
+exactly one node, matching never has a choice, and it costs one comparison per block.
 """
 
 from __future__ import annotations
@@ -14,13 +17,22 @@ from holdfast.store.block import Block, BlockKey
 from holdfast.wire.events import Divergence
 from holdfast.wire.packed import TOKEN_BYTES, token_at
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.prefix.node import Node, check_node, children_first, detach, follow, nodes_beneath
+from holdfast.worker.prefix.node import (
+    Node,
+    check_node,
+    children_first,
+    detach,
+    follow,
+    nodes_beneath,
+)
 from holdfast.worker.prefix.piece import Cursor, Piece
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A block's own packed tokens, what they stand behind, and how many tokens the whole block has; none for a checkpoint."""
+    """A block's own packed tokens, what they stand behind, and how many tokens the whole block has;
+    none for a checkpoint.
+    """
 
     key: BlockKey
     parent_key: BlockKey
@@ -35,7 +47,8 @@ class PrefixMatch:
 
     pieces: tuple[Piece, ...]
     checkpoints: tuple[Piece, ...]  # along the pieces, ascending
-    divergence: Divergence | None  # None when nothing else is stored behind the match, or nothing more was asked for
+    # None when nothing else is stored behind the match, or nothing more was asked for
+    divergence: Divergence | None
     end: Cursor
 
     @property
@@ -59,7 +72,10 @@ class _Entry:
 
 
 class PrefixTree:
-    """All stored chains. Costs of a match: one lookup and one comparison of bytes per block, nothing per token."""
+    """All stored chains.
+
+    Costs of a match: one lookup and one comparison of bytes per block, nothing per token.
+    """
 
     def __init__(self) -> None:
         self._roots: dict[BlockKey, Node] = {}
@@ -86,11 +102,17 @@ class PrefixTree:
         return len(self._roots)
 
     def has_node(self, key: BlockKey) -> bool:
-        """Whether a key is in the tree and is the one that matches give for its tokens or its boundary, so not a covered one."""
+        """Whether a key is in the tree and is the one that matches give for its tokens or its
+        boundary, so not a covered one.
+        """
         entry = self._entries.get(key)
         if entry is None:
             return False
-        return entry.node.states.get(entry.start - entry.node.start) == key if entry.is_state else entry.node.key == key
+        return (
+            entry.node.states.get(entry.start - entry.node.start) == key
+            if entry.is_state
+            else entry.node.key == key
+        )
 
     def has_root(self, root: BlockKey) -> bool:
         """Whether anything is stored under a root."""
@@ -111,7 +133,9 @@ class PrefixTree:
         )
         end = Cursor(root, *path[-1])
         divergence = _divergence(end, packed) if end.position * TOKEN_BYTES < len(packed) else None
-        pieces = tuple([Piece(node.key, "kv", node.start, cut, node.offset) for node, cut in path[1:]])
+        pieces = tuple(
+            [Piece(node.key, "kv", node.start, cut, node.offset) for node, cut in path[1:]]
+        )
         return PrefixMatch(pieces, checkpoints, divergence, end)
 
     def holds(self, cursor: Cursor) -> bool:
@@ -125,16 +149,22 @@ class PrefixTree:
         return entry is not None and entry.node is node
 
     def advance(self, cursor: Cursor, packed: bytes | bytearray, *, end: int) -> None:
-        """Move a cursor along its chain, as far as it is stored, up to token `end`; from the root if it is good no more."""
+        """Move a cursor along its chain, as far as it is stored, up to token `end`; from the root
+        if it is good no more.
+        """
         if not self.holds(cursor):
             cursor.node, cursor.cut = None, 0
         at = cursor.position
         node = cursor.node or self._roots.get(cursor.root)
         if node is not None and at < end:
-            cursor.node, cursor.cut = follow(node, cursor.cut, packed, at=at * TOKEN_BYTES, end=end * TOKEN_BYTES)[-1]
+            cursor.node, cursor.cut = follow(
+                node, cursor.cut, packed, at=at * TOKEN_BYTES, end=end * TOKEN_BYTES
+            )[-1]
 
     def append(self, cursor: Cursor, key: BlockKey, packed: bytes) -> None:
-        """Add a block where a cursor stands that is good and cannot be advanced along its tokens; it moves behind the block."""
+        """Add a block where a cursor stands that is good and cannot be advanced along its tokens;
+        it moves behind the block.
+        """
         assert key not in self._entries, "something stored is stored again"
         assert 0 < len(packed) <= BLOCK_TOKENS * TOKEN_BYTES, "a block of no tokens, or of too many"
         node = self._node_of(cursor)
@@ -175,9 +205,10 @@ class PrefixTree:
     def insert(self, block: Block) -> bool:
         """Add a block or a checkpoint wherever it stands; whether it is new.
 
-        Not new is what is there under its key, or whose tokens others have all of; its key is good as a parent as long as they
-        stay. Parents go first; the root of a block with 0 parent tokens is made. Raises ValueError for a block
-        whose parent is not stored, and for one that is empty or longer than BLOCK_TOKENS.
+        Not new is what is there under its key, or whose tokens others have all of; its key is good
+        as a parent as long as they stay. Parents go first; the root of a block with 0 parent tokens
+        is made. Raises ValueError for a block whose parent is not stored, and for one that is empty
+        or longer than BLOCK_TOKENS.
         """
         if block.kind == "state":
             return self._insert_state(block.key, parent_key=block.parent_key, position=block.start)
@@ -194,7 +225,9 @@ class PrefixTree:
             self._entries[key] = _Entry(node, start, block.tokens, is_state=False)
             node.covered.append(key)
             return False
-        child = self._add_child(Node(key, node, cut, start + offset, offset, packed[offset * TOKEN_BYTES :]))
+        child = self._add_child(
+            Node(key, node, cut, start + offset, offset, packed[offset * TOKEN_BYTES :])
+        )
         self._entries[key] = _Entry(child, start, block.tokens, is_state=False)
         return True
 
@@ -203,7 +236,9 @@ class PrefixTree:
             return False
         parent = self._entries.get(parent_key)
         if parent is None or parent.is_state:
-            raise ValueError(f"state {key.hex()[:12]} follows {parent_key.hex()[:12]}, which is not stored")
+            raise ValueError(
+                f"state {key.hex()[:12]} follows {parent_key.hex()[:12]}, which is not stored"
+            )
         node, cut = self._resolve(key, parent_key, position - parent.start)
         self._entries[key] = _Entry(node, position, 0, is_state=True)
         if cut in node.states:
@@ -223,7 +258,10 @@ class PrefixTree:
             self._remove_node(node)
         elif entry.is_state and node.states.get(entry.start - node.start) == key:
             del node.states[entry.start - node.start]
-            self._uncover(node, [each for each in node.covered if self._entries[each].is_state_at(entry.start)])
+            self._uncover(
+                node,
+                [each for each in node.covered if self._entries[each].is_state_at(entry.start)],
+            )
         else:
             node.covered.remove(key)
         del self._entries[key]
@@ -246,7 +284,10 @@ class PrefixTree:
             del self._entries[key]
 
     def parent_of(self, key: BlockKey) -> BlockKey | None:
-        """The block that a block or state directly follows; None for the first of a chain. Raises KeyError for an unknown key."""
+        """The block that a block or state directly follows; None for the first of a chain.
+
+        Raises KeyError for an unknown key.
+        """
         entry = self._entries[key]
         node = entry.node if entry.is_state or entry.node.key != key else entry.node.parent
         return None if node is None or node.parent is None else node.key
@@ -266,14 +307,18 @@ class PrefixTree:
         return found
 
     def subtree(self, key: BlockKey) -> tuple[BlockKey, ...]:
-        """A key with everything that cannot stay without it, in an order in which it can be removed: `key` is the last."""
+        """A key with everything that cannot stay without it, in an order in which it can be
+        removed: `key` is the last.
+        """
         entry = self._entries[key]
         return tuple(children_first(entry.node)) if entry.node.key == key else (key,)
 
     def children(self, key: BlockKey) -> tuple[BlockKey, ...]:
         """The blocks that directly follow any token of a block."""
         node = self._entries[key].node
-        return tuple(child.key for branches in node.branches.values() for child in branches.values())
+        return tuple(
+            child.key for branches in node.branches.values() for child in branches.values()
+        )
 
     def attached(self, key: BlockKey) -> tuple[BlockKey, ...]:
         """The states within a block, and the keys that it covers."""
@@ -287,15 +332,23 @@ class PrefixTree:
         if entry.is_state:
             return Standing(key, node.key, node.offset + entry.start - node.start, b"", 0)
         assert node.parent is not None, "a root has no key among the entries"
-        return Standing(key, node.parent.key, node.parent.offset + node.parent_cut, node.packed, entry.tokens)
+        return Standing(
+            key, node.parent.key, node.parent.offset + node.parent_cut, node.packed, entry.tokens
+        )
 
     def run_of(self, key: BlockKey) -> tuple[int, int]:
-        """The position of a block's first token, and how many tokens the whole block has. Raises KeyError for an unknown key."""
+        """The position of a block's first token, and how many tokens the whole block has.
+
+        Raises KeyError for an unknown key.
+        """
         entry = self._entries[key]
         return entry.start, entry.tokens
 
     def stands_before(self, key: BlockKey, other: BlockKey) -> bool:
-        """Whether a block that has a node is one of those that another one follows. Costs a step for each block before that."""
+        """Whether a block that has a node is one of those that another one follows.
+
+        Costs a step for each block before that.
+        """
         entry = self._entries.get(other)
         node = None if entry is None else entry.node
         while node is not None:
@@ -305,12 +358,17 @@ class PrefixTree:
         return False
 
     def _resolve(self, key: BlockKey, parent_key: BlockKey, parent_tokens: int) -> tuple[Node, int]:
-        """The node that holds the last of a block's first `parent_tokens` tokens, and how many of its own go up to there."""
+        """The node that holds the last of a block's first `parent_tokens` tokens, and how many of
+        its own go up to there.
+        """
         if parent_tokens == 0 and parent_key not in self._entries:
             return self._root(parent_key), 0
         parent = self._entries.get(parent_key)
         if parent is None or parent.is_state or not 0 < parent_tokens <= parent.tokens:
-            raise ValueError(f"{key.hex()[:12]} follows {parent_tokens} tokens of {parent_key.hex()[:12]}, which are not stored")
+            raise ValueError(
+                f"{key.hex()[:12]} follows {parent_tokens} tokens of {parent_key.hex()[:12]}, "
+                "which are not stored"
+            )
         position = parent.start + parent_tokens
         node = parent.node
         while position <= node.start and node.parent is not None:
@@ -318,7 +376,9 @@ class PrefixTree:
         return node, position - node.start
 
     def check_invariants(self) -> None:
-        """Assert that every token is in one node, that every key is found where it says, and that no root is empty."""
+        """Assert that every token is in one node, that every key is found where it says, and that
+        no root is empty.
+        """
         seen: dict[BlockKey, Node] = {}
         tokens = 0
         for key, root in self._roots.items():
@@ -334,14 +394,20 @@ class PrefixTree:
                     seen[each] = node
         assert tokens == self._tokens, "miscounted tokens"
         assert seen.keys() == self._entries.keys(), "the keys of the nodes and of the book differ"
-        assert all(self._entries[key].node is node for key, node in seen.items()), "a key leads to another node"
+        assert all(self._entries[key].node is node for key, node in seen.items()), (
+            "a key leads to another node"
+        )
 
 
 def _divergence(end: Cursor, packed: bytes) -> Divergence | None:
     node, found = end.node, token_at(packed, end.position)
     assert node is not None
     if end.cut < node.tokens:
-        return Divergence(position=end.position, stored_token_id=token_at(node.packed, end.cut), prompt_token_id=found)
+        return Divergence(
+            position=end.position,
+            stored_token_id=token_at(node.packed, end.cut),
+            prompt_token_id=found,
+        )
     branches = node.branches.get(end.cut)
     if not branches:
         return None

@@ -11,14 +11,20 @@ from holdfast.worker.scheduler.sequence import ScheduledSequence
 
 
 class KvLedger:
-    """Counts reserved bytes. Bytes of a sequence that a step under way still touches stay reserved until that step is over."""
+    """Counts reserved bytes.
 
-    def __init__(self, costs: SequenceCosts, *, budget_bytes: int, expected_output_tokens: int) -> None:
+    Bytes of a sequence that a step under way still touches stay reserved until that step is over.
+    """
+
+    def __init__(
+        self, costs: SequenceCosts, *, budget_bytes: int, expected_output_tokens: int
+    ) -> None:
         self._costs = costs
         self._expected_output_tokens = expected_output_tokens
         self.budget_bytes = budget_bytes
         self.wanted_budget_bytes = budget_bytes
-        self._tolerated_bytes = budget_bytes  # reserved when the budget shrank: nothing is taken away, nothing is added
+        # reserved when the budget shrank: nothing is taken away, nothing is added
+        self._tolerated_bytes = budget_bytes
         self.running_bytes = 0
         self.leaving_bytes = 0
         self.held_bytes = 0  # of live states that no sequence here has reserved
@@ -52,7 +58,9 @@ class KvLedger:
             raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
 
     def fit_budget(self, known: Iterable[ScheduledSequence]) -> None:
-        """Bring the budget to what is wanted, as far as each sequence that was accepted still fits alone."""
+        """Bring the budget to what is wanted, as far as each sequence that was accepted still fits
+        alone.
+        """
         if self.budget_bytes == self.wanted_budget_bytes:
             return
         needs = (self.bytes_for(self.capacity_for(each.final_tokens)) for each in known)
@@ -65,33 +73,64 @@ class KvLedger:
         return self.capacity_for(sequence.prompt_tokens + sequence.drawn + ahead)
 
     def capacities_for_growth(self, sequence: ScheduledSequence) -> tuple[int, ...]:
-        """Larger capacities for a sequence that has no room for its next token, the most welcome first, the least one last."""
+        """Larger capacities for a sequence that has no room for its next token, the most welcome
+        first, the least one last.
+        """
         wanted = min(sequence.position + self._expected_output_tokens, sequence.final_tokens)
         least = self.capacity_for(sequence.position + 1)
         return (self.capacity_for(wanted), least) if self.capacity_for(wanted) > least else (least,)
 
     def may_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> bool:
-        """Whether it fits beside those that run and the next growth of each of them, lest it be preempted at once."""
+        """Whether it fits beside those that run and the next growth of each of them, lest it be
+        preempted at once.
+        """
         return self._needed_to_enter(sequence, running) <= self.free_bytes
 
-    def _needed_to_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> int:
-        growing = sum(1 for other in running if other.capacity_tokens < other.final_tokens and not other.is_fully_planned)
+    def _needed_to_enter(
+        self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
+    ) -> int:
+        growing = sum(
+            1
+            for other in running
+            if other.capacity_tokens < other.final_tokens and not other.is_fully_planned
+        )
         headroom = growing * self._costs.reserve_step_tokens * self._costs.kv_bytes_per_token
-        return self.bytes_for(self.capacity_at_admission(sequence), held_tokens=sequence.held_tokens) + headroom
+        return (
+            self.bytes_for(self.capacity_at_admission(sequence), held_tokens=sequence.held_tokens)
+            + headroom
+        )
 
-    def may_enter_soon(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> bool:
+    def may_enter_soon(
+        self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
+    ) -> bool:
         """Whether it will, when the steps under way are over."""
-        return self._needed_to_enter(sequence, running) <= self.budget_bytes - self.running_bytes - self.held_bytes
+        return (
+            self._needed_to_enter(sequence, running)
+            <= self.budget_bytes - self.running_bytes - self.held_bytes
+        )
 
     def may_enter_without(
-        self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence], *, gone: Iterable[ScheduledSequence]
+        self,
+        sequence: ScheduledSequence,
+        running: Iterable[ScheduledSequence],
+        *,
+        gone: Iterable[ScheduledSequence],
     ) -> bool:
-        """Whether it will beside those that are left of all that run now, when parked states have given up what they hold."""
+        """Whether it will beside those that are left of all that run now, when parked states have
+        given up what they hold.
+        """
         reserved = self.running_bytes - sum(each.reserved_bytes for each in gone)
-        return self._needed_to_enter(sequence, running) <= self.budget_bytes - reserved - self.held_bytes + self.parked_bytes
+        return (
+            self._needed_to_enter(sequence, running)
+            <= self.budget_bytes - reserved - self.held_bytes + self.parked_bytes
+        )
 
-    def missing_to_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> int:
-        """Bytes that parked states have to give up before it may enter; 0 when that is not enough, or none have to."""
+    def missing_to_enter(
+        self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
+    ) -> int:
+        """Bytes that parked states have to give up before it may enter; 0 when that is not enough,
+        or none have to.
+        """
         missing = self._needed_to_enter(sequence, running) - self.free_bytes
         return missing if 0 < missing <= self.parked_bytes else 0
 
@@ -114,7 +153,9 @@ class KvLedger:
         sequence.capacity_tokens, sequence.reserved_bytes = capacity_tokens, needed
 
     def leave(self, sequence: ScheduledSequence, *, observed_steps: int) -> None:
-        """Give back what a sequence has reserved, at once or when the last step that touches it is over."""
+        """Give back what a sequence has reserved, at once or when the last step that touches it is
+        over.
+        """
         freed = sequence.stop()
         self.running_bytes -= freed
         if sequence.last_step > observed_steps and freed:
@@ -130,6 +171,10 @@ class KvLedger:
 
     def check_invariants(self, running: Iterable[ScheduledSequence]) -> None:
         """Assert that the sums agree with the sequences and stay within the budget."""
-        assert self.running_bytes == sum(sequence.reserved_bytes for sequence in running), "reserved bytes are miscounted"
-        assert self.leaving_bytes == sum(held for _, held in self._leaving), "bytes of leaving sequences are miscounted"
+        assert self.running_bytes == sum(sequence.reserved_bytes for sequence in running), (
+            "reserved bytes are miscounted"
+        )
+        assert self.leaving_bytes == sum(held for _, held in self._leaving), (
+            "bytes of leaving sequences are miscounted"
+        )
         assert self.reserved_bytes <= self._tolerated_bytes, "more is reserved than there is"

@@ -1,14 +1,16 @@
 """How much of which prompt goes into a step.
 
-Prompts that are being read share a step like this. The oldest and those that are ahead of it (shorter, or passed over for a
-while) each may count on half of the step; which half is dealt out first alternates, so that both move even when a step has room
-for one chunk only. What one side leaves the other takes, and what is left after that goes to the rest, shortest first. So a short
-prompt never waits for a long one to be read, a long one is slowed down by short ones to half its pace at most, and equal ones are
-read one after the other, which lets the first answer begin early.
+Prompts that are being read share a step like this. The oldest and those that are ahead of it
+(shorter, or passed over for a while) each may count on half of the step; which half is dealt out
+first alternates, so that both move even when a step has room for one chunk only. What one side
+leaves the other takes, and what is left after that goes to the rest, shortest first. So a short
+prompt never waits for a long one to be read, a long one is slowed down by short ones to half its
+pace at most, and equal ones are read one after the other, which lets the first answer begin early.
 
-That holds within one flow. Where several have prompts to be read, each has an equal share of the step, with what its answers take
-of it, and what one leaves the others take; but short prompts of flows that had none until now are read first (`sparse_flows`).
-Prompts of a batch get what interactive ones leave, until they were passed over for a while.
+That holds within one flow. Where several have prompts to be read, each has an equal share of the
+step, with what its answers take of it, and what one leaves the others take; but short prompts of
+flows that had none until now are read first (`sparse_flows`). Prompts of a batch get what
+interactive ones leave, until they were passed over for a while.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from holdfast.worker.scheduler.sparse_flows import SparseFlows
 
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
 PATIENCE_STEPS = 8  # a prompt that was passed over so often goes ahead of shorter ones
-LEAST_ALONE_TOKENS = 256  # of a prompt that is alone, however slow the device: smaller steps read 2 to 3 times as slowly
-MIXED_STEPS_IN_A_ROW = 32  # then one step only decodes: what chunks add cannot be told without knowing what it takes
+# of a prompt that is alone, however slow the device: smaller steps read 2 to 3 times as slowly
+LEAST_ALONE_TOKENS = 256
+# then one step only decodes: what chunks add cannot be told without knowing what it takes
+MIXED_STEPS_IN_A_ROW = 32
 
 
 class Allowance:
@@ -52,10 +56,18 @@ class Allowance:
         self._held_tokens = max(0, self.tokens - tokens)
         self._held_seconds = 0.0 if math.isinf(self.seconds) else max(0.0, self.seconds - seconds)
 
-    def take(self, costs: CostModel, sequence: ScheduledSequence, *, taken: int, at_least_a_quantum: bool = False) -> int:
+    def take(
+        self,
+        costs: CostModel,
+        sequence: ScheduledSequence,
+        *,
+        taken: int,
+        at_least_a_quantum: bool = False,
+    ) -> int:
         """Take as much as there is for one prompt that has `taken` tokens of the step already.
 
-        Whole quanta, unless the prompt or a boundary ends with it. `at_least_a_quantum`: at any cost, so that somebody moves.
+        Whole quanta, unless the prompt or a boundary ends with it. `at_least_a_quantum`: at any
+        cost, so that somebody moves.
         """
         position = sequence.position + taken
         wanted = longest_chunk(costs, sequence) - taken
@@ -71,17 +83,24 @@ class Allowance:
             tokens = max(tokens, min(self._quantum, wanted, self.tokens))
         if tokens > 0:
             self.tokens -= tokens
-            self.seconds -= entry + costs.more_chunk_seconds(position, tokens, score_seconds=score_seconds)
+            self.seconds -= entry + costs.more_chunk_seconds(
+                position, tokens, score_seconds=score_seconds
+            )
         return max(tokens, 0)
 
 
 def longest_chunk(costs: CostModel, sequence: ScheduledSequence) -> int:
-    """How much of its prompt may be in one step: up to the next boundary, and as much as the device takes at this position."""
+    """How much of its prompt may be in one step: up to the next boundary, and as much as the device
+    takes at this position.
+    """
     return min(sequence.longest_span, costs.most_chunk_tokens(sequence.position))
 
 
 class ChunkSharing:
-    """Deals the steps' room for prompts out. Remembers whose turn it is to be first, and when a step last did without chunks."""
+    """Deals the steps' room for prompts out.
+
+    Remembers whose turn it is to be first, and when a step last did without chunks.
+    """
 
     def __init__(self, costs: CostModel, *, min_chunk_tokens: int) -> None:
         self._costs = costs
@@ -101,10 +120,13 @@ class ChunkSharing:
         step: int,
         rows: Mapping[str, int] = NO_ROWS,
     ) -> list[tuple[ScheduledSequence, int]]:
-        """Chunks for step number `step`; at least one, if there are prompts and tokens and the step shall not only decode.
+        """Chunks for step number `step`; at least one, if there are prompts and tokens and the step
+        shall not only decode.
 
-        prompts: oldest first, none of them read to its end. seconds: infinite when nobody decodes in this step.
-        rows: answers that are written in this step, by flow; may be left out when all prompts are of one flow.
+        prompts: oldest first, none of them read to its end. seconds: infinite when nobody decodes
+            in this step.
+        rows: answers that are written in this step, by flow; may be left out when all prompts are
+            of one flow.
         """
         groups, batch = self._groups(prompts, step)
         if math.isinf(seconds):
@@ -164,7 +186,10 @@ class ChunkSharing:
         step: int,
         rows: Mapping[str, int],
     ) -> None:
-        """An equal share for each flow. Each is the first to be dealt to in its turn, so that all move."""
+        """An equal share for each flow.
+
+        Each is the first to be dealt to in its turn, so that all move.
+        """
         turn, first = divmod(self._first_flow, len(groups))
         self._first_flow += 1
         # Changes from one turn of a flow to its next, whatever the number of flows.
@@ -175,7 +200,9 @@ class ChunkSharing:
         ):
             share = share if place else max(self._min_chunk_tokens, share)
             allowance.hold_back_all_but(tokens=share, seconds=allowance.seconds * part)
-            self._deal(allowance, self._in_order(group, step, oldest_is_first), taken, must_move=not place)
+            self._deal(
+                allowance, self._in_order(group, step, oldest_is_first), taken, must_move=not place
+            )
         allowance.release()
         for group in dealt:
             self._deal(allowance, self._in_order(group, step, oldest_is_first), taken)
@@ -183,12 +210,16 @@ class ChunkSharing:
     def _equal_shares(
         self, groups: list[list[ScheduledSequence]], tokens: int, rows: Mapping[str, int]
     ) -> list[tuple[int, float]]:
-        """Of each group: tokens, and its part of the time that those before it leave; all flows take the same time of a step."""
+        """Of each group: tokens, and its part of the time that those before it leave; all flows
+        take the same time of a step.
+        """
         each = [self._costs.prompt_token_seconds_at(group[0].position) for group in groups]
         row_seconds = self._costs.decode_row_seconds(sum(rows.values()))
         writing = [row_seconds * rows.get(group[0].service.flow, 0) for group in groups]
         rates = sum(1 / cost for cost in each)
-        equal = (tokens + sum(spent / cost for spent, cost in zip(writing, each, strict=True))) / rates
+        equal = (
+            tokens + sum(spent / cost for spent, cost in zip(writing, each, strict=True))
+        ) / rates
         reading = [max(0.0, equal - spent) for spent in writing]
         left = list(itertools.accumulate(reversed(reading)))[::-1]
         return [
@@ -196,15 +227,23 @@ class ChunkSharing:
             for seconds, cost, rest in zip(reading, each, left, strict=True)
         ]
 
-    def _in_order(self, prompts: list[ScheduledSequence], step: int, oldest_is_first: bool) -> list[ScheduledSequence]:
-        """As `_share_within` would serve them if there were room for few: the shorter ones, the oldest, the others."""
+    def _in_order(
+        self, prompts: list[ScheduledSequence], step: int, oldest_is_first: bool
+    ) -> list[ScheduledSequence]:
+        """As `_share_within` would serve them if there were room for few: the shorter ones, the
+        oldest, the others.
+        """
         ahead, behind = self._others(prompts, step)
         if oldest_is_first:
             return [prompts[0], *ahead, *behind]
         return [*ahead, prompts[0], *behind]
 
     def _share_within(
-        self, prompts: list[ScheduledSequence], allowance: Allowance, taken: dict[ScheduledSequence, int], step: int
+        self,
+        prompts: list[ScheduledSequence],
+        allowance: Allowance,
+        taken: dict[ScheduledSequence, int],
+        step: int,
     ) -> None:
         ahead, behind = self._others(prompts, step)
         oldest = prompts[:1]
@@ -228,8 +267,12 @@ class ChunkSharing:
         self._mixed_steps = 0 if due else self._mixed_steps + 1
         return due
 
-    def _others(self, prompts: list[ScheduledSequence], step: int) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
-        """All but the oldest, split in those ahead of it and the rest, each in the order in which they are served."""
+    def _others(
+        self, prompts: list[ScheduledSequence], step: int
+    ) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
+        """All but the oldest, split in those ahead of it and the rest, each in the order in which
+        they are served.
+        """
         oldest = prompts[0]
         passed_over = [other for other in prompts[1:] if step - other.last_step > PATIENCE_STEPS]
         passed_over.sort(key=lambda other: other.last_step)

@@ -1,4 +1,6 @@
-"""What steps cost on this machine, learned from the steps themselves: decoding rows, prompt tokens and their scores apart."""
+"""What steps cost on this machine, learned from the steps themselves: decoding rows, prompt tokens
+and their scores apart.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ from dataclasses import dataclass
 
 from holdfast.worker.scheduler.decision import UNBOUNDED, ChunkBounds
 
-_MEMORY = 4.0  # observations of full weight that an estimate remembers: the gain never falls below 1/4
-_LOWEST, _HIGHEST = 1 / 8, 3.0  # one observation moves an estimate no further than towards this many times itself
+# observations of full weight that an estimate remembers: the gain never falls below 1/4
+_MEMORY = 4.0
+# one observation moves an estimate no further than towards this many times itself
+_LOWEST, _HIGHEST = 1 / 8, 3.0
 _FLOOR = 1 / 10  # of the mean: extrapolation never goes below it
 
 _FIRST_DECODE_SECONDS = 0.02
@@ -22,7 +26,8 @@ _POSITIONS_SPREAD = 256.0
 class Trend:
     """A cost that rises in a straight line with x, followed by exponentially weighted means.
 
-    `spread` is the scatter of x from which a slope is believed. Before the first observation the cost is `first_guess`.
+    `spread` is the scatter of x from which a slope is believed. Before the first observation the
+    cost is `first_guess`.
     """
 
     __slots__ = ("_covariance", "_mean", "_mean_x", "_spread_squared", "_variance", "_weight")
@@ -53,11 +58,16 @@ class Trend:
         return max(self._mean + self.slope * (x - self._mean_x), self._mean * _FLOOR)
 
     def at_most(self, x: float) -> float:
-        """A bound at x for a cost that grows with x at most in proportion, wherever it was measured."""
+        """A bound at x for a cost that grows with x at most in proportion, wherever it was
+        measured.
+        """
         return max(self._mean * max(1.0, x / max(self._mean_x, 1.0)), self.at(x))
 
     def learn(self, x: float, cost: float, *, weight: float = 1.0) -> None:
-        """Take in one observation; `weight`: between 0 and 1, how much it says. An outlier moves the estimate only so far."""
+        """Take in one observation; `weight`: between 0 and 1, how much it says.
+
+        An outlier moves the estimate only so far.
+        """
         if self._weight >= 1.0:
             expected = self.at(x)
             cost = min(max(cost, expected * _LOWEST), expected * _HIGHEST)
@@ -83,14 +93,18 @@ class StepLoad:
 
 
 class CostModel:
-    """Learns the seconds of a decode step by its rows, and of a prompt token by its position (attention grows with it).
+    """Learns the seconds of a decode step by its rows, and of a prompt token by its position
+    (attention grows with it).
 
-    `mixes_chunks`: prompt chunks ride in the same forward as the decoding rows. Otherwise each chunk reads the weights once more,
-    which is taken to cost as much as a decode step of one row. What it takes to score a prompt token (logits over the whole
-    vocabulary) is learned apart: with a small model and a large vocabulary it is most of what a token costs.
+    `mixes_chunks`: prompt chunks ride in the same forward as the decoding rows. Otherwise each
+    chunk reads the weights once more, which is taken to cost as much as a decode step of one row.
+    What it takes to score a prompt token (logits over the whole vocabulary) is learned apart: with
+    a small model and a large vocabulary it is most of what a token costs.
     """
 
-    def __init__(self, *, mixes_chunks: bool, min_chunk_tokens: int, bounds: ChunkBounds = UNBOUNDED) -> None:
+    def __init__(
+        self, *, mixes_chunks: bool, min_chunk_tokens: int, bounds: ChunkBounds = UNBOUNDED
+    ) -> None:
         self._mixes_chunks = mixes_chunks
         self._min_chunk_tokens = min_chunk_tokens
         self._bounds = bounds
@@ -117,17 +131,27 @@ class CostModel:
         return self._bounds.seconds
 
     def limit_chunks(self, tokens: int) -> None:
-        """Never read more of a prompt at once from now on: the device has failed on a larger chunk, and not on this one."""
+        """Never read more of a prompt at once from now on: the device has failed on a larger chunk,
+        and not on this one.
+        """
         self._most_chunk_tokens = min(self._most_chunk_tokens, max(tokens, self._min_chunk_tokens))
 
     def most_chunk_tokens(self, position: int) -> int:
-        """The longest chunk that may begin at a position: as large as memory for attention scores and past failures allow."""
+        """The longest chunk that may begin at a position: as large as memory for attention scores
+        and past failures allow.
+        """
         most = self._most_chunk_tokens
         if self._bounds.score_bytes_per_pair:
             # The largest n with n * (position + n) pairs; the stable form of the root.
             pairs = self._bounds.score_bytes / self._bounds.score_bytes_per_pair
-            fitting = int(2 * pairs / (position + math.sqrt(position * position + 4 * pairs))) if pairs else 0
-            most = min(most, max(fitting - fitting % self._min_chunk_tokens, self._min_chunk_tokens))
+            fitting = (
+                int(2 * pairs / (position + math.sqrt(position * position + 4 * pairs)))
+                if pairs
+                else 0
+            )
+            most = min(
+                most, max(fitting - fitting % self._min_chunk_tokens, self._min_chunk_tokens)
+            )
         return most
 
     def decode_seconds(self, rows: int) -> float:
@@ -146,36 +170,53 @@ class CostModel:
         """What a chunk costs beside decoding rows before its first token is counted."""
         return 0.0 if self._mixes_chunks or not self._decode.is_learned else self._decode.at(1)
 
-    def more_chunk_seconds(self, position: int, tokens: int, *, score_seconds: float = 0.0) -> float:
-        """What further tokens add to a chunk that is in the step already. score_seconds: what each costs beside being read."""
+    def more_chunk_seconds(
+        self, position: int, tokens: int, *, score_seconds: float = 0.0
+    ) -> float:
+        """What further tokens add to a chunk that is in the step already. score_seconds: what each
+        costs beside being read.
+        """
         return tokens * (self._prompt.at(position + tokens / 2) + score_seconds)
 
     def tokens_within(self, seconds: float, position: int, *, score_seconds: float = 0.0) -> int:
-        """The most tokens from `position` on that take no longer; the inverse of `more_chunk_seconds`, or a little less."""
+        """The most tokens from `position` on that take no longer; the inverse of
+        `more_chunk_seconds`, or a little less.
+        """
         if seconds <= 0.0:
             return 0
         first, slope = self._prompt.at(position) + score_seconds, self._prompt.slope
-        # The stable form of the positive root of slope/2·n² + first·n = seconds; right for slope = 0 too.
+        # The stable form of the positive root of slope/2·n² + first·n = seconds; right for slope =
+        # 0 too.
         return int(2 * seconds / (first + math.sqrt(first * first + 2 * slope * seconds)))
 
     def at_most(self, load: StepLoad) -> float | None:
-        """What a step of this load takes at most, None before its like was seen; an outlier may still take several times that.
+        """What a step of this load takes at most, None before its like was seen; an outlier may
+        still take several times that.
 
-        Rows and positions beyond those measured count in proportion: no row costs more than the first, and attention over twice
-        as many tokens no more than twice as much.
+        Rows and positions beyond those measured count in proportion: no row costs more than the
+        first, and attention over twice as many tokens no more than twice as much.
         """
-        if (load.decode_rows and not self._decode.is_learned) or (load.chunks and not self._prompt.is_learned):
+        if (load.decode_rows and not self._decode.is_learned) or (
+            load.chunks and not self._prompt.is_learned
+        ):
             return None
         if load.scored_tokens and not self._scores.is_learned:
             return None
         seconds = 0.0
         if load.decode_rows or (self._mixes_chunks and self._decode.is_learned):
-            seconds = self._decode.at_most(max(load.decode_rows, 1))  # what any step takes that reads the weights
+            # what any step takes that reads the weights
+            seconds = self._decode.at_most(max(load.decode_rows, 1))
         if not self._decode.is_learned:
             seconds = self._last_chunks_seconds  # one token may take as long as all of them
         if load.chunk_tokens:
-            seconds += load.chunk_tokens * self._prompt.at_most(load.position_sum / load.chunk_tokens)
-        return seconds + load.scored_tokens * self._scores.mean + load.chunks * self.seconds_per_chunk()
+            seconds += load.chunk_tokens * self._prompt.at_most(
+                load.position_sum / load.chunk_tokens
+            )
+        return (
+            seconds
+            + load.scored_tokens * self._scores.mean
+            + load.chunks * self.seconds_per_chunk()
+        )
 
     def learn(self, load: StepLoad, seconds: float) -> None:
         """Take in what a step took."""
@@ -189,12 +230,16 @@ class CostModel:
         added = max(seconds - fixed, seconds / 4)
         if load.scored_tokens and self._prompt.is_learned:
             read = load.chunk_tokens * self._prompt.at(load.position_sum / load.chunk_tokens)
-            # As above: what reading is thought to take must not make scores look free, from where no factor leads back.
+            # As above: what reading is thought to take must not make scores look free, from where
+            # no factor leads back.
             self._scores.learn(0.0, max(added - read, added / 16) / load.scored_tokens)
             return
-        # What a step takes beside its tokens blurs the cost of each in inverse proportion to their number.
+        # What a step takes beside its tokens blurs the cost of each in inverse proportion to their
+        # number.
         weight = min(1.0, (load.chunk_tokens / self._full_weight_tokens) ** 2)
-        self._prompt.learn(load.position_sum / load.chunk_tokens, added / load.chunk_tokens, weight=weight)
+        self._prompt.learn(
+            load.position_sum / load.chunk_tokens, added / load.chunk_tokens, weight=weight
+        )
 
     def _seconds_without_prompt_tokens(self, load: StepLoad) -> float:
         if not self._decode.is_learned:

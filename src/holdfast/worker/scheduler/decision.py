@@ -21,11 +21,15 @@ class SequenceCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkBounds:
-    """What a chunk of a prompt may take, however much room its step has. By default nothing is bounded.
+    """What a chunk of a prompt may take, however much room its step has.
 
-    seconds: of a step in which no sequence decodes. The GPU watchdog of macOS ends a command that runs too long, and a new
+    By default nothing is bounded.
+
+    seconds: of a step in which no sequence decodes. The GPU watchdog of macOS ends a command that
+        runs too long, and a new
     request waits for the step under way.
-    score_bytes_per_pair: what attention stores for each pair of a query and a key; 0 where a fused kernel stores no scores.
+    score_bytes_per_pair: what attention stores for each pair of a query and a key; 0 where a fused
+        kernel stores no scores.
     score_bytes: the memory that there is for these.
     """
 
@@ -47,25 +51,31 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One step. The worker closes what is preempted, grows, opens what is admitted, then dispatches the plan, in this order.
+    """One step. The worker closes what is preempted, grows, opens what is admitted, then dispatches
+    the plan, in this order.
 
-    A step that is already under way may still draw a token for a sequence that is preempted here. It counts and is reported
-    with `observe` like any other: the sequence is not admitted again before that.
+    A step that is already under way may still draw a token for a sequence that is preempted here.
+    It counts and is reported with `observe` like any other: the sequence is not admitted again
+    before that.
     """
 
-    admitted: tuple[Reservation, ...] = ()  # read from their first token that is not cached, after a preemption too
+    # read from their first token that is not cached, after a preemption too
+    admitted: tuple[Reservation, ...] = ()
     preempted: tuple[RequestId, ...] = ()
     grown: tuple[Reservation, ...] = ()
     plan: StepPlan = StepPlan()
-    expected_seconds: float | None = None  # what it takes at most, room made before included; None: not measured yet
+    # what it takes at most, room made before included; None: not measured yet
+    expected_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What became of one plan. Every plan with spans is reported exactly once, in the order they were given out.
+    """What became of one plan.
 
-    `seconds`: how long the device was busy with it, from its dispatch (or the end of the step before it, if that was later) to
-    its end.
+    Every plan with spans is reported exactly once, in the order they were given out.
+
+    `seconds`: how long the device was busy with it, from its dispatch (or the end of the step
+    before it, if that was later) to its end.
     """
 
     plan: StepPlan
@@ -81,7 +91,9 @@ class SchedulerStatistics:
     running: int
     queued: int
     reading: int  # running sequences that still read their prompt
-    reserved_bytes: int  # of running sequences, live states that they share included, and of ended ones that a step still touches
+    # of running sequences, live states that they share included, and of ended ones that a step
+    # still touches
+    reserved_bytes: int
     budget_bytes: int
     preemptions: int  # since the start
     max_running: int  # the limits that count

@@ -1,9 +1,12 @@
-"""Whose turn it is, and who gives way: interactive before batch, and nobody's second sequence before somebody's first.
+"""Whose turn it is, and who gives way: interactive before batch, and nobody's second sequence
+before somebody's first.
 
-Requests of one flow (who asks) are served in their order. Among flows it is max-min fair over places: each running sequence of a
-flow has a level, 0 for its first, 1 for its second, and a lower level goes before a higher one, whoever came first. On one level
-flows take turns. What runs on a higher level than a waiting one would have gives way to it; it is on the same or a higher level
-when it waits itself, so it never takes the place back. A request of a batch that has waited long enough counts as interactive.
+Requests of one flow (who asks) are served in their order. Among flows it is max-min fair over
+places: each running sequence of a flow has a level, 0 for its first, 1 for its second, and a lower
+level goes before a higher one, whoever came first. On one level flows take turns. What runs on a
+higher level than a waiting one would have gives way to it; it is on the same or a higher level when
+it waits itself, so it never takes the place back. A request of a batch that has waited long enough
+counts as interactive.
 
 While there is one flow and no batch, all of this is first come, first served.
 """
@@ -17,7 +20,8 @@ from typing import TypeAlias
 from holdfast.wire.requests import RequestId
 from holdfast.worker.scheduler.sequence import ScheduledSequence
 
-Rank: TypeAlias = tuple[int, int, int]  # priority class (0: interactive), level, order; the highest gives way first
+# priority class (0: interactive), level, order; the highest gives way first
+Rank: TypeAlias = tuple[int, int, int]
 
 _MOST_TURNS = 4096  # flows, those that are gone among them
 
@@ -29,7 +33,8 @@ class FairShare:
         self._aging_seconds = aging_seconds
         self._known: Counter[str] = Counter()  # waiting and running sequences of each flow
         self._batch_known = 0
-        self._turns: dict[str, int] = {}  # grows with each admission: of two flows the lower one is next
+        # grows with each admission: of two flows the lower one is next
+        self._turns: dict[str, int] = {}
         self._admissions = 0
         self._now = 0.0
 
@@ -44,7 +49,9 @@ class FairShare:
         return len(self._known)
 
     def may_wait(self, flow: str, queue: Sequence[ScheduledSequence], *, limit: int) -> bool:
-        """Whether one more of a flow may wait: there is room, or others fill the queue and it has less than its share of it."""
+        """Whether one more of a flow may wait: there is room, or others fill the queue and it has
+        less than its share of it.
+        """
         if len(queue) < limit:
             return True
         own = sum(1 for sequence in queue if sequence.service.flow == flow)
@@ -65,7 +72,8 @@ class FairShare:
         self._batch_known -= sequence.is_batch
         if not self._known[flow]:
             del self._known[flow]
-            if len(self._known) <= 1 or len(self._turns) > _MOST_TURNS:  # there is nobody to take turns with, or too many were
+            # there is nobody to take turns with, or too many were
+            if len(self._known) <= 1 or len(self._turns) > _MOST_TURNS:
                 self._turns = {each: self._turns[each] for each in self._known}
 
     def admit(self, sequence: ScheduledSequence) -> None:
@@ -82,20 +90,28 @@ class FairShare:
         """A step took so long."""
         self._now += seconds
 
-    def next(self, queue: Iterable[ScheduledSequence], running: Iterable[ScheduledSequence]) -> ScheduledSequence | None:
+    def next(
+        self, queue: Iterable[ScheduledSequence], running: Iterable[ScheduledSequence]
+    ) -> ScheduledSequence | None:
         """Whose turn it is of those that may be admitted. queue: oldest first."""
         able = (sequence for sequence in queue if sequence.may_be_admitted)
         if self.is_first_come_first_served:
             return next(able, None)
         firsts: dict[tuple[str, bool], ScheduledSequence] = {}
-        for sequence in able:  # one that gave way has waited less than a younger one may have, and goes before it all the same
+        # one that gave way has waited less than a younger one may have, and goes before it all the
+        # same
+        for sequence in able:
             firsts.setdefault((sequence.service.flow, sequence.is_batch), sequence)
         if len(firsts) <= 1:
             return next(iter(firsts.values()), None)
         counts = self._counts(running)
         return min(
             firsts.values(),
-            key=lambda each: (*self._standing(each, counts), self._turns[each.service.flow], each.order),
+            key=lambda each: (
+                *self._standing(each, counts),
+                self._turns[each.service.flow],
+                each.order,
+            ),
         )
 
     def ranks(self, running: Mapping[RequestId, ScheduledSequence]) -> dict[RequestId, Rank]:
@@ -108,16 +124,25 @@ class FairShare:
             levels[flow] += 1
         return found
 
-    def givers(self, waiting: ScheduledSequence, running: Mapping[RequestId, ScheduledSequence]) -> Iterator[ScheduledSequence]:
-        """Those that have to make room for a waiting one if there is none, the first to do so first."""
+    def givers(
+        self, waiting: ScheduledSequence, running: Mapping[RequestId, ScheduledSequence]
+    ) -> Iterator[ScheduledSequence]:
+        """Those that have to make room for a waiting one if there is none, the first to do so
+        first.
+        """
         if self.is_first_come_first_served:
             return
         standing = self._standing(waiting, self._counts(running.values()))
         ranks = self.ranks(running)
-        for sequence in sorted(running.values(), key=lambda each: ranks[each.request_id], reverse=True):
+        for sequence in sorted(
+            running.values(), key=lambda each: ranks[each.request_id], reverse=True
+        ):
             if ranks[sequence.request_id][:2] <= standing:
                 return
-            is_elder = (sequence.service.flow, sequence.is_batch) == (waiting.service.flow, waiting.is_batch)
+            is_elder = (sequence.service.flow, sequence.is_batch) == (
+                waiting.service.flow,
+                waiting.is_batch,
+            )
             if not sequence.is_fully_planned and not (is_elder and sequence.order < waiting.order):
                 yield sequence  # an elder would go before the waiting one again, and both for ever
 
@@ -130,7 +155,9 @@ class FairShare:
     def _counts(self, running: Iterable[ScheduledSequence]) -> Counter[tuple[str, int]]:
         return Counter((sequence.service.flow, self._class(sequence)) for sequence in running)
 
-    def _standing(self, waiting: ScheduledSequence, counts: Counter[tuple[str, int]]) -> tuple[int, int]:
+    def _standing(
+        self, waiting: ScheduledSequence, counts: Counter[tuple[str, int]]
+    ) -> tuple[int, int]:
         """Class and level that it would have if it ran."""
         flow, its_class = waiting.service.flow, self._class(waiting, waits=True)
         return its_class, sum(counts[flow, other] for other in range(its_class + 1))

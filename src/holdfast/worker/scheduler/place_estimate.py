@@ -8,7 +8,9 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 
 
 class PlaceEstimate:
-    """How long it takes until a place in a full queue is free: the busy seconds between two ends, lately."""
+    """How long it takes until a place in a full queue is free: the busy seconds between two ends,
+    lately.
+    """
 
     def __init__(self) -> None:
         self._seconds_per_end = _FIRST_GUESS_SECONDS
@@ -24,4 +26,6 @@ class PlaceEstimate:
     @property
     def seconds(self) -> float:
         """The estimate, never shorter than a second, never longer than a minute."""
-        return min(max(self._seconds_per_end, self._busy_seconds, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+        return min(
+            max(self._seconds_per_end, self._busy_seconds, _SHORTEST_SECONDS), _LONGEST_SECONDS
+        )

@@ -1,6 +1,8 @@
-"""Who gives way when a running sequence needs more memory than is free: those that are paused, then the highest in rank.
+"""Who gives way when a running sequence needs more memory than is free: those that are paused, then
+the highest in rank.
 
-By rank (`fairness`) that is the youngest of whoever has most running; of a single flow the youngest.
+By rank (`fairness`) that is the youngest of whoever has most running; of a single flow the
+youngest.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ def make_room(
 ) -> RoomMade:
     """Grow each sequence that has no room for its next token, the lowest in rank first.
 
-    What does not fit waits if the steps under way will free enough, else the highest is preempted. The highest itself is
-    never preempted for its own sake: it keeps what it has read and pauses until a lower one ends. The lowest always finds room,
-    for alone it fits (admission saw to it), so somebody always moves on.
+    What does not fit waits if the steps under way will free enough, else the highest is preempted.
+    The highest itself is never preempted for its own sake: it keeps what it has read and pauses
+    until a lower one ends. The lowest always finds room, for alone it fits (admission saw to it),
+    so somebody always moves on.
 
     running: oldest first; `preempt` takes a sequence out of it.
     """
@@ -49,18 +52,24 @@ def make_room(
         while ledger.free_bytes - claimed_bytes < least_bytes:
             victim = first_to_give_way(running, ranks)
             if victim is sequence and len(running) == 1 and sequence.held_tokens:
-                # What it shares may take more than its tokens need, and nobody else can free anything: it begins anew.
+                # What it shares may take more than its tokens need, and nobody else can free
+                # anything: it begins anew.
                 made.preempted.append(victim.request_id)
                 preempt(victim)
                 break
-            if victim is sequence or _bytes_free_soon(ledger, running) - claimed_bytes >= least_bytes:
+            if (
+                victim is sequence
+                or _bytes_free_soon(ledger, running) - claimed_bytes >= least_bytes
+            ):
                 claimed_bytes += least_bytes
                 made.someone_waits = True
                 break
             made.preempted.append(victim.request_id)
             preempt(victim)
         else:
-            made.grown.append(_grow(ledger, sequence, spare_bytes=ledger.free_bytes - claimed_bytes))
+            made.grown.append(
+                _grow(ledger, sequence, spare_bytes=ledger.free_bytes - claimed_bytes)
+            )
     return made
 
 
@@ -81,7 +90,9 @@ def who_makes_way(
     givers: Iterable[ScheduledSequence],
     max_running: int,
 ) -> list[ScheduledSequence]:
-    """Those of `givers`, the first ones, that leave a waiting sequence a place and memory; none where all of them could not."""
+    """Those of `givers`, the first ones, that leave a waiting sequence a place and memory; none
+    where all of them could not.
+    """
     left, gone = dict(running), list[ScheduledSequence]()
 
     def has_room() -> bool:
@@ -105,10 +116,15 @@ def _grow(ledger: KvLedger, sequence: ScheduledSequence, *, spare_bytes: int) ->
 
 def extra_bytes(ledger: KvLedger, sequence: ScheduledSequence, capacity_tokens: int) -> int:
     """What has to be reserved beyond what is, for a larger capacity."""
-    return ledger.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens) - sequence.reserved_bytes
+    return (
+        ledger.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
+        - sequence.reserved_bytes
+    )
 
 
-def first_to_give_way(running: dict[RequestId, ScheduledSequence], ranks: Mapping[RequestId, Rank]) -> ScheduledSequence:
+def first_to_give_way(
+    running: dict[RequestId, ScheduledSequence], ranks: Mapping[RequestId, Rank]
+) -> ScheduledSequence:
     """The highest that is paused, else the highest that still has something to plan.
 
     One that is about to end frees its memory by itself.
@@ -118,5 +134,7 @@ def first_to_give_way(running: dict[RequestId, ScheduledSequence], ranks: Mappin
 
 
 def _bytes_free_soon(ledger: KvLedger, running: dict[RequestId, ScheduledSequence]) -> int:
-    ending = sum(sequence.reserved_bytes for sequence in running.values() if sequence.is_fully_planned)
+    ending = sum(
+        sequence.reserved_bytes for sequence in running.values() if sequence.is_fully_planned
+    )
     return ledger.free_bytes + ledger.leaving_bytes + ending

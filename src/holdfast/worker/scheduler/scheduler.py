@@ -1,8 +1,11 @@
-"""Turns what waits and runs into the plan of the next step. Pure counting: no tokens, no clock, no MLX.
+"""Turns what waits and runs into the plan of the next step.
 
-The worker may ask for step k+1 before it reports step k, so that the device never waits. Planned draws count at once; a sequence
-all of whose tokens are planned gets no more spans; one that turns out to have ended in step k may have a span in step k+1, whose
-draw is then ignored. Memory that a step under way touches stays reserved until that step is reported.
+Pure counting: no tokens, no clock, no MLX.
+
+The worker may ask for step k+1 before it reports step k, so that the device never waits. Planned
+draws count at once; a sequence all of whose tokens are planned gets no more spans; one that turns
+out to have ended in step k may have a span in step k+1, whose draw is then ignored. Memory that a
+step under way touches stays reserved until that step is reported.
 """
 
 from __future__ import annotations
@@ -30,12 +33,24 @@ from holdfast.worker.scheduler.decision import (
 )
 from holdfast.worker.scheduler.fairness import FairShare
 from holdfast.worker.scheduler.place_estimate import PlaceEstimate
-from holdfast.worker.scheduler.preemption import RoomMade, extra_bytes, make_room, who_is_beyond, who_makes_way
-from holdfast.worker.scheduler.sequence import DEFAULT_SERVICE, ScheduledSequence, by_order, check_sequences
+from holdfast.worker.scheduler.preemption import (
+    RoomMade,
+    extra_bytes,
+    make_room,
+    who_is_beyond,
+    who_makes_way,
+)
+from holdfast.worker.scheduler.sequence import (
+    DEFAULT_SERVICE,
+    ScheduledSequence,
+    by_order,
+    check_sequences,
+)
 from holdfast.worker.scheduler.under_way import StepUnderWay
 
 _NOTHING_TO_DO = Decision()
-_COPIED_BYTES_PER_SECOND = 1e9  # of KV that is made room for or restored; a slow memory bus does several times that
+# of KV that is made room for or restored; a slow memory bus does several times that
+_COPIED_BYTES_PER_SECOND = 1e9
 
 
 class Scheduler:
@@ -51,29 +66,41 @@ class Scheduler:
         mixes_chunks: bool,
         bounds: ChunkBounds = UNBOUNDED,
     ) -> None:
-        """`mixes_chunks`: whether a prompt chunk shares its forward pass with the decoding rows. bounds: of each chunk.
+        """`mixes_chunks`: whether a prompt chunk shares its forward pass with the decoding rows.
+        bounds: of each chunk.
 
-        Raises ConfigError when `settings.step_tokens` is still `auto`: only the worker knows the device.
+        Raises ConfigError when `settings.step_tokens` is still `auto`: only the worker knows the
+        device.
         """
         if settings.step_tokens is None or settings.step_tokens < 1:
-            raise ConfigError(f"scheduler.step_tokens = {settings.step_tokens} must be at least 1 once the device is known")
+            raise ConfigError(
+                f"scheduler.step_tokens = {settings.step_tokens} must be at least 1 once the "
+                "device is known"
+            )
         self._settings, self._step_tokens = settings, settings.step_tokens
         self._context_tokens = context_tokens
-        self._ledger = KvLedger(costs, budget_bytes=budget_bytes, expected_output_tokens=settings.expected_output_tokens)
-        self._costs = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=settings.min_chunk_tokens, bounds=bounds)
+        self._ledger = KvLedger(
+            costs, budget_bytes=budget_bytes, expected_output_tokens=settings.expected_output_tokens
+        )
+        self._costs = CostModel(
+            mixes_chunks=mixes_chunks, min_chunk_tokens=settings.min_chunk_tokens, bounds=bounds
+        )
         self._sharing = ChunkSharing(self._costs, min_chunk_tokens=settings.min_chunk_tokens)
         self._places = PlaceEstimate()
         self._fairness = FairShare(aging_seconds=settings.aging_seconds)
         self._known: dict[RequestId, ScheduledSequence] = {}  # waiting and running
-        self._queue: list[ScheduledSequence] = []  # oldest first; those that are not ready keep their place and let others pass
+        # oldest first; those that are not ready keep their place and let others pass
+        self._queue: list[ScheduledSequence] = []
         self._running: dict[RequestId, ScheduledSequence] = {}  # oldest first
-        self._reading: list[ScheduledSequence] = []  # running, known tokens left to plan; oldest first
+        # running, known tokens left to plan; oldest first
+        self._reading: list[ScheduledSequence] = []
         self._decoding: list[ScheduledSequence] = []  # running, draws left to plan
         self._under_way: deque[StepUnderWay] = deque()
         self._submissions = self._issued_steps = self._observed_steps = 0
         self._preemptions = 0
         self.admits_one_at_a_time = False
-        self._was_lowered = False  # the limit of running sequences: more may run until the next step
+        # the limit of running sequences: more may run until the next step
+        self._was_lowered = False
 
     def submit(
         self,
@@ -88,29 +115,44 @@ class Scheduler:
         service: ServiceClass = DEFAULT_SERVICE,
         is_idle_work: bool = False,
     ) -> None:
-        """Put a request into the queue. boundaries: positions within the prompt, ascending, at each of which a span shall end.
+        """Put a request into the queue. boundaries: positions within the prompt, ascending, at each
+        of which a span shall end.
 
-        drawn_tokens: of its answer, by another worker: read like the prompt, part of `max_tokens`. Then the queue is never full.
-        is_ready: if not, it waits in its place until `begin_behind` says from where it is to be read.
-        scores_prompt: the log-probabilities of the prompt's tokens are wanted, which makes reading them dearer.
-        is_idle_work: nobody waits for it, and it is cancelled when somebody comes; who comes waits for one short step at most.
-        An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory, PromptTooLong, and
+        drawn_tokens: of its answer, by another worker: read like the prompt, part of `max_tokens`.
+            Then the queue is never full.
+        is_ready: if not, it waits in its place until `begin_behind` says from where it is to be
+            read.
+        scores_prompt: the log-probabilities of the prompt's tokens are wanted, which makes reading
+            them dearer.
+        is_idle_work: nobody waits for it, and it is cancelled when somebody comes; who comes waits
+            for one short step at most.
+        An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory,
+        PromptTooLong, and
         InvalidRequest for an empty prompt or an id that is waiting or running already.
         """
         if request_id in self._known:
-            raise InvalidRequest(f"a request with the id {request_id!r} is being served already", field="request_id")
+            raise InvalidRequest(
+                f"a request with the id {request_id!r} is being served already", field="request_id"
+            )
         if prompt_tokens < 1 or max_tokens < 0:
-            raise InvalidRequest(f"cannot draw {max_tokens} tokens after a prompt of {prompt_tokens}", field="prompt")
+            raise InvalidRequest(
+                f"cannot draw {max_tokens} tokens after a prompt of {prompt_tokens}", field="prompt"
+            )
         if prompt_tokens > self._context_tokens - min(max_tokens, 1):
             raise PromptTooLong(prompt_tokens=prompt_tokens, context_tokens=self._context_tokens)
         max_tokens = min(max_tokens, self._context_tokens - prompt_tokens)
         if drawn_tokens and drawn_tokens >= max_tokens:
-            raise InvalidRequest(f"all {max_tokens} tokens of the answer are drawn already", field="generated_token_ids")
+            raise InvalidRequest(
+                f"all {max_tokens} tokens of the answer are drawn already",
+                field="generated_token_ids",
+            )
         self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
         # Who will run with the next step does not wait: a burst at rest may fill both.
         limit = self._settings.max_queued + max(0, self._settings.max_running - len(self._running))
         if not drawn_tokens and not self._fairness.may_wait(service.flow, self._queue, limit=limit):
-            raise QueueFull(queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds)
+            raise QueueFull(
+                queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds
+            )
         self._submissions += 1
         sequence = ScheduledSequence(
             request_id=request_id,
@@ -130,15 +172,22 @@ class Scheduler:
         self._fairness.join(sequence)
 
     def set_limits(self, *, max_running: int, step_tokens: int) -> None:
-        """From the next step on so many may run, and a step may read so much. Who runs beyond it waits again; nobody is ended.
+        """From the next step on so many may run, and a step may read so much.
+
+        Who runs beyond it waits again; nobody is ended.
 
         Raises InvalidRequest, and nothing changes, for what they may not be.
         """
-        self._settings = checked_limits(self._settings, max_running=max_running, step_tokens=step_tokens)
+        self._settings = checked_limits(
+            self._settings, max_running=max_running, step_tokens=step_tokens
+        )
         self._step_tokens, self._was_lowered = step_tokens, True
 
     def set_budget(self, nbytes: int) -> None:
-        """Let live KV take so many bytes from now on. Whoever was accepted can still run alone; nobody is preempted for it."""
+        """Let live KV take so many bytes from now on.
+
+        Whoever was accepted can still run alone; nobody is preempted for it.
+        """
         self._ledger.wanted_budget_bytes = nbytes
         self._ledger.fit_budget(self._known.values())
 
@@ -151,8 +200,11 @@ class Scheduler:
         """Read at most so much of a prompt at once from now on: the device has failed on more."""
         self._costs.limit_chunks(tokens)
 
-    def begin_behind(self, request_id: RequestId, cached_tokens: int, *, held_tokens: int = 0) -> None:
-        """A waiting request is ready: it begins behind its first tokens, which are cached; fewer than it knows.
+    def begin_behind(
+        self, request_id: RequestId, cached_tokens: int, *, held_tokens: int = 0
+    ) -> None:
+        """A waiting request is ready: it begins behind its first tokens, which are cached; fewer
+        than it knows.
 
         held_tokens: of these, in live states, for which no memory has to be reserved (`hold`).
 
@@ -160,32 +212,47 @@ class Scheduler:
         """
         sequence = self._known[request_id]
         assert request_id not in self._running, "a running sequence has begun already"
-        assert 0 <= cached_tokens < sequence.prompt_tokens + sequence.drawn, "the last known token is always read"
+        assert 0 <= cached_tokens < sequence.prompt_tokens + sequence.drawn, (
+            "the last known token is always read"
+        )
         sequence.cached_tokens, sequence.held_tokens = cached_tokens, held_tokens
         sequence.is_ready = True
 
     def hold(self, *, total_bytes: int, parked_bytes: int) -> None:
-        """So much memory is taken by live states beside what is reserved; `parked_bytes` of it are given back when wanted."""
+        """So much memory is taken by live states beside what is reserved; `parked_bytes` of it are
+        given back when wanted.
+        """
         self._ledger.held_bytes, self._ledger.parked_bytes = total_bytes, parked_bytes
 
     def hold_apart(self, request_id: RequestId, held_tokens: int) -> None:
-        """The first tokens of a running request are held in memory that `hold` counts, and need not be reserved."""
+        """The first tokens of a running request are held in memory that `hold` counts, and need not
+        be reserved.
+        """
         sequence = self._running.get(request_id)
         if sequence is not None and sequence.held_tokens != held_tokens:
             self._ledger.hold_apart(sequence, held_tokens)
 
     def has_room_apart(self, request_id: RequestId) -> bool:
-        """Whether all of a running request's memory can be reserved, that of tokens too which are held elsewhere."""
+        """Whether all of a running request's memory can be reserved, that of tokens too which are
+        held elsewhere.
+        """
         sequence = self._running.get(request_id)
         if sequence is None:
             return True
-        return self._ledger.bytes_for(sequence.capacity_tokens) - sequence.reserved_bytes <= self._ledger.free_bytes
+        return (
+            self._ledger.bytes_for(sequence.capacity_tokens) - sequence.reserved_bytes
+            <= self._ledger.free_bytes
+        )
 
     def missing_bytes(self) -> int:
         """How much of what is parked has to go before the next step can be what it should be."""
         ledger = self._ledger
-        needy = [sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens]
-        growth = sum(extra_bytes(ledger, each, ledger.capacities_for_growth(each)[-1]) for each in needy)
+        needy = [
+            sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
+        ]
+        growth = sum(
+            extra_bytes(ledger, each, ledger.capacities_for_growth(each)[-1]) for each in needy
+        )
         missing = min(max(0, growth - ledger.free_bytes), ledger.parked_bytes)
         head = self._next_in_queue()
         if missing or head is None or len(self._running) >= self._settings.max_running:
@@ -193,14 +260,18 @@ class Scheduler:
         return ledger.missing_to_enter(head, self._running.values())
 
     def hold_back(self, request_id: RequestId) -> None:
-        """Admit a waiting request only when `begin_behind` has said from where it is to be read. It keeps its place.
+        """Admit a waiting request only when `begin_behind` has said from where it is to be read.
+
+        It keeps its place.
 
         Nobody who could run has to wait for what another one fetches.
         """
         self._known[request_id].is_ready = False
 
     def pause(self, request_id: RequestId) -> None:
-        """Plan nothing more for a request until it is resumed. It keeps its memory as long as nobody else needs it.
+        """Plan nothing more for a request until it is resumed.
+
+        It keeps its memory as long as nobody else needs it.
 
         One that is not known has just ended, which needs no pause.
         """
@@ -224,12 +295,15 @@ class Scheduler:
             self._join_as_the_last(sequence)
         elif sequence.position < sequence.known_tokens:
             reading = (*self._reading, sequence)
-            self._reading = [each for each in self._running.values() if each in reading]  # oldest first
+            # oldest first
+            self._reading = [each for each in self._running.values() if each in reading]
         elif not sequence.is_fully_planned:
             self._decoding.append(sequence)
 
     def is_waiting(self, request_id: RequestId) -> bool:
-        """Whether a request is known and not admitted, or not yet again; one is admitted as soon as a decision says so."""
+        """Whether a request is known and not admitted, or not yet again; one is admitted as soon as
+        a decision says so.
+        """
         return request_id in self._known and request_id not in self._running
 
     def is_paused(self, request_id: RequestId) -> bool:
@@ -237,7 +311,8 @@ class Scheduler:
         return request_id in self._known and self._known[request_id].is_paused
 
     def restart(self, request_id: RequestId) -> None:
-        """Have a request, running or waiting, read again from its first token, behind all that wait. What it has drawn stays.
+        """Have a request, running or waiting, read again from its first token, behind all that
+        wait. What it has drawn stays.
 
         Draws of steps under way do not count.
         """
@@ -252,7 +327,9 @@ class Scheduler:
         self._join_as_the_last(sequence)
 
     def cancel(self, request_id: RequestId) -> bool:
-        """Forget a request from the next step on; False when it is not known, because it has just ended for instance."""
+        """Forget a request from the next step on; False when it is not known, because it has just
+        ended for instance.
+        """
         sequence = self._known.get(request_id)
         if sequence is None:
             return False
@@ -261,8 +338,13 @@ class Scheduler:
         return True
 
     def next_step(self) -> Decision:
-        """Decide about one more step. An empty plan means: nothing to do before something is observed or submitted."""
-        needy = [sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens]
+        """Decide about one more step.
+
+        An empty plan means: nothing to do before something is observed or submitted.
+        """
+        needy = [
+            sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
+        ]
         if not needy and not self._reading and not self._excess and self._next_in_queue() is None:
             if not self._decoding:
                 return _NOTHING_TO_DO
@@ -286,23 +368,32 @@ class Scheduler:
             return _NOTHING_TO_DO
         expected = self._costs.at_most(self._under_way[-1].load) if plan.spans else None
         if expected is not None:
-            capacities = [*(each.capacity_tokens for each in admitted), *(each.capacity_tokens for each in room.grown)]
+            capacities = [
+                *(each.capacity_tokens for each in admitted),
+                *(each.capacity_tokens for each in room.grown),
+            ]
             copied = sum(map(self._ledger.bytes_for, capacities))
             expected += copied / _COPIED_BYTES_PER_SECOND
         return Decision(
             admitted=admitted,
             preempted=tuple(room.preempted),
-            grown=tuple(each for each in room.grown if each.request_id in self._running),  # who has just grown may give way
+            # who has just grown may give way
+            grown=tuple(each for each in room.grown if each.request_id in self._running),
             plan=plan,
             expected_seconds=expected,
         )
 
     def observe(self, outcome: StepOutcome) -> tuple[RequestId, ...]:
-        """Take in what a step gave. Returns the sequences that ended because all their tokens are drawn."""
+        """Take in what a step gave.
+
+        Returns the sequences that ended because all their tokens are drawn.
+        """
         if not outcome.plan.spans:
             return ()
         step = self._under_way.popleft()
-        assert step.plan is outcome.plan or step.plan == outcome.plan, "steps are to be reported in the order they were given out"
+        assert step.plan is outcome.plan or step.plan == outcome.plan, (
+            "steps are to be reported in the order they were given out"
+        )
         self._observed_steps = step.number
         finished: list[RequestId] = []
         for request_id, tokens in outcome.drawn.items():
@@ -312,7 +403,11 @@ class Scheduler:
             sequence.drawn += tokens
             if sequence.drawn >= sequence.max_tokens:
                 finished.append(request_id)
-        ends = self._end_all(step, outcome, finished) if outcome.ended or finished or step.drawless else ()
+        ends = (
+            self._end_all(step, outcome, finished)
+            if outcome.ended or finished or step.drawless
+            else ()
+        )
         self._ledger.step_is_over(step.number)
         self._costs.learn(step.load, outcome.seconds)
         self._fairness.pass_time(outcome.seconds)
@@ -326,7 +421,9 @@ class Scheduler:
             running=sum(not each.is_idle_work for each in self._running.values()),
             queued=sum(not each.is_idle_work for each in self._queue),
             reading=sum(not each.is_idle_work for each in self._reading),
-            reserved_bytes=self._ledger.reserved_bytes + self._ledger.held_bytes - self._ledger.parked_bytes,
+            reserved_bytes=self._ledger.reserved_bytes
+            + self._ledger.held_bytes
+            - self._ledger.parked_bytes,
             budget_bytes=self._ledger.budget_bytes,
             preemptions=self._preemptions,
             max_running=self._settings.max_running,
@@ -338,11 +435,17 @@ class Scheduler:
         self._ledger.check_invariants(self._running.values())
         waiting = {sequence.request_id for sequence in self._queue}
         assert len(waiting) == len(self._queue), "a sequence waits twice"
-        assert waiting | set(self._running) == set(self._known), "a sequence is neither waiting nor running"
+        assert waiting | set(self._running) == set(self._known), (
+            "a sequence is neither waiting nor running"
+        )
         assert not waiting & set(self._running), "a sequence waits and runs"
         assert self._was_lowered or not self._excess, "too many run"
-        assert len(self._known) == 1 or not any(each.is_idle_work for each in self._known.values()), "idle work is not alone"
-        assert self._fairness.flows == len({each.service.flow for each in self._known.values()}), "flows are miscounted"
+        assert len(self._known) == 1 or not any(
+            each.is_idle_work for each in self._known.values()
+        ), "idle work is not alone"
+        assert self._fairness.flows == len({each.service.flow for each in self._known.values()}), (
+            "flows are miscounted"
+        )
         check_sequences(self._queue, self._running, reading=self._reading, decoding=self._decoding)
 
     def _next_in_queue(self) -> ScheduledSequence | None:
@@ -352,7 +455,8 @@ class Scheduler:
     def _admit(self) -> tuple[Reservation, ...]:
         admitted: list[Reservation] = []
         most = self._settings.max_running
-        if self.admits_one_at_a_time:  # a paused one makes no progress, so it must not keep others out
+        # a paused one makes no progress, so it must not keep others out
+        if self.admits_one_at_a_time:
             most = min(most, len(self._running) - self._unpaused + 1)
         while len(self._running) < most and (sequence := self._next_in_queue()) is not None:
             draws_are_known = sequence.last_step <= self._observed_steps
@@ -362,7 +466,11 @@ class Scheduler:
             self._fairness.admit(sequence)
             self._ledger.enter(sequence, step=self._issued_steps)
             self._let_run(sequence)
-            admitted.append(Reservation(request_id=sequence.request_id, capacity_tokens=sequence.capacity_tokens))
+            admitted.append(
+                Reservation(
+                    request_id=sequence.request_id, capacity_tokens=sequence.capacity_tokens
+                )
+            )
         return tuple(admitted)
 
     @property
@@ -371,32 +479,46 @@ class Scheduler:
         return sum(not each.is_paused for each in self._running.values())
 
     def _let_run(self, sequence: ScheduledSequence) -> None:
-        is_youngest = not self._running or next(reversed(self._running.values())).order < sequence.order
+        is_youngest = (
+            not self._running or next(reversed(self._running.values())).order < sequence.order
+        )
         self._running[sequence.request_id] = sequence
         self._reading.append(sequence)
         if not is_youngest:  # younger ones have passed it while it was not ready
-            self._running = {each.request_id: each for each in sorted(self._running.values(), key=by_order)}
+            self._running = {
+                each.request_id: each for each in sorted(self._running.values(), key=by_order)
+            }
             self._reading.sort(key=by_order)
 
     def _make_paused_give_way(self) -> list[RequestId]:
         """Preempt paused sequences for the head of the queue, as many as it takes."""
         preempted: list[RequestId] = []
         while (waits := self._next_in_queue()) is not None:
-            paused = [each for each in self._running.values() if each.is_paused and not each.is_fully_planned]
+            paused = [
+                each
+                for each in self._running.values()
+                if each.is_paused and not each.is_fully_planned
+            ]
             has_place = len(self._running) < self._settings.max_running
-            if not paused or (has_place and self._ledger.may_enter_soon(waits, self._running.values())):
+            if not paused or (
+                has_place and self._ledger.may_enter_soon(waits, self._running.values())
+            ):
                 break
             preempted.append(paused[-1].request_id)
             self._preempt(paused[-1])
         return preempted
 
     def _make_many_give_way(self) -> list[RequestId]:
-        """Preempt sequences of who has many running for the one whose turn it is, if that gives it room."""
+        """Preempt sequences of who has many running for the one whose turn it is, if that gives it
+        room.
+        """
         waits = self._next_in_queue()
         if waits is None or waits.last_step > self._observed_steps:
             return []
         givers, most = self._fairness.givers(waits, self._running), self._settings.max_running
-        return self._preempt_all(who_makes_way(waits, self._running, self._ledger, givers=givers, max_running=most))
+        return self._preempt_all(
+            who_makes_way(waits, self._running, self._ledger, givers=givers, max_running=most)
+        )
 
     @property
     def _excess(self) -> int:
@@ -407,7 +529,9 @@ class Scheduler:
         """Preempt what runs beyond a limit that was lowered."""
         self._was_lowered = bool(self._excess)
         ranks = self._fairness.ranks(self._running) if self._was_lowered else {}
-        return self._preempt_all(who_is_beyond(self._running, ranks, most=self._settings.max_running) if ranks else [])
+        return self._preempt_all(
+            who_is_beyond(self._running, ranks, most=self._settings.max_running) if ranks else []
+        )
 
     def _preempt_all(self, sequences: list[ScheduledSequence]) -> list[RequestId]:
         for sequence in sequences:
@@ -444,8 +568,12 @@ class Scheduler:
                 self._decoding.remove(sequence)
         self._ledger.leave(sequence, observed_steps=self._observed_steps)
 
-    def _end_all(self, step: StepUnderWay, outcome: StepOutcome, finished: list[RequestId]) -> tuple[RequestId, ...]:
-        """Forget what ended with a step; returns those of them that the worker does not know of yet."""
+    def _end_all(
+        self, step: StepUnderWay, outcome: StepOutcome, finished: list[RequestId]
+    ) -> tuple[RequestId, ...]:
+        """Forget what ended with a step; returns those of them that the worker does not know of
+        yet.
+        """
         finished += [
             each.request_id
             for each in step.drawless
@@ -484,32 +612,48 @@ class Scheduler:
             if sequence.planned_draws >= sequence.max_tokens:
                 has_last_draws = True
         if has_last_draws:
-            self._decoding = [sequence for sequence in self._decoding if not sequence.is_fully_planned]
+            self._decoding = [
+                sequence for sequence in self._decoding if not sequence.is_fully_planned
+            ]
         return spans
 
     def _decoding_this_step(self, number: int) -> list[ScheduledSequence]:
-        """All that decode, unless there are more of them than fit beside a chunk: then they take turns."""
+        """All that decode, unless there are more of them than fit beside a chunk: then they take
+        turns.
+        """
         limit = self._step_tokens
         if self._reading:
             # With a single token per step, prompts and answers alternate.
             limit -= min(self._settings.min_chunk_tokens, limit // 2) or number % 2
         if len(self._decoding) <= limit:
             return self._decoding
-        paused = [sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens]
-        able = [sequence for sequence in self._decoding if sequence.position < sequence.capacity_tokens]
+        paused = [
+            sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
+        ]
+        able = [
+            sequence for sequence in self._decoding if sequence.position < sequence.capacity_tokens
+        ]
         self._decoding = paused + able[limit:] + able[:limit]
         return able[:limit]
 
-    def _add_chunks(self, spans: list[Span], number: int) -> tuple[StepLoad, tuple[ScheduledSequence, ...]]:
+    def _add_chunks(
+        self, spans: list[Span], number: int
+    ) -> tuple[StepLoad, tuple[ScheduledSequence, ...]]:
         rows = len(spans)
         seconds = self._settings.stall_seconds if rows else math.inf
         chunk_tokens, scored_tokens, position_sum = 0, 0, 0.0
         drawless: list[ScheduledSequence] = []
-        by_flow = Counter(self._known[span.request_id].service.flow for span in spans) if self._fairness.flows > 1 else NO_ROWS
+        by_flow = (
+            Counter(self._known[span.request_id].service.flow for span in spans)
+            if self._fairness.flows > 1
+            else NO_ROWS
+        )
         room = self._step_tokens - rows
         if self._reading[0].is_idle_work:
             room = min(room, self._tokens_for_whom_one_can_wait(self._reading[0].position))
-        chunks = self._sharing.share(self._reading, tokens=room, seconds=seconds, step=number, rows=by_flow)
+        chunks = self._sharing.share(
+            self._reading, tokens=room, seconds=seconds, step=number, rows=by_flow
+        )
         for sequence, tokens in chunks:
             start = sequence.position
             sequence.position = start + tokens
@@ -523,12 +667,21 @@ class Scheduler:
                     drawless.append(sequence)
                 elif not sequence.is_fully_planned:
                     self._decoding.append(sequence)
-            spans.append(Span(request_id=sequence.request_id, start=start, tokens=tokens, draws=draws))
+            spans.append(
+                Span(request_id=sequence.request_id, start=start, tokens=tokens, draws=draws)
+            )
             chunk_tokens += tokens
             scored_tokens += tokens if sequence.scores_prompt else 0
             position_sum += tokens * (start + tokens / 2)
-        return StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens), tuple(drawless)
+        return StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens), tuple(
+            drawless
+        )
 
     def _tokens_for_whom_one_can_wait(self, position: int) -> int:
-        """Of a prompt for which nobody waits: who comes meanwhile is held up no longer than by another one's chunk."""
-        return max(self._settings.min_chunk_tokens, self._costs.tokens_within(self._settings.stall_seconds, position))
+        """Of a prompt for which nobody waits: who comes meanwhile is held up no longer than by
+        another one's chunk.
+        """
+        return max(
+            self._settings.min_chunk_tokens,
+            self._costs.tokens_within(self._settings.stall_seconds, position),
+        )

@@ -14,22 +14,27 @@ DEFAULT_SERVICE = ServiceClass()
 class ScheduledSequence:
     """A request that waits or runs.
 
-    Steps are numbered from 1 in the order they are given out. `planned_draws` runs ahead of `drawn` by the steps under way.
+    Steps are numbered from 1 in the order they are given out. `planned_draws` runs ahead of `drawn`
+    by the steps under way.
     """
 
     request_id: RequestId
     order: int  # of submission; smaller is older
     prompt_tokens: int
     max_tokens: int
-    submitted_after_step: int  # results of that step and of earlier ones are of another sequence of the same id, or not wanted
-    boundaries: tuple[int, ...] = ()  # ascending; a span of the prompt ends at each of them, so that state can be kept there
+    # results of that step and of earlier ones are of another sequence of the same id, or not wanted
+    submitted_after_step: int
+    # ascending; a span of the prompt ends at each of them, so that state can be kept there
+    boundaries: tuple[int, ...] = ()
     service: ServiceClass = DEFAULT_SERVICE
-    waited_seconds: float = 0.0  # before it was admitted, of the time that steps took; all times together
+    # before it was admitted, of the time that steps took; all times together
+    waited_seconds: float = 0.0
     waits_since: float = 0.0  # of that time, while it waits
     is_idle_work: bool = False  # runs alone, in steps for whose end others can wait
     scores_prompt: bool = False  # log-probabilities of the prompt's tokens are wanted
     cached_tokens: int = 0  # need not be read: the engine begins from snapshots of them
-    held_tokens: int = 0  # of these, in memory that is counted elsewhere: nothing is reserved for them
+    # of these, in memory that is counted elsewhere: nothing is reserved for them
+    held_tokens: int = 0
     drawn: int = 0
     planned_draws: int = 0
     known_tokens: int = 0  # to be read before the first draw after admission
@@ -70,7 +75,9 @@ class ScheduledSequence:
 
     @property
     def is_fully_planned(self) -> bool:
-        """Whether nothing is left to plan: it ends, at the latest, when the steps under way are observed."""
+        """Whether nothing is left to plan: it ends, at the latest, when the steps under way are
+        observed.
+        """
         return self.planned_draws >= self.max_tokens and self.position >= self.known_tokens
 
     def start(self, *, capacity_tokens: int, reserved_bytes: int, step: int) -> None:
@@ -82,7 +89,10 @@ class ScheduledSequence:
         self.last_step = step
 
     def stop(self) -> int:
-        """Let it run no longer; returns the bytes that it had reserved. Draws of steps under way still count."""
+        """Let it run no longer; returns the bytes that it had reserved.
+
+        Draws of steps under way still count.
+        """
         freed, self.reserved_bytes, self.capacity_tokens = self.reserved_bytes, 0, 0
         return freed
 
@@ -105,7 +115,9 @@ def check_sequences(
     assert len(writing) == len(decoding), "a sequence decodes twice"
     for sequence in running.values():
         assert sequence.position <= sequence.capacity_tokens, "a sequence outgrew its capacity"
-        assert sequence.drawn <= sequence.planned_draws <= sequence.max_tokens, "more is drawn than was planned"
+        assert sequence.drawn <= sequence.planned_draws <= sequence.max_tokens, (
+            "more is drawn than was planned"
+        )
 
 
 def by_order(sequence: ScheduledSequence) -> int:

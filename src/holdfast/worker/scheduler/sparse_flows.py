@@ -1,8 +1,10 @@
-"""Whose prompts are read before those of all others: short ones, of flows that had none to be read until now.
+"""Whose prompts are read before those of all others: short ones, of flows that had none to be read
+until now.
 
-So who asks now and then does not share each step with those who always have prompts to be read. As in FQ-CoDel (RFC 8290) such
-flows are called sparse, or new, the others old: a new flow is old as soon as its prompt is read, and new again when it has had
-none for a step. What was read before its turn counts against it: it is a deficit, and made up for by its equal share of the time.
+So who asks now and then does not share each step with those who always have prompts to be read. As
+in FQ-CoDel (RFC 8290) such flows are called sparse, or new, the others old: a new flow is old as
+soon as its prompt is read, and new again when it has had none for a step. What was read before its
+turn counts against it: it is a deficit, and made up for by its equal share of the time.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from holdfast.worker.scheduler.sequence import ScheduledSequence
 
 MOST_SECONDS = 0.5  # of reading, that a flow may be ahead of the others
 MOST_STEPS = 8  # in a row, in which old flows read nothing
-_FRESH_STEPS = 2  # what was before is forgotten; there may be one step between two with prompts that only decodes
+# what was before is forgotten; there may be one step between two with prompts that only decodes
+_FRESH_STEPS = 2
 
 
 class SparseFlows:
@@ -26,18 +29,37 @@ class SparseFlows:
         self._deficits: dict[str, float] = {}  # seconds; those of flows that are gone, too
         self._step = self._steps_in_a_row = 0
 
-    def first(self, groups: Sequence[list[ScheduledSequence]], *, step: int) -> list[ScheduledSequence]:
-        """The prompts that alone are read in this step; empty: it is shared. groups: the prompts of each flow, oldest first."""
+    def first(
+        self, groups: Sequence[list[ScheduledSequence]], *, step: int
+    ) -> list[ScheduledSequence]:
+        """The prompts that alone are read in this step; empty: it is shared. groups: the prompts of
+        each flow, oldest first.
+        """
         flows = {group[0].service.flow for group in groups}
         is_fresh = step <= self._step + _FRESH_STEPS
         if not (is_fresh and self._old & flows) or self._steps_in_a_row >= MOST_STEPS:
             return []
-        new = [group[0] for group in groups if group[0].service.flow not in self._old and not group[0].is_batch]
+        new = [
+            group[0]
+            for group in groups
+            if group[0].service.flow not in self._old and not group[0].is_batch
+        ]
         ahead = {prompt: self._deficit_with(prompt, tokens=prompt.unread_tokens) for prompt in new}
-        return sorted((prompt for prompt in new if ahead[prompt] < MOST_SECONDS), key=lambda prompt: ahead[prompt])
+        return sorted(
+            (prompt for prompt in new if ahead[prompt] < MOST_SECONDS),
+            key=lambda prompt: ahead[prompt],
+        )
 
-    def note(self, groups: Sequence[list[ScheduledSequence]], *, read_first: Mapping[ScheduledSequence, int], step: int) -> None:
-        """Prompts were dealt out for a step; read_first: so many tokens of those that go first, before they count as read."""
+    def note(
+        self,
+        groups: Sequence[list[ScheduledSequence]],
+        *,
+        read_first: Mapping[ScheduledSequence, int],
+        step: int,
+    ) -> None:
+        """Prompts were dealt out for a step; read_first: so many tokens of those that go first,
+        before they count as read.
+        """
         flows = frozenset(group[0].service.flow for group in groups)
         self._step = step
         self._steps_in_a_row = self._steps_in_a_row + 1 if read_first else 0
@@ -51,10 +73,16 @@ class SparseFlows:
         """A step took so long."""
         if self._deficits:
             share = seconds / len(self._old.union(self._deficits))
-            self._deficits = {flow: deficit - share for flow, deficit in self._deficits.items() if deficit > share}
+            self._deficits = {
+                flow: deficit - share for flow, deficit in self._deficits.items() if deficit > share
+            }
 
     def _deficit_with(self, prompt: ScheduledSequence, *, tokens: int) -> float:
         """How far its flow is ahead when it has read so many tokens more."""
         score_seconds = self._costs.score_seconds if prompt.scores_prompt else 0.0
-        reading = self._costs.more_chunk_seconds(prompt.position, tokens, score_seconds=score_seconds)
-        return self._deficits.get(prompt.service.flow, 0.0) + self._costs.seconds_per_chunk() + reading
+        reading = self._costs.more_chunk_seconds(
+            prompt.position, tokens, score_seconds=score_seconds
+        )
+        return (
+            self._deficits.get(prompt.service.flow, 0.0) + self._costs.seconds_per_chunk() + reading
+        )

@@ -16,4 +16,5 @@ class StepUnderWay:
     number: int
     plan: StepPlan
     load: StepLoad
-    drawless: tuple[ScheduledSequence, ...]  # may draw nothing and are read to their end with this step
+    # may draw nothing and are read to their end with this step
+    drawless: tuple[ScheduledSequence, ...]

@@ -15,8 +15,8 @@ from holdfast.worker.sessions.record import Session, record_name
 class SessionPins:
     """The one table of who pins what; what several sessions stand on counts once.
 
-    The index is told of a key once, when the first session pins it and when the last one lets go; the store of each session's
-    keys, since its pins outlive this process.
+    The index is told of a key once, when the first session pins it and when the last one lets go;
+    the store of each session's keys, since its pins outlive this process.
     """
 
     def __init__(self, cache: PrefixCache, *, quota_bytes: Callable[[], int]) -> None:
@@ -50,10 +50,15 @@ class SessionPins:
         return self._fit(_keys_of(session))
 
     def sync(self, session: Session) -> None:
-        """Pin what the session stands on, as far as the quota goes, and nothing else; nothing when it is not pinned."""
+        """Pin what the session stands on, as far as the quota goes, and nothing else; nothing when
+        it is not pinned.
+        """
         name = record_name(session)
         branches = session.branches if session.pinned else ()
-        self._unpin(session, self._keys.get(name, set()) - {key for branch in branches for key in branch.keys})
+        self._unpin(
+            session,
+            self._keys.get(name, set()) - {key for branch in branches for key in branch.keys},
+        )
         self._over.discard(name)
         for branch in branches:
             # What stands behind something that is gone, or that does not fit, would be of no use.
@@ -64,14 +69,27 @@ class SessionPins:
         self.renew(session)
 
     def renew(self, session: Session) -> None:
-        """Tell the store until when the session's pins hold: of the end of each branch, which keeps all that stands before it."""
+        """Tell the store until when the session's pins hold: of the end of each branch, which keeps
+        all that stands before it.
+        """
         name = record_name(session)
         pinned = self._keys.get(name, set())
-        branches = [[step.key for step in branch.steps if step.key in pinned] for branch in session.branches]
+        branches = [
+            [step.key for step in branch.steps if step.key in pinned] for branch in session.branches
+        ]
         ends = {keys[-1] for keys in branches if keys}
-        ends |= {state.key for branch in session.branches for state in branch.states if state.key in pinned}
+        ends |= {
+            state.key
+            for branch in session.branches
+            for state in branch.states
+            if state.key in pinned
+        }
         if self._cache.store is not None and ends:
-            self._cache.store.pin(ends, holder=name, until=FOREVER if session.expires_at is None else session.expires_at)
+            self._cache.store.pin(
+                ends,
+                holder=name,
+                until=FOREVER if session.expires_at is None else session.expires_at,
+            )
 
     def drop(self, session: Session) -> None:
         """A session ends: nothing is kept on its account."""
@@ -98,7 +116,9 @@ class SessionPins:
         return self._new_bytes(keys) <= self._quota_bytes() - self.pinned_bytes
 
     def _new_bytes(self, keys: Iterable[BlockKey]) -> int:
-        return sum(map(self._cache.index.size_of, {key for key in keys if key not in self._holders}))
+        return sum(
+            map(self._cache.index.size_of, {key for key in keys if key not in self._holders})
+        )
 
     def _pin(self, name: str, key: BlockKey, *, tenant: str) -> bool:
         """Whether a session has a key pinned now; it has not when the quota is used up."""

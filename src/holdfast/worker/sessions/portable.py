@@ -1,13 +1,15 @@
-"""The portable file of a session: what it has read, to be taken in by another server of the same model. No MLX.
+"""The portable file of a session: what it has read, to be taken in by another server of the same
+model. No MLX.
 
     18s   magic "HOLDFAST-SESSION-1"
     u64   bytes of the header, then the header: msgpack, see `Header`
-    for each frame of the header: u64 bytes of its head, the head (msgpack, see `FrameHead`), its parts one after the other
+    for each frame of the header: u64 bytes of its head, the head (msgpack, see `FrameHead`), its
+    parts one after the other
     16s   xxh3-128 of everything before
 
-All integers are little-endian. The checksum guards against damage, not against forgery: all that a file claims is checked
-(here, and against the model in `transfer.py`), but not whether its numbers are what the model would have computed.
-Import only files that you trust.
+All integers are little-endian. The checksum guards against damage, not against forgery: all that a
+file claims is checked (here, and against the model in `transfer.py`), but not whether its numbers
+are what the model would have computed. Import only files that you trust.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ class FrameHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 _Head = TypeVar("_Head", Header, FrameHead)
-_Place: TypeAlias = tuple[int | None, int]  # of a frame in each branch with it: behind which other one, from which token on
+# of a frame in each branch with it: behind which other one, from which token on
+_Place: TypeAlias = tuple[int | None, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,9 @@ def write_session(path: Path, header: Header, frames: Iterable[Frame]) -> None:
     fresh = path.with_name(path.name + ".new")
     digest = xxhash.xxh3_128()
     try:
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        with open(
+            os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
+        ) as file:
             for piece in _pieces(header, frames):
                 digest.update(piece)
                 file.write(piece)
@@ -124,10 +129,21 @@ def _pieces(header: Header, frames: Iterable[Frame]) -> Iterator[memoryview | by
 
 
 class SessionFile:
-    """A session's file that is whole: header, and frames in any order. Raises SessionRefused and OSError."""
+    """A session's file that is whole: header, and frames in any order.
 
-    def __init__(self, path: Path, *, most_tokens: int = MOST_TOKENS, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Reads and checks all of it; only places are kept. `is_stopped` is asked now and then; yes means SessionRefused.
+    Raises SessionRefused and OSError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        most_tokens: int = MOST_TOKENS,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Reads and checks all of it; only places are kept.
+
+        `is_stopped` is asked now and then; yes means SessionRefused.
 
         most_tokens: how long a branch may be.
         """
@@ -153,10 +169,18 @@ class SessionFile:
         self._file.seek(place)
         content = memoryview(self._take(sum(head.part_bytes)))
         ends = itertools.accumulate(head.part_bytes)
-        return Frame(head, tuple(content[end - length : end] for end, length in zip(ends, head.part_bytes, strict=True)))
+        return Frame(
+            head,
+            tuple(
+                content[end - length : end]
+                for end, length in zip(ends, head.part_bytes, strict=True)
+            ),
+        )
 
     def place(self, number: int) -> int:
-        """The token of the chain at which a block's named tokens begin, or up to which a state has read."""
+        """The token of the chain at which a block's named tokens begin, or up to which a state has
+        read.
+        """
         return self._places[number][1]
 
     @property
@@ -187,24 +211,42 @@ class SessionFile:
         head, place = self._decoded(FrameHead, most_bytes=_MOST_FRAME_HEAD_BYTES), self._file.tell()
         length, own = sum(head.part_bytes), len(head.packed_tokens)
         end = place + length
-        if min((0, *head.part_bytes)) < 0 or length > _MOST_FRAME_BYTES or end > self._end or own % 4 or own > 4 * BLOCK_TOKENS:
+        if (
+            min((0, *head.part_bytes)) < 0
+            or length > _MOST_FRAME_BYTES
+            or end > self._end
+            or own % 4
+            or own > 4 * BLOCK_TOKENS
+        ):
             raise bad_file("a block of the file makes no sense")
         self._file.seek(end)
         return head, place
 
     def _check_header(self) -> None:
         header = self.header
-        if not is_session_id(header.session_id) or not is_fit_metadata(header.metadata) or not is_fit_ttl(header.ttl_seconds):
+        if (
+            not is_session_id(header.session_id)
+            or not is_fit_metadata(header.metadata)
+            or not is_fit_ttl(header.ttl_seconds)
+        ):
             raise bad_file("the name, the metadata or the time to live in the file make no sense")
         if len(header.branches) > MOST_BRANCHES:
             raise bad_file("the file has more branches than a session")
         self._places: dict[int, _Place] = {}
         for branch in header.branches:
             if branch.tokens > self._most_tokens:
-                raise bad_file(f"a branch of the file has {branch.tokens} tokens, the model takes {self._most_tokens}")
+                raise bad_file(
+                    f"a branch of the file has {branch.tokens} tokens, the model takes "
+                    f"{self._most_tokens}"
+                )
             _check_branch(branch, self._places)
-        if len(self._places) != header.frames or any(not 0 <= frame < header.frames for frame in self._places):
-            raise bad_file(f"the file has {header.frames} blocks, and its branches name {len(self._places)}, or others")
+        if len(self._places) != header.frames or any(
+            not 0 <= frame < header.frames for frame in self._places
+        ):
+            raise bad_file(
+                f"the file has {header.frames} blocks, and its branches name {len(self._places)}, "
+                "or others"
+            )
 
     def _check_frames_of(self, branch: PortableBranch) -> None:
         for part in branch.parts:
@@ -221,7 +263,8 @@ class SessionFile:
             raise bad_file("a head of the file is too long")
         try:
             return msgspec.msgpack.decode(self._take(length), type=form)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            # text that is no UTF-8 is a ValueError
             raise bad_file(f"a head of the file cannot be read: {error}") from error
 
     def _take(self, length: int) -> bytes:
@@ -231,7 +274,9 @@ class SessionFile:
 
 
 def _check_branch(branch: PortableBranch, places: dict[int, _Place]) -> None:
-    """A chain stands on each of its blocks once, and a block has one place: what it has read decides its name."""
+    """A chain stands on each of its blocks once, and a block has one place: what it has read
+    decides its name.
+    """
     end, behind = 0, None
     named: set[int] = set()
     for part in branch.parts:

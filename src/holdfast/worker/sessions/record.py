@@ -1,4 +1,5 @@
-"""One session: a name for what one agent, or one conversation, has read; and its record, which a store keeps beside the blocks.
+"""One session: a name for what one agent, or one conversation, has read; and its record, which a
+store keeps beside the blocks.
 
 Pure.
 """
@@ -38,7 +39,8 @@ class Session:
     def use(self, branch: Branch, *, now: float) -> None:
         """A request of the session has ended, and this is where it has left its tokens.
 
-        A chain that goes on from another one takes its place; what is only a beginning of another one adds nothing.
+        A chain that goes on from another one takes its place; what is only a beginning of another
+        one adds nothing.
         """
         self.requests += 1
         self.last_used_at = now

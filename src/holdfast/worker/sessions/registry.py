@@ -1,4 +1,7 @@
-"""The sessions of one model by tenant and id: who is there, who has ended. Pure; the time comes from the caller."""
+"""The sessions of one model by tenant and id: who is there, who has ended.
+
+Pure; the time comes from the caller.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from holdfast.worker.sessions.record import Session
 
 
 class SessionRegistry:
-    """All sessions. At most `most` of them: before one more is opened, the caller ends the `victims`."""
+    """All sessions. At most `most` of them: before one more is opened, the caller ends the
+    `victims`.
+    """
 
     def __init__(self, *, most: int, ttl_seconds: float | None) -> None:
         """`ttl_seconds`: of sessions that say nothing of it."""
@@ -60,7 +65,9 @@ class SessionRegistry:
     def refuse_taken(self, session_id: str, *, tenant: str) -> None:
         """Raise SessionRefused when the tenant has a session of that id."""
         if (tenant, session_id) in self._sessions:
-            raise SessionRefused(SessionFailure.EXISTS, f"there is a session {session_id!r} already")
+            raise SessionRefused(
+                SessionFailure.EXISTS, f"there is a session {session_id!r} already"
+            )
 
     def get(self, session_id: str, *, tenant: str) -> Session:
         """The tenant's session of that id. Raises SessionRefused."""
@@ -80,19 +87,33 @@ class SessionRegistry:
 
     def expired(self, now: float) -> list[Session]:
         """Sessions whose time is over; the caller closes them."""
-        return [session for session in self._sessions.values() if (at := session.expires_at) is not None and at <= now]
+        return [
+            session
+            for session in self._sessions.values()
+            if (at := session.expires_at) is not None and at <= now
+        ]
 
-    def victims(self, tenant: str, *, sessions: int = 1, but: Session | None = None) -> list[Session]:
-        """Who has to end before a tenant can open so many more: sessions that are not pinned, of that tenant before others'.
+    def victims(
+        self, tenant: str, *, sessions: int = 1, but: Session | None = None
+    ) -> list[Session]:
+        """Who has to end before a tenant can open so many more: sessions that are not pinned, of
+        that tenant before others'.
 
         Raises SessionRefused when too few of them can be ended.
         """
         excess = len(self._sessions) + sessions - self._most
         if excess <= 0:
             return []
-        loose = [session for session in self._sessions.values() if not session.pinned and session is not but]
+        loose = [
+            session
+            for session in self._sessions.values()
+            if not session.pinned and session is not but
+        ]
         if len(loose) < excess and sessions:
             raise SessionRefused(
-                SessionFailure.TOO_MANY, f"there are {len(self._sessions)} sessions, all pinned: close or unpin one"
+                SessionFailure.TOO_MANY,
+                f"there are {len(self._sessions)} sessions, all pinned: close or unpin one",
             )
-        return sorted(loose, key=lambda session: (session.tenant != tenant, session.last_used_at))[:excess]
+        return sorted(loose, key=lambda session: (session.tenant != tenant, session.last_used_at))[
+            :excess
+        ]

@@ -1,4 +1,7 @@
-"""The worker's sessions: carries out commands, keeps where requests have left their tokens. Device thread only."""
+"""The worker's sessions: carries out commands, keeps where requests have left their tokens.
+
+Device thread only.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,12 @@ class SessionService:
         self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
         self._prefixes = PrefixPins(cache.index, self._pins)
         cache.index.limit_pins(cache.index.ram_budget_bytes * pinned_percent // 100)
-        self._transfers = Transfers(cache, context_tokens=context_tokens, check_room=self._check_room, register=self._imported)
+        self._transfers = Transfers(
+            cache,
+            context_tokens=context_tokens,
+            check_room=self._check_room,
+            register=self._imported,
+        )
         self._operations: dict[OperationName, Callable[[SessionCommand], SessionAnswer | None]] = {
             "list": self._list,
             "open": self._open,
@@ -88,7 +96,10 @@ class SessionService:
             return _refused(command, refusal)
 
     def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
-        """A request of a session has ended and what it leaves is put away. A session that is not there begins with it."""
+        """A request of a session has ended and what it leaves is put away.
+
+        A session that is not there begins with it.
+        """
         now = self._clock()
         session = self._registry.find(session_id, tenant=tenant)
         if session is None:
@@ -102,14 +113,23 @@ class SessionService:
         self._changed(session)
 
     def keep_prefixes(
-        self, wanted: Sequence[PinnedPrefix], *, tenant: str, chain: bytes | bytearray, began_from: Sequence[BlockKey]
+        self,
+        wanted: Sequence[PinnedPrefix],
+        *,
+        tenant: str,
+        chain: bytes | bytearray,
+        began_from: Sequence[BlockKey],
     ) -> None:
-        """A request has ended and what it leaves is put away: what it has begun from was used, and its own pins begin."""
+        """A request has ended and what it leaves is put away: what it has begun from was used, and
+        its own pins begin.
+        """
         self._prefixes.use(began_from, now=self._clock())
         self._prefixes.keep(wanted, tenant=tenant, chain=chain, now=self._clock())
 
     def tend(self) -> list[SessionAnswer]:
-        """Go on with transfers, end sessions whose time is over, write records; returns answers that are due."""
+        """Go on with transfers, end sessions whose time is over, write records; returns answers
+        that are due.
+        """
         ended = [self._ended(transfer) for transfer in self._transfers.advance()]
         answers = [answer for answer in ended if answer is not None]
         if answers:
@@ -163,7 +183,9 @@ class SessionService:
             command.new_session_id,
             tenant=command.tenant,
             now=self._clock(),
-            ttl_seconds=session.ttl_seconds if command.ttl_seconds is msgspec.UNSET else command.ttl_seconds,
+            ttl_seconds=session.ttl_seconds
+            if command.ttl_seconds is msgspec.UNSET
+            else command.ttl_seconds,
             pinned=command.pinned is True,
             metadata=session.metadata,
         )
@@ -195,7 +217,9 @@ class SessionService:
         return answer
 
     def _export(self, command: SessionCommand) -> None:
-        self._transfers.begin_export(command, self._registry.get(command.session_id, tenant=command.tenant))
+        self._transfers.begin_export(
+            command, self._registry.get(command.session_id, tenant=command.tenant)
+        )
 
     def _import(self, command: SessionCommand) -> None:
         self._registry.refuse_taken(command.session_id, tenant=command.tenant)
@@ -219,36 +243,63 @@ class SessionService:
         self._cache.live.forget_session(session.session_id, tenant=session.tenant)
 
     def _check_room(self, command: SessionCommand, file: SessionFile) -> None:
-        """Refuse a file that cannot come in, before any of it does and anything has to leave for it. Raises SessionRefused."""
-        self._registry.refuse_taken(command.session_id or file.header.session_id, tenant=command.tenant)
+        """Refuse a file that cannot come in, before any of it does and anything has to leave for
+        it. Raises SessionRefused.
+        """
+        self._registry.refuse_taken(
+            command.session_id or file.header.session_id, tenant=command.tenant
+        )
         self._registry.victims(command.tenant)
-        quota_bytes, free_bytes = self._quota_bytes(), self._budget_bytes() - self._pins.pinned_bytes
+        quota_bytes, free_bytes = (
+            self._quota_bytes(),
+            self._budget_bytes() - self._pins.pinned_bytes,
+        )
         if file.nbytes > quota_bytes:
-            message = f"the file holds {file.nbytes:,} bytes, a session may bring {quota_bytes:,} (store.pinned_percent)"
+            message = (
+                f"the file holds {file.nbytes:,} bytes, a session may bring {quota_bytes:,} "
+                "(store.pinned_percent)"
+            )
             raise SessionRefused(SessionFailure.OVER_QUOTA, message)
         while file.nbytes > free_bytes and self._prefixes.give_way():
             free_bytes = self._budget_bytes() - self._pins.pinned_bytes
         if file.nbytes > free_bytes:
-            message = f"the file holds {file.nbytes:,} bytes, {max(0, free_bytes):,} are not pinned: unpin a session"
+            message = (
+                f"the file holds {file.nbytes:,} bytes, {max(0, free_bytes):,} are not pinned: "
+                "unpin a session"
+            )
             raise SessionRefused(SessionFailure.NO_ROOM, message)
 
-    def _imported(self, command: SessionCommand, header: Header, chains: Sequence[bytearray]) -> Session:
-        """A session over chains that have come in. Raises SessionRefused when not all of them has found room."""
+    def _imported(
+        self, command: SessionCommand, header: Header, chains: Sequence[bytearray]
+    ) -> Session:
+        """A session over chains that have come in.
+
+        Raises SessionRefused when not all of them has found room.
+        """
         session_id, tenant = command.session_id or header.session_id, command.tenant
         self._registry.refuse_taken(session_id, tenant=tenant)
         branches = tuple(self._cache.index.branch(chain, tenant=tenant) for chain in chains)
-        if any(branch.tokens < len(chain) // TOKEN_BYTES for branch, chain in zip(branches, chains, strict=True)):
+        if any(
+            branch.tokens < len(chain) // TOKEN_BYTES
+            for branch, chain in zip(branches, chains, strict=True)
+        ):
             raise SessionRefused(SessionFailure.NO_ROOM, "there is no room for all of the session")
         self._make_room(tenant)
         session = self._registry.open(
-            session_id, tenant=tenant, now=self._clock(), ttl_seconds=header.ttl_seconds, metadata=header.metadata
+            session_id,
+            tenant=tenant,
+            now=self._clock(),
+            ttl_seconds=header.ttl_seconds,
+            metadata=header.metadata,
         )
         session.branches = branches
         self._changed(session)
         return session
 
     def _ended(self, transfer: Transfer) -> SessionAnswer | None:
-        """The answer to a transfer; None when it begins again, because the store has lost a part of what was to be exported."""
+        """The answer to a transfer; None when it begins again, because the store has lost a part of
+        what was to be exported.
+        """
         if transfer.lost and self._cache.store is not None:
             self._cache.index.unreadable(transfer.lost)
             self._cache.forget([key for key in transfer.lost if self._cache.payload(key) is None])
@@ -295,7 +346,8 @@ class SessionService:
     def _changed(self, session: Session) -> None:
         self._dirty[record_name(session)] = session
         if session.pinned or self._clock() - self._recorded_at >= RECORD_SECONDS:
-            self._write_records()  # before the pins, so that none is without a session that can take it back
+            # before the pins, so that none is without a session that can take it back
+            self._write_records()
         self._pins.sync(session)
         while self._pins.state_of(session) == "over_quota" and self._prefixes.give_way():
             self._pins.sync(session)
@@ -319,7 +371,10 @@ class SessionService:
         self._make_room("", sessions=0)
 
     def _decoded(self, records: dict[str, bytes]) -> dict[str, Session]:
-        """Sessions by the names of their records. Those of other versions are left alone, and logged once."""
+        """Sessions by the names of their records.
+
+        Those of other versions are left alone, and logged once.
+        """
         found: dict[str, Session] = {}
         for name, data in records.items():
             if name in self._unreadable:
@@ -332,7 +387,10 @@ class SessionService:
         return found
 
     def _expire(self) -> None:
-        """End sessions whose time is over. With a store only when it has said whether another worker has used them since."""
+        """End sessions whose time is over.
+
+        With a store only when it has said whether another worker has used them since.
+        """
         over = self._registry.expired(self._clock())
         store = self._cache.store
         if not over:
@@ -358,7 +416,10 @@ class SessionService:
                 self._end(session)
 
     def _make_room(self, tenant: str, *, but: Session | None = None, sessions: int = 1) -> None:
-        """End sessions until so many more can be opened. Raises SessionRefused when too many are pinned."""
+        """End sessions until so many more can be opened.
+
+        Raises SessionRefused when too many are pinned.
+        """
         for victim in self._registry.victims(tenant, sessions=sessions, but=but):
             self._end(victim)
 
@@ -366,7 +427,10 @@ class SessionService:
         """Refuse to pin a session that does not fit. Raises SessionRefused."""
         while command.pinned is True and not self._pins.fits(session):
             if not self._prefixes.give_way():
-                message = f"pinned sessions may keep {self._quota_bytes():,} bytes, and keep {self._pins.pinned_bytes:,}"
+                message = (
+                    f"pinned sessions may keep {self._quota_bytes():,} bytes, and keep "
+                    f"{self._pins.pinned_bytes:,}"
+                )
                 raise SessionRefused(SessionFailure.OVER_QUOTA, f"{message}: unpin another one")
 
     def _quota_bytes(self) -> int:
@@ -384,12 +448,24 @@ def _refused(command: SessionCommand, refusal: SessionRefused) -> SessionAnswer:
 
 
 def _check(command: SessionCommand) -> None:
-    """Refuse what could not be kept or named. The server has refused it before; the library's callers come here."""
+    """Refuse what could not be kept or named.
+
+    The server has refused it before; the library's callers come here.
+    """
     is_named_by_file = command.operation == "import" and not command.session_id
-    opened = {"open": command.session_id, "import": command.session_id, "fork": command.new_session_id}.get(command.operation)
+    opened = {
+        "open": command.session_id,
+        "import": command.session_id,
+        "fork": command.new_session_id,
+    }.get(command.operation)
     if opened is not None and not is_named_by_file and not is_session_id(opened):
         raise SessionRefused(SessionFailure.INVALID, f"not the id of a session: {opened!r}")
     if command.metadata is not msgspec.UNSET and not is_fit_metadata(command.metadata):
-        raise SessionRefused(SessionFailure.INVALID, "metadata takes up to 16 pairs of texts, of at most 64 and 512 characters")
+        raise SessionRefused(
+            SessionFailure.INVALID,
+            "metadata takes up to 16 pairs of texts, of at most 64 and 512 characters",
+        )
     if command.ttl_seconds is not msgspec.UNSET and not is_fit_ttl(command.ttl_seconds):
-        raise SessionRefused(SessionFailure.INVALID, "a session lives for more than 0 seconds and at most ten years")
+        raise SessionRefused(
+            SessionFailure.INVALID, "a session lives for more than 0 seconds and at most ten years"
+        )
