@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
+
+import pytest
 
 import holdfast
 from holdfast.config import all_specs
 from holdfast.config_sources import SettingSpec, allowed, describe
-from tests.project.sources import ROOT
+from tests.project.sources import PACKAGE, ROOT
 
 DEFAULTS_OFF_A_MAC = {"residency.idle_seconds": None}
 TYPES = {  # as messages describe a type → as the page names it, which explains each type once
@@ -101,13 +104,35 @@ def test_every_dependency_is_pinned_in_the_constraints() -> None:
     assert names - pinned == set()
 
 
-def test_every_file_that_the_architecture_names_exists() -> None:
-    text = (ROOT / "docs" / "how-it-works" / "architecture.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text))
-    homes = (ROOT, ROOT / "src" / "holdfast", ROOT / "src" / "holdfast" / "http")
-    file_names = {path.name for path in (ROOT / "src").rglob("*.py")} | {
-        path.name for path in (ROOT / "bench" / "src").rglob("*.py")
-    }
-    unknown = [name for name in named if not any((home / name).is_file() for home in homes)]
-    assert len(named) > 70
-    assert sorted(name for name in unknown if "/" in name or name not in file_names) == []
+HOW_IT_WORKS = ROOT / "docs" / "how-it-works"
+NAMED_PATH = re.compile(r"`((?:[a-z0-9_-]+/)+(?:[a-z0-9_]+\.py)?|[a-z0-9_]+\.py)`")
+
+
+def existing(name: str, *homes: Path) -> Path | None:
+    return next((home / name for home in homes if (home / name).exists()), None)
+
+
+def missing_paths(line: str) -> list[str]:
+    """Paths that a line names and that do not exist; a bare file name is in a folder that stands earlier in the line."""
+    missing: list[str] = []
+    folders: list[Path] = []
+    for name in NAMED_PATH.findall(line):
+        found = existing(name, PACKAGE, ROOT, *folders)
+        if found is None:
+            missing.append(name)
+        else:
+            folders.append(found if found.is_dir() else found.parent)
+    return missing
+
+
+def test_every_path_that_the_architecture_names_exists() -> None:
+    lines = (HOW_IT_WORKS / "architecture.md").read_text(encoding="utf-8").splitlines()
+    assert sum(len(NAMED_PATH.findall(line)) for line in lines) > 100
+    assert [name for line in lines for name in missing_paths(line)] == []
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in HOW_IT_WORKS.glob("*.md")))
+def test_every_source_file_that_a_page_about_internals_names_exists(page: str) -> None:
+    text = (HOW_IT_WORKS / page).read_text(encoding="utf-8")
+    files = [name for name in NAMED_PATH.findall(text) if name.endswith(".py") and "/" in name]
+    assert [name for name in files if existing(name, PACKAGE, ROOT) is None] == []
