@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.errors import plain_errors
+from holdfast.cli.output import plain_errors
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from holdfast.cli.errors import plain_errors
+from holdfast.cli.output import plain_errors
 from holdfast.cli.settings_command import settings_command
 from holdfast.config import EffectiveSettings, default_file, load_settings
 from holdfast.errors import HoldfastError
@@ -232,8 +232,8 @@ def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, in
 
     Where no model is named, it is the server at the port of the settings, or else the only one.
     """
-    from holdfast.cli.server_choice import client_of
     from holdfast.cli.server_client import ServerFailed
+    from holdfast.cli.server_command import client_of
     from holdfast.front.run.running_servers import running_servers
 
     is_flag = {key: origin.startswith("flag") for key, origin in effective.origins.items()}

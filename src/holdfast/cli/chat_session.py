@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.chat_answer_view import AnswerView
 from holdfast.cli.chat_client import AnswerStatistics, answer_pieces
-from holdfast.cli.errors import complain
+from holdfast.cli.output import complain, count_text
 from holdfast.cli.server_client import ServerClient, ServerFailed
-from holdfast.cli.sizes import count_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,21 +1,27 @@
 """`holdfast doctor`: what this machine computes with, how fast, what would make it faster, and how
 a model would be run.
+
+`python -m holdfast.cli.doctor` is the process that measures the machine for `--measure`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.errors import BAD_INPUT, complain
-from holdfast.cli.output import Json
+from holdfast.cli.output import BAD_INPUT, Json, complain, count_text, load_progress
 from holdfast.cli.settings_command import settings_command
-from holdfast.cli.sizes import count_text
 from holdfast.config import EffectiveSettings
+from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,15 +61,12 @@ def doctor(
     if panic_test and not measure:
         raise typer.BadParameter("--panic-test needs --measure")
     if measure:
-        from holdfast.cli.machine_check import save_machine_check
-
         file = save_machine_check(Path.cwd(), arguments=("--panic-test",) if panic_test else ())
         typer.echo(f"saved in {file}; please attach it to an issue")
         return
     import msgspec
 
     from holdfast.cli.diagnosis import diagnose
-    from holdfast.cli.progress import load_progress
     from holdfast.front.fleet.chosen_catalog import catalog_of
     from holdfast.front.run.run_folder import run_folder
     from holdfast.models.download import check_present
@@ -215,3 +218,44 @@ def _crash_rows(report: CrashReport) -> dict[str, str]:
 
 def _gib(size: int) -> str:
     return f"{size / _GIB:,.1f} GiB"
+
+
+def save_machine_check(folder: Path, *, arguments: Sequence[str] = ()) -> Path:
+    """Print findings as they come and save them in a new file in `folder`; returns the file.
+
+    Raises HoldfastError.
+
+    arguments: `--quick` only sees that everything runs, `--panic-test` tries what has made Macs
+    panic.
+    """
+    file = folder / f"holdfast-machine-check-{time.strftime('%Y-%m-%d-%H%M%S')}.md"
+    command = [sys.executable, "-P", "-m", "holdfast.cli.doctor", *arguments]
+    with (
+        file.open("w", encoding="utf-8") as saved,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        saved.write("# Machine check of Holdfast\n\n| what | figures |\n|---|---|\n")
+        for line in process.stdout:
+            what, _, figures = line.rstrip("\n").partition("\t")
+            typer.echo(f"{what}: {figures}")
+            saved.write(f"| {what} | {figures} |\n")
+            saved.flush()  # a panic must not lose it
+    if process.returncode != 0:
+        raise HoldfastError(
+            f"the check ended with code {process.returncode}; what it found until then is in {file}"
+        )
+    return file
+
+
+def _main() -> None:
+    """Measure the machine; the process that `save_machine_check` starts."""
+    # before the first import of MLX
+    importlib.import_module("holdfast.machine.platform").prepare_blas()
+    importlib.import_module("holdfast.worker.engine.machine_check").main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    _main()

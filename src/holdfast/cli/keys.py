@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias, get_args
 
 import typer
 
-from holdfast.cli.errors import plain_errors
+from holdfast.cli.output import plain_errors
 from holdfast.config import default_file, load_settings
 from holdfast.errors import ConfigError
 from holdfast.front.server.key_file import (

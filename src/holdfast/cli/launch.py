@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import typer
 
 from holdfast.cli.agents import AGENTS, AgentSetup, AgentTarget, CodingAgent
-from holdfast.cli.errors import complain, plain_errors
+from holdfast.cli.output import complain, plain_errors
 from holdfast.cli.server_command import ApiKey, ServerAddress, Url, address_of
 from holdfast.errors import HoldfastError
 

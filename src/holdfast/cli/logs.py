@@ -13,8 +13,8 @@ from typing import Annotated, TextIO
 
 import typer
 
-from holdfast.cli.errors import plain_errors
-from holdfast.cli.server_choice import Server, chosen_server
+from holdfast.cli.output import plain_errors
+from holdfast.cli.server_command import Server, chosen_server
 from holdfast.errors import HoldfastError
 
 _LOOK_SECONDS = 0.2

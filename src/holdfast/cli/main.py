@@ -1,35 +1,119 @@
 """The command line.
 
-Each command has a file of its own, and imports what is heavy only when it runs.
+A command, or a few that belong together, has a file of its own, and imports what is heavy only when
+it runs.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
 import typer
+from typer.core import TyperGroup
 
+import holdfast as package
 from holdfast.cli.chat import chat, run
-from holdfast.cli.command_group import CommandGroup
-from holdfast.cli.config import config
 from holdfast.cli.doctor import doctor
-from holdfast.cli.errors import require_working_folder
 from holdfast.cli.keys import keys
 from holdfast.cli.launch import launch
-from holdfast.cli.load import load, unload
 from holdfast.cli.logs import logs
 from holdfast.cli.models import models
-from holdfast.cli.ps import ps
+from holdfast.cli.output import require_working_folder
 from holdfast.cli.serve import serve
+from holdfast.cli.servers import load, ps, stop, unload
 from holdfast.cli.service import service
 from holdfast.cli.sessions import sessions
+from holdfast.cli.settings_command import config
 from holdfast.cli.state import state
-from holdfast.cli.stop import stop
 from holdfast.cli.store import store
-from holdfast.cli.version import Version, version
 
 # entry points of distributions beside this one, each a typer.Typer: `bench/` has one
 FURTHER_COMMANDS = "holdfast.commands"
+
+_HELP = "help"
+_BENCH = "bench"  # of a distribution beside this one
+# What other programs call it, which no likeness of letters would find.
+_ELSEWHERE = {
+    "talk": "chat",
+    "up": "serve",
+    "start": "serve",
+    "list": "models ls",
+    "ls": "models ls",
+    "pull": "models pull",
+    "rm": "models rm",
+    "show": "models info",
+    "kill": "stop",
+    "log": "logs",
+    "status": "ps",
+    "settings": "config",
+    "check": "doctor",
+    "benchmark": "bench",
+}
+
+
+class CommandGroup(TyperGroup):
+    """The group of all commands.
+
+    `Any`: typer's newer versions have click's types under a private name.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`help` and `help COMMAND` are `--help` and `COMMAND --help`."""
+        if args[:1] == [_HELP]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; one that is none ends with what may have been meant."""
+        word = args[0]
+        if word not in self.commands and not word.startswith("-"):
+            if word in _ELSEWHERE:
+                ctx.fail(f"No such command '{word}'. Did you mean '{_ELSEWHERE[word]}'?")
+            if word == _BENCH:
+                ctx.fail(
+                    "No such command 'bench'. The benchmarks come with a clone of the repository: "
+                    "pip install -e ./bench"
+                )
+            if "/" in word or Path(word).exists():
+                ctx.fail(f"No such command '{word}'. To serve that model: holdfast serve {word}")
+        return super().resolve_command(ctx, args)
+
+
+def version() -> None:
+    """Print the versions of Holdfast, Python and MLX."""
+    typer.echo(
+        f"holdfast {package.__version__} (distribution {package.DISTRIBUTION}: "
+        f"{_installed(package.DISTRIBUTION)})"
+    )
+    typer.echo(f"python {platform.python_version()}")
+    for name in ("mlx", "mlx-lm"):
+        typer.echo(f"{name} {_installed(name)}")
+
+
+def _and_leave(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+Version: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--version", "-V", callback=_and_leave, is_eager=True, help="Print the versions and exit."
+    ),
+]
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
 
 app = typer.Typer(
     name="holdfast",
@@ -46,12 +130,10 @@ def holdfast(version: Version = False) -> None:
     require_working_folder()
 
 
-_SERVING, _SERVERS, _KEPT, _MACHINE = (
-    "Serve and talk",
-    "Running servers",
-    "Models and data",
-    "This machine",
-)
+_SERVING = "Serve and talk"
+_SERVERS = "Running servers"
+_KEPT = "Models and data"
+_MACHINE = "This machine"
 
 for panel, commands in {
     _SERVING: (serve, run, chat),

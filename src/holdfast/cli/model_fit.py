@@ -9,8 +9,7 @@ from typing import Any
 
 import typer
 
-from holdfast.cli.output import print_rows
-from holdfast.cli.sizes import size_text
+from holdfast.cli.output import print_rows, size_text
 from holdfast.errors import ModelLoadError
 from holdfast.machine.device_memory import DeviceMemory, memory_report
 from holdfast.models.context_window import UNKNOWN_CONTEXT_TOKENS, known_context_tokens

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from holdfast.cli.errors import complain, plain_errors
-from holdfast.cli.output import Json, Yes, new_table, print_json, print_table
+from holdfast.cli.output import (
+    Json,
+    Yes,
+    complain,
+    count_text,
+    load_progress,
+    new_table,
+    plain_errors,
+    print_json,
+    print_table,
+    size_text,
+)
 from holdfast.cli.server_command import ApiKey, Url, address_of
-from holdfast.cli.sizes import count_text, size_text
 from holdfast.config import LogSettings, ModelSettings, Settings, default_file, load_settings
 from holdfast.errors import ConfigError
 
@@ -82,7 +91,6 @@ def pull(
 
     What is there already is kept and checked; what was cut off goes on.
     """
-    from holdfast.cli.progress import load_progress
     from holdfast.models.hub_models import pull_model
     from holdfast.models.loadable import check_loadable
 
@@ -175,7 +183,6 @@ def convert(
     from msgspec import structs
 
     from holdfast.cli.conversion import Conversion, checked_target, convert_model
-    from holdfast.cli.progress import load_progress
     from holdfast.models.download import resolve_model
 
     with plain_errors():
@@ -273,7 +280,7 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
 
     Raises ServerFailed where one refuses to tell.
     """
-    from holdfast.cli.server_choice import client_of
+    from holdfast.cli.server_command import client_of
     from holdfast.front.run.running_servers import running_servers
 
     if url is None:

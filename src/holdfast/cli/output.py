@@ -1,20 +1,30 @@
-"""What commands print: JSON for programs, rows and tables for people."""
+"""What commands print: JSON for programs; tables, numbers, errors and a progress bar for people."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from holdfast.config import LogSettings
+from holdfast.errors import HoldfastError
+
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
     from rich.table import Table
 
 _NO_LIMIT = 1 << 16  # columns of characters
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+BAD_INPUT = 2
 
 
 def print_json(value: Any) -> None:
@@ -47,3 +57,154 @@ def print_table(table: Table) -> None:
     if not console.is_terminal:
         console.width = _NO_LIMIT
     console.print(table)
+
+
+@contextlib.contextmanager
+def plain_errors(log_format: str = "text") -> Iterator[None]:
+    """Turn our own errors into one line in the form of the log, and exit code 2.
+
+    Anything else is a bug: it keeps its trace.
+    """
+    try:
+        yield
+    except HoldfastError as error:
+        complain(str(error), log_format=log_format)
+        raise typer.Exit(BAD_INPUT) from None
+
+
+def require_working_folder() -> None:
+    """End with one line where the working folder has been deleted: paths and settings files are
+    looked up from there.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        complain(f"the working folder cannot be used ({error.strerror}): change to another one")
+        raise typer.Exit(BAD_INPUT) from None
+
+
+def complain(message: str, *, log_format: str = "text") -> None:
+    """Print one line to stderr, whatever line breaks the message has; log_format "json": as a line
+    of the log.
+    """
+    line = " ".join(message.split())
+    if log_format == "json":
+        from holdfast.telemetry.logs import JsonLines
+
+        typer.echo(
+            JsonLines().format(
+                logging.LogRecord("holdfast", logging.ERROR, "", 0, line, None, None)
+            ),
+            err=True,
+        )
+    else:
+        typer.echo(f"holdfast: {line}", err=True)
+
+
+def size_text(size: int) -> str:
+    """A number of bytes with three digits or so, in binary units: 1536 is `1.5 KiB`."""
+    shown = float(size)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if shown < 1024:
+            return f"{size} bytes" if unit == "bytes" else f"{shown:.1f} {unit}"
+        shown /= 1024
+    return f"{shown:,.1f} TiB"
+
+
+def count_text(number: int, one: str, many: str = "") -> str:
+    """How many there are: `1 block`, `2 blocks`, `1,000 branches`. many: where the plural is not
+    just an s.
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+@contextlib.contextmanager
+def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
+    """A function `(stage, fraction)` that draws on stderr; the stage "ready" removes what was
+    drawn.
+    """
+    if not sys.stderr.isatty() or log.format == "json":
+        yield _ignore
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    bars = Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    drawing = LoadBar(bars)
+    try:
+        yield drawing
+    finally:
+        drawing.stop()
+
+
+class LoadBar:
+    """One line: the stage under way and how far it is; what is logged meanwhile goes above it.
+
+    Called from one thread.
+    """
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._logs_above = contextlib.ExitStack()
+        self._stage = ""
+        self._task: TaskID | None = None
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        """Show that a stage is so far; one stage follows the other, and "ready" is the last."""
+        if stage == "ready":
+            self.stop()
+            return
+        if self._task is None:
+            self._bars.start()
+            self._logs_above.enter_context(_logs_above(self._bars.console))
+            self._task = self._bars.add_task(stage, total=1.0)
+        elif stage != self._stage:
+            self._bars.reset(self._task, description=stage)
+        self._stage = stage
+        self._bars.update(self._task, completed=min(1.0, max(0.0, fraction)))
+
+    def stop(self) -> None:
+        """Remove the line. Twice is fine; when a worker is started anew it comes back."""
+        if self._task is not None:
+            self._logs_above.close()
+            self._bars.stop()
+            self._bars.remove_task(self._task)
+            self._task = None
+
+
+@contextlib.contextmanager
+def _logs_above(console: Console) -> Iterator[None]:
+    """While the line is drawn: lines of the log on the same terminal are printed above it, not into
+    it.
+    """
+    from rich.file_proxy import FileProxy
+
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler)
+    ]
+    moved = [(handler, handler.stream) for handler in handlers if handler.stream is sys.stderr]
+    for handler, stream in moved:
+        handler.setStream(FileProxy(console, stream))
+    try:
+        yield
+    finally:
+        for handler, stream in moved:
+            handler.setStream(stream)
+
+
+def _ignore(stage: str, fraction: float) -> None:
+    """Elsewhere than on a terminal the log says what happens."""

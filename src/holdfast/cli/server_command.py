@@ -1,4 +1,4 @@
-"""Commands that speak to a running server: each gets options that say which, and for whom."""
+"""Finding the running server that a command is about, and the options that name it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from holdfast.cli.errors import BAD_INPUT, complain, plain_errors
-from holdfast.cli.signatures import option, own_parameters, with_parameters
+from holdfast.cli.output import BAD_INPUT, complain, plain_errors
+from holdfast.cli.settings_command import option, own_parameters, with_parameters
 from holdfast.config import default_file, load_settings
+from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.cli.server_client import ServerClient
@@ -61,6 +62,14 @@ Salt: TypeAlias = Annotated[
 ]
 WHERE = {"url": Url, "api_key": ApiKey}
 WHERE_AND_WHOSE = {**WHERE, "model": Model, "tenant": Tenant, "cache_salt": Salt}
+Server: TypeAlias = Annotated[
+    int | None,
+    typer.Argument(
+        metavar="PID|PORT",
+        show_default=False,
+        help="Which server; may be left out where only one runs.",
+    ),
+]
 
 
 def server_command(
@@ -144,7 +153,6 @@ def _running(port: int) -> RunningServer | None:
 
     Raises NoSuchServer for several.
     """
-    from holdfast.cli.server_choice import NoSuchServer
     from holdfast.front.run.running_servers import running_servers
 
     running = running_servers(os.environ)
@@ -160,3 +168,67 @@ def _running(port: int) -> RunningServer | None:
 def with_scheme(url: str) -> str:
     """A URL as people write it, such as mymachine:8321."""
     return url if "://" in url else f"http://{url}"
+
+
+class NoSuchServer(HoldfastError):
+    """There is no server, or not the one that was asked for, or more than one."""
+
+
+def chosen_server(number: int | None) -> RunningServer:
+    """The server of this user with that process id or port; the only one where none is named.
+
+    Raises NoSuchServer.
+    """
+    from holdfast.front.run.running_servers import running_servers
+
+    running = running_servers(os.environ)
+    if not running:
+        raise NoSuchServer("no server of yours runs on this machine")
+    found = [server for server in running if number in (None, server.pid, server.port)]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(f"{server.pid} at {server.url}" for server in running)
+    if found:
+        raise NoSuchServer(
+            f"several servers run: {listed}; say which one by its process id or port"
+        )
+    raise NoSuchServer(
+        f"no server of yours has the process id or port {number}; these run: {listed}"
+    )
+
+
+def client_of(server: RunningServer, *, api_key: str = "") -> ServerClient:
+    """A client for a server on this machine. Raises ServerFailed."""
+    from holdfast.cli.server_client import ServerClient
+
+    return ServerClient(
+        url=server.url,
+        api_key=api_key,
+        use_proxies=False,
+        certificate=server.certificate,
+        any_name=True,
+    )
+
+
+def requests_of(server: RunningServer, *, seconds: float) -> list[dict[str, Any]]:
+    """The requests that a server is answering; none where it tells only its administrators, or
+    gives no answer in that time.
+    """
+    from holdfast.cli.server_client import ServerFailed
+
+    try:
+        with client_of(server) as client:
+            return list(client.call("GET", "/admin/requests", timeout=seconds).get("requests", ()))
+    except ServerFailed:
+        return []
+
+
+def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any] | None:
+    """A server's account of itself; None where it gives none in that time."""
+    from holdfast.cli.server_client import ServerFailed
+
+    try:
+        with client_of(server) as client:
+            return client.call("GET", "/health", timeout=seconds)
+    except ServerFailed:
+        return None

@@ -11,9 +11,8 @@ from urllib.parse import quote
 
 import typer
 
-from holdfast.cli.output import Json, new_table, print_json, print_table
+from holdfast.cli.output import Json, count_text, new_table, print_json, print_table, size_text
 from holdfast.cli.server_command import server_command
-from holdfast.cli.sizes import count_text, size_text
 from holdfast.errors import ConfigError
 from holdfast.wire.sessions import SESSION_OPERATIONS, SESSIONS_PATH, OperationName
 

@@ -1,23 +1,28 @@
 """Commands that take settings: every setting with a flag of its own becomes an option, all others
 are reached by --set.
 
-`--help` shows the options that most people need, `--help-all` all of them.
-"""
+`--help` shows the options that most people need, `--help-all` all of them. `holdfast config` shows the settings in force."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from holdfast.cli.errors import plain_errors
-from holdfast.cli.signatures import option, own_parameters, with_parameters
-from holdfast.config import EffectiveSettings, all_specs, default_file, load_settings
+from holdfast.cli.output import new_table, plain_errors, print_json, print_table
+from holdfast.config import (
+    EffectiveSettings,
+    all_specs,
+    default_file,
+    load_settings,
+    shown_value,
+    value_of,
+)
 from holdfast.config_sources import SettingSpec, describe
 from holdfast.errors import ConfigError
 
@@ -158,3 +163,68 @@ def _effective(
             )
         named[key.strip()] = value.strip()
     return load_settings(file=file or default_file(os.environ), environ=os.environ, flags=named)
+
+
+def option(name: str, annotation: Any) -> inspect.Parameter:
+    """A parameter that is None where it is not given. annotation: as Typer takes it."""
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
+    """A command's parameters but the first, by keyword."""
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+
+
+def with_parameters(
+    run: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """The function, which takes keywords, with these as its signature."""
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+@settings_command
+def config(
+    effective: EffectiveSettings,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: key → value and origin.")
+    ] = False,
+) -> None:
+    """Show the settings in force.
+
+    It says where each of them comes from. It takes the same options as `serve`.
+    """
+    if as_json:
+        print_json(_rows(effective))
+    else:
+        _print_table(effective)
+
+
+def _rows(effective: EffectiveSettings) -> dict[str, dict[str, Any]]:
+    """Key → value (as a JSON value; what stands for no number as its word, a secret as whether it
+    is set) and origin.
+    """
+    rows = {}
+    for key, spec in all_specs().items():
+        value, shown = value_of(effective.settings, key), shown_value(effective.settings, key)
+        rows[key] = {
+            "value": shown if spec.secret or shown in ("auto", "off") else value,
+            "origin": effective.origins[key],
+        }
+    return rows
+
+
+def _print_table(effective: EffectiveSettings) -> None:
+    from rich.text import Text
+
+    table = new_table("setting", "value", "from")
+    for key, origin in effective.origins.items():
+        style = "dim" if origin == "default" else ""
+        table.add_row(
+            Text(key), Text(shown_value(effective.settings, key)), Text(origin), style=style
+        )
+    print_table(table)

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.errors import complain, plain_errors
-from holdfast.cli.output import Json, Yes, new_table, print_json, print_table
-from holdfast.cli.sizes import size_text
+from holdfast.cli.output import (
+    Json,
+    Yes,
+    complain,
+    new_table,
+    plain_errors,
+    print_json,
+    print_table,
+    size_text,
+)
 from holdfast.cli.store import Config
 from holdfast.config import default_file, load_settings
 from holdfast.errors import HoldfastError

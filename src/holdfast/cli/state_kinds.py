@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.cli.sizes import size_text
+from holdfast.cli.output import size_text
 from holdfast.config import Settings
 from holdfast.front.fleet.compiled_code import MOST_KINDS
 from holdfast.front.fleet.crash_reports import MOST_REPORTS

@@ -16,9 +16,19 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from holdfast.cli.errors import BAD_INPUT, complain, plain_errors
-from holdfast.cli.output import Json, Yes, new_table, print_json, print_rows, print_table
-from holdfast.cli.sizes import count_text, size_text
+from holdfast.cli.output import (
+    BAD_INPUT,
+    Json,
+    Yes,
+    complain,
+    count_text,
+    new_table,
+    plain_errors,
+    print_json,
+    print_rows,
+    print_table,
+    size_text,
+)
 from holdfast.config import StoreSettings, default_file, load_settings
 from holdfast.errors import ConfigError
 

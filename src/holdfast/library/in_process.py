@@ -33,6 +33,9 @@ from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 
 DEATH = "the engine's thread ended unexpectedly"
+_open: set[InProcessClient] = set()
+_lock = threading.Lock()
+_watch: threading.Thread | None = None
 
 
 class QueueInbox:
@@ -244,3 +247,33 @@ class InProcessClient:
                     call.set_result(event)
             else:
                 self._on_progress(event)
+
+
+def close_before_exit(engine: InProcessClient) -> None:
+    """Close the engine when the main thread ends, unless `closed` comes first.
+
+    Device threads are not daemons (MLX aborts when they are), so the interpreter waits for them
+    before it runs any exit handler. The watch is one: it touches no device, and there is nothing to
+    wait for once the main thread is gone and all is closed.
+    """
+    global _watch
+    with _lock:
+        _open.add(engine)
+        if _watch is None:
+            _watch = threading.Thread(
+                target=_close_all_at_the_end, name="holdfast-at-exit", daemon=True
+            )
+            _watch.start()
+
+
+def closed(engine: InProcessClient) -> None:
+    """Close the engine now; nothing is left to be done at the end."""
+    engine.close()
+    with _lock:
+        _open.discard(engine)
+
+
+def _close_all_at_the_end() -> None:
+    threading.main_thread().join()
+    for engine in tuple(_open):
+        engine.close()

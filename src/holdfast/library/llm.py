@@ -20,8 +20,12 @@ from holdfast.front.prompt.read_prompts import PromptReader, ReadPrompt
 from holdfast.front.prompt.tenant import tenant_of
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.library.answers import Completion, TextStream
-from holdfast.library.at_exit import close_before_exit, closed
-from holdfast.library.in_process import BlockingEventStream, InProcessClient
+from holdfast.library.in_process import (
+    BlockingEventStream,
+    InProcessClient,
+    close_before_exit,
+    closed,
+)
 from holdfast.library.options import (
     ChatOptions,
     EmbeddingOptions,

@@ -1,7 +1,7 @@
 """Measures what decides how Holdfast runs on this machine, above all on a Mac: steps, kernels,
 durability, memory.
 
-Runs in a process of its own, which `cli/machine_check.py` starts, one line per finding, in about
+Runs in a process of its own, which `cli/doctor.py` starts, one line per finding, in about
 ten minutes: without a GPU with fewer layers, and nowhere with more memory than `Sizes` allows.
 Nothing can harm the machine but `churn`, which only `--panic-test` runs: it repeats, for fifteen
 minutes for each way of wiring, what has made Macs panic (ml-explore/mlx#3186).

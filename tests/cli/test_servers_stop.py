@@ -35,9 +35,9 @@ class Stage:
         running = "holdfast.front.run.running_servers.running_servers"
         monkeypatch.setattr(running, lambda environ: [SERVER] if self.healths else [])
         monkeypatch.setattr(
-            "holdfast.cli.stop.health_of", lambda server, seconds: self.healths.pop(0)
+            "holdfast.cli.servers.health_of", lambda server, seconds: self.healths.pop(0)
         )
-        monkeypatch.setattr("holdfast.cli.stop._LOOK_SECONDS", 0)
+        monkeypatch.setattr("holdfast.cli.servers._LOOK_SECONDS", 0)
         monkeypatch.setattr(os, "kill", lambda pid, number: self.signals.append(number))
 
 

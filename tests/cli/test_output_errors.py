@@ -7,7 +7,7 @@ import json
 import pytest
 import typer
 
-from holdfast.cli.errors import plain_errors
+from holdfast.cli.output import plain_errors
 from holdfast.errors import ModelLoadError
 
 

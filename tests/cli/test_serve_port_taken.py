@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.port_taken import who_has_the_port
+from holdfast.cli.serve import who_has_the_port
 from holdfast.errors import AddressInUse
 from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.server_process import ServerProcess

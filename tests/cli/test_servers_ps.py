@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.ps import RequestAtWork
+from holdfast.cli.servers import RequestAtWork
 
 
 @pytest.mark.parametrize(

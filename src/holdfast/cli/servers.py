@@ -1,20 +1,51 @@
-"""`holdfast ps`: the servers of this user on this machine, and what they do."""
+"""The commands for servers that run: `holdfast ps` lists them, `stop` ends them, `load` and `unload`
+change which models they hold.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from urllib.parse import quote
 
 import typer
 
-from holdfast.cli.output import Json, new_table, print_json, print_table
-from holdfast.cli.server_choice import health_of, requests_of
-from holdfast.cli.sizes import size_text
+from holdfast.cli.output import (
+    Json,
+    count_text,
+    new_table,
+    plain_errors,
+    print_json,
+    print_table,
+    size_text,
+)
+from holdfast.cli.server_command import (
+    WHERE,
+    NoSuchServer,
+    Server,
+    chosen_server,
+    health_of,
+    requests_of,
+    server_command,
+)
 
-_ASK_SECONDS = 5.0
+if TYPE_CHECKING:
+    from holdfast.cli.server_client import ServerClient
+    from holdfast.front.run.running_servers import RunningServer
+
+_PS_ASK_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
+_STOP_ASK_SECONDS = 2.0
+_command = partial(server_command, options=WHERE)
+ModelName: TypeAlias = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Its id or alias, as `holdfast models ls` shows it.")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +121,10 @@ def ps(as_json: Json = False) -> None:
 
 
 def _looked_at(server: Any) -> ServerAtWork:
-    health = health_of(server, seconds=_ASK_SECONDS) or {"status": "does not answer"}
+    health = health_of(server, seconds=_PS_ASK_SECONDS) or {"status": "does not answer"}
     models = health.get("models", ())
     is_busy = any(model.get("running") or model.get("queued") for model in models)
-    requests = requests_of(server, seconds=_ASK_SECONDS) if is_busy else []
+    requests = requests_of(server, seconds=_PS_ASK_SECONDS) if is_busy else []
     return ServerAtWork(
         pid=server.pid,
         url=server.url,
@@ -207,3 +238,109 @@ def duration_text(seconds: float) -> str:
     return " ".join(
         f"{count} {unit}" for count, unit in parts[begin : begin + 2] if count or begin == 3
     )
+
+
+def stop(
+    server: Server = None,
+    all_servers: Annotated[
+        bool, typer.Option("--all", help="All of yours on this machine.")
+    ] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Cut running answers off instead of waiting for them.")
+    ] = False,
+) -> None:
+    """Stop a server.
+
+    It accepts no new requests, finishes those that run (for `server.shutdown_seconds` at most), and
+    keeps what was read.
+    """
+    from holdfast.front.run.running_servers import running_servers
+
+    with plain_errors():
+        if all_servers and server is not None:
+            raise NoSuchServer(f"either {server} or --all")
+        chosen = running_servers(os.environ) if all_servers else [chosen_server(server)]
+    for each in chosen:
+        _signal(each)
+    for each in chosen:
+        _wait_until_ended(each, now=now)
+    if not chosen:
+        typer.echo("no server of yours runs on this machine")
+
+
+def _signal(server: RunningServer) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        os.kill(server.pid, signal.SIGTERM)
+
+
+def _wait_until_ended(server: RunningServer, *, now: bool) -> None:
+    said = 0
+    while _lives(server):
+        requests = _unfinished_requests(server)
+        if requests and now:
+            _signal(server)
+            # once: one that comes when they have been cut off would also end what writes down what
+            # was read
+            now = False
+        elif requests and requests != said:
+            typer.echo(f"{server.url} ends; it waits for {count_text(requests, 'request')}")
+            said = requests
+        time.sleep(_LOOK_SECONDS)
+    typer.echo(f"stopped {server.url} (pid {server.pid})")
+
+
+def _lives(server: RunningServer) -> bool:
+    """Whether it has not ended; its lock says so, as a process id may be another's by now."""
+    from holdfast.front.run.running_servers import running_servers
+
+    return server in running_servers(os.environ)
+
+
+def _unfinished_requests(server: RunningServer) -> int:
+    """How many it still answers before it ends; 0 also where that is not known."""
+    health = health_of(server, seconds=_STOP_ASK_SECONDS) or {}
+    return (
+        sum(int(model["leases"]) for model in health["models"])
+        if health.get("status") == "stopping"
+        else 0
+    )
+
+
+@_command
+def load(
+    server: ServerClient,
+    name: ModelName,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="And keep it loaded, whoever else needs its place.")
+    ] = False,
+) -> None:
+    """Load a model into a running server.
+
+    It waits until the model is ready.
+    """
+    typer.echo(
+        f"{name} is "
+        f"{_model_state_after(server, name, 'pin' if pin else 'load')}{', and stays loaded' if pin else ''}"
+    )
+
+
+@_command
+def unload(
+    server: ServerClient,
+    name: ModelName,
+    unpin: Annotated[
+        bool, typer.Option("--unpin", help="Also one that is pinned, which it is no longer then.")
+    ] = False,
+) -> None:
+    """Unload a model from a running server.
+
+    The server finishes its answers first. What the model has read stays on disk.
+    """
+    if unpin:
+        _model_state_after(server, name, "pin", json={"pinned": False})
+    typer.echo(f"{name} is {_model_state_after(server, name, 'unload')}")
+
+
+def _model_state_after(server: ServerClient, name: str, what: str, **request: Any) -> str:
+    """The state in which the model is then. Raises ServerFailed."""
+    return str(server.call("POST", f"/admin/models/{quote(name)}/{what}", **request)["state"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.machine_check import save_machine_check
+from holdfast.cli.doctor import save_machine_check
 from holdfast.errors import HoldfastError
 
 

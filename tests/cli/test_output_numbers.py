@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.sizes import count_text, size_text
+from holdfast.cli.output import count_text, size_text
 
 
 @pytest.mark.parametrize(

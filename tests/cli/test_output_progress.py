@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from holdfast.cli.progress import LoadBar, load_progress
+from holdfast.cli.output import LoadBar, load_progress
 from holdfast.config import LogSettings
 
 
