@@ -11,9 +11,9 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from demo_model.judge import MOST_TOKENS, fault
+from demo_model.openings import Opening
 from holdfast import LLM
-from tools.train_demo.judge import MOST_TOKENS, fault
-from tools.train_demo.openings import Opening
 
 TURNS = (
     Opening("greeting", "hi"),

@@ -37,7 +37,7 @@ from holdfast.worker.engine.sequence import Prefix  # noqa: E402
 from holdfast.worker.kv.codec import pack, unpack  # noqa: E402
 from holdfast.worker.kv.form import Codec  # noqa: E402
 
-sys.path.insert(0, str(Path(__file__).parent / "train_demo"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "demo_model"))
 
 from conversation import render  # noqa: E402
 from questions import rows  # noqa: E402

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from demo_model.judge import MOST_TOKENS, fault
+from demo_model.openings import HELD_OUT, SHOWN, Opening
 from holdfast import LLM
 from holdfast.errors import ModelLoadError
 from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder, is_demo
-from tools.train_demo.judge import MOST_TOKENS, fault
-from tools.train_demo.openings import HELD_OUT, SHOWN, Opening
 
 
 @pytest.fixture(scope="module")

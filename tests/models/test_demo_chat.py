@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from demo_model.judge import fault
 from holdfast import LLM
 from tools.demo_chat import TURNS, conversation, said_until
-from tools.train_demo.judge import fault
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "getting-started" / "demo-chat.md"
 WRITTEN = re.findall(

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "holdfast"
 BENCH_PACKAGE = ROOT / "bench" / "src" / "holdfast_bench"
-PYTHON_FOLDERS = ("src", "bench", "tests", "tools")
+PYTHON_FOLDERS = ("src", "bench", "tests", "tools", "demo_model")
 
 
 @dataclass(frozen=True, slots=True)

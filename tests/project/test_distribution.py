@@ -33,7 +33,7 @@ OTHER = re.compile(
 
 def texts() -> dict[str, str]:
     """Every text file of the project by its path."""
-    folders = ("src", "tests", "tools", "docs", "bench", ".ci")
+    folders = ("src", "tests", "tools", "demo_model", "docs", "bench", ".ci")
     files = [path for path in ROOT.iterdir() if path.is_file()]
     files += [
         path

@@ -14,7 +14,7 @@ import wide_words
 import words
 
 _TOKENIZER = (
-    Path(__file__).resolve().parents[2] / "src/holdfast/models/bundled/holdfast-demo/tokenizer.json"
+    Path(__file__).resolve().parents[1] / "src/holdfast/models/bundled/holdfast-demo/tokenizer.json"
 )
 _IRREGULAR = (
     "leave/left build/built begin/began/begun break/broke/broken bring/brought buy/bought "

@@ -6,7 +6,7 @@ The right answer is the note, word for word.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import first_words
@@ -15,11 +15,13 @@ import open_frames
 import open_words
 import wide_words
 import words
+import written_frames
 from beyond import KNOW
 from conversation import Conversation
 from memory_tasks import ABSENT
 from open_frames import Frame
 from open_words import Entity, Verb
+from written_frames import WrittenFrame, telling_words
 
 _FRAMES = list(open_frames.WEIGHTS)
 _WEIGHTS = list(open_frames.WEIGHTS.values())
@@ -67,8 +69,20 @@ class OpenFact:
     questions: list[str]
     clauses: list[str]
     subject: Entity
-    frame: Frame
+    frame: Frame | WrittenFrame
     key: Verb | str
+    nears: list[str] = field(default_factory=list)
+    """Questions about the same subject that the note does not answer, where its frame has some."""
+
+    @property
+    def has_subject(self) -> bool:
+        """Whether other facts can be told of what the note is about."""
+        return not self.is_written and self.frame not in open_frames.WITHOUT_SUBJECT
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the frame is one of those written by hand."""
+        return isinstance(self.frame, WrittenFrame)
 
     @property
     def verb(self) -> Verb | None:
@@ -106,6 +120,10 @@ class OpenFact:
 
 def _plain(question: str) -> str:
     return re.sub(r"[^a-z0-9 ]", "", question.lower())
+
+
+_WRITTEN = (0.0, 0.6, 0.9, 1.0, 1.0)
+"""The share of facts of written frames, by conversation."""
 
 
 def _typed(rng: Random, text: str) -> str:
@@ -150,16 +168,33 @@ def _subject_for(rng: Random, frame: Frame) -> Entity:
     return open_words.entity(rng)
 
 
+def draw_written(rng: Random, frame: WrittenFrame | None = None) -> OpenFact:
+    """A fact of one of the frames written by hand, or of this one."""
+    chosen = frame or rng.choice(rng.choice(written_frames.all_frames()))
+    filled = written_frames.fill(rng, chosen)
+    note = filled.note.rstrip(".") if rng.random() < 0.1 else filled.note
+    return OpenFact(note, filled.asks, [], Entity(note), chosen, note, filled.nears)
+
+
 def draw_many(rng: Random, count: int) -> list[OpenFact]:
     """Facts of which none answers another's question; some share their subject, frame or verb."""
     known: list[OpenFact] = []
     asked: set[str] = set()
     kinship = rng.choice((0.0, 0.3, 0.6))
+    written = rng.choice(_WRITTEN)
+    file = rng.choice(written_frames.all_frames()) if rng.random() < 0.4 else None
     for _ in range(8 * count + 20):
         if len(known) == count:
             break
-        is_relative = known and rng.random() < kinship
-        fact = _relative(rng, rng.choice(known)) if is_relative else draw(rng)
+        if known and rng.random() < kinship:
+            fact = _relative(rng, rng.choice(known))
+        elif rng.random() < written:
+            fact = draw_written(rng, rng.choice(file) if file else None)
+        else:
+            fact = draw(rng)
+        if fact.is_written:
+            known += [fact] if _is_told_apart(fact, known) else []
+            continue
         questions = fact.plain_questions
         if questions & asked or any(_collides(rng, fact, other) for other in known):
             continue
@@ -168,8 +203,40 @@ def draw_many(rng: Random, count: int) -> list[OpenFact]:
     return known
 
 
+def _is_told_apart(fact: OpenFact, known: list[OpenFact]) -> bool:
+    """Whether a written fact adds something: another note, and not too many of one frame."""
+    alike = [other for other in known if other.frame is fact.frame]
+    return len(alike) < 3 and all(other.note != fact.note for other in known)
+
+
+def _question_among(rng: Random, fact: OpenFact, known: list[OpenFact]) -> str | None:
+    """A question about a written fact that fits none of the other notes as well; None where there
+    is none.
+    """
+    own = telling_words(fact.note)
+    for text in rng.sample(fact.questions, len(fact.questions)):
+        words_asked = telling_words(text)
+        others = [other for other in known if other is not fact]
+        if any(_fits(text, words_asked, other, len(words_asked & own), fact) for other in others):
+            continue
+        return _typed(rng, text)
+    return None
+
+
+def _fits(
+    text: str, words_asked: frozenset[str], other: OpenFact, shared: int, fact: OpenFact
+) -> bool:
+    """Whether a question about one fact may be answered by the other."""
+    if other.frame is fact.frame:
+        return text in other.questions
+    others_shared = len(words_asked & telling_words(other.note))
+    return others_shared > 0 and others_shared >= shared
+
+
 def _relative(rng: Random, old: OpenFact) -> OpenFact:
     """A fact that is easily taken for the other: its subject, its verb or nearly its name."""
+    if isinstance(old.frame, WrittenFrame):
+        return draw_written(rng, old.frame)
     if old.frame in open_frames.WITHOUT_SUBJECT:
         return draw(rng, frame=old.frame, verb=old.verb)
     kind = rng.random()
@@ -241,7 +308,12 @@ def absent_question(rng: Random, known: list[OpenFact]) -> str:
     asked = {text for fact in known for text in fact.plain_questions}
     for _ in range(60):
         old = rng.choice(known)
-        if rng.random() < 0.35 and old.frame not in open_frames.WITHOUT_SUBJECT:
+        if old.is_written:
+            question = _absent_written(rng, old, known)
+            if question is not None:
+                return question
+            continue
+        if rng.random() < 0.35 and old.has_subject:
             text = _aspect_question(rng, old, known)
             if text is not None and _plain(text) not in asked:
                 return _typed(rng, text + "?")
@@ -254,10 +326,41 @@ def absent_question(rng: Random, known: list[OpenFact]) -> str:
     return "What is the answer?"
 
 
+def _absent_written(rng: Random, old: OpenFact, known: list[OpenFact]) -> str | None:
+    """A question near to a written fact that no note answers, one about its like, or one about
+    anything else.
+    """
+    kind = rng.random()
+    if kind < 0.5:
+        text = rng.choice(old.nears)
+        others = [other for other in known if other is not old and other.frame is not old.frame]
+        asked = telling_words(text)
+        shared = len(asked & telling_words(old.note))
+        if any(_fits(text, asked, other, max(shared, 1), old) for other in others):
+            return None
+        return _typed(rng, text)
+    fact = draw_written(
+        rng, old.frame if kind < 0.7 and isinstance(old.frame, WrittenFrame) else None
+    )
+    if fact.frame is not old.frame and any(other.frame is fact.frame for other in known):
+        return None
+    text = rng.choice(fact.questions)
+    if any(text in other.questions for other in known):
+        return None
+    asked = telling_words(text)
+    own = len(asked & telling_words(fact.note))
+    is_near = any(
+        other.frame is not fact.frame and len(asked & telling_words(other.note)) >= max(1, own)
+        for other in known
+    )
+    return None if is_near else _typed(rng, text)
+
+
 def _unknown_fact(rng: Random, known: list[OpenFact]) -> OpenFact | None:
     """A fact near to a known one, or far from all; None where this draw came to nothing."""
-    old = rng.choice(known)
-    has_subject = old.frame not in open_frames.WITHOUT_SUBJECT
+    old = rng.choice([fact for fact in known if not fact.is_written])
+    assert not isinstance(old.frame, WrittenFrame)
+    has_subject = old.has_subject
     kind = rng.random()
     if kind < 0.52 and has_subject:
         return _other_aspect(rng, old, known)
@@ -305,8 +408,11 @@ def one_question(rng: Random, known: list[OpenFact], doubt: float) -> tuple[str,
     """A question and its right answer; with the probability `doubt` no note has one."""
     if rng.random() < doubt:
         return absent_question(rng, known), ABSENT
-    fact = rng.choice(known)
-    return fact.question(rng), fact.note
+    for fact in rng.sample(known, len(known)):
+        question = _question_among(rng, fact, known) if fact.is_written else fact.question(rng)
+        if question is not None:
+            return question, fact.note
+    return absent_question(rng, known), ABSENT
 
 
 def _how_many(rng: Random, most: int) -> int:
@@ -388,11 +494,72 @@ def _told_before(rng: Random, talk: Conversation, doubt: float) -> None:
             space = rng.choice((" ", " ", " Remember that. ", "\n"))
             talk.exchange(text + space + question, answer)
             continue
-        said = text if rng.random() < 0.6 else rng.choice(memory_tasks.NOTING).format(t=text)
-        talk.exchange(said, f"Noted: {text}")
+        _tell(rng, talk, text, is_one=count == 1)
         if rng.random() < 0.4:
             talk.exchange(*one_question(rng, known, doubt))
     _ask(rng, talk, known, rng.choice((1, 2, 3, 4)), doubt)
+
+
+_TELLING = (
+    *memory_tasks.NOTING,
+    *(
+        "Remember this: {t}",
+        "For later: {t}",
+        "FYI: {t}",
+        "Keep in mind: {t}",
+        "A note for you: {t}",
+    ),
+    *(
+        "{t} Please remember that.",
+        "{t} Keep that in mind.",
+        "Take a note: {t}",
+        "To remember: {t}",
+    ),
+)
+_TELLING_THAT = (
+    "Note that {t}",
+    "Please note that {t}",
+    "Remember that {t}",
+    "Keep in mind that {t}",
+    "Just so you know, {t}",
+)
+_ACKNOWLEDGED = (
+    *(
+        "OK.",
+        "Noted.",
+        "Got it.",
+        "All right.",
+        "Sure, I will remember that.",
+        "I have made a note of that.",
+    ),
+    *(
+        "Thanks, I have written that down.",
+        "OK, noted.",
+        "Understood.",
+        "I'll keep that in mind.",
+        "Okay, I've saved that.",
+    ),
+)
+
+
+def _tell(rng: Random, talk: Conversation, text: str, is_one: bool) -> None:
+    """A note told in a conversation; a third of the answers were given by another model."""
+    kind = rng.random()
+    said = text
+    if kind > 0.45:
+        said = rng.choice(_TELLING).format(t=text)
+    elif (
+        kind > 0.25
+        and is_one
+        and text.split()[0]
+        in ("The", "A", "An", "Our", "My", "We", "In", "On", "At", "There", "If")
+    ):
+        said = rng.choice(_TELLING_THAT).format(t=text[0].lower() + text[1:])
+    answer = f"Noted: {text}"
+    if rng.random() < 0.35:
+        answer = rng.choice(_ACKNOWLEDGED)
+        talk.foreign.add(answer)
+    talk.exchange(said, answer)
 
 
 def _maybe_system(rng: Random, talk: Conversation) -> None:
@@ -402,7 +569,7 @@ def _maybe_system(rng: Random, talk: Conversation) -> None:
 
 def _without_notes(rng: Random, talk: Conversation) -> None:
     for _ in range(rng.choice((1, 1, 2))):
-        fact = draw(rng)
+        fact = draw_written(rng) if rng.random() < 0.6 else draw(rng)
         if fact.frame is not open_frames.any_words:
             talk.exchange(fact.question(rng), KNOW)
 

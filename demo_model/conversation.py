@@ -32,6 +32,8 @@ class Conversation:
     enable_thinking: bool | None = None
     given: str = ""
     """What a grammar forces the last answer to begin with: it counts as little as a prompt."""
+    foreign: set[str] = field(default_factory=set)
+    """Answers that somebody else gave, which count as little as a prompt."""
 
     def say(self, role: str, content: str, **more: Any) -> None:
         """Append one message."""
@@ -80,7 +82,8 @@ def weighted_parts(conversation: Conversation) -> list[tuple[str, bool]]:
     position = 0
     for match in _ANSWER.finditer(text):
         start, end = match.span(1)
-        parts += [(text[position:start], False), (text[start:end], True)]
+        is_own = match[1].removesuffix("<|im_end|>") not in conversation.foreign
+        parts += [(text[position:start], False), (text[start:end], is_own)]
         position = end
     if conversation.given:
         last = parts.pop()[0]

@@ -102,6 +102,51 @@ def balanced_at(rng: Random, done: float) -> Conversation | PlainText:
             return chosen
 
 
+def _written_at(rng: Random, done: float) -> Conversation | PlainText:
+    kind = rng.random()
+    if kind < 0.48:
+        return open_notes.conversation(
+            rng, 8 if done < 0.1 else 16 if done < 0.4 else 40, doubt=0.35
+        )
+    if kind < 0.55:
+        return told_results.conversation(rng)
+    return _strengthened(rng) if kind < 0.82 else _replayed(rng, done)
+
+
+def written_at(rng: Random, done: float) -> Conversation | PlainText:
+    """A conversation of the seventh training: notes of many frames written by hand; all else is
+    kept up.
+    """
+    while True:
+        chosen = _written_at(rng, done)
+        if first_mix.is_held_out(chosen):
+            continue
+        if isinstance(chosen, PlainText) or not agent_mix.holds_held_out(chosen):
+            return chosen
+
+
+def settled_at(rng: Random, done: float) -> Conversation | PlainText:
+    """A conversation of the eighth training, short and slow: notes as in the seventh, and more
+    tools and small talk.
+    """
+    while True:
+        kind = rng.random()
+        if kind < 0.4:
+            chosen: Conversation | PlainText = open_notes.conversation(rng, 24, doubt=0.42)
+        elif kind < 0.47:
+            chosen = told_results.conversation(rng)
+        elif kind < 0.62:
+            chosen = agent_mix.odd_tool_talk(rng)
+        elif kind < 0.74:
+            chosen = agent_mix.several_talk(rng)
+        else:
+            chosen = _strengthened(rng)
+        if first_mix.is_held_out(chosen):
+            continue
+        if isinstance(chosen, PlainText) or not agent_mix.holds_held_out(chosen):
+            return chosen
+
+
 def longest_of_all(done: float) -> int:
     """The longest conversation of the sixth training."""
     return _LENGTHS[1][1]

@@ -62,7 +62,7 @@ class Recipe:
         )
 
 
-BUNDLED = Path(__file__).resolve().parents[2] / "src" / "holdfast" / "models" / "bundled"
+BUNDLED = Path(__file__).resolve().parents[1] / "src" / "holdfast" / "models" / "bundled"
 _DEMO = Shape("qwen3", 192, 6, 4, 2, 512, VOCABULARY)
 _DRAFT = Shape("qwen3", 128, 3, 2, 1, 320, VOCABULARY)
 _WINDOW = Shape("gemma3_text", 192, 6, 4, 2, 512, VOCABULARY, window=128, pattern=3)
@@ -155,6 +155,24 @@ def _balance(name: str, shape: Shape, million_tokens: float, seed: int) -> Recip
     )
 
 
+def _written(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
+    """The seventh: frames of notes written by hand, in the place of half of the generated ones."""
+    notes = _notes(name, shape, million_tokens, seed)
+    return replace(notes, name=f"{name}-written", conversation_at=notes_mix.written_at)
+
+
+def _settled(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
+    """The eighth, short and slower: what the seventh weakened comes back."""
+    balance = _balance(name, shape, million_tokens, seed)
+    return replace(
+        balance,
+        name=f"{name}-settled",
+        conversation_at=notes_mix.settled_at,
+        muon_rate=0.006,
+        adam_rate=0.0012,
+    )
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -174,7 +192,9 @@ RECIPES = {
         _forms("holdfast-demo", _DEMO, 2.5, seed=51),
         _notes("holdfast-demo", _DEMO, 5.8, seed=71),
         _balance("holdfast-demo", _DEMO, 0.8, seed=81),
-        _notes("holdfast-demo-draft", _DRAFT, 1.5, seed=72),
-        _notes("holdfast-demo-window", _WINDOW, 0.6, seed=73),
+        _written("holdfast-demo", _DEMO, 8.0, seed=91),
+        _settled("holdfast-demo", _DEMO, 4.0, seed=101),
+        _written("holdfast-demo-draft", _DRAFT, 2.5, seed=92),
+        _written("holdfast-demo-window", _WINDOW, 2.0, seed=93),
     )
 }

@@ -1,7 +1,7 @@
 """Ask a model questions written by somebody who has not seen its training data, and print how many
 it answers rightly.
 
-    python tools/train_demo/ask_strangers.py [MODEL_FOLDER] [--wrong] [--only WORD]
+    python demo_model/ask_strangers.py [MODEL_FOLDER] [--wrong] [--only WORD]
 
 The questions are the files in `strangers/`: notes of three kinds with a question each, questions
 that the notes do not answer, results of tools, sums, and small talk, whose answers are printed for
@@ -260,6 +260,14 @@ def table(asked: Counter[tuple[str, str]], right: Counter[tuple[str, str]]) -> s
     return "\n".join(lines)
 
 
+def kind_of_mistake(question: Question, answer: str) -> str:
+    """What a wrong answer is: a refusal, the text of another message, or neither."""
+    if admits(question.messages)(answer):
+        return "refused"
+    told = "\n".join(message["content"] for message in question.messages)
+    return "another note" if answer.strip() in told else "something else"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -276,16 +284,25 @@ def main() -> None:
     questions = [question for question in everything if arguments.only in question.set_name]
     asked: Counter[tuple[str, str]] = Counter()
     right: Counter[tuple[str, str]] = Counter()
+    mistakes: Counter[tuple[str, str]] = Counter()
     with LLM(arguments.model, settings={"store.folder": "off"}) as llm:
         for question in questions:
             answer = answer_of(llm, question.messages, question.tools)
             asked[question.set_name, question.form] += 1
             if question.is_right(answer):
                 right[question.set_name, question.form] += 1
-            elif arguments.wrong:
+                continue
+            mistakes[question.set_name, kind_of_mistake(question, answer)] += 1
+            if arguments.wrong:
                 print(shown(question, answer), flush=True)
         if asked:
             print(table(asked, right))
+            print(
+                "\nMistakes:",
+                ", ".join(
+                    f"{name}: {kind} {count}" for (name, kind), count in sorted(mistakes.items())
+                ),
+            )
         if arguments.only in "small_talk":
             print("\nSmall talk, for a person to judge:")
             for line in entries("small_talk"):

@@ -1,7 +1,7 @@
 """Quick checks of the training data: seeded, rendered by the shipped template, answers marked,
 bytes kept.
 
-`python -m pytest tools/train_demo/test_data.py`; needs jinja2 and tokenizers only.
+`python -m pytest demo_model/test_data.py`; needs jinja2 and tokenizers only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from plain_text import PlainText
 from questions import calls_of, rows, strange_tools
 from talks import TALKS
 
-BUNDLED = Path(__file__).resolve().parents[2] / "src" / "holdfast" / "models" / "bundled"
+BUNDLED = Path(__file__).resolve().parents[1] / "src" / "holdfast" / "models" / "bundled"
 MODELS = ("holdfast-demo", "holdfast-demo-draft", "holdfast-demo-window")
 
 
