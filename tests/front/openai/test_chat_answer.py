@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.front.openai.shapes import ChatCompletion
+from holdfast.front.openai.answers import ChatCompletion
 from holdfast.wire.events import FinishReason
 from holdfast.wire.output import (
     PromptProgress,

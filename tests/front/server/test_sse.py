@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import GenerationFailed
-from holdfast.front.openai.completions_answer import CompletionAnswer
+from holdfast.front.openai.completions import CompletionAnswer
 from holdfast.front.server import sse
 from holdfast.front.server.sse import EventWriter
 from tests.fakes.http_clients import CHAT, Exchange, chat_body

@@ -9,7 +9,7 @@ from holdfast.front.admin.requests_api import cancel_request, list_requests
 from holdfast.front.admin.start_page import front_page, head_of_front_page
 from holdfast.front.admin.status import health, metrics, openapi_document
 from holdfast.front.admin.store_api import show_store
-from holdfast.front.openai.errors import ErrorBody, openai_error
+from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.server.dialect import Dialect
 
 OPERATIONS = (

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.front.openai.errors import openai_error
+from holdfast.front.openai.answers import openai_error
 from holdfast.front.server.answers import StreamFormat
 from holdfast.front.server.dialect import operation
 from holdfast.front.server.disconnect import unless_disconnected

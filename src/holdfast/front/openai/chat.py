@@ -1,20 +1,33 @@
-"""POST /v1/chat/completions: what it takes, and what that asks the gateway for."""
+"""POST /v1/chat/completions: its fields, its answers (streamed and whole), and
+/v1/chat/completions/control, which ends the thought of an answer as llama.cpp's server does.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.config import LimitsSettings
-from holdfast.front.openai.chat_answer import ChatAnswer
+from holdfast.front.openai.answers import (
+    AnswerMessage,
+    AnswerToolCall,
+    CalledFunction,
+    ChatChoice,
+    ChatCompletion,
+    ChatEndWord,
+    ChatLogprobs,
+    ContentLogprob,
+    OpenAIAnswer,
+    shown_logprob,
+)
 from holdfast.front.openai.fields import GenerationFields
-from holdfast.front.openai.formats import FormatFields
-from holdfast.front.openai.messages import ChatMessage, history, refuse_what_is_not_text
-from holdfast.front.openai.shapes import ChatCompletion
-from holdfast.front.openai.tools import (
+from holdfast.front.openai.messages import (
+    ChatMessage,
     ChoiceField,
     FunctionCallField,
     Functions,
@@ -22,11 +35,16 @@ from holdfast.front.openai.tools import (
     checked_functions,
     checked_tools,
     function_call_of,
+    history,
+    refuse_what_is_not_text,
     tool_choice_of,
 )
-from holdfast.front.server.answers import AnswerPlan
-from holdfast.front.server.body import parse
+from holdfast.front.openai.structured_output import FormatFields
+from holdfast.front.server.answers import AnswerPlan, TokenCounts, WholeChoice
+from holdfast.front.server.body import json_response, parse, read_body
+from holdfast.front.server.caller import caller_of
 from holdfast.front.server.dialect import operation
+from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.fields import MaxTokens, refuse_above
 from holdfast.front.server.generation import generate
 from holdfast.front.server.openapi import answers_of, request_of
@@ -40,9 +58,20 @@ from holdfast.front.server.thinking import (
     Switch,
     thinking_of,
 )
+from holdfast.wire.output import (
+    ChoiceFinished,
+    EndWord,
+    OutputDelta,
+    TextDelta,
+    TokenText,
+    ToolArgumentsDelta,
+    ToolCallStarted,
+)
 from holdfast.wire.requests import ChatPrompt, GenerationRequest, ToolChoice
 
 _SET_BY_THE_SERVER = ("messages", "tools", "add_generation_prompt")
+_encode = msgspec.json.encode
+_EMPTY = b"{}"
 
 
 class ChatCompletionRequest(GenerationFields, FormatFields):
@@ -190,3 +219,178 @@ async def create_chat_completion(request: Request, services: Services) -> Respon
     return await generate(
         request, services, lambda body: parse(ChatCompletionRequest, body).plan(services)
     )
+
+
+class ChatAnswer(OpenAIAnswer):
+    """AnswerFormat of a chat answer.
+
+    calls_functions: a call is shown in the form that belongs to the request's `functions`, of which
+    an answer has one.
+    """
+
+    id_prefix, chunk_object = "chatcmpl", "chat.completion.chunk"
+    no_news = b'"delta":{}'
+
+    def __init__(self, *, choices: int, calls_functions: bool = False, **given: Any) -> None:
+        super().__init__(**given)
+        self._calls_functions = calls_functions
+        self._choices = [
+            self._chunk_begin + b'{"index":%d,"delta":' % index for index in range(choices)
+        ]
+
+    def keep_alive(self) -> bytes:
+        """A chunk that says nothing: some clients give up on a stream whose events cease, and do
+        not see comments.
+        """
+        return self._choices[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
+
+    def opening(self, *, prompt_tokens: int) -> bytes:
+        """One chunk per choice that says who speaks."""
+        super().opening(prompt_tokens=prompt_tokens)
+        said = (
+            b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+            + self._chunk_end()
+        )
+        return b"".join(choice + said for choice in self._choices)
+
+    def delta(self, event: OutputDelta) -> bytes:
+        """News of a choice.
+
+        The end of a call has no form of its own; its tokens have log-probabilities, though, and
+        count.
+        """
+        said = self._said(event)
+        logprobs = _encode(_chat_logprobs(event.logprobs)) if event.logprobs else b"null"
+        end = self._chunk_end(len(event.token_ids))
+        if said == _EMPTY and not event.logprobs:
+            return b""
+        return b'%b%b,"logprobs":%b,"finish_reason":null}%b' % (
+            self._choices[event.index],
+            said,
+            logprobs,
+            end,
+        )
+
+    def finish(self, event: ChoiceFinished) -> bytes:
+        """The end of a choice."""
+        end = (
+            b'{},"logprobs":null,"finish_reason":"%b"}'
+            % self._end_word(event.finish_reason).encode()
+        )
+        return self._choices[event.index] + end + self._chunk_end()
+
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
+        """The whole as JSON."""
+        shown = [
+            ChatChoice(
+                index=index,
+                message=self._message(choice),
+                logprobs=_chat_logprobs(choice.logprobs) if self._shows_logprobs else None,
+                finish_reason=self._end_word(choice.finish_reason),
+            )
+            for index, choice in enumerate(choices)
+        ]
+        return _encode(ChatCompletion(choices=shown, **self._around_choices(counts, explanation)))
+
+    def _said(self, event: OutputDelta) -> bytes:
+        """What an event says, as the `delta` of a chunk."""
+        if isinstance(event, TextDelta):
+            text = _encode(event.appended)
+            return (
+                b'{"content":%b}' % text
+                if event.kind == "text"
+                else b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
+            )
+        if isinstance(event, ToolCallStarted):
+            function = CalledFunction(name=event.name, arguments="")
+            call = AnswerToolCall(index=event.call, id=event.id, type="function", function=function)
+        elif isinstance(event, ToolArgumentsDelta):
+            function = CalledFunction(arguments=event.text)
+            call = AnswerToolCall(index=event.call, function=function)
+        else:
+            return _EMPTY
+        if self._calls_functions:
+            return b'{"function_call":%b}' % _encode(function)
+        return b'{"tool_calls":[%b]}' % _encode(call)
+
+    def _message(self, choice: WholeChoice) -> AnswerMessage:
+        content, reasoning, calls = choice.text(), choice.text("reasoning"), choice.tool_calls
+        functions = [CalledFunction(name=call.name, arguments=call.arguments) for call in calls]
+        in_use = [
+            AnswerToolCall(id=call.id, type="function", function=function)
+            for call, function in zip(calls, functions, strict=True)
+        ]
+        return AnswerMessage(
+            role="assistant",
+            content=content or (None if reasoning or calls else ""),
+            refusal=None,
+            reasoning_content=reasoning or msgspec.UNSET,
+            reasoning=reasoning or msgspec.UNSET,
+            tool_calls=in_use if calls and not self._calls_functions else msgspec.UNSET,
+            function_call=functions[0] if calls and self._calls_functions else msgspec.UNSET,
+        )
+
+    def _end_word(self, word: EndWord) -> ChatEndWord:
+        return "function_call" if self._calls_functions and word == "tool_calls" else word
+
+
+def _chat_logprobs(tokens: Sequence[TokenText]) -> ChatLogprobs:
+    return ChatLogprobs(content=content_logprobs(tokens))
+
+
+def content_logprobs(tokens: Sequence[TokenText]) -> list[ContentLogprob]:
+    """Drawn tokens as OpenAI shows them, each with the likeliest at its place."""
+    return [
+        msgspec.structs.replace(
+            _bare_logprob(token), top_logprobs=[_bare_logprob(rival) for rival in token.top]
+        )
+        for token in tokens
+    ]
+
+
+def _bare_logprob(token: TokenText) -> ContentLogprob:
+    return ContentLogprob(
+        token=token.text, logprob=shown_logprob(token.logprob), bytes=list(token.raw)
+    )
+
+
+class ControlRequest(BaseModel):
+    """What an answer under way is to do."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: str = Field(
+        description="The id of the answer, as its stream or its head says it; of any protocol."
+    )
+    action: Literal["reasoning_end"] = Field(
+        description="reasoning_end: the thought ends now, and the answer begins."
+    )
+    model: str | None = Field(None, description="Accepted, without effect.")
+
+
+class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether it is done; `message` says why not."""
+
+    success: bool = msgspec.field()
+    message: str = ""
+
+
+@operation(
+    "POST", "/v1/chat/completions/control", request_of(ControlRequest), answers_of(ControlAnswer)
+)
+async def control_chat_completion(request: Request, services: Services) -> Response:
+    """End the thought of an answer that is being made. An answer that has ended is left as it is."""
+    asked = parse(
+        ControlRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    )
+    found = services.active.answering(asked.id, key=caller_of(request).key_name)
+    if found is None or found.thinker is None:
+        return json_response(
+            ControlAnswer(success=False, message="no answer with this id is being made")
+        )
+    if not found.thinker.end_thoughts():
+        reason = "this model has no token that ends a thought"
+        return json_response(ControlAnswer(success=False, message=reason))
+    return json_response(ControlAnswer(success=True))

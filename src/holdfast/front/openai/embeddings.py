@@ -13,8 +13,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.front.openai.prompts import PromptField, prompts_of
-from holdfast.front.openai.shapes import PromptTokensDetails
+from holdfast.front.openai.answers import PromptTokensDetails
+from holdfast.front.openai.fields import PromptField, prompts_of
 from holdfast.front.server.body import parse
 from holdfast.front.server.dialect import operation
 from holdfast.front.server.extensions import SaltField

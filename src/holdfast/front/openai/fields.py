@@ -1,19 +1,20 @@
-"""The fields that OpenAI's generating endpoints share, with their ranges, and what they come to in
-a GenerationRequest.
+"""The fields that OpenAI's endpoints share, with their ranges; those that are refused; and the
+GenerationRequest that they make.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from holdfast.config import LimitsSettings
-from holdfast.front.openai.unsupported import UNSUPPORTED
 from holdfast.front.server.answers import AnswerFormat, AnswerPlan
+from holdfast.front.server.body import TAG_MARK
 from holdfast.front.server.extensions import SharedFields
 from holdfast.front.server.fields import (
+    INT32_MAX,
     INT64_MAX,
     MANY,
     ONE,
@@ -25,11 +26,112 @@ from holdfast.front.server.fields import (
 )
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services, model_of
+from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
+_TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS = (
+    TAG_MARK + name for name in ("text", "texts", "tokens", "token_lists")
+)
 _PATIENT_TIERS = ("flex", "batch")
 _MOST_BIASES = 4096
 _MOST_DIGITS = 9
+
+# Fields that clients send and that are not served, or not on this route: refused, not ignored.
+_EMPTY = (
+    "grammar json_schema guided_whitespace_pattern structural_tag mm_processor_kwargs "
+    "media_io_kwargs stop_token_ids bad_words "
+    "logits_processors logit_processors documents role_mapping adapters draft_model"
+)
+_OFF = (
+    "use_beam_search early_stopping include_stop_str_in_output return_token_ids "
+    "return_tokens_as_token_ids"
+)
+_NEVER = (
+    "audio web_search_options prediction allowed_token_ids truncate_prompt_tokens prompt_logprobs "
+    "repetition_context_size "
+    "repeat_penalty repeat_last_n n_predict num_predict num_ctx chat_template prompt_embeds "
+    "num_draft_tokens"
+)
+# field → the values with which it asks for nothing; null does for every field
+KNOWN: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_NEVER.split(), ()),
+    **dict.fromkeys(_EMPTY.split(), ([], {}, "")),
+    **dict.fromkeys(_OFF.split(), (False,)),
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **dict.fromkeys(
+        ("parallel_tool_calls", "include_reasoning", "separate_reasoning", "parse_tool_calls"),
+        (True,),
+    ),
+    **dict.fromkeys(
+        ("reasoning_effort", "enable_thinking", "thinking", "think", "reasoning"),
+        (False, "none", "off", {}),
+    ),
+    **dict.fromkeys(
+        ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"), (0, -1)
+    ),
+    **dict.fromkeys(("messages", "chat_template_kwargs"), ([], {})),
+    **dict.fromkeys(("continue_final_message", "add_generation_prompt"), (False,)),
+    **dict.fromkeys(("prompt", "suffix"), ("", [])),
+    "echo": (False,),
+    "best_of": (1,),
+    "reasoning_format": ("auto", "deepseek"),
+    **dict.fromkeys(("min_tokens", "mirostat"), (0,)),
+    **dict.fromkeys(("xtc_probability", "dry_multiplier", "top_a"), (0, 0.0)),
+    **dict.fromkeys(("length_penalty", "typical_p", "tfs_z"), (1, 1.0)),
+    "modalities": (["text"],),
+    "skip_special_tokens": (True,),
+}
+_CHATS = (
+    "tools functions tool_choice function_call messages chat_template_kwargs "
+    "continue_final_message add_generation_prompt "
+    "reasoning_effort enable_thinking thinking think reasoning thinking_budget "
+    "thinking_token_budget thinking_budget_tokens"
+)
+_REASONS = {
+    **dict.fromkeys(_CHATS.split(), "this is for conversations, see /v1/chat/completions"),
+    **dict.fromkeys(
+        ("prompt", "suffix", "echo", "best_of"), "this is for raw text, see /v1/completions"
+    ),
+    "prompt_logprobs": "use `echo` with `logprobs` on /v1/completions",
+    "repetition_context_size": "`repetition_penalty` here looks at the whole prompt and answer",
+    "repeat_penalty": "the field is called `repetition_penalty` here",
+    "repeat_last_n": "`repetition_penalty` here looks at the whole prompt and answer",
+    "n_predict": "the field is called `max_tokens` here",
+    "num_predict": "the field is called `max_tokens` here",
+    "num_ctx": "the context is set when the server is started",
+    "chat_template": "the model's own template is used",
+}
+
+UNSUPPORTED = UnsupportedFields(neutral=KNOWN, reasons=_REASONS)
+
+
+def _kind_of_prompt(value: Any) -> str:
+    if not isinstance(value, list):
+        return _TEXT
+    if value and isinstance(value[0], list):
+        return _TOKEN_LISTS
+    return _TOKENS if value and isinstance(value[0], int | float) else _TEXTS
+
+
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TokenIdList = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+PromptField = Annotated[
+    Annotated[str, Tag(_TEXT)]
+    | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag(_TEXTS)]
+    | Annotated[TokenIdList, Tag(_TOKENS)]
+    | Annotated[list[TokenIdList], Field(fail_fast=True), Tag(_TOKEN_LISTS)],
+    Discriminator(_kind_of_prompt),
+]
+
+
+def prompts_of(given: Any) -> tuple[str | tuple[int, ...], ...]:
+    """The prompts in a PromptField."""
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given[0], int):
+        return (tuple(given),)
+    return tuple(one if isinstance(one, str) else tuple(one) for one in given)
 
 
 def _not_too_many(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.front.openai.errors import ErrorBody, openai_error
+from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.rerank.rerank import rerank, rerank_as_cohere
 from holdfast.front.server.dialect import Dialect
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.front.openai.chat_answer import content_logprobs
+from holdfast.front.openai.chat import content_logprobs
 from holdfast.front.responses.output_items import (
     Event,
     WrittenCall,

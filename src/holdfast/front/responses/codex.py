@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import PromptTooLong
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.openai.models import ModelCard, model_card
+from holdfast.front.openai.dialect import ModelCard, model_card
 from holdfast.front.server.answers import AnswerFormat
 from holdfast.front.server.dialect import ModelShapes
 from holdfast.front.server.errors import RECORD

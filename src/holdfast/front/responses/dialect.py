@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.front.openai.errors import ErrorBody, openai_error
+from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.responses.codex import CODEX_MODELS, is_codex
 from holdfast.front.responses.conversations import CONVERSATIONS
 from holdfast.front.responses.create import compact_response, count_input_tokens, create_response

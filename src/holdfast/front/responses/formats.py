@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from holdfast.front.openai.formats import JsonSchemaFormat
+from holdfast.front.openai.structured_output import JsonSchemaFormat
 from holdfast.front.server.fields import STRICT
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.requests import OutputFormat

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from holdfast.front.openai.shapes import ContentLogprob
+from holdfast.front.openai.answers import ContentLogprob
 from holdfast.front.responses.custom_input import CustomInput
 from holdfast.front.responses.shapes import (
     CustomCallItem,

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.front.openai.shapes import ContentLogprob
+from holdfast.front.openai.answers import ContentLogprob
 from holdfast.front.server.explanation import Explanation
 
 ResponseStatus: TypeAlias = Literal[

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.front.openai.unsupported import KNOWN
+from holdfast.front.openai.fields import KNOWN
 from holdfast.front.server.unsupported import UnsupportedFields
 
 # parts of OpenAI's own service

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.front.openai.errors import ErrorBody, openai_error
+from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.server.dialect import Dialect
 from holdfast.front.tokens.tokenize import apply_template, detokenize, tokenize
 

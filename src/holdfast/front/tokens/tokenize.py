@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.front.openai.chat import ChatCompletionRequest
+from holdfast.front.openai.fields import TokenId
 from holdfast.front.openai.messages import ChatMessage
-from holdfast.front.openai.prompts import TokenId
 from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.body import json_response, parse, read_body

@@ -1,4 +1,4 @@
-"""The fields that ask for structured output: OpenAI's `response_format`, and vLLM's."""
+"""The fields that ask for structured output: OpenAI's `response_format` and vLLM's fields."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from holdfast.front.openai.errors import openai_error
+from holdfast.front.openai.answers import openai_error
 from holdfast.front.server.problem import Problem
 
 
