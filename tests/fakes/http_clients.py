@@ -15,7 +15,7 @@ from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.front.application import DIALECTS, create_application
 from holdfast.front.fleet.library import Library
 from holdfast.front.server.dialect import Dialect
-from holdfast.front.server.key_ring import KeyRing
+from holdfast.front.server.keys import KeyRing
 from holdfast.front.server.run import listen, server, url_of
 from holdfast.front.server.tls import ServerCertificate
 from tests.fakes.scripted_gateway import (

@@ -1,8 +1,14 @@
-"""The HTTP application: the table of dialects, and what stands in front of all of them."""
+"""The HTTP application: its table of dialects and its middleware.
+
+The outermost middleware gives every request an id, counts it and logs one line when it is over.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import re
+import uuid
 from collections.abc import AsyncIterator, Sequence
 
 from starlette.applications import Starlette
@@ -10,28 +16,78 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.errors import WorkerUnavailable
 from holdfast.front.admin.dialect import ADMIN
 from holdfast.front.anthropic.dialect import ANTHROPIC
 from holdfast.front.ollama.dialect import OLLAMA
 from holdfast.front.openai.dialect import OPENAI, OTHER_PARTS
 from holdfast.front.rerank.dialect import RERANK
 from holdfast.front.responses.dialect import RESPONSES
-from holdfast.front.server.dialect import Dialect, DialectTable, Operation
-from holdfast.front.server.errors import HANDLERS, handle
+from holdfast.front.server.body import json_response
+from holdfast.front.server.dialect import Dialect, DialectTable, ModelShapes, Operation, operation
+from holdfast.front.server.disconnect import disconnected
+from holdfast.front.server.errors import HANDLERS, RECORD, answer_of, handle
 from holdfast.front.server.guard import LOCAL_ORIGIN, Guard
-from holdfast.front.server.models import model_operations
-from holdfast.front.server.proxies import ForwardedAddresses, trusted_networks
-from holdfast.front.server.request_lines import request_lines
-from holdfast.front.server.services import Services
+from holdfast.front.server.hosts import ForwardedAddresses, trusted_networks
+from holdfast.front.server.openapi import either_of
+from holdfast.front.server.services import Services, named_model, served_models
 from holdfast.front.tokens.dialect import TOKENS
+from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.request_log import UNKNOWN_ROUTE, RequestRecord, write_line
+from holdfast.telemetry.traces import Traces
+
+# OpenAI's clients show the first one, Anthropic's the second
+_ID_HEADERS = (b"x-request-id", b"request-id")
+_WELL_FORMED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
+    """List the models and show one, in the form of the dialect that the client speaks.
+
+    speakers: the dialects with a form of their own; other clients get the first one's.
+    """
+    shapes = [dialect.models for dialect in speakers if dialect.models is not None]
+
+    def shape_for(request: Request) -> ModelShapes:
+        spoken: ModelShapes | None = request.app.state.dialects.spoken(request.headers).models
+        return (
+            spoken
+            if spoken is not None and spoken.is_on(request.app.state.services.server)
+            else shapes[0]
+        )
+
+    @operation(
+        "GET",
+        "/v1/models",
+        either_of(*[shape.many_type for shape in shapes]),
+        summary="what is served",
+    )
+    async def list_models(request: Request, services: Services) -> Response:
+        """The served models."""
+        return json_response(shape_for(request).many(served_models(services)))
+
+    @operation(
+        "GET", "/v1/models/{model_id:path}", either_of(*[shape.one_type for shape in shapes])
+    )
+    async def get_model(request: Request, services: Services) -> Response:
+        """One served model; its id may contain slashes."""
+        return json_response(
+            shape_for(request).one(named_model(services, request.path_params["model_id"]))
+        )
+
+    return list_models, get_model
+
 
 MODELS = Dialect(  # errors on its paths are those of the client's own protocol
     name="The list of models",
     error=OPENAI.error,
     error_shape=OPENAI.error_shape,
-    operations=model_operations((OPENAI, ANTHROPIC, RESPONSES)),
+    operations=_model_operations((OPENAI, ANTHROPIC, RESPONSES)),
 )
 DIALECTS = (
     OPENAI,
@@ -52,7 +108,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     proxies = trusted_networks(services.server.trusted_proxies)
     middleware = [
         *([Middleware(ForwardedAddresses, trusted=proxies)] if proxies else ()),
-        Middleware(request_lines, metrics=services.metrics, traces=services.traces),
+        Middleware(_request_lines, metrics=services.metrics, traces=services.traces),
         _cors(services.server.cors_origins),
         Middleware(
             Guard, server=services.server, dialects=table, keys=services.keys, drain=services.drain
@@ -60,7 +116,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
         Middleware(ExceptionMiddleware, handlers=HANDLERS),
     ]
     app = Starlette(
-        routes=[_route(operation) for operation in table.operations],
+        routes=[_route(each) for each in table.operations],
         middleware=middleware,
         exception_handlers={HTTPException: handle},  # the framework's own, about paths and methods
         lifespan=_lifespan,
@@ -90,7 +146,65 @@ def _cors(origins: Sequence[str]) -> Middleware:
     )
 
 
-def _route(operation: Operation) -> Route:
-    route = Route(operation.path, operation, methods=[operation.method])
-    route.methods = {operation.method}  # without the HEAD that it adds
+def _route(served: Operation) -> Route:
+    route = Route(served.path, served, methods=[served.method])
+    route.methods = {served.method}  # without the HEAD that Starlette adds
     return route
+
+
+def _request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = None) -> ASGIApp:
+    """Middleware that identifies, counts, logs and, with `traces`, traces every request."""
+
+    async def layer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        client, request_id = scope.get("client"), _request_id(scope)
+        record = RequestRecord(
+            method=scope["method"],
+            path=scope["path"],
+            client=client[0] if client else "",
+            request_id=request_id.decode(),
+        )
+        scope[RECORD] = record
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *((name, request_id) for name in _ID_HEADERS),
+                ]
+            await send(message)
+
+        try:
+            with metrics.loop_lag.watched():
+                await app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            record.is_aborted = True
+        except asyncio.CancelledError:
+            # The server is stopping, and the handler had nothing better to answer.
+            response = answer_of(
+                WorkerUnavailable("the server stopped before the request was done"), scope
+            )
+            # After the response has begun, wait: the server closes the connection in a moment.
+            await (
+                disconnected(receive)
+                if record.has_status
+                else response(scope, receive, send_with_id)
+            )
+        finally:
+            path = getattr(scope.get("endpoint"), "path", UNKNOWN_ROUTE)
+            metrics.http_requests.labels(record.method, path, str(record.status)).inc()
+            write_line(record)
+            if traces is not None:
+                traces.book(record, route=path, headers=scope["headers"])
+
+    return layer
+
+
+def _request_id(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _WELL_FORMED_ID.fullmatch(value):
+            return bytes(value)
+    return b"req_" + uuid.uuid4().hex.encode()

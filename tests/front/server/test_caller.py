@@ -10,8 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from holdfast.config import ServerSettings
 from holdfast.front.application import DIALECTS
 from holdfast.front.server.dialect import Dialect, operation
-from holdfast.front.server.key_file import named_key, write_keys
-from holdfast.front.server.key_ring import KeyRing
+from holdfast.front.server.keys import KeyRing, named_key, write_keys
 from holdfast.front.server.services import Services
 from tests.fakes.http_clients import CHAT, chat_body, client_of, events_of
 from tests.fakes.scripted_gateway import ScriptedGateway

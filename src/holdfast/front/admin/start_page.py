@@ -18,7 +18,7 @@ from starlette.responses import Response
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.server.caller import caller_of
 from holdfast.front.server.dialect import DialectTable, operation
-from holdfast.front.server.host_header import host_name
+from holdfast.front.server.hosts import host_name
 from holdfast.front.server.openapi import text_answer
 from holdfast.front.server.services import Services
 

@@ -13,9 +13,9 @@ from typing_extensions import TypedDict
 
 from holdfast.front.server.body import TAG_MARK
 from holdfast.front.server.fields import MANY, ONE, STRICT, one_or_many
-from holdfast.front.server.media import is_media, refused_media, without_media
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.sealing import Seal
+from holdfast.front.server.unsupported import is_media, refused_media, without_media
 from holdfast.wire.output import separator
 from holdfast.wire.requests import CacheBreakpoint
 

@@ -28,12 +28,18 @@ from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.body import json_response, parse, read_body
 from holdfast.front.server.dialect import operation
 from holdfast.front.server.extensions import SharedFields, tenant_in
-from holdfast.front.server.fields import INT32_MAX, STRICT, MaxTokens, within
+from holdfast.front.server.fields import (
+    INT32_MAX,
+    STRICT,
+    MaxTokens,
+    ReasoningOptions,
+    thinking_of,
+    within,
+)
 from holdfast.front.server.generation import generate
 from holdfast.front.server.openapi import answers_of, request_of
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services, model_of, salted
-from holdfast.front.server.thinking import ReasoningOptions, thinking_of
 from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.wire.requests import (
     ChatPrompt,

@@ -16,10 +16,9 @@ from holdfast.front.ollama.options import OllamaOptions
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.body import TAG_MARK
 from holdfast.front.server.extensions import SaltField, SharedFields
-from holdfast.front.server.fields import refuse_above
+from holdfast.front.server.fields import Switch, refuse_above, thinking_of
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services
-from holdfast.front.server.thinking import Switch, thinking_of
 from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.wire.requests import GenerationRequest, OutputFormat, Thinking
 

@@ -10,9 +10,9 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.front.server.fields import STRICT, refuse_too_many
-from holdfast.front.server.media import refused_media, without_media
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.tools import FunctionName, checked_definitions
+from holdfast.front.server.unsupported import refused_media, without_media
 
 _FUNCTION = "function"
 

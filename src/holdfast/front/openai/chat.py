@@ -45,19 +45,20 @@ from holdfast.front.server.body import json_response, parse, read_body
 from holdfast.front.server.caller import caller_of
 from holdfast.front.server.dialect import operation
 from holdfast.front.server.explanation import Explanation
-from holdfast.front.server.fields import MaxTokens, refuse_above
+from holdfast.front.server.fields import (
+    SPOKEN,
+    Budget,
+    EffortWord,
+    MaxTokens,
+    ReasoningOptions,
+    Switch,
+    refuse_above,
+    thinking_of,
+)
 from holdfast.front.server.generation import generate
 from holdfast.front.server.openapi import answers_of, request_of
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services
-from holdfast.front.server.thinking import (
-    SPOKEN,
-    Budget,
-    EffortWord,
-    ReasoningOptions,
-    Switch,
-    thinking_of,
-)
 from holdfast.wire.output import (
     ChoiceFinished,
     EndWord,

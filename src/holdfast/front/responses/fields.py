@@ -31,10 +31,17 @@ from holdfast.front.responses.tools import (
 )
 from holdfast.front.responses.unsupported import UNSUPPORTED
 from holdfast.front.server.answers import AnswerPlan
-from holdfast.front.server.fields import MANY, ONE, STRICT, MaxTokens, refuse_above
+from holdfast.front.server.fields import (
+    MANY,
+    ONE,
+    STRICT,
+    MaxTokens,
+    ReasoningOptions,
+    refuse_above,
+    thinking_of,
+)
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services, model_of
-from holdfast.front.server.thinking import ReasoningOptions, thinking_of
 from holdfast.wire.requests import ChatPrompt, GenerationRequest
 
 # what of a tool is told again even if it was not given

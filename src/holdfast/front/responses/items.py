@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 
 from holdfast.front.responses.tools import model_name
 from holdfast.front.server.fields import MANY, ONE, STRICT, one_or_many
-from holdfast.front.server.media import is_media, refused_media, without_media
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.unsupported import is_media, refused_media, without_media
 from holdfast.wire.output import separator
 
 # type → key of its text

@@ -10,10 +10,9 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import ResponsesUnavailable
 from holdfast.front.responses.run import ResponseRun
-from holdfast.front.server.background import run_alone
 from holdfast.front.server.body import json_response
 from holdfast.front.server.following import FollowingResponse
-from holdfast.front.server.generation import GenerationResponse
+from holdfast.front.server.generation import GenerationResponse, run_alone
 from holdfast.front.server.problem import RequestRefused, problem_of
 from holdfast.front.server.services import Services, is_waited_for
 

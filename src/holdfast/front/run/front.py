@@ -36,7 +36,7 @@ from holdfast.front.run.ready import ReadyModel, ReadyServer, announce
 from holdfast.front.run.reload import Hangups, Reload, ReloadedSettings, reload_keys
 from holdfast.front.run.run_folder import run_folder
 from holdfast.front.run.running_servers import RunningServer, write_down
-from holdfast.front.server.key_file import key_file_of, read_keys
+from holdfast.front.server.keys import key_file_of, read_keys
 from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
@@ -243,7 +243,7 @@ class Front:
     ) -> None:
         await self._residency.wait_ready()
         await listening.wait()
-        from holdfast.front.server.host_header import is_loopback
+        from holdfast.front.server.hosts import is_loopback
 
         first, *_ = statuses = self._residency.statuses()
         if first.state == "ready":
@@ -344,7 +344,7 @@ def _log_file(settings: Settings) -> LogFile | None:
 
 
 def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:
-    from holdfast.front.server.host_header import is_wildcard
+    from holdfast.front.server.hosts import is_wildcard
 
     if not is_wildcard(listens_on):
         return ()

@@ -27,7 +27,7 @@ from holdfast.front.run.awake import Awake
 from holdfast.front.run.reload import ReloadedCatalog
 from holdfast.front.server.active import ActiveRequests
 from holdfast.front.server.dialect import Dialect
-from holdfast.front.server.key_ring import KeyRing
+from holdfast.front.server.keys import KeyRing
 from holdfast.front.server.sealing import Seal
 from holdfast.front.server.services import Services
 from holdfast.models.hub_cache import hub_cache_folder

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import Scope
 
-from holdfast.front.server.api_key import given_keys
-from holdfast.front.server.host_header import is_loopback
-from holdfast.front.server.key_file import ApiKey
-from holdfast.front.server.key_ring import KeyRing
+from holdfast.front.server.hosts import is_loopback
+from holdfast.front.server.keys import ApiKey, KeyRing, given_keys
 from holdfast.front.server.problem import RequestRefused
 
 CALLER = "holdfast.caller"  # key of a request's Caller in its ASGI scope

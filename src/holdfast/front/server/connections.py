@@ -20,8 +20,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from holdfast.config import ServerSettings
 from holdfast.front.server.dialect import DialectTable
 from holdfast.front.server.errors import problem_body
+from holdfast.front.server.hosts import Network, is_trusted
 from holdfast.front.server.problem import Problem
-from holdfast.front.server.proxies import Network, is_trusted
 
 MOST_HEAD_BYTES = 64 * 1024
 # in the system's buffer: without a bound, Linux takes 4 MB for each client that does not read

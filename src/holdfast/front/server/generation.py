@@ -16,7 +16,6 @@ from starlette.types import Message, Receive, Scope, Send
 from holdfast.errors import GenerationFailed, HoldfastError, QueueFull, WorkerUnavailable
 from holdfast.front.server.active import ActiveRequest
 from holdfast.front.server.answers import AnswerFormat, AnswerPlan, TokenCounts, WholeChoice
-from holdfast.front.server.batch import open_streams
 from holdfast.front.server.body import read_body
 from holdfast.front.server.disconnect import disconnected, unless_first
 from holdfast.front.server.errors import RECORD
@@ -27,8 +26,8 @@ from holdfast.front.server.held_answers import HeldAnswer, RequestIdentity, iden
 from holdfast.front.server.problem import problem_of, record_problem
 from holdfast.front.server.services import OutputStream, Services, is_waited_for
 from holdfast.front.server.sse import EventWriter
-from holdfast.front.server.time_limit import TimeLimit
-from holdfast.telemetry.request_log import RequestRecord, write_progress
+from holdfast.front.server.streams import TimeLimit, open_streams
+from holdfast.telemetry.request_log import RequestRecord, write_line, write_progress
 from holdfast.telemetry.requests import AnswerRecord
 from holdfast.wire.events import FinishReason
 from holdfast.wire.output import ChoiceFinished, OutputEvent, PromptProgress, ThoughtEnder
@@ -310,3 +309,34 @@ def _content(plan: AnswerPlan) -> str:
         )
         asked.append(prompt if isinstance(prompt, str) else msgspec.json.encode(prompt).decode())
     return "\n".join(asked) or "(empty)"
+
+
+async def run_alone(
+    response: GenerationResponse, request: Request, *, stopped: asyncio.Event
+) -> None:
+    """Generate an answer in the background, without a client, until it ends or `stopped` is set.
+
+    It gets its own line in the request log.
+    """
+    record = RequestRecord(
+        method="background",
+        path=request.url.path,
+        client=request.client.host if request.client is not None else "",
+        request_id=request.scope[RECORD].request_id,
+        key=request.scope[RECORD].key,
+        status=200,
+    )
+
+    async def receive() -> dict[str, str]:
+        await stopped.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        pass  # the form has recorded the events for those who follow them
+
+    try:
+        await response({"type": "http", RECORD: record}, receive, send)
+    finally:
+        write_line(record)
+        if (traces := request.app.state.services.traces) is not None:
+            traces.book(record, route=request.url.path, headers=request.scope["headers"])

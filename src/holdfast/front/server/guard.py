@@ -11,14 +11,13 @@ from dataclasses import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.config import ServerSettings
-from holdfast.front.server.api_key import KEY_HEADERS, given_keys
+from holdfast.front.server.admission import Drain
 from holdfast.front.server.caller import CALLER, Caller, caller_in
 from holdfast.front.server.dialect import DialectTable
-from holdfast.front.server.drain import Drain
 from holdfast.front.server.errors import RECORD, answer_of
 from holdfast.front.server.extensions import SESSION_HEADER, TENANT_HEADER
-from holdfast.front.server.host_header import host_name, is_address, is_loopback, normal_name
-from holdfast.front.server.key_ring import KeyRing
+from holdfast.front.server.hosts import host_name, is_address, is_loopback, normal_name
+from holdfast.front.server.keys import KEY_HEADERS, KeyRing, given_keys
 from holdfast.front.server.problem import RequestRefused
 
 # Origins that no page of the web can have: pages that the caller's own machine serves, and apps

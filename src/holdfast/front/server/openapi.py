@@ -15,8 +15,8 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from holdfast.front.server.api_key import KEY_HEADER_NAMES
 from holdfast.front.server.dialect import DialectTable, Operation, Shape
+from holdfast.front.server.keys import KEY_HEADER_NAMES
 from holdfast.wire.sessions import LONGEST_SESSION_ID
 
 ENDLESS_MARK = "x-endless"  # in the description of an operation whose answer does not end by itself

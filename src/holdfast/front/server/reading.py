@@ -21,7 +21,7 @@ from holdfast.front.server.disconnect import unless_disconnected
 from holdfast.front.server.errors import RECORD
 from holdfast.front.server.extensions import service_in, tenant_in, time_limit_in
 from holdfast.front.server.services import Services
-from holdfast.front.server.time_limit import TimeLimit
+from holdfast.front.server.streams import TimeLimit
 from holdfast.telemetry.request_log import RequestRecord
 from holdfast.telemetry.requests import AnswerRecord
 from holdfast.wire.output import Embedding, Relevance, TextRead

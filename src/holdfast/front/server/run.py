@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from holdfast.config import ServerSettings
 from holdfast.errors import AddressInUse, ConfigError
 from holdfast.front.server.connections import Addresses, BoundedProtocol
-from holdfast.front.server.proxies import trusted_networks
+from holdfast.front.server.hosts import trusted_networks
 from holdfast.front.server.services import Services
 from holdfast.front.server.tls import ServerCertificate
 

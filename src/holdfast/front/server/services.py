@@ -16,10 +16,9 @@ from holdfast.front.fleet.residency import ModelStatus, Residency
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.active import ActiveRequests
-from holdfast.front.server.at_once import AnswersAtOnce
-from holdfast.front.server.drain import Drain
+from holdfast.front.server.admission import AnswersAtOnce, Drain
 from holdfast.front.server.held_answers import HeldAnswers
-from holdfast.front.server.key_ring import KeyRing
+from holdfast.front.server.keys import KeyRing
 from holdfast.front.server.running import RunningAnswers
 from holdfast.front.server.sealing import Seal
 from holdfast.store.response_thread import ResponseStore

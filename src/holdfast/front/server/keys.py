@@ -1,6 +1,7 @@
-"""The file of API keys: who may come in by which key, and what each may do.
+"""API keys: the file of named keys and their rights, the keys of a running server, and the keys that
+a request brings.
 
-It holds hashes, never a key.
+The file holds hashes, never a key.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _PREFIX = "sk-holdfast-"  # some clients insist on the first three characters
 _SECRET_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _FORMAT = 1
+KEY_HEADER_NAMES = ("x-api-key", "api-key")  # beside Authorization
+KEY_HEADERS = (b"authorization", *(name.encode() for name in KEY_HEADER_NAMES))
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,25 +55,24 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def new_secret() -> str:
-    """A key that nobody has."""
+    """A new random key."""
     return _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
 
 
 def hash_of(key: bytes) -> str:
-    """What the file has of a key.
+    """The hash under which the file stores a key.
 
-    One round of SHA-256 is enough: slow hashes protect what people choose and others guess. A key
-    of 256 random bits cannot be guessed however fast one tries, and each request pays for the hash.
+    One round of SHA-256 is enough: slow hashes protect passwords that people choose. A key of 256
+    random bits cannot be guessed, and every request pays for the hash.
     """
     return hashlib.sha256(key).hexdigest()
 
 
 def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
-    """The file that `server.keys_file` means; None where there is none.
+    """The file that `server.keys_file` names; None if there is none.
 
-    `auto`: the user's own, if it is there.
-
-    Raises ConfigError for a home that there is not.
+    `auto` is the user's own file, if it exists. Raises ConfigError if the home directory does not
+    exist.
     """
     if setting in ("", OFF):
         return None
@@ -81,7 +83,7 @@ def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def own_key_file(environ: Mapping[str, str]) -> Path | None:
-    """The user's own file, which need not be there; None for a user without a home."""
+    """The path of the user's own file, which may not exist; None for a user without a home."""
     try:
         return configuration_folder(environ) / "keys.json"
     except RuntimeError:
@@ -91,8 +93,7 @@ def own_key_file(environ: Mapping[str, str]) -> Path | None:
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """The keys of a file.
 
-    Raises ConfigError when it cannot be read, says what it should not, or others may read or change
-    it.
+    Raises ConfigError if it is unreadable or invalid, or if other users may read or change it.
     """
     try:
         with path.open("rb") as file:
@@ -118,7 +119,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Replace the file, whole or not at all; only its owner may read it. Raises ConfigError."""
+    """Replace the file atomically, readable by its owner only. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
@@ -135,7 +136,7 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 def named_key(
     name: str, secret: str, *, is_admin: bool, priority: Priority, max_requests: int | None
 ) -> ApiKey:
-    """What the file has of a new key. Raises ConfigError for what cannot be a name or a cap."""
+    """The file's entry for a new key. Raises ConfigError for an invalid name or cap."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} cannot name a key: use 1 to 64 letters, digits, and . _ @ - behind the "
@@ -177,3 +178,65 @@ def _check(found: KeyFile, path: Path) -> None:
             raise ConfigError(
                 f"server.keys_file: {path}: max_requests of {key.name} must be at least 1"
             )
+
+
+class KeyRing:
+    """The named keys that a running server knows. Event loop's thread only."""
+
+    def __init__(self, setting: str = "", environ: Mapping[str, str] | None = None) -> None:
+        """setting: `server.keys_file`. Raises ConfigError for a file that cannot be used."""
+        self._setting, self._environ = setting, environ or {}
+        self._path: Path | None = None
+        self._by_hash: dict[str, ApiKey] = {}
+        self.reload()
+
+    def reload(self) -> str:
+        """Read the file again; returns a summary of the keys for the log.
+
+        Raises ConfigError and keeps the old keys if the file cannot be used.
+        """
+        # A file that has disappeared must never open the server to everyone.
+        path = key_file_of(self._setting, self._environ) or self._path
+        if path is None:
+            return "no file of API keys"
+        try:
+            keys = read_keys(path)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; the keys stay as they were") from (
+                None if self._path else error
+            )
+        self._path, self._by_hash = path, {key.sha256: key for key in keys}
+        return (
+            f"{len(keys)} API keys in {path}: "
+            f"{', '.join(sorted(key.name for key in keys)) or 'no client can connect'}"
+        )
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is a file of keys, so that clients need one."""
+        return self._path is not None
+
+    @property
+    def names_an_admin(self) -> bool:
+        """Whether one of the keys is an admin's."""
+        return any(key.is_admin for key in self._by_hash.values())
+
+    def find(self, key: bytes) -> ApiKey | None:
+        """The entry of a key; None if it is unknown.
+
+        The lookup is by hash, so its timing reveals nothing about other keys.
+        """
+        return self._by_hash.get(hash_of(key)) if self._by_hash else None
+
+
+def given_keys(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Header → key, for every header that brings one.
+
+    OpenAI's, Anthropic's and Azure's clients use one header each. An Authorization header with
+    another scheme than Bearer is not a key.
+    """
+    keys = {name: headers[name].strip() for name in KEY_HEADERS[1:] if name in headers}
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        keys[b"authorization"] = token.strip()
+    return {name: key for name, key in keys.items() if key}

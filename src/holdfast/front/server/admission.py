@@ -1,4 +1,6 @@
-"""How many answers one API key, or one client address, may have running or waiting at once."""
+"""Which new requests are admitted: a cap on the answers of one API key or client address, and no
+new work while the server drains.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +11,29 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from holdfast.config import LimitsSettings
+from holdfast.errors import ServerStopping
 from holdfast.front.server.caller import Caller
 from holdfast.front.server.problem import RequestRefused
 
-_GAIN = 0.2
-_LONGEST_RETRY_SECONDS = 60
+_LONGEST_RETRY_SECONDS = 60  # clients give up rather than wait longer
+_GAIN = 0.2  # of the moving average of how long a request takes
+_READS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # DELETE ends things, as `/cancel` does
+_RESTART_SECONDS = 2.0  # until this server, restarted, or another one listens
 
 
 class AnswersAtOnce:
-    """Counts answers from their request to their end. Loop's thread only."""
+    """Counts the running and waiting answers of each caller. Event loop's thread only."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counts: Counter[str] = Counter()
-        self._seconds = 1.0  # that requests take, lately
+        self._seconds = 1.0  # moving average of how long a request takes
 
     @contextlib.contextmanager
     def counted(self, caller: Caller, answers: int, *, limits: LimitsSettings) -> Iterator[None]:
-        """Count so many answers of a caller in this block.
+        """Count this many answers of a caller while the block runs.
 
-        Raises RequestRefused where it has too many already: 429.
+        Raises RequestRefused (429) when the caller has too many already.
         """
         caps = [(holder, cap, whose) for holder, cap, whose in _caps(caller, limits) if cap]
         for holder, cap, whose in caps:
@@ -48,7 +53,7 @@ class AnswersAtOnce:
 
     @property
     def holders(self) -> int:
-        """Keys and addresses that have any."""
+        """The number of keys and addresses with running or waiting answers."""
         return len(self._counts)
 
     def _refuse_above(self, cap: int, holder: str, *, whose: str, answers: int) -> None:
@@ -71,7 +76,7 @@ class AnswersAtOnce:
 
 
 def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int, str]]:
-    """Whom a request is counted for: name, cap (0: none), and how it is told."""
+    """Each holder a request counts against: its name, its cap (0: none), its name in messages."""
     if caller.key is not None:
         own = caller.key.max_requests
         yield (
@@ -86,4 +91,40 @@ def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int, st
             f"address {caller.address}",
             limits.max_requests_per_address,
             f"the address {caller.address}",
+        )
+
+
+class Drain:
+    """A server that is stopping: it starts nothing new, and running answers get a time limit.
+
+    Event loop's thread only.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends_at: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the server is draining."""
+        return self._ends_at is not None
+
+    @property
+    def seconds_left(self) -> float:
+        """How long running answers may continue; 0 before the drain begins."""
+        return 0.0 if self._ends_at is None else max(0.0, self._ends_at - self._clock())
+
+    def begin(self, limit_seconds: float) -> None:
+        """Refuse new work from now on; running answers get `limit_seconds` to finish."""
+        self._ends_at = self._clock() + limit_seconds
+
+    def refusal(self, method: str, path: str) -> ServerStopping | None:
+        """The refusal of a request that would start new work; None for any other.
+
+        Reading state and ending things still works.
+        """
+        if not self.is_on or method in _READS or path.endswith("/cancel"):
+            return None
+        return ServerStopping(
+            retry_after_seconds=min(self.seconds_left + _RESTART_SECONDS, _LONGEST_RETRY_SECONDS)
         )

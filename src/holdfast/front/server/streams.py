@@ -1,30 +1,34 @@
-"""Several prompts in one request: opened together, read as one stream."""
+"""Streams of output events around those of the worker: several prompts merged into one stream, and a
+stream with a time limit.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
 
 import msgspec
 
-from holdfast.errors import QueueFull
+from holdfast.errors import QueueFull, TimeLimitExceeded
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import GenerateCall, OutputStream
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.output import OutputEvent
 from holdfast.wire.requests import GenerationRequest
 
-_MOST_READY = 64  # events of several prompts that are read before they are asked for
+T = TypeVar("T")
+_MOST_READY = 64  # events of several prompts that are buffered
 
 
 async def open_streams(
     generate: GenerateCall, requests: Sequence[GenerationRequest]
 ) -> OutputStream:
-    """Submit all requests; once all are accepted, their events come as one stream with the choices
-    counted through.
+    """Submit all requests; once all are accepted, return their events as one stream, with the
+    choices numbered consecutively.
 
-    Raises the first refusal, after the requests that had been accepted are cancelled. What would
-    never find room in the queue, however often it was sent again, is a RequestRefused.
+    Raises the first refusal after cancelling the requests that were accepted. A request that could
+    never fit into the queue raises RequestRefused.
     """
     try:
         return await (
@@ -67,7 +71,7 @@ async def _abandon(tasks: Sequence[asyncio.Task[OutputStream]]) -> None:
 
 
 class MergedStream:
-    """The events of several answers as they come.
+    """The events of several answers in order of arrival.
 
     Choice i of prompt p has the index p · choices + i.
     """
@@ -138,3 +142,73 @@ class MergedStream:
             self._events.put_nowait(msgspec.structs.replace(event, index=event.index + first_index))
             if self._events.qsize() >= _MOST_READY:
                 self._has_room.clear()
+
+
+class TimeLimit:
+    """A deadline, this many seconds from now; 0: none. The prompt read so far stays cached."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends_at = asyncio.get_running_loop().time() + seconds if seconds else None
+
+    async def stream(self, opening: Awaitable[OutputStream]) -> OutputStream:
+        """The stream that is being opened, with this limit.
+
+        Raises TimeLimitExceeded, now or while it is read.
+        """
+        opened = await self.of(opening)
+        return opened if self._ends_at is None else LimitedStream(opened, self)
+
+    async def of(self, work: Awaitable[T]) -> T:
+        """The result of some work, which is cancelled when the time is over.
+
+        Raises TimeLimitExceeded.
+        """
+        if self._ends_at is None:
+            return await work
+        limit = asyncio.timeout_at(self._ends_at)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeLimitExceeded(seconds=self._seconds) from None
+
+
+class LimitedStream:
+    """The events of an answer until its time is over.
+
+    A stream that is cut off while it waits for an event cancels its own work.
+    """
+
+    def __init__(self, stream: OutputStream, limit: TimeLimit) -> None:
+        self._stream, self._limit, self._events = stream, limit, aiter(stream)
+        self.prompt_tokens, self.put_back_tokens = stream.prompt_tokens, stream.put_back_tokens
+        self.sampling = stream.sampling
+        self.dropped_tokens, self.breakpoints = stream.dropped_tokens, stream.breakpoints
+        self.unenforced = stream.unenforced
+
+    def __aiter__(self) -> LimitedStream:
+        """Itself: it can be read once."""
+        return self
+
+    async def __anext__(self) -> OutputEvent:
+        """The next event. Raises TimeLimitExceeded."""
+        return await self._limit.of(anext(self._events))
+
+    def pause(self) -> None:
+        """Stop generating until `go_on`. The time limit keeps running."""
+        self._stream.pause()
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        self._stream.go_on()
+
+    def end_thoughts(self) -> bool:
+        """Have it think no more. Returns whether that can be done."""
+        return self._stream.end_thoughts()
+
+    async def aclose(self) -> None:
+        """Cancel what still runs."""
+        await self._stream.aclose()
