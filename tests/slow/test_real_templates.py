@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.prompt.breakpoints import breakpoint_places
+from holdfast.front.prompt.cache_breakpoints import breakpoint_places
 from holdfast.front.prompt.canonical import FirstForms, canonical
 from holdfast.front.prompt.dialects import FoundDialect, find_dialect
 from holdfast.front.prompt.template import ChatTemplate

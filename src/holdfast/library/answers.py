@@ -8,9 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from holdfast.front.answers.choice import ChoiceText
-from holdfast.front.prompt.answer_observer import Observe
 from holdfast.front.prompt.conversation import answer_message
-from holdfast.front.prompt.stream import refusal
+from holdfast.front.prompt.stream import Observe, refusal
 from holdfast.library.in_process import BlockingEventStream
 from holdfast.wire.events import CacheReport, FinishReason, Rejected, Timings
 from holdfast.wire.output import (

@@ -13,10 +13,10 @@ from typing import TypeAlias, Unpack, cast, overload
 
 from holdfast.config import Settings, load_settings
 from holdfast.errors import ModelLoadError
-from holdfast.front.prompt.answer_observer import observer
 from holdfast.front.prompt.embed import embedding_of, embedding_sequences
 from holdfast.front.prompt.prepare import prepare
 from holdfast.front.prompt.read_prompts import PromptReader, ReadPrompt
+from holdfast.front.prompt.stream import observer
 from holdfast.front.prompt.tenant import tenant_of
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.library.answers import Completion, TextStream

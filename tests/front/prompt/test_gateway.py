@@ -30,14 +30,13 @@ from holdfast.errors import (
 from holdfast.front.link.client import EngineClient
 from holdfast.front.prompt import prepare as prepare_module
 from holdfast.front.prompt import template_process
-from holdfast.front.prompt.bundles import Bundles
 from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_process import RenderProcesses
 from holdfast.front.prompt.token_memory import TokenMemory
 from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES

@@ -21,7 +21,7 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.front.prompt.answer_meaning import canonical_arguments
-from holdfast.front.prompt.kept_tool import KeptTool, exact_key
+from holdfast.front.prompt.tool_definitions import KeptTool, exact_key
 from holdfast.wire.requests import ChatPrompt
 
 # As models have seen them in training; the order of what is not named here stays.

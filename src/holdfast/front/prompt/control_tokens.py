@@ -15,7 +15,7 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
-from holdfast.front.prompt.kept_tool import KeptTool, made_once
+from holdfast.front.prompt.tool_definitions import KeptTool, made_once
 from holdfast.wire.requests import ChatPrompt
 
 _BREAK: Final = "\ufdd5"  # a noncharacter of Unicode: no text has it

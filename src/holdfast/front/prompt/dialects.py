@@ -12,15 +12,6 @@ import msgspec
 from tokenizers import AddedToken
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.prompt.dialect_proof import (
-    Proof,
-    follows_results,
-    leaves_out_calls,
-    opens_thought,
-    prove,
-    shows_tools,
-    takes_text_and_thought,
-)
 from holdfast.front.prompt.dialect_rules import (
     SILENT_BY_FAMILY,
     SILENT_MARKS,
@@ -29,6 +20,15 @@ from holdfast.front.prompt.dialect_rules import (
     reasoning_for,
 )
 from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.template_probes import (
+    Proof,
+    follows_results,
+    leaves_out_calls,
+    opens_thought,
+    prove,
+    shows_tools,
+    takes_text_and_thought,
+)
 from holdfast.front.prompt.thinking import Options, ThinkingSwitch, find_switch
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tool_history import ToolHabits

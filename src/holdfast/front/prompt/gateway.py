@@ -13,16 +13,14 @@ from functools import partial
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.front.link.client import EngineClient, LeaseOf
 from holdfast.front.link.event_stream import EventStream
-from holdfast.front.prompt.answer_observer import Observe, observer
-from holdfast.front.prompt.bundles import Bundles
 from holdfast.front.prompt.embed import embedding_of, embedding_sequences
+from holdfast.front.prompt.next_turn import WarmAhead
 from holdfast.front.prompt.prepare import Prepared, prepare, prompt_text, prompt_tokens
 from holdfast.front.prompt.rank import ranking
 from holdfast.front.prompt.read_prompts import read_prompts
-from holdfast.front.prompt.stream import GenerationStream
+from holdfast.front.prompt.stream import GenerationStream, Observe, observer
 from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.front.prompt.warm_ahead import WarmAhead
+from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.structured.answer import is_constrained
 from holdfast.wire.events import ModelInfo
 from holdfast.wire.output import Embedding, Relevance

@@ -13,7 +13,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from holdfast.front.prompt.kept_tool import KeptTool, made_once
+from holdfast.front.prompt.tool_definitions import KeptTool, made_once
 
 # What rendering a template may raise, by itself or through its expressions.
 RENDER_ERRORS = (

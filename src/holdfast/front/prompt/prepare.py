@@ -6,7 +6,10 @@ Pure: what is slow in it (long texts) may run on any thread.
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -14,21 +17,20 @@ from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
-from holdfast.front.prompt.answer_rules import answer_rules
-from holdfast.front.prompt.breakpoints import breakpoint_places, pinned_prefixes
+from holdfast.front.prompt.cache_breakpoints import breakpoint_places, pinned_prefixes
 from holdfast.front.prompt.canonical import canonical
 from holdfast.front.prompt.control_tokens import guarded
 from holdfast.front.prompt.defaults import with_model_defaults
-from holdfast.front.prompt.dialect_proof import opens_thought
 from holdfast.front.prompt.dialects import prompt_opens_thought
 from holdfast.front.prompt.known_answers import PastAnswers
 from holdfast.front.prompt.limits import check_limits, check_token_ids
-from holdfast.front.prompt.read_history import history_reader
-from holdfast.front.prompt.splice import splice
 from holdfast.front.prompt.template import ChatTemplate
-from holdfast.front.prompt.tokenize import Tokenizer, well_formed
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.prompt.template_probes import opens_thought
+from holdfast.front.prompt.tokenize import TokenizedText, Tokenizer, well_formed
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, history_reader
 from holdfast.front.structured.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import PLAIN
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
 from holdfast.wire.events import ModelInfo
 from holdfast.wire.prompt import PlacedAnswer, PromptText, PromptTokens
@@ -383,3 +385,91 @@ def _stop_token_ids(
     if isinstance(request.prompt, ChatPrompt):
         ends += bundle.turn_end_token_ids
     return tuple(token_id for token_id in ends if token_id < vocab_size)
+
+
+def answer_rules(
+    request: GenerationRequest,
+    bundle: TokenizerBundle,
+    prompt: PromptText,
+    tokens: PromptTokens,
+    *,
+    sequence: SequenceRequest,
+) -> ChoiceRules:
+    """The rules for all choices of a request. sequence: any of them, as it goes to the worker.
+
+    What completes a text, and is no chat, has neither reasoning nor calls in it.
+    """
+    chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+    return ChoiceRules(
+        prompt_token_ids=tokens.token_ids,
+        stop_token_ids=frozenset(sequence.stop_token_ids),
+        max_tokens=sequence.max_tokens,
+        stops=request.stop,
+        dialect=PLAIN if chat is None else bundle.dialect,
+        tools=DeclaredTools(chat.tools if chat else ()),
+        reads_calls=chat is not None and bool(chat.tools) and request.tool_choice.mode != "none",
+        one_call=not request.tool_choice.parallel,
+        in_reasoning=prompt.in_reasoning,
+        earlier_call_ids=tuple(_call_ids(chat.messages)) if chat else (),
+        form_field=request.output_format.field
+        if request.output_format
+        else "tools"
+        if chat and chat.tools
+        else "",
+        want_logprobs=request.want_logprobs,
+        at_start=_opens_a_text(request, bundle.tokenizer, tokens.token_ids),
+        tells_progress=request.tells_progress,
+        echo=request.echo,
+        echo_text=_echo_text(prompt, bundle.tokenizer) if request.echo else "",
+    )
+
+
+def _call_ids(messages: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            if isinstance(call, Mapping) and isinstance(call.get("id"), str):
+                yield call["id"]
+
+
+def _opens_a_text(request: GenerationRequest, tokenizer: Tokenizer, token_ids: TokenIds) -> bool:
+    if isinstance(request.prompt, ChatPrompt):
+        return not request.prompt.continue_last
+    return len(token_ids) == 1 and token_ids.view[0] == tokenizer.bos_token_id
+
+
+def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
+    return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
+
+def splice(prompt: PromptText, text: TokenizedText) -> PromptTokens:
+    """The tokens of a prompt's text with its answers put back.
+
+    An answer is put back only where its edges are edges of tokens; elsewhere the tokenizer's tokens
+    stay.
+    """
+    token_ids = text.token_ids
+    parts: list[TokenIds] = []
+    behind = 0  # tokens in `parts`
+    moves: list[tuple[int, int]] = []  # tokens behind this one are so much further on
+    taken = put_back = 0  # tokens of the whole that are in `parts` or replaced
+    for answer in prompt.answers:
+        span = text.span(answer.start, answer.end)
+        if span is None:
+            continue
+        parts += (token_ids[taken : span[0]], TokenIds.of(answer.token_ids))
+        behind += span[0] - taken + len(answer.token_ids)
+        put_back += len(answer.token_ids)
+        taken = span[1]
+        moves.append((taken, behind - taken))
+    return PromptTokens(
+        token_ids=TokenIds.joined((*parts, token_ids[taken:])) if taken else token_ids,
+        branch_points=tuple(_moved(text.tokens_before(at), moves) for at in prompt.branch_points),
+        breakpoints=tuple(_moved(text.tokens_before(at), moves) for at in prompt.breakpoints),
+        put_back_tokens=put_back,
+    )
+
+
+def _moved(token: int, moves: Sequence[tuple[int, int]]) -> int:
+    """Where a token is that is no part of an answer that was put back."""
+    behind = bisect_right(moves, token, key=lambda move: move[0])
+    return token + (moves[behind - 1][1] if behind else 0)

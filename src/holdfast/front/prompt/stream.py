@@ -1,12 +1,18 @@
-"""The answer to one request: the events of its choices, merged, as an asynchronous iterator."""
+"""The answer to one request: the events of its choices, merged, as an asynchronous iterator.
+
+An `AnswerObserver` records the answers of a chat as its client sees them, so that their tokens can
+be put back in the next turn.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -21,16 +27,28 @@ from holdfast.errors import (
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.answers.repetition import RepetitionGuard
 from holdfast.front.link.event_stream import EventStream, RequestEvent
-from holdfast.front.prompt.answer_observer import Observe
+from holdfast.front.prompt.answer_meaning import meaning_of_deltas, meaning_of_text
 from holdfast.front.prompt.prepare import Prepared
-from holdfast.wire.events import Rejected
-from holdfast.wire.output import ChoiceFinished, OutputEvent, TextDelta, ThoughtEnder
-from holdfast.wire.requests import GenerationRequest
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, answer_reader, without_hidden
+from holdfast.wire.events import FinishReason, Rejected
+from holdfast.wire.output import (
+    ChoiceFinished,
+    OutputDelta,
+    OutputEvent,
+    PromptProgress,
+    TextDelta,
+    ThoughtEnder,
+    ToolCallStarted,
+    tool_calls_of,
+)
+from holdfast.wire.requests import ChatPrompt, GenerationRequest
+from holdfast.wire.token_ids import TokenIds
 
 _log = logging.getLogger(__name__)
 # about 20 ms of reading: below, the hop to a thread costs more than it gives
 _LONG_ANSWER_TOKENS = 2048
 _MOST_READY = 64  # events of several choices that are taken from the link before they are asked for
+Observe: TypeAlias = Callable[[OutputEvent], None]
 
 
 class GenerationStream:
@@ -254,3 +272,78 @@ def refusal(event: Rejected) -> HoldfastError:
             )
         case "invalid":
             return InvalidRequest(event.message, field=event.field)
+
+
+def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared) -> Observe:
+    """What is to see all events of the answer to a request.
+
+    Whoever continues a message gets back more than what is generated now.
+    """
+    if not isinstance(request.prompt, ChatPrompt) or prepared.opening is None:
+        return lambda event: None
+    opening_token_ids = tuple(bundle.tokenizer.encode(prepared.opening, add_special_tokens=False))
+    prompt_ids = prepared.rules.prompt_token_ids
+    if prompt_ids[len(prompt_ids) - len(opening_token_ids) :] != TokenIds.of(opening_token_ids):
+        # what stands in front of the answer is in one token with what does not belong to it
+        return lambda event: None
+    return AnswerObserver(
+        bundle=bundle,
+        tools=request.prompt.tools,
+        opening=prepared.opening,
+        opening_token_ids=opening_token_ids,
+        tenant=request.tenant,
+    ).observe()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerObserver:
+    """Keeps the answers to one request."""
+
+    bundle: TokenizerBundle
+    tools: tuple[dict[str, Any], ...]
+    opening: str  # what the prompt has behind the header of the answer
+    opening_token_ids: tuple[int, ...]
+    tenant: str
+
+    def observe(self) -> Observe:
+        """What is to see all events of the answer."""
+        deltas: defaultdict[int, list[OutputDelta]] = defaultdict(list)
+
+        def observe(event: OutputEvent) -> None:
+            if isinstance(event, ChoiceFinished):
+                self._keep_arguments(deltas[event.index])
+                self._keep(
+                    deltas.pop(event.index, []), was_cut=event.reason is not FinishReason.STOP
+                )
+            elif not isinstance(event, PromptProgress):
+                deltas[event.index].append(event)
+
+        return observe
+
+    def _keep_arguments(self, deltas: Sequence[OutputDelta]) -> None:
+        for call in tool_calls_of(deltas):
+            self.bundle.first_forms.arguments(call.arguments, call_id=call.id, tenant=self.tenant)
+
+    def _keep(self, deltas: Sequence[OutputDelta], *, was_cut: bool) -> None:
+        said = meaning_of_deltas(deltas)
+        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        if said is None or not token_ids:
+            return
+        tokenizer = self.bundle.tokenizer
+        text = tokenizer.decode(token_ids, skip_special_tokens=False)
+        opening = without_hidden(self.opening, self.bundle)
+        encoded = self.bundle.dialect.markers.encode(opening + text)
+        if meaning_of_text(encoded, answer_reader(self.tools, self.bundle), cut=was_cut) != said:
+            # the tokens say more than the client saw: hidden ones, or one that a stop string cut
+            return
+        # A call or a thought is rendered as the template has it, so that nobody knows yet what it
+        # will be tokenized into.
+        is_plain = text == said.content and not opening.strip()
+        self.bundle.known_answers.add(
+            said,
+            (*self.opening_token_ids, *token_ids),
+            call_ids=[delta.id for delta in deltas if isinstance(delta, ToolCallStarted)],
+            is_as_tokenized=is_plain
+            and token_ids == tokenizer.encode(text, add_special_tokens=False),
+            tenant=self.tenant,
+        )

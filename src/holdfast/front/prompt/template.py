@@ -16,14 +16,18 @@ import msgspec
 from jinja2 import TemplateError
 
 from holdfast.errors import InvalidRequest, ModelLoadError
-from holdfast.front.prompt.complete_tools import complete_tool
 from holdfast.front.prompt.conversation import RoleHabits, template_messages, with_roles
-from holdfast.front.prompt.growing_template import RenderedMessages, grows
+from holdfast.front.prompt.incremental_template import RenderedMessages, grows
 from holdfast.front.prompt.jinja_environment import RENDER_ERRORS, jinja_environment
-from holdfast.front.prompt.kept_tool import KeptTool
 from holdfast.front.prompt.template_process import SandboxedTemplate
-from holdfast.front.prompt.tool_history import Message, ToolHabits, with_habits
-from holdfast.front.prompt.tools_in_text import tools_in_text, tools_told
+from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
+from holdfast.front.prompt.tool_history import (
+    Message,
+    ToolHabits,
+    tools_in_text,
+    tools_told,
+    with_habits,
+)
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
 

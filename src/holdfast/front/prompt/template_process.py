@@ -32,7 +32,6 @@ from jinja2 import TemplateError, TemplateSyntaxError
 
 from holdfast.errors import RenderingUnavailable, TemplateOverrun
 from holdfast.front.prompt.jinja_environment import RENDER_ERRORS
-from holdfast.front.prompt.kept_tool import KeptTool, packed_tool
 from holdfast.front.prompt.template_worker import (
     HEAD_BYTES,
     MOST_MEMORY_BYTES,
@@ -41,6 +40,7 @@ from holdfast.front.prompt.template_worker import (
     Outcome,
     RenderTask,
 )
+from holdfast.front.prompt.tool_definitions import KeptTool, packed_tool
 
 RENDER_SECONDS: Final = 5  # of processor time; a long conversation takes a hundredth of that
 MOST_PROCESSES: Final = 8

@@ -19,9 +19,9 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 
 from jinja2 import Template, TemplateSyntaxError
 
-from holdfast.front.prompt.growing_template import growing
+from holdfast.front.prompt.incremental_template import growing
 from holdfast.front.prompt.jinja_environment import RENDER_ERRORS, jinja_environment
-from holdfast.front.prompt.kept_tool import unpacked_tool
+from holdfast.front.prompt.tool_definitions import unpacked_tool
 
 MOST_MEMORY_BYTES = 1 << 30
 MOST_TEXT_BYTES = 128 << 20

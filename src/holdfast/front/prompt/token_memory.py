@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from holdfast.config import DEFAULT_MODEL
-from holdfast.front.prompt.token_places import TokenPlace
-from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.prompt.tokenize import Tokenizer, TokenPlace
 from holdfast.wire.token_ids import TokenIds
 
 _ENTRY_BYTES = 400  # of a piece, however short: its key, its record, their places in the table

@@ -4,17 +4,20 @@ front process 50 MB.
 
 from __future__ import annotations
 
+import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
+from holdfast.errors import ModelLoadError
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.prompt.control_tokens import guard_against, leave_out_breaks
-from holdfast.front.prompt.seams import find_seams
-from holdfast.front.prompt.token_places import EncodedText
+from holdfast.front.prompt.text_splits import find_seams
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
     end_token_ids,
@@ -27,6 +30,21 @@ from holdfast.models.tokenizer_files import (
 from holdfast.wire.token_ids import TokenIds
 
 _SHORT_CHARACTERS = 4096  # about 1 ms
+SAMPLES = {
+    "runs of spaces": "a b  c   d    e        f",
+    "lines and tabs": "one\n\ntwo\n\tthree\n\t\tfour\n    five\r\nsix",
+    "digits": "0 12 345 6789 1234567890 3.1415926",
+    "code": "def f(x: int) -> dict:\n    return {'a': [x**2, -1], \"b\": None}  # ok\n\nif x != '':\n    print(f(7))\n",
+    "punctuation": "Well... don't! (50 % of $1,000) -> <a href='x'>y</a> & more; #1 @home ~ ^ ` | \\",
+    "accented Latin": "Crème brûlée, Größe, señor, smörgåsbord, Łódź, İstanbul",
+    "Cyrillic and Greek": "Привет, мир! Γειά σου Κόσμε",
+    "Chinese, Japanese, Korean": "你好，世界。こんにちは、カタカナ。안녕하세요 세계",
+    "right-to-left scripts": "שלום עולם، مرحبا بالعالم",
+    "Indic and Thai": "नमस्ते दुनिया வணக்கம் สวัสดีชาวโลก",
+    "emoji": "🙂 🎉🎉 👍🏽 🇩🇪 ❤️ 1️⃣",
+    "joined emoji": "👩‍👩‍👧‍👦 🏳️‍🌈 👨🏿‍💻",
+    "rare characters": "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ∀x∈ℝ: ⌈x⌉ ≥ x 𓀀 ‰ ½",
+}
 
 
 class Tokenizer:
@@ -134,4 +152,147 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Read a model folder's tokenizer. Raises ModelLoadError."""
     return Tokenizer(
         read_backend(folder), config=tokenizer_config(folder), eos_token_ids=eos_token_ids(folder)
+    )
+
+
+class TokenPlace(NamedTuple):
+    """How a character stands to the tokens of its text."""
+
+    before: int  # so many end in front of it, or at it
+    opens: int | None  # the token that begins exactly with it, when none reaches over its edge
+    closes: int | None  # the token behind the one that ends exactly in front of it
+
+
+class TokenizedText(Protocol):
+    """A text's tokens, and where they are in it."""
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """All of them."""
+        ...
+
+    def tokens_before(self, character: int) -> int:
+        """Tokens that end at or before a character."""
+        ...
+
+    def span(self, start: int, end: int) -> tuple[int, int] | None:
+        """Which tokens make up the characters from start to end exactly; None when one of them
+        reaches over an edge.
+        """
+        ...
+
+
+class EncodedText:
+    """What the library made of a text.
+
+    It is asked for single places: all of them, as Python's tuples, cost 4 ms for a text of 25,000
+    tokens.
+    """
+
+    def __init__(self, encoding: Encoding, *, characters: int) -> None:
+        """characters: of the text."""
+        self._encoding, self._characters = encoding, characters
+        # the library makes the list anew whenever it is asked
+        self.token_ids = TokenIds.of(encoding.ids)
+
+    def place(self, character: int) -> TokenPlace:
+        """A character's place, which may be the one behind the last."""
+        first = self._first_from(character)
+        previous_end = self._at(first - 1)[1] if first else 0
+        begins = first < len(self.token_ids) and self._at(first)[0] == character
+        return TokenPlace(
+            before=self.tokens_before(character),
+            opens=first if begins and previous_end <= character else None,
+            closes=first if first and previous_end == character else None,
+        )
+
+    def tokens_before(self, character: int) -> int:
+        """Tokens that end at or before a character."""
+        found = self._encoding.char_to_token(character)
+        if found is None and character >= self._characters:
+            return len(self.token_ids)
+        return (
+            bisect_right(self._all, character, key=lambda offset: offset[1])
+            if found is None
+            else found
+        )
+
+    def span(self, start: int, end: int) -> tuple[int, int] | None:
+        """See `TokenizedText`."""
+        first, last = self.place(start).opens, self.place(end).closes
+        return (first, last) if first is not None and last is not None and first < last else None
+
+    def _first_from(self, character: int) -> int:
+        """The first token that begins at or behind a character."""
+        if character >= self._characters:
+            return len(self.token_ids)
+        found = self._encoding.char_to_token(character)
+        if found is None or self._at(found)[0] < character:
+            return bisect_left(self._all, character, key=lambda offset: offset[0])
+        return found
+
+    def _at(self, token: int) -> tuple[int, int]:
+        place = self._encoding.token_to_chars(token)
+        return self._all[token] if place is None else place
+
+    @cached_property
+    def _all(self) -> list[tuple[int, int]]:
+        return self._encoding.offsets
+
+
+def check_round_trip(tokenizer: Tokenizer) -> None:
+    """Raise ModelLoadError when a sample text or a special token does not survive encoding and
+    decoding.
+
+    Allowed are a Unicode normal form (NFC or NFKC) and a space in front of the text, which some
+    families add or take.
+    """
+    for kind, sample in SAMPLES.items():
+        token_ids = tokenizer.encode(sample, add_special_tokens=False)
+        came_back = tokenizer.decode(token_ids, skip_special_tokens=False)
+        if not _is_same(sample, came_back):
+            raise ModelLoadError(
+                f"the tokenizer is broken ({kind}): {sample!r} came back as {came_back!r} (tokens "
+                f"{_short(token_ids)})"
+            )
+    for token_id, token in tokenizer.backend.get_added_tokens_decoder().items():
+        if token.special and token.content:
+            _check_special_token(tokenizer, token_id, token.content)
+
+
+def _check_special_token(tokenizer: Tokenizer, token_id: int, content: str) -> None:
+    token_ids = tokenizer.encode(content, add_special_tokens=False)
+    if token_ids != [token_id]:
+        raise ModelLoadError(
+            f"the tokenizer is broken: the special token {content!r} has the id {token_id}, its "
+            f"text gives {_short(token_ids)}"
+        )
+    came_back = tokenizer.decode([token_id], skip_special_tokens=False)
+    # SentencePiece-like decoders write the mark ▁ as a space, also inside a special token's name:
+    # harmless, it is not shown.
+    if (
+        came_back.strip() != content.strip()
+        and came_back.strip() != content.replace("▁", " ").strip()
+    ):
+        raise ModelLoadError(
+            f"the tokenizer is broken: the special token {content!r} (id {token_id}) is decoded as "
+            f"{came_back!r}"
+        )
+
+
+def _is_same(sample: str, came_back: str) -> bool:
+    candidates = (came_back, came_back.removeprefix(" "))
+    return any(
+        candidate == sample
+        or candidate == unicodedata.normalize("NFC", sample)
+        or candidate == unicodedata.normalize("NFKC", sample)
+        for candidate in candidates
+    )
+
+
+def _short(token_ids: list[int]) -> str:
+    return (
+        str(token_ids)
+        if len(token_ids) <= 16
+        else f"{token_ids[:16]} and {len(token_ids) - 16} more"
     )

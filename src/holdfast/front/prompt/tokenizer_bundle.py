@@ -1,30 +1,37 @@
-"""Everything about a model that the front process knows: its tokenizer and templates.
+"""Everything about a model that the front process knows: its tokenizer and templates, and how its past
+answers are read. `Bundles` holds those of the served models, each read when it is first needed.
 
 No weights, no MLX.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Mapping
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from holdfast.config import DEFAULT_MODEL, ModelSettings, WarmAheadChoice
-from holdfast.errors import ModelLoadError, TemplateOverrun
+from holdfast.errors import ModelLoadError, TemplateOverrun, WorkerUnavailable
+from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.prompt.answer_frame import AnswerFrame, find_frame
-from holdfast.front.prompt.answer_meaning import ReadTexts
+from holdfast.front.prompt.answer_meaning import AnswerMeaning, ReadTexts
 from holdfast.front.prompt.canonical import FirstForms
 from holdfast.front.prompt.defaults import generation_defaults
 from holdfast.front.prompt.dialect_rules import ENDS_BY_FAMILY
 from holdfast.front.prompt.dialects import DialectReport, FoundDialect, find_dialect
-from holdfast.front.prompt.known_answers import KnownAnswers
-from holdfast.front.prompt.rewritten_history import NEXT_TURNS, NextTurn, rewritten_turns
-from holdfast.front.prompt.round_trip import check_round_trip
+from holdfast.front.prompt.known_answers import KnownAnswers, ReadMeaning
 from holdfast.front.prompt.template import ChatTemplate, load_template
+from holdfast.front.prompt.template_probes import NEXT_TURNS, NextTurn, rewritten_turns
 from holdfast.front.prompt.thinking import Options, ThinkingSwitch
 from holdfast.front.prompt.token_memory import TokenMemory
-from holdfast.front.prompt.tokenize import Tokenizer, load_tokenizer
+from holdfast.front.prompt.tokenize import Tokenizer, check_round_trip, load_tokenizer
+from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling
 from holdfast.models.tokenizer_files import read_json
@@ -188,3 +195,96 @@ def _text_fingerprint(folder: Path) -> bytes:
         if path.is_file():
             digest.update(path.name.encode() + b"\0" + hashlib.blake2b(path.read_bytes()).digest())
     return digest.digest()
+
+
+def answer_reader(tools: Sequence[Mapping[str, Any]], bundle: TokenizerBundle) -> AnswerReader:
+    """A fresh reader of one answer, for text whose markers are characters (`Markers.encode`)."""
+    return AnswerReader(bundle.dialect, tools=DeclaredTools(tools))
+
+
+def without_hidden(text: str, bundle: TokenizerBundle) -> str:
+    """The text without special tokens, which no client sees, unless they are markers."""
+    hidden = _any_of(bundle.tokenizer.special_texts, tuple(bundle.dialect.marker_ids))
+    return hidden.sub("", text) if hidden else text
+
+
+@lru_cache
+def _any_of(texts: tuple[str, ...], but: tuple[str, ...]) -> re.Pattern[str] | None:
+    chosen = sorted({*texts} - {*but}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, chosen))) if chosen else None
+
+
+def history_reader(tools: Sequence[Mapping[str, Any]], bundle: TokenizerBundle) -> ReadMeaning:
+    """Tells what an answer in a rendered conversation says; each text is parsed once."""
+
+    @cache
+    def context() -> str:
+        return hashlib.blake2b(
+            repr(tools).encode("utf-8", "surrogatepass"), digest_size=16
+        ).hexdigest()
+
+    def read(text: str) -> AnswerMeaning:
+        encoded = bundle.dialect.markers.encode(without_hidden(text, bundle))
+        return bundle.read_texts.meaning(
+            encoded, lambda: answer_reader(tools, bundle), context=context()
+        )
+
+    return read
+
+
+_MOST_KEPT = 8  # the longest unused goes; a large vocabulary and what is known of texts take 100 MB
+
+ReadBundle: TypeAlias = Callable[[str], Coroutine[Any, Any, TokenizerBundle]]
+"""Reads the bundle of a model. Raises UnknownModel and ModelLoadError."""
+
+
+class Bundles:
+    """What was read of the models in use. Loop's thread only."""
+
+    def __init__(self, read: ReadBundle, *, most_kept: int = _MOST_KEPT) -> None:
+        self.dialects: dict[str, DialectReport] = {}  # of all that were read so far, by model
+        self._reader, self._most_kept = read, most_kept
+        self._tasks: OrderedDict[str, asyncio.Task[TokenizerBundle]] = OrderedDict()
+
+    def begin(self, model: str) -> None:
+        """Begin to read it, if that is not done or under way."""
+        if model in self._tasks:
+            self._tasks.move_to_end(model)
+            return
+        while len(self._tasks) >= self._most_kept:
+            self._tasks.popitem(last=False)  # who has it, or waits for it, goes on to have it
+        task = asyncio.create_task(self._reader(model), name=f"tokenizer of {model}")
+        self._tasks[model] = task
+        task.add_done_callback(lambda task: self._note(model, task))
+
+    def forget(self, model: str) -> None:
+        """Read it anew when it is needed the next time.
+
+        Who has it, or waits for it, goes on to have it.
+        """
+        self._tasks.pop(model, None)
+        self.dialects.pop(model, None)
+
+    async def of(self, model: str) -> TokenizerBundle:
+        """The bundle of a model; waits until it is read.
+
+        Raises UnknownModel, and WorkerUnavailable when it cannot be read.
+        """
+        try:
+            return await self.read(model)
+        except ModelLoadError as error:
+            raise WorkerUnavailable(f"model {model!r} cannot be served: {error}") from None
+
+    async def read(self, model: str) -> TokenizerBundle:
+        """As `of`, but raises ModelLoadError when it cannot be read."""
+        self.begin(model)
+        task = self._tasks[model]
+        return task.result() if task.done() else await asyncio.shield(task)
+
+    def _note(self, model: str, task: asyncio.Task[TokenizerBundle]) -> None:
+        is_current = self._tasks.get(model) is task
+        if not task.cancelled() and task.exception() is None:
+            if is_current or model not in self._tasks:
+                self.dialects[model] = task.result().dialect_report
+        elif is_current:  # the next one may try again
+            del self._tasks[model]

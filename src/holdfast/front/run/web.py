@@ -20,9 +20,8 @@ from holdfast.front.fleet.chosen_catalog import catalog_again
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.prompt import session_commands
-from holdfast.front.prompt.bundles import Bundles
 from holdfast.front.prompt.gateway import Gateway
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, load_tokenizer_bundle
+from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle, load_tokenizer_bundle
 from holdfast.front.run.awake import Awake
 from holdfast.front.run.reload import ReloadedCatalog
 from holdfast.front.server.active import ActiveRequests

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
-from holdfast.front.prompt.breakpoints import breakpoint_places
+from holdfast.front.prompt.cache_breakpoints import breakpoint_places
 from holdfast.front.prompt.canonical import FirstForms, canonical
 from holdfast.front.prompt.prepare import Prepared, prepare
 from holdfast.front.prompt.template import ChatTemplate

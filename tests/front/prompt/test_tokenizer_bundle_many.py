@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from holdfast.errors import ModelLoadError, UnknownModel, WorkerUnavailable
-from holdfast.front.prompt.bundles import Bundles
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 
 
 class Shelf:

@@ -1,5 +1,9 @@
-"""Proof at load that a model's calls are understood: its template writes a conversation with calls,
-and they are read back.
+"""Probes of a chat template at load.
+
+`prove` renders a conversation with calls and reads them back, so that a model's calls are known to
+be understood. `rewritten_turns` finds out whether the template writes past answers differently
+from how the model generated them, above all without their thoughts: the next turn's prompt then
+differs from the cached tokens, and can be prefilled before that turn arrives.
 """
 
 from __future__ import annotations
@@ -8,21 +12,31 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.prompt.conversation import answer_message
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer, well_formed
 from holdfast.front.prompt.tool_history import Message
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, Call, ModelDialect
 from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded
+from holdfast.wire.output import ToolCall
 from holdfast.wire.requests import ChatPrompt
 
 _QUESTION: Final = "question3841"
 _RESULTS: Final = ("result5927", "result6038")
 _FOLLOW_UP: Final = "question7162"
+NextTurn: TypeAlias = Literal["user", "results"]
+"""What comes behind an answer: a message of the user, or, where it has called tools, their results.
+"""
+
+NEXT_TURNS: Final[tuple[NextTurn, ...]] = get_args(NextTurn)
+_THOUGHT: Final = "thought5528"
+_ANSWER: Final = "answer6639"
+_NEXT: Final = "next7740"
 
 
 class _ProbeCall(NamedTuple):
@@ -281,3 +295,52 @@ def _is_same(text: str, arguments: Mapping[str, Any]) -> bool:
         return bool(json.loads(text) == arguments)
     except ValueError:
         return False
+
+
+def next_messages(calls: Iterable[ToolCall], content: str) -> tuple[Message, ...]:
+    """What comes behind an answer with these calls: a result of each, or a message of the user, of
+    this content.
+    """
+    results = tuple({"role": "tool", "tool_call_id": call.id, "content": content} for call in calls)
+    return results or ({"role": "user", "content": content},)
+
+
+def rewritten_turns(
+    template: ChatTemplate | None, dialect: ModelDialect, *, options: Mapping[str, Any]
+) -> frozenset[NextTurn]:
+    """What behind an answer makes the template leave out its thought, or write what precedes it
+    otherwise than it was asked.
+    """
+    if template is None:
+        return frozenset()
+    return frozenset(
+        turn for turn in NEXT_TURNS if _rewrites(template, dialect, turn, dict(options))
+    )
+
+
+def _rewrites(
+    template: ChatTemplate, dialect: ModelDialect, turn: NextTurn, options: dict[str, Any]
+) -> bool:
+    has_thoughts = dialect.reasoning is not None
+    calls = (
+        (ToolCall(id="call00001", name="list_all", arguments="{}"),) if turn == "results" else ()
+    )
+    tools = PROBE_TOOLS if calls else ()
+    question = {"role": "user", "content": _QUESTION}
+    answer = answer_message(_ANSWER, reasoning=_THOUGHT if has_thoughts else "", calls=calls)
+    asked, later = (
+        _rendered_or_empty(
+            template, ChatPrompt(messages=messages, tools=tools, template_options=options)
+        )
+        for messages in ((question,), (question, answer, *next_messages(calls, _NEXT)))
+    )
+    if not asked or _NEXT not in later:
+        return False
+    return not later.startswith(asked) or (has_thoughts and _THOUGHT not in later)
+
+
+def _rendered_or_empty(template: ChatTemplate, prompt: ChatPrompt) -> str:
+    try:
+        return well_formed(template.render(prompt))
+    except InvalidRequest:
+        return ""

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from holdfast.errors import ModelLoadError
-from holdfast.front.prompt.round_trip import check_round_trip
 from holdfast.front.prompt.tokenize import Tokenizer as HoldfastTokenizer
+from holdfast.front.prompt.tokenize import check_round_trip
 from tests.fakes import toy_tokenizers
 
 

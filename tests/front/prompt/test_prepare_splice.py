@@ -8,10 +8,9 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.splice import splice
+from holdfast.front.prompt.prepare import splice
 from holdfast.front.prompt.token_memory import TokenMemory
-from holdfast.front.prompt.token_places import EncodedText
-from holdfast.front.prompt.tokenize import Tokenizer, load_tokenizer
+from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, load_tokenizer
 from holdfast.models.demo import demo_folder
 from holdfast.wire.prompt import PlacedAnswer, PromptText
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.front.prompt.rewritten_history import rewritten_turns
 from holdfast.front.prompt.template import ChatTemplate, load_template
+from holdfast.front.prompt.template_probes import rewritten_turns
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect, ReasoningFormat
 from holdfast.models.demo import demo_folder
 from tests.fakes.thinking_bundle import TEMPLATE

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from holdfast.front.prompt import seams as seams_module
-from holdfast.front.prompt.seams import Seams, find_seams
+from holdfast.front.prompt import text_splits as seams_module
+from holdfast.front.prompt.text_splits import Seams, find_seams
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.wire.token_ids import TokenIds
 from tests.fakes import toy_tokenizers

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jinja2 import Template
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.prompt.growing_template import RenderedMessages, growing
+from holdfast.front.prompt.incremental_template import RenderedMessages, growing
 from holdfast.front.prompt.jinja_environment import jinja_environment
 from holdfast.front.prompt.template import ChatTemplate, load_template
 from holdfast.models.demo import demo_folder

@@ -11,8 +11,7 @@ import pytest
 
 from holdfast.front.prompt.conversation import RoleHabits, with_roles
 from holdfast.front.prompt.template import ChatTemplate
-from holdfast.front.prompt.tool_history import Message, ToolHabits
-from holdfast.front.prompt.tools_in_text import tools_in_text, tools_told
+from holdfast.front.prompt.tool_history import Message, ToolHabits, tools_in_text, tools_told
 from holdfast.front.toolcalls.dialect import Call, CallFormat
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 from holdfast.wire.requests import ChatPrompt

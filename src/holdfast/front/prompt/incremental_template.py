@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from jinja2 import Environment, Template, nodes
 
-from holdfast.front.prompt.kept_tool import KeptTool, exact_key, made_once
+from holdfast.front.prompt.tool_definitions import KeptTool, exact_key, made_once
 
 _MARK, _END = "\ue0f5", "\ue0f6"  # private use: no text has them, no template strips them
 _NEW = "holdfast_new"  # a template's variable: the places of the messages that are rendered

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.prompt.complete_tools import complete_tool
 from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.tool_definitions import complete_tool
 from holdfast.wire.requests import ChatPrompt
 
 STRICT = (

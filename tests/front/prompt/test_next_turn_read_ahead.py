@@ -13,11 +13,10 @@ from typing import Any
 
 from holdfast.config import LimitsSettings
 from holdfast.front.link.client import EngineClient
-from holdfast.front.prompt.bundles import Bundles
 from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
-from holdfast.front.prompt.rewritten_history import NextTurn
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.prompt.template_probes import NextTurn
+from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Accepted, Event, Finished, FinishReason
 from holdfast.wire.requests import ChatPrompt, GenerationRequest
