@@ -91,11 +91,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     # "tool_reference", "tool_name": NAME} of a message refers to them, and not at its head: what
     # was read before stays as it was.
     found_tools: tuple[str, ...] = ()
-    tool_fields: tuple[
-        str, ...
-        # the request's field of each tool's schema, to name in errors; none: as OpenAI's chat has
-        # it
-    ] = ()
+    # The request's field of each tool's schema, to name in errors; none: as OpenAI's chat has it.
+    tool_fields: tuple[str, ...] = ()
     template_options: dict[str, Any] = {}  # e.g. {"enable_thinking": False}
     continue_last: bool = False  # the last assistant message is to be continued, not answered
     cache_breakpoints: tuple[CacheBreakpoint, ...] = ()  # a protocol allows a handful
