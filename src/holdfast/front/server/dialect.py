@@ -111,13 +111,11 @@ class Dialect:
     operations: tuple[Operation, ...] = ()  # none: it is not served yet
     serves: str = ""  # what a client that calls an unknown path is told of it
     error_shape: type | None = None  # what `error` returns, for /openapi.json
-    is_spoken: Callable[[Mapping[str, str]], bool] = lambda headers: (
-        False
-    )  # by a client that sends these, on paths that are nobody's
+    # Whether a client that sends these headers speaks it, on paths that are nobody's.
+    is_spoken: Callable[[Mapping[str, str]], bool] = lambda headers: False
     models: ModelShapes | None = None  # its form of the list of models
-    statuses: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by the code of a problem, where the protocol has another than most
+    # Statuses by the code of a problem, where the protocol has another one than most.
+    statuses: Mapping[str, int] = field(default_factory=dict)
 
 
 class DialectTable:
