@@ -26,7 +26,7 @@ from holdfast.front.admin.dialect import ADMIN
 from holdfast.front.anthropic.dialect import ANTHROPIC
 from holdfast.front.ollama.dialect import OLLAMA
 from holdfast.front.openai.dialect import OPENAI, OTHER_PARTS
-from holdfast.front.rerank.dialect import RERANK
+from holdfast.front.rerank import RERANK
 from holdfast.front.responses.dialect import RESPONSES
 from holdfast.front.server.body import json_response
 from holdfast.front.server.dialect import Dialect, DialectTable, ModelShapes, Operation, operation
@@ -36,7 +36,7 @@ from holdfast.front.server.guard import LOCAL_ORIGIN, Guard
 from holdfast.front.server.hosts import ForwardedAddresses, trusted_networks
 from holdfast.front.server.openapi import either_of
 from holdfast.front.server.services import Services, named_model, served_models
-from holdfast.front.tokens.dialect import TOKENS
+from holdfast.front.tokens import TOKENS
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import UNKNOWN_ROUTE, RequestRecord, write_line
 from holdfast.telemetry.traces import Traces

@@ -11,9 +11,10 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.openai.embeddings import ReadUsage, usage_of
 from holdfast.front.server.body import TAG_MARK, parse
-from holdfast.front.server.dialect import operation
+from holdfast.front.server.dialect import Dialect, operation
 from holdfast.front.server.extensions import SaltField
 from holdfast.front.server.fields import INT32_MAX, STRICT, Model, refuse_too_many
 from holdfast.front.server.openapi import answers_of, request_of
@@ -182,3 +183,13 @@ async def rerank(request: Request, services: Services) -> Response:
 async def rerank_as_cohere(request: Request, services: Services) -> Response:
     """The same, where Cohere's clients look for it."""
     return await rank(request, services, lambda body: parse(RerankBody, body).plan(services))
+
+
+RERANK = Dialect(
+    name="The rerank API",
+    error=openai_error,
+    error_shape=ErrorBody,
+    prefixes=("/v1/rerank", "/v2/rerank"),
+    serves="reranking: /v1/rerank",
+    operations=(rerank, rerank_as_cohere),
+)

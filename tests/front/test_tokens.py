@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.front.tokens.tokenize import MOST_CHARACTERS
+from holdfast.front.tokens import MOST_CHARACTERS
 from tests.fakes import toy_tokenizers
 from tests.fakes.http_clients import HELLO, client_of
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway

@@ -13,13 +13,14 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.openai.chat import ChatCompletionRequest
 from holdfast.front.openai.fields import TokenId
 from holdfast.front.openai.messages import ChatMessage
 from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.body import json_response, parse, read_body
-from holdfast.front.server.dialect import operation
+from holdfast.front.server.dialect import Dialect, operation
 from holdfast.front.server.errors import RECORD
 from holdfast.front.server.extensions import extended
 from holdfast.front.server.fields import STRICT, Model
@@ -219,3 +220,13 @@ def _piece(tokenizer: Tokenizer, token_id: int) -> TokenPiece:
     except UnicodeDecodeError:
         piece = list(raw)
     return TokenPiece(id=token_id, piece=piece)
+
+
+TOKENS = Dialect(
+    name="The API for tokens",
+    error=openai_error,
+    error_shape=ErrorBody,
+    prefixes=("/tokenize", "/detokenize", "/apply-template"),
+    serves="tokens: /tokenize, /detokenize, /apply-template",
+    operations=(tokenize, detokenize, apply_template),
+)
