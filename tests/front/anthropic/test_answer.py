@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from holdfast.front.anthropic.answer import MessagesAnswer
-from holdfast.front.anthropic.shapes import MessageEvent
+from holdfast.front.anthropic.answer import MessageEvent, MessagesAnswer
 from holdfast.front.server.answers import TokenCounts, WholeChoice
 from holdfast.front.server.problem import Problem
 from holdfast.front.server.sealing import Seal

@@ -10,8 +10,7 @@ import ollama
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.ollama.answer import ChatLines, GenerateLines
-from holdfast.front.ollama.shapes import ChatLine, GenerateLine
+from holdfast.front.ollama.answer import ChatLine, ChatLines, GenerateLine, GenerateLines
 from holdfast.front.server.answers import TokenCounts, WholeChoice
 from holdfast.wire.events import FinishReason, Timings
 from holdfast.wire.output import ChoiceFinished, OutputDelta, TextDelta

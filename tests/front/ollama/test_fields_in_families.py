@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from holdfast.config import LimitsSettings, ToolsSettings
-from holdfast.front.ollama.chat import OllamaChat
+from holdfast.front.ollama.generation import OllamaChat
 from holdfast.front.prompt.prepare import prompt_text
 from holdfast.front.structured.answer import answer_grammar
 from holdfast.front.toolcalls.dialect import ReasoningFormat

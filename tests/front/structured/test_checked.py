@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
 from holdfast.front.structured.checked import checked_schema
-from holdfast.front.structured.formats import DATE, IPV6
 from holdfast.front.structured.keywords import PLAIN
-from holdfast.front.structured.lark import grammar_text, json_value
+from holdfast.front.structured.lark import DATE, IPV6, grammar_text, json_value
 from holdfast.front.structured.schema import CleanSchema, SchemaBounds, SchemaFault
 from tests.fakes.grammar_walker import accepts
 from tests.fakes.schemas import AGENTS, OWN

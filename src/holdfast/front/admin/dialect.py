@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from holdfast.front.admin import sessions_api
-from holdfast.front.admin.model_events import follow_models
-from holdfast.front.admin.models_api import change_limits, load_model, pin_model, unload_model
-from holdfast.front.admin.requests_api import cancel_request, list_requests
+from holdfast.front.admin import sessions
+from holdfast.front.admin.models import (
+    change_limits,
+    follow_models,
+    load_model,
+    pin_model,
+    unload_model,
+)
+from holdfast.front.admin.requests import cancel_request, list_requests
 from holdfast.front.admin.start_page import front_page, head_of_front_page
-from holdfast.front.admin.status import health, metrics, openapi_document
-from holdfast.front.admin.store_api import show_store
+from holdfast.front.admin.status import health, metrics, openapi_document, show_store
 from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.server.dialect import Dialect
 
@@ -28,7 +32,7 @@ ADMIN = Dialect(
     error_shape=ErrorBody,
     prefixes=("/health", "/metrics", "/openapi.json", "/v1/sessions", "/admin"),
     operations=(
-        *sessions_api.OPERATIONS,
+        *sessions.OPERATIONS,
         front_page,
         head_of_front_page,
         health,

@@ -10,8 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from holdfast.front.toolcalls.call_format import ChannelFormat
-from holdfast.front.toolcalls.call_parts import CallParts
+from holdfast.front.toolcalls.call_format import CallParts, ChannelFormat
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.incoming import Incoming, Waiting, advanced

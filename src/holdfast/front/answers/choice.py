@@ -14,19 +14,18 @@ import msgspec
 
 from holdfast.errors import GenerationFailed, InvalidRequest
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.answers.detokenize import detokenizer
+from holdfast.front.answers.detokenize import PlacedTokens, detokenizer, rival, text_and_bytes
 from holdfast.front.answers.pieces import TokenPieces
-from holdfast.front.answers.placed_tokens import PlacedTokens, rival, text_and_bytes
-from holdfast.front.answers.visible_stops import VisibleStops
-from holdfast.front.toolcalls.call_ids import CallIds, random_text
+from holdfast.front.answers.stops import VisibleStops
+from holdfast.front.toolcalls.call_format import CallIds, random_text
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
-from holdfast.front.toolcalls.plain import PlainFormat
 from holdfast.front.toolcalls.segments import (
     AnswerPart,
     CallArguments,
     CallBegun,
     CallEnded,
+    PlainFormat,
     Segment,
     SegmentFormat,
     TextJoints,

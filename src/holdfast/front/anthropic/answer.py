@@ -1,19 +1,15 @@
-"""The answers of /v1/messages, streamed and whole: blocks of thinking, text and calls, one after
-the other.
-"""
+"""The answers of Messages, streamed and whole: their shapes, their usage, and errors."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from pydantic_core import from_json
 
-from holdfast.front.anthropic.errors import anthropic_error
-from holdfast.front.anthropic.shapes import AnswerBlock, DirectCaller, MessageAnswer, StopReason
-from holdfast.front.anthropic.usage import usage_of
+from holdfast.errors import PromptTooLong
 from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
 from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.problem import Problem
@@ -27,12 +23,177 @@ from holdfast.wire.output import (
     ToolCallStarted,
 )
 
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+STATUSES = {"queue_full": 529}  # of problems that Anthropic gives another status
+StopReason: TypeAlias = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+_LONG_SECONDS = 3600.0
 _encode = msgspec.json.encode
 _PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _NO_INPUT = msgspec.Raw(b"{}")
 
 Place: TypeAlias = Literal["text", "reasoning"] | int  # the kind of text, or the number of the call
+
+
+class MessagesErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class MessagesError(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every answer that is not a success, and the event that ends a stream that fails."""
+
+    type: Literal["error"] = "error"
+    error: MessagesErrorDetail
+    request_id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+def anthropic_error(problem: Problem) -> MessagesError:
+    """The body of an answer that says what went wrong.
+
+    Clients choose the exception by the status, and show type and message.
+    """
+    kind = _KINDS.get(
+        problem.status, "invalid_request_error" if problem.status < 500 else "api_error"
+    )
+    return MessagesError(
+        error=MessagesErrorDetail(type=kind, message=_message(problem)),
+        request_id=problem.request_id or msgspec.UNSET,
+    )
+
+
+def _message(problem: Problem) -> str:
+    """Claude Code knows by these words, and the two numbers, that it has to make the conversation
+    shorter.
+    """
+    if isinstance(cause := problem.cause, PromptTooLong):
+        most = min(cause.context_tokens, cause.prompt_tokens - 1)  # an answer needs a token too
+        return f"prompt is too long: {cause.prompt_tokens} tokens > {most} maximum"
+    return problem.message_with_field
+
+
+class DirectCaller(msgspec.Struct, frozen=True, kw_only=True):
+    """The model itself calls, not a program of Anthropic's."""
+
+    type: Literal["direct"] = "direct"
+
+
+class AnswerBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of an answer, all of one kind: each kind has fields of its own."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    citations: msgspec.UnsetType | None = msgspec.UNSET
+    thinking: str | msgspec.UnsetType = msgspec.UNSET
+    signature: str | msgspec.UnsetType = msgspec.UNSET
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # a JSON object
+    caller: DirectCaller | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer, and without content and reason the head of a streamed one."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None = None
+    stop_details: None = None
+    container: None = None
+    usage: MessageUsage
+    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream; each type has fields of its own."""
+
+    type: Literal[
+        "message_start",
+        "ping",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "error",
+    ]
+    message: MessageAnswer | msgspec.UnsetType = msgspec.UNSET
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    content_block: AnswerBlock | msgspec.UnsetType = msgspec.UNSET
+    delta: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    usage: MessageUsage | msgspec.UnsetType = msgspec.UNSET
+    error: MessagesErrorDetail | msgspec.UnsetType = msgspec.UNSET
+    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
+
+
+class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a prompt is."""
+
+    input_tokens: int
+
+
+class CacheCreation(msgspec.Struct, frozen=True, kw_only=True):
+    """cache_creation_input_tokens by the time for which they are kept."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
+class ThinkingTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Those of output_tokens that belong to thoughts, their markers included."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt has input_tokens + cache_creation_input_tokens + cache_read_input_tokens tokens."""
+
+    input_tokens: int  # read anew, behind the last breakpoint
+    cache_creation_input_tokens: int  # read anew, up to the last breakpoint
+    cache_read_input_tokens: int  # not read again
+    cache_creation: CacheCreation
+    output_tokens: int  # with those of thoughts
+    output_tokens_details: ThinkingTokens
+    # Of Anthropic's own service; clients that check its types expect them.
+    server_tool_use: None = None
+    service_tier: Literal["standard"] = "standard"
+    inference_geo: None = None
+
+
+def usage_of(counts: TokenCounts) -> MessageUsage:
+    """The counts of one answer."""
+    cached = counts.cached_tokens
+    last = max((each.tokens for each in counts.breakpoints), default=0)
+    last_long = max(
+        (each.tokens for each in counts.breakpoints if each.seconds >= _LONG_SECONDS), default=0
+    )
+    created, long = max(0, last - cached), max(0, last_long - cached)
+    return MessageUsage(
+        input_tokens=counts.prompt_tokens - cached - created,
+        cache_creation_input_tokens=created,
+        cache_read_input_tokens=cached,
+        cache_creation=CacheCreation(
+            ephemeral_5m_input_tokens=created - long, ephemeral_1h_input_tokens=long
+        ),
+        output_tokens=counts.completion_tokens,
+        output_tokens_details=ThinkingTokens(thinking_tokens=counts.reasoning_tokens),
+    )
 
 
 class MessagesAnswer(AnswerFormat):

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.config import LimitsSettings
-from holdfast.front.anthropic.answer import MessagesAnswer
+from holdfast.front.anthropic.answer import MessageAnswer, MessageEvent, MessagesAnswer, TokenCount
 from holdfast.front.anthropic.content import (
     CacheControl,
     Conversation,
@@ -21,7 +21,6 @@ from holdfast.front.anthropic.content import (
     Turn,
     referenced_tools,
 )
-from holdfast.front.anthropic.shapes import MessageAnswer, MessageEvent, TokenCount
 from holdfast.front.anthropic.tools import MessagesTool, MessagesToolChoice, choice_of, shown_tools
 from holdfast.front.prompt.limits import MAX_STOP_CHARACTERS
 from holdfast.front.server.answers import AnswerPlan

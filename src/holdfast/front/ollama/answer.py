@@ -1,30 +1,19 @@
-"""The answers of /api/chat and /api/generate, as lines of JSON and whole."""
+"""Ollama's answers, streamed and whole, and the context that /api/generate hands out."""
 
 from __future__ import annotations
 
 import abc
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from holdfast.front.ollama.context import packed
-from holdfast.front.ollama.shapes import (
-    AnswerLine,
-    BareLogprob,
-    CalledTool,
-    ChatLine,
-    GenerateLine,
-    LogprobLine,
-    MessageLine,
-    OllamaError,
-    ToolCallLine,
-)
 from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
 from holdfast.front.server.explanation import Explanation
-from holdfast.front.server.problem import Problem
+from holdfast.front.server.problem import Problem, RequestRefused
 from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,
@@ -42,6 +31,121 @@ _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 # Further ones, which in JSON stand in texts only: httpx, and with it Ollama's Python client, splits
 # lines at these as well.
 _OTHER_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
+
+
+class OllamaError(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong, in words."""
+
+    error: str
+
+
+class CalledTool(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a call calls, and with what."""
+
+    index: int
+    name: str
+    arguments: msgspec.Raw  # an object
+
+
+class ToolCallLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool, whole."""
+
+    id: str
+    function: CalledTool
+
+
+class MessageLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The assistant's turn, or what a line adds to it."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    thinking: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallLine] | msgspec.UnsetType = msgspec.UNSET
+
+
+class BareLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that might have stood at a place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class LogprobLine(BareLogprob, frozen=True, kw_only=True):
+    """A token of the answer, with the likeliest at its place."""
+
+    top_logprobs: list[BareLogprob]
+
+
+class AnswerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What the lines of both endpoints have in common.
+
+    The counts and durations (nanoseconds) stand in the last one only.
+    """
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load", "unload"] | msgspec.UnsetType = msgspec.UNSET
+    total_duration: int | msgspec.UnsetType = msgspec.UNSET
+    load_duration: int | msgspec.UnsetType = msgspec.UNSET
+    prompt_eval_count: int | msgspec.UnsetType = msgspec.UNSET  # all tokens of the prompt
+    prompt_eval_duration: int | msgspec.UnsetType = msgspec.UNSET
+    eval_count: int | msgspec.UnsetType = msgspec.UNSET
+    eval_duration: int | msgspec.UnsetType = msgspec.UNSET
+    # Holdfast's own: part of prompt_eval_count that was not read again
+    cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    logprobs: list[LogprobLine] | msgspec.UnsetType = msgspec.UNSET
+    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatLine(AnswerLine, frozen=True, kw_only=True):
+    """A line of /api/chat, or all of its answer."""
+
+    message: MessageLine
+
+
+class GenerateLine(AnswerLine, frozen=True, kw_only=True):
+    """A line of /api/generate, or all of its answer."""
+
+    response: str
+    thinking: str | msgspec.UnsetType = msgspec.UNSET
+    context: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ContextTurn(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """One turn."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+    reasoning_content: str = ""
+
+
+_turns = msgspec.json.Decoder(list[ContextTurn])
+
+
+def packed(turns: Sequence[dict[str, Any]]) -> list[int]:
+    """The turns as numbers from 0 to 255."""
+    return list(zlib.compress(msgspec.json.encode(turns)))
+
+
+def unpacked(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[str, Any], ...]:
+    """The turns again.
+
+    Raises RequestRefused for what `packed` has not made, or more than so many bytes.
+    """
+    unpacking = zlib.decompressobj()
+    try:
+        text = unpacking.decompress(bytes(numbers), limit_bytes)
+        if not unpacking.eof:
+            raise ValueError("it is cut, or too long")
+        return tuple(msgspec.to_builtins(turn) for turn in _turns.decode(text))
+    except (ValueError, zlib.error, msgspec.DecodeError):
+        raise RequestRefused(
+            "`context`: this is none that an answer of this server has brought", field="context"
+        ) from None
 
 
 class OllamaAnswer(AnswerFormat):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.front.ollama.chat import ollama_chat
+from holdfast.front.ollama.answer import OllamaError
 from holdfast.front.ollama.embed import ollama_embed, ollama_embeddings
-from holdfast.front.ollama.generate import ollama_generate
+from holdfast.front.ollama.generation import ollama_chat, ollama_generate
 from holdfast.front.ollama.library import REFUSED, ollama_delete, ollama_pull
 from holdfast.front.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
-from holdfast.front.ollama.shapes import OllamaError
 from holdfast.front.server.dialect import Dialect
 from holdfast.front.server.problem import Problem
 

@@ -14,10 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.front.ollama.answer import nanoseconds
-from holdfast.front.ollama.fields import OllamaRequest
-from holdfast.front.ollama.load import with_unload
-from holdfast.front.ollama.names import served_model
-from holdfast.front.ollama.options import OllamaOptions
+from holdfast.front.ollama.fields import OllamaOptions, OllamaRequest
+from holdfast.front.ollama.generation import with_unload
+from holdfast.front.ollama.models import served_model
 from holdfast.front.server.body import parse
 from holdfast.front.server.dialect import operation
 from holdfast.front.server.fields import INT32_MAX, MANY, ONE, one_or_many, refuse_too_many

@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import ModelLoadError, NoSuchModel
 from holdfast.front.fleet.library import Library, Pull, PullStep
-from holdfast.front.ollama.answer import OllamaAnswer, written
-from holdfast.front.ollama.names import (
+from holdfast.front.ollama.answer import OllamaAnswer, OllamaError, written
+from holdfast.front.ollama.models import (
     NamedModel,
     digest_of,
     hub_name,
@@ -24,7 +24,6 @@ from holdfast.front.ollama.names import (
     not_found,
     served_model,
 )
-from holdfast.front.ollama.shapes import OllamaError
 from holdfast.front.server.answers import StreamFormat
 from holdfast.front.server.body import json_response, parse, read_body
 from holdfast.front.server.dialect import Operation, operation

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from holdfast.front.responses.answer import ResponseAnswer
-from holdfast.front.responses.kept_items import kept_input
 from holdfast.front.responses.output_items import WrittenItem
+from holdfast.front.responses.run import kept_input
 from holdfast.front.responses.shapes import (
     CompactedResponse,
     CompactionItem,

@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from holdfast.front.responses.fields import ResponseMetadata
 from holdfast.front.responses.items import InputItem, conversation
-from holdfast.front.responses.kept_items import kept_input, shown_item
-from holdfast.front.responses.pages import (
+from holdfast.front.responses.run import kept_input, shown_item
+from holdfast.front.responses.stored import (
     PAGE,
     ItemList,
     described_query,

@@ -1,16 +1,17 @@
-"""The fields of a Responses request, and what they come to."""
+"""The fields of a request for a Response, with their ranges; and those that are refused."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from holdfast.config import LimitsSettings
-from holdfast.front.openai.fields import SamplingFields
+from holdfast.front.openai.fields import KNOWN, SamplingFields
+from holdfast.front.openai.structured_output import JsonSchemaFormat
 from holdfast.front.responses.answer import ResponseAnswer, Shows, told_sampling, unheard
 from holdfast.front.responses.compaction import (
     CompactionAnswer,
@@ -18,7 +19,6 @@ from holdfast.front.responses.compaction import (
     summary_request,
     summary_seal,
 )
-from holdfast.front.responses.formats import TextOptions
 from holdfast.front.responses.items import Input, InputItem, conversation, items_of
 from holdfast.front.responses.run import ResponseRun
 from holdfast.front.responses.shapes import ResponseObject
@@ -29,7 +29,6 @@ from holdfast.front.responses.tools import (
     choice_of,
     offered_tools,
 )
-from holdfast.front.responses.unsupported import UNSUPPORTED
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.fields import (
     MANY,
@@ -42,8 +41,39 @@ from holdfast.front.server.fields import (
 )
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services, model_of
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
+from holdfast.front.server.unsupported import UnsupportedFields
+from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat
 
+# parts of OpenAI's own service
+_HOSTED = ("prompt", "context_management", "moderation", "access_programs", "image")
+_CALLED_OTHERWISE = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "messages": "input",
+    "system": "instructions",
+    "verbosity": "text.verbosity",
+}
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **KNOWN,
+    **dict.fromkeys(_HOSTED, ([], {})),
+    **dict.fromkeys(_CALLED_OTHERWISE, ([], {})),
+    "n": (1,),
+    **dict.fromkeys(("stop", "functions"), ([], "")),
+    "logprobs": (False,),
+}
+_REASONS = {
+    **dict.fromkeys(_HOSTED, "this is a part of OpenAI's own service"),
+    **{name: f"the field is called `{other}` here" for name, other in _CALLED_OTHERWISE.items()},
+    "n": "a response has one answer",
+    "stop": "the Responses API has no stop strings",
+    "functions": "the field is called `tools` here",
+    "function_call": "the field is called `tool_choice` here",
+    "logprobs": 'ask for `include`: ["message.output_text.logprobs"]',
+}
+
+UNSUPPORTED = UnsupportedFields(neutral=_NEUTRAL, reasons=_REASONS)
 # what of a tool is told again even if it was not given
 _FUNCTION = dict.fromkeys(("description", "parameters", "strict"))
 _LOGPROBS, _SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -51,6 +81,40 @@ _MOST_METADATA = 16
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 ResponseMetadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=_MOST_METADATA)]
+
+
+class TextFormat(JsonSchemaFormat):
+    """Text, any JSON object, or JSON that fits a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class TextOptions(BaseModel):
+    """What the visible text of a response is to be."""
+
+    model_config = STRICT
+
+    format: TextFormat | None = Field(None, description="Its form: text, or JSON.")
+    verbosity: Annotated[str, Field(max_length=20)] | None = Field(
+        None, description="Accepted, without effect."
+    )
+
+    def output_format(self) -> OutputFormat | None:
+        """The form that is asked for; None: any.
+
+        Raises RequestRefused for a schema that is missing.
+        """
+        given = self.format
+        if given is None or given.type == "text":
+            return None
+        if given.type == "json_object":
+            return OutputFormat(kind="json_object", field="text.format")
+        field = "text.format.schema"
+        if given.schema_ is None:
+            raise RequestRefused(
+                f"`{field}` is required", code="missing_required_parameter", field=field
+            )
+        return OutputFormat(kind="json_schema", schema=given.schema_, field=field)
 
 
 class ResponseReasoning(ReasoningOptions):

@@ -1,15 +1,14 @@
-"""What an answer has to look like, as the grammar that its tokens are drawn by: a thought in front,
-then the form asked for.
-"""
+"""The grammar of a whole answer: a thought, then text, JSON or calls, as the request wants it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
 
 from holdfast.config import LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest
+from holdfast.front.structured.bounds import MOST_REPETITIONS, names_too_small, repetitions
 from holdfast.front.structured.calls import (
     call_block,
     can_constrain,
@@ -20,15 +19,105 @@ from holdfast.front.structured.calls import (
     unenforced,
 )
 from holdfast.front.structured.channel_frame import channel_texts
-from holdfast.front.structured.forms import form_of
-from holdfast.front.structured.lark import Rules, grammar_text
-from holdfast.front.structured.schema import SchemaBounds
-from holdfast.front.structured.thought import thought, thought_state
+from holdfast.front.structured.checked import checked_schema, fault_of, fault_of_composed
+from holdfast.front.structured.lark import (
+    GAP,
+    Rules,
+    grammar_text,
+    json_value,
+    literal,
+    one_of,
+    pattern,
+)
+from holdfast.front.structured.schema import SchemaBounds, SchemaFault
 from holdfast.front.structured.tools import callable_tools, is_strict
-from holdfast.front.structured.trial import fault_of_composed
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.wire.prompt import PromptText
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
+from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat
+
+_MOST_CHARACTERS: Final = 20_000  # of a regular expression, a grammar, or all choices together
+ThoughtState: TypeAlias = Literal["open", "possible", "none"]
+"""At the beginning of an answer: the prompt has opened a thought, the model may open one, there is
+none.
+"""
+
+
+def form_of(form: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict[str, str]]:
+    """The visible answer as an expression, and the grammars that it refers to.
+
+    Raises InvalidRequest naming the field.
+    """
+    match form.kind:
+        case "json_object":
+            return json_value({"type": "object"}), {}
+        case "json_schema":
+            try:
+                return json_value(
+                    checked_schema(form.schema, bounds=bounds, strict=True).schema
+                ), {}
+            except SchemaFault as fault:
+                raise InvalidRequest(
+                    f"`{form.field}`: {fault.reason}", field=form.field, shown=fault.where
+                ) from None
+        case "choice":
+            _check_size(form, sum(map(len, form.choices)))
+            expression = one_of(map(literal, form.choices))
+            _try(form, f"start: {expression}")
+            return expression, {}
+        case "regex":
+            _check_size(form, len(form.pattern))
+            expression = pattern(form.pattern)
+            _try(form, f"start: {expression}")
+            return expression, {}
+        case "lark":
+            _check_size(form, len(form.pattern))
+            if names_too_small(form.pattern):
+                raise InvalidRequest(
+                    f"`{form.field}`: a schema holds a number below what 64 bits hold",
+                    field=form.field,
+                )
+            _try(form, form.pattern)
+            return "@form", {"form": form.pattern}
+
+
+def _check_size(form: OutputFormat, characters: int) -> None:
+    if characters > _MOST_CHARACTERS:
+        reason = f"at most {_MOST_CHARACTERS:,} characters, got {characters:,}"
+        raise InvalidRequest(f"`{form.field}`: {reason}", field=form.field)
+    if repetitions(form.pattern) > MOST_REPETITIONS:
+        raise InvalidRequest(f"`{form.field}`: it repeats too often", field=form.field)
+
+
+def _try(form: OutputFormat, lark: str) -> None:
+    fault = fault_of(grammar_text(lark))
+    if fault:
+        raise InvalidRequest(
+            f"`{form.field}`: this cannot be enforced", field=form.field, shown=f": {fault.strip()}"
+        )
+
+
+def thought_state(prompt: PromptText, dialect: ModelDialect) -> ThoughtState:
+    """Where an answer to this prompt begins.
+
+    A model whose prompt has just closed a thought has been told not to think.
+    """
+    if dialect.reasoning is None:
+        return "none"
+    if prompt.in_reasoning:
+        return "open"
+    return "none" if prompt.text.rstrip().endswith(dialect.reasoning.end.strip()) else "possible"
+
+
+def thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
+    """What stands in front of the visible answer: a thought with its markers and the white space
+    behind it, or nothing.
+    """
+    if dialect.reasoning is None or state == "none":
+        return ""
+    inner = f"{rules.text_before(dialect.reasoning.end.strip())} {rules.terminal(GAP)}"
+    return (
+        inner if state == "open" else f"({rules.literal(dialect.reasoning.start.strip())} {inner})?"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,23 @@
-"""Calls of tools as a part of an answer's grammar: which mechanism writes them, and where in the
-answer they may stand.
-"""
+"""The grammars of tool calls, by the way in which a family writes them."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.structured.calls_json import json_calls, named_json
 from holdfast.front.structured.calls_literal import braced_calls, python_calls
 from holdfast.front.structured.calls_nested import nested_tags
-from holdfast.front.structured.calls_tagged import key_value_tags, tagged_parameters
 from holdfast.front.structured.channel_frame import channel_texts, harmony_calls, kimi_k3_calls
-from holdfast.front.structured.lark import ANY, Rules, escaped, one_of
+from holdfast.front.structured.lark import ANY, Rules, escaped, json_value, literal, one_of, pattern
+from holdfast.front.structured.raw_values import ArgumentTags, RawArguments
 from holdfast.front.structured.tools import CallableTool, CallBlock, in_tool
 from holdfast.front.toolcalls.braced_calls import BracedCalls
 from holdfast.front.toolcalls.channels import Channels
-from holdfast.front.toolcalls.dialect import CallFormat
+from holdfast.front.toolcalls.dialect import CallFormat, IdForm
 from holdfast.front.toolcalls.json_calls import JsonCalls
 from holdfast.front.toolcalls.key_value_tags import KeyValueTags
 from holdfast.front.toolcalls.kimi_k3 import KimiK3
@@ -25,6 +25,154 @@ from holdfast.front.toolcalls.named_json import NamedJson
 from holdfast.front.toolcalls.nested_tags import NestedTags
 from holdfast.front.toolcalls.python_calls import PythonCalls
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
+
+_IDS: Final[dict[IdForm, str]] = {"alnum9": "[a-zA-Z0-9]{9}", "number": "[0-9]{1,3}"}
+_ANY_ID: Final = "[a-zA-Z0-9_.:-]{0,64}"
+_FIELD: Final = re.compile(r"(\{name\}|\{id\})")
+
+
+def id_pattern(form: IdForm) -> str:
+    """A call's id as the model writes it, as an expression."""
+    return pattern(_IDS.get(form, _ANY_ID))
+
+
+def json_calls(rules: Rules, form: JsonCalls, tools: Sequence[CallableTool]) -> CallBlock:
+    """`{"name": NAME, "arguments": {...}}`, as the family's templates space it."""
+    calls = []
+    for tool in tools:
+        name = json.dumps(tool.name, ensure_ascii=False)
+        head = (
+            f"{{{name}: "
+            if form.name_is_key
+            else f'{{"{form.name_key}": {name}, "{form.arguments_key}": '
+        )
+        call_id = ""
+        if form.id_key and not form.name_is_key:
+            value = pattern('"' + _IDS.get(form.id_form, _ANY_ID) + '"')
+            call_id = f"({literal(f', {json.dumps(form.id_key)}: ')} {value})?"
+        rest = f"{json_value(tool.arguments)} {call_id} {rules.literal('}' + form.wrapper[1])}"
+        calls.append((head, rest))
+    between = form.between or (", " if form.array else "")
+    return CallBlock(
+        opening=form.section[0] + ("[" if form.array else "") + form.wrapper[0],
+        calls=calls,
+        again=between + form.wrapper[0],
+        closing=("]" if form.array else "") + form.section[1],
+    )
+
+
+def named_json(rules: Rules, form: NamedJson, tools: Sequence[CallableTool]) -> CallBlock:
+    """`MARKER NAME MARKER {...}`, with or without an id in front."""
+    lead, *fields = _FIELD.split(form.head)
+    calls = []
+    for tool in tools:
+        head, behind = "", fields
+        if fields[0] == "{name}":
+            head, behind = tool.name + fields[1], fields[2:]
+        end = rules.literal(form.close) if form.close else ""
+        calls.append(
+            (
+                head,
+                " ".join((*_head(rules, form, behind, tool.name), json_value(tool.arguments), end)),
+            )
+        )
+    return CallBlock(
+        opening=form.section[0] + lead,
+        calls=calls,
+        again=form.between + lead,
+        closing=form.section[1],
+    )
+
+
+def _head(rules: Rules, form: NamedJson, fields: Sequence[str], name: str) -> list[str]:
+    """What stands between a call's first marker and its arguments."""
+    found = []
+    for field in filter(None, fields):
+        if field == "{name}":
+            found.append(literal(name))
+        elif field != "{id}":
+            found.append(rules.literal(field))
+        elif form.id_form == "function_number":
+            found.append(f"{literal(f'functions.{name}:')} {pattern('[0-9]{1,4}')}")
+        else:
+            found.append(id_pattern(form.id_form))
+    return found
+
+
+def tagged_parameters(
+    rules: Rules, form: TaggedParameters, tools: Sequence[CallableTool]
+) -> CallBlock:
+    """`<function=NAME><parameter=KEY>VALUE</parameter></function>`, in the family's words."""
+    close, padding = form.parameter[2], form.padding
+    end, behind = padding + close.rstrip(), close[len(close.rstrip()) :]
+    tags = ArgumentTags(
+        before=form.parameter[0],
+        text=form.types[0] + form.parameter[1] + padding,
+        json=(form.types[1] + form.parameter[1] + padding,),
+        end=end,
+        behind=behind,
+        cdata=form.cdata,
+    )
+    before_id, has_id, behind_id = form.call[0].partition("{id}")
+    head = form.wrapper[0] + before_id
+    ends = (form.call[1], form.call[2] + form.wrapper[1])
+    block = _block(
+        rules,
+        tools,
+        tags,
+        ends,
+        texts=(form.section[0] + head, form.between + head, form.section[1]),
+    )
+    if not has_id:
+        return block
+    lead = f"{id_pattern(form.id_form)} {rules.literal(behind_id)}"
+    return replace(
+        block, calls=[("", f"{lead} {rules.literal(name)} {rest}") for name, rest in block.calls]
+    )
+
+
+def key_value_tags(rules: Rules, form: KeyValueTags, tools: Sequence[CallableTool]) -> CallBlock:
+    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`, in the
+    family's words.
+    """
+    close = form.value[1]
+    tags = ArgumentTags(
+        before=form.key[0],
+        text=form.key[1] + form.value[0],
+        json=(form.key[1] + form.value[0],),
+        end=close.rstrip(),
+        behind=close[len(close.rstrip()) :],
+    )
+    ends = (form.name_end, form.call[1])
+    return _block(
+        rules,
+        tools,
+        tags,
+        ends,
+        texts=(form.section[0] + form.call[0], form.between + form.call[0], form.section[1]),
+    )
+
+
+def _block(
+    rules: Rules,
+    tools: Sequence[CallableTool],
+    tags: ArgumentTags,
+    ends: tuple[str, str],
+    *,
+    texts: tuple[str, str, str],
+) -> CallBlock:
+    """Calls of which the name stands behind the opening. ends: of the name and of the call. texts:
+    as `CallBlock` has them.
+    """
+    calls, left_out = [], {}
+    for tool in tools:
+        arguments = RawArguments(rules, tool, tags)
+        calls.append((tool.name + ends[0], f"{arguments.expression()} {rules.literal(ends[1])}"))
+        left_out[tool.name] = tuple(arguments.left_out)
+    return CallBlock(
+        opening=texts[0], calls=calls, again=texts[1], closing=texts[2], left_out=left_out
+    )
+
 
 _MECHANISMS: Final[dict[type, Callable[[Rules, Any, Sequence[CallableTool]], CallBlock]]] = {
     BracedCalls: braced_calls,

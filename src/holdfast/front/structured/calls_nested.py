@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.front.structured.lark import Rules, json_value, one_of
-from holdfast.front.structured.members import members
+from holdfast.front.structured.lark import Rules, json_value, members, one_of
 from holdfast.front.structured.raw_text import content_of
 from holdfast.front.structured.schema import Schema
 from holdfast.front.structured.tools import CallableTool, CallBlock

@@ -1,15 +1,15 @@
-"""Schemas that were checked and tried, kept: an agent sends the same ones with every turn."""
+"""Grammars are tried before they are used: whether they compile, end, and stay small enough."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, Final
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.front.structured.endless import is_endless
 from holdfast.front.structured.keywords import PLAIN
 from holdfast.front.structured.lark import grammar_text, json_value
 from holdfast.front.structured.schema import (
@@ -21,7 +21,6 @@ from holdfast.front.structured.schema import (
     clean,
     join_place,
 )
-from holdfast.front.structured.trial import fault_of
 
 _KEPT = 512
 _MOST_TRIALS = 20  # to find the place of a fault, or what to leave out: about 20 ms
@@ -29,6 +28,139 @@ _MOST_LEFT_OUT = 4
 _ANY_OBJECT: Final = CleanSchema(schema={"type": "object"}, unenforced=("#",))
 _BEYOND = "its bounds are too large to enforce"
 _TOO_MUCH = "it needs more work than a grammar may take"
+
+
+def is_endless(clean: CleanSchema) -> bool:
+    """Whether every value of the schema would have to contain a further value of itself: an answer
+    would never end.
+    """
+    if isinstance(clean.schema, bool):
+        return False
+    definitions: dict[str, Any] = clean.schema.get("$defs", {})
+    finite: set[str] = set()
+    while True:  # the least fixed point: a definition is finite when what it needs is
+        more = {
+            name for name, node in definitions.items() if name not in finite and _ends(node, finite)
+        }
+        if not more:
+            return not _ends(clean.schema, finite)
+        finite |= more
+
+
+def _ends(node: Schema | bool, finite: set[str]) -> bool:
+    if isinstance(node, bool) or "enum" in node or "const" in node:
+        return True
+    if "$ref" in node and node["$ref"].rsplit("/", 1)[-1] not in finite:
+        return False
+    if not all(_ends(member, finite) for member in node.get("allOf", ())):
+        return False
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in node and not any(_ends(member, finite) for member in node[keyword]):
+            return False
+    kinds = node.get("type", ())
+    kinds = (kinds,) if isinstance(kinds, str) else kinds
+    if not kinds or set(kinds) - {"object", "array"}:
+        return True  # it may be something that contains nothing
+    return ("object" in kinds and _object_ends(node, finite)) or (
+        "array" in kinds and _array_ends(node, finite)
+    )
+
+
+def _object_ends(node: Schema, finite: set[str]) -> bool:
+    properties, others = node.get("properties", {}), node.get("additionalProperties", True)
+    return all(_ends(properties.get(name, others), finite) for name in node.get("required", ()))
+
+
+def _array_ends(node: Schema, finite: set[str]) -> bool:
+    least = node.get("minItems", 0)
+    first, others = node.get("prefixItems", ()), node.get("items", True)
+    if isinstance(others, list):  # draft 7
+        first, others = others, node.get("additionalItems", True)
+    return all(_ends(item, finite) for item in first[:least]) and (
+        least <= len(first) or _ends(others, finite)
+    )
+
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
+
+
+_FIRST, _MARKERS = 257, 64
+_TOKEN = re.compile(r"<\[\d+\]>")
+
+
+class _Bytes:
+    """A tokenizer of bytes: what a grammar allows does not depend on how a model cuts its text into
+    tokens.
+    """
+
+    eos_token_id, bos_token_id = 256, None
+    tokens: Sequence[bytes] = [
+        *(bytes([value]) for value in range(256)),
+        *(b"<marker %d>" % number for number in range(_MARKERS + 1)),
+    ]
+    special_token_ids: Sequence[int] = [*range(256, 257 + _MARKERS)]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@cache
+def _trial(times: int) -> tuple[LLTokenizer, LLParserLimits]:
+    """Token n is the byte n, 256 the end; behind it are the markers. times: so much more than one
+    schema may cost.
+    """
+    # takes 0.1 s, for whoever constrains something
+    from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
+
+    # Fuel is what llguidance counts its work in. A grammar that needs more makes every token of its
+    # answer slow; those of agents' tools need less than a tenth. What is refused by these bounds is
+    # refused after 5 to 40 ms of one core.
+    limits = LLParserLimits(
+        initial_lexer_fuel=100_000 * times,
+        step_lexer_fuel=50_000,
+        step_max_items=10_000,
+        max_lexer_states=20_000 * times,
+        max_grammar_size=50_000 * times,
+        verbose_errors=False,
+    )
+    return LLTokenizer(TokenizerWrapper(_Bytes())), limits
+
+
+def fault_of(grammar: str) -> str:
+    """What is wrong with a grammar; empty: nothing. The interpreter is not held up meanwhile."""
+    return _tried(grammar, 1)
+
+
+def _tried(grammar: str, times: int) -> str:
+    from llguidance import LLMatcher
+
+    tokenizer, limits = _trial(times)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    if not matcher.is_error():
+        mask = matcher.compute_bitmask()
+        if not matcher.is_error() and not any(mask):
+            return "it allows nothing"
+        if not matcher.is_error():
+            # a text that is forced and has no end shows here
+            matcher.consume_tokens(matcher.compute_ff_tokens())
+    return matcher.get_error()
+
+
+@lru_cache(maxsize=128)
+def fault_of_composed(grammar: str) -> str:
+    """The same of a grammar that names tokens of a model.
+
+    Those of agents are kept: they come with every turn.
+    """
+    numbers: dict[str, int] = {}
+    return _tried(
+        _TOKEN.sub(
+            lambda found: f"<[{numbers.setdefault(found[0], len(numbers) % _MARKERS) + _FIRST}]>",
+            grammar,
+        ),
+        6,
+    )
 
 
 def checked_schema(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:

@@ -1,7 +1,4 @@
-"""Pieces of a grammar in llguidance's Lark: literals, markers, JSON values, free text.
-
-Each is an expression.
-"""
+"""llguidance's Lark syntax, written piece by piece."""
 
 from __future__ import annotations
 
@@ -10,9 +7,51 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.front.structured.formats import EXACT
 from holdfast.front.structured.keywords import LISTS, MAPS, SINGLES
 
+_YEAR: Final = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_DAY: Final = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+_LEAP: Final = "(0[48]|[2468][048]|[13579][26])"  # two digits that four divides, 00 excepted
+DATE: Final = f"({_YEAR}-{_DAY}|([0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
+# A leap second is right at the end of few days only, and most clients refuse it everywhere: there
+# is none.
+TIME: Final = (
+    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
+
+_BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+IPV4: Final = rf"({_BYTE}\.){{3}}{_BYTE}"
+_GROUP: Final = "[0-9a-fA-F]{1,4}"
+_LAST: Final = f"({_GROUP}:{_GROUP}|{IPV4})"
+# By RFC 3986: eight groups, of which the last two may be dotted; `::` stands for one group or more.
+_SHORTENED: Final = (
+    f"::({_GROUP}:){{5}}{_LAST}",
+    *(
+        f"({_GROUP}(:{_GROUP}){{0,{before}}})?::({_GROUP}:){{{4 - before}}}{_LAST}"
+        for before in range(5)
+    ),
+    f"({_GROUP}(:{_GROUP}){{0,5}})?::{_GROUP}",
+    f"({_GROUP}(:{_GROUP}){{0,6}})?::",
+)
+IPV6: Final = f"(({_GROUP}:){{6}}{_LAST}|{'|'.join(_SHORTENED)})"
+
+_END: Final = "[A-Za-z0-9]"
+_INNER: Final = r"[A-Za-z0-9\-]"
+# At most 63 characters, with two hyphens in the third and fourth place only behind `xn` (RFC 5890).
+_LABEL: Final = (
+    rf"({_END}({_END}|{_INNER}{_END}|{_INNER}{{2}}{_END}|{_INNER}({_END}{_INNER}|\-{_END}){_INNER}{{0,58}}{_END})?"
+    rf"|[Xx][Nn]\-\-{_END}({_INNER}{{0,57}}{_END})?)"
+)
+HOSTNAME: Final = rf"{_LABEL}(\.{_LABEL})*"
+
+EXACT: Final = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
+    "hostname": HOSTNAME,
+    "ipv6": IPV6,
+}
+"""Patterns of the formats that a grammar enforces, by name."""
 # A space, or a new line and its indent: what models write. Without a bound a small model writes
 # white space for ever.
 WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
@@ -25,6 +64,31 @@ _JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True
 # pair of them counts as one.
 _ESCAPES: Final = {"json_allow_general_unicode_escapes": True}
 _NO_ESCAPES: Final = {"json_allowed_escapes": 'nrbtf\\"'}
+
+
+def members(
+    rules: Rules,
+    given: Mapping[str, str],
+    *,
+    required: frozenset[str],
+    separator: str,
+    others: str = "",
+) -> str:
+    """Some members, each an expression by its name: all that are required, and any of the rest.
+
+    others: further members that may come last, any number of them; empty: none may.
+    """
+    between = f"{separator} " if separator else ""
+    tail = f"({between}{others})*" if others else ""  # once something stands before
+    head = f"({others} {tail})?" if others else ""  # while nothing does
+    for name, member in reversed([*given.items()]):
+        if name in required:
+            tail, head = f"{between}{member} {tail}", f"{member} {tail}"
+        else:
+            follows = rules.rule(tail or literal(""))
+            leads = rules.rule(head or literal(""))
+            tail, head = f"({between}{member})? {follows}", f"({member} {follows} | {leads})"
+    return head
 
 
 class Rules:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.front.structured.lark import Rules, json_value, literal, one_of
-from holdfast.front.structured.members import members
+from holdfast.front.structured.lark import Rules, json_value, literal, members, one_of
 from holdfast.front.structured.raw_text import content_of
 from holdfast.front.structured.schema import Schema
 from holdfast.front.structured.tools import CallableTool

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from holdfast.front.structured.formats import DATE, IPV4, IPV6, TIME
-from holdfast.front.structured.lark import ANY, escaped
+from holdfast.front.structured.lark import ANY, DATE, IPV4, IPV6, TIME, escaped
 from holdfast.front.structured.schema import Schema
 
 _LONGEST: Final = 10_000  # characters that are counted: each is a state of the lexer

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.front.structured.lark import ANY, Rules, escaped, json_value, one_of
-from holdfast.front.structured.members import members
+from holdfast.front.structured.lark import ANY, Rules, escaped, json_value, members, one_of
 from holdfast.front.structured.raw_text import content_of
 from holdfast.front.structured.schema import Schema
 from holdfast.front.structured.tools import CallableTool

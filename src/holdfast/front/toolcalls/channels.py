@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holdfast.front.toolcalls.call_format import Call, IdForm
-from holdfast.front.toolcalls.call_parts import CallParts
+from holdfast.front.toolcalls.call_format import Call, CallParts, IdForm
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.json_body import read_arguments
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from html import escape, unescape
 from typing import Any, Final
 
-from holdfast.front.toolcalls.call_format import Call, IdForm
-from holdfast.front.toolcalls.call_parts import CallParts
+from holdfast.front.toolcalls.call_format import Call, CallParts, IdForm
 from holdfast.front.toolcalls.channels import say_up_to
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.parameters import ValueEnd, read_json_body, read_value

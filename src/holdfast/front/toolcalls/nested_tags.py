@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from holdfast.front.toolcalls.call_format import Call, IdForm
-from holdfast.front.toolcalls.call_parts import CallParts
+from holdfast.front.toolcalls.call_format import Call, CallParts, IdForm
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.parameters import ValueEnd, read_json_body, read_value
 from holdfast.front.toolcalls.typed_values import json_text, typed

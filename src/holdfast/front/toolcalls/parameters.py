@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from holdfast.front.toolcalls.call_parts import CallParts
+from holdfast.front.toolcalls.call_format import CallParts
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.json_stream import JsonStream
 from holdfast.front.toolcalls.literals import Literals

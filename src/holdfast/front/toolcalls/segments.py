@@ -1,6 +1,4 @@
-"""What an answer is made of: text, reasoning and calls of tools, as a format reads them out of what
-a model writes. Pure.
-"""
+"""The segments of an answer, and the reader of answers without any marks."""
 
 from __future__ import annotations
 
@@ -101,3 +99,22 @@ class SegmentFormat(Protocol):
         `CallEnded`.
         """
         ...
+
+
+class PlainFormat:
+    """All of it is visible text, and nothing is held back."""
+
+    thoughts: Sequence[Thought] = ()
+
+    def __init__(self) -> None:
+        self.certain = 0
+
+    def push(self, text: str) -> Sequence[Segment]:
+        """The text, as one segment."""
+        start = self.certain
+        self.certain += len(text)
+        return (Segment("text", text, start),) if text else ()
+
+    def flush(self, *, cut: bool = False) -> Sequence[Segment]:
+        """Nothing: there is no state."""
+        return ()

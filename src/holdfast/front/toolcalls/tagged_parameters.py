@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.front.toolcalls.call_format import Call, IdForm
-from holdfast.front.toolcalls.call_parts import CallParts
+from holdfast.front.toolcalls.call_format import Call, CallParts, IdForm
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.parameters import (
     TagHeader,

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull, WorkerUnavailable
-from holdfast.front.anthropic.errors import anthropic_error
+from holdfast.front.anthropic.answer import anthropic_error
 from holdfast.front.server.problem import Problem
 from tests.fakes.http_clients import (
     HELLO,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.answers.places import PlacedToken, spread
+from holdfast.front.answers.detokenize import PlacedToken, spread
 
 
 def placed(count: int) -> list[PlacedToken]:

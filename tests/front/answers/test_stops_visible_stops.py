@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.answers.visible_stops import VisibleStops
+from holdfast.front.answers.stops import VisibleStops
 from holdfast.front.toolcalls.segments import CallEnded, Segment
 from holdfast.wire.output import TextKind
 

@@ -1,4 +1,4 @@
-"""/admin/requests: what is being answered for whom, and how to end it."""
+"""/admin/requests: the requests under way, and how to end one."""
 
 from __future__ import annotations
 

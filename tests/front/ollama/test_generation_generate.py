@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.ollama.context import packed, unpacked
+from holdfast.front.ollama.answer import packed, unpacked
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.requests import ChatPrompt, SamplingParams
 from tests.fakes.http_clients import client_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.anthropic.usage import MessageUsage, usage_of
+from holdfast.front.anthropic.answer import MessageUsage, usage_of
 from holdfast.front.server.answers import TokenCounts
 from holdfast.wire.commands import PinnedPrefix
 

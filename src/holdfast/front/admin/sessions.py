@@ -1,32 +1,27 @@
-"""/v1/sessions: named branches of what is kept, to open, look at, fork, pin, close and carry
-elsewhere.
-
-Made from the table of what can be done with sessions; what only some of it takes is read here.
+"""/v1/sessions: named branches of what a model has read, to open, look at, fork, pin, close, export
+and import.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
+import os
+import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from holdfast.front.admin import session_files
-from holdfast.front.admin.session_fields import (
-    SessionChange,
-    SessionDeleted,
-    SessionForking,
-    SessionList,
-    SessionObject,
-    SessionOpening,
-    session_object,
-)
+from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.front.server import openapi
-from holdfast.front.server.body import json_response, parse, read_body
+from holdfast.front.server.body import body_pieces, json_response, parse, read_body
 from holdfast.front.server.dialect import Operation, Shape
 from holdfast.front.server.dialect import operation as described
 from holdfast.front.server.disconnect import unless_disconnected
@@ -34,15 +29,184 @@ from holdfast.front.server.extensions import checked_session_id, tenant_in
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services, first_model, is_waited_for
 from holdfast.wire.sessions import (
+    LONGEST_METADATA_KEY,
+    LONGEST_METADATA_VALUE,
+    LONGEST_SESSION_ID,
+    LONGEST_TTL_SECONDS,
+    MOST_METADATA_PAIRS,
     SESSION_OPERATIONS,
     SESSIONS_PATH,
     SessionCommand,
     SessionInfo,
     SessionOperation,
+    is_session_id,
 )
 
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+MEDIA_TYPE = "application/octet-stream"
+_PIECE_BYTES = 1 << 20
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _MOST_LISTED = 1000
 _YES = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _session_id(text: str) -> str:
+    if not is_session_id(text):
+        raise ValueError(
+            f"a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no slash"
+        )
+    return text
+
+
+SessionId = Annotated[
+    str,
+    AfterValidator(_session_id),
+    Field(
+        json_schema_extra={"minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"}
+    ),
+]
+TtlSeconds = Annotated[float, Field(gt=0, le=LONGEST_TTL_SECONDS)]
+Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=LONGEST_METADATA_KEY)],
+        Annotated[str, Field(max_length=LONGEST_METADATA_VALUE)],
+    ],
+    Field(max_length=MOST_METADATA_PAIRS),
+]
+
+
+class SessionTerms(BaseModel):
+    """How long a session stays."""
+
+    model_config = _STRICT
+
+    ttl_seconds: TtlSeconds | None = Field(
+        None, description="How long it lives after its last use; null: until it is closed."
+    )
+    pinned: bool = Field(False, description="Keep what it has read from eviction.")
+
+
+class SessionForking(SessionTerms):
+    """A session that begins where another one is; how long it lives is as there, if nothing is
+    said.
+    """
+
+    id: SessionId | None = Field(None, description="Its name; made up if not given.")
+
+
+class SessionChange(SessionTerms):
+    """What can be said of a session at any time; what is left out stays."""
+
+    metadata: Metadata = Field({}, description="Up to 16 pairs of strings, for your own use.")
+
+
+class SessionOpening(SessionChange):
+    """A new session."""
+
+    id: SessionId | None = Field(None, description="Its name; made up if not given.")
+    model: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="Id of the model whose session it is; the first of /v1/models if not given.",
+    )
+
+
+class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A session. Times are seconds since the epoch; tokens are those of the branch that was used
+    last.
+    """
+
+    id: str
+    object: Literal["session"] = "session"
+    model: str
+    created_at: float
+    last_used_at: float
+    expires_at: float | None
+    pinned: bool
+    pin_state: Literal["none", "kept", "over_quota"]
+    requests: int
+    branches: int
+    tokens: int
+    kept_tokens: int
+    ram_tokens: int
+    disk_tokens: int
+    live_tokens: int
+    kept_bytes: int
+    metadata: dict[str, str]
+    forked_from: str | None
+
+
+class SessionList(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions, the last used first."""
+
+    object: Literal["list"] = "list"
+    data: list[SessionObject]
+    has_more: bool
+
+
+class SessionDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a closed session."""
+
+    id: str
+    object: Literal["session.deleted"] = "session.deleted"
+    deleted: bool = True
+
+
+def session_object(info: SessionInfo, *, model: str) -> SessionObject:
+    """A session as clients see it."""
+    shown = msgspec.to_builtins(info)
+    shown["id"] = shown.pop("session_id")
+    return msgspec.convert(
+        {**shown, "model": model, "forked_from": info.forked_from or None}, SessionObject
+    )
+
+
+@contextlib.contextmanager
+def private_path() -> Iterator[Path]:
+    """A path for one file, in a folder that nobody else may look into and that is deleted at the
+    end.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix="holdfast-session-", ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder) / "session"
+
+
+async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
+    """Write a request's body into a file.
+
+    Raises RequestRefused (413) beyond the limit, SessionRefused when there is no room.
+    """
+    try:
+        with path.open("wb") as file:
+            async for piece in body_pieces(request, limit_bytes=limit_bytes):
+                await asyncio.to_thread(file.write, piece)
+    except OSError as error:
+        failure = SessionFailure.NO_ROOM if error.errno in _NO_SPACE else SessionFailure.FAILED
+        raise SessionRefused(
+            failure, f"the file cannot be stored for checking: {error.strerror}"
+        ) from None
+
+
+def sent(path: Path, *, name: str) -> StreamingResponse:
+    """A file as an answer. It may be deleted as soon as this returns."""
+    file = path.open("rb")
+    safe = "".join(
+        character if character.isascii() and (character.isalnum() or character in "._-") else "_"
+        for character in name
+    )
+    headers = {
+        "content-length": str(os.fstat(file.fileno()).st_size),
+        "content-disposition": f'attachment; filename="{safe}.holdfast-session"',
+    }
+    return StreamingResponse(_pieces(file), headers=headers, media_type=MEDIA_TYPE)
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    with file:
+        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+            yield piece
+
+
 _BODIES: dict[str, type[BaseModel]] = {
     "open": SessionOpening,
     "update": SessionChange,
@@ -58,15 +222,13 @@ def _operation(operation: SessionOperation) -> Operation:
         model, command = await _command(operation, request, services)
         if "path" not in operation.takes:
             return _answer(command, await _objects(request, services, model, command))
-        with session_files.private_path() as path:
+        with private_path() as path:
             command = msgspec.structs.replace(command, path=str(path))
             if operation.name == "import":
-                await session_files.take_in(
-                    request, path, limit_bytes=services.limits.max_import_bytes
-                )
+                await take_in(request, path, limit_bytes=services.limits.max_import_bytes)
                 return _answer(command, await _objects(request, services, model, command))
             await _objects(request, services, model, command)
-            return session_files.sent(path, name=command.session_id)
+            return sent(path, name=command.session_id)
 
     handle.__name__, handle.__doc__ = operation.title, operation.summary
     page = "what is kept, by name" if operation.name == "list" else ""

@@ -14,7 +14,7 @@ from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.toolcalls.call_format import Call, ChannelFormat
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
-from holdfast.front.toolcalls.markup_families import MARKUP_FAMILIES
+from holdfast.front.toolcalls.families import MARKUP_FAMILIES
 from holdfast.front.toolcalls.nested_tags import NestedTags
 from holdfast.front.toolcalls.segments import CallArguments, CallBegun, CallEnded
 from tests.fakes.mistaken_answers import MISTAKES
