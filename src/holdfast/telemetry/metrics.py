@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import prometheus_client
 from prometheus_client import (
@@ -16,11 +20,52 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast.telemetry.cache_metrics import cache_families
 from holdfast.telemetry.families import histograms, labelled, plain
-from holdfast.telemetry.loop_lag import LoopLag
-from holdfast.wire.figures import ResidencyFigures, WorkerStatistics
+from holdfast.wire.figures import CacheFigures, ResidencyFigures, StoreFigures, WorkerStatistics
 
+# the second as they were called before: gone with the next release
+_PREFIXES = ("holdfast_prefix_cache_", "holdfast_memory_")
+_CACHE_GAUGES = (
+    ("kept_tokens", "Tokens that need not be read again, in RAM or on disk."),
+    ("tenants", "Tenants of whom something is kept."),
+    ("ram_bytes", "RAM that kept blocks take."),
+    ("ram_budget_bytes", "RAM that kept blocks may take."),
+    (
+        "parked_sequences",
+        "Sequences that have ended and whose state is kept as it was, for who goes on from it.",
+    ),
+    ("parked_bytes", "RAM that their states take, what several share once."),
+    ("waiting", "Requests that wait until another one has read the same beginning."),
+)
+_CACHE_COUNTERS = (
+    ("ram_evicted_blocks", "Blocks that left RAM."),
+    (
+        "read_ahead_tokens",
+        "Tokens read for next turns before they came, while there was nothing else to do.",
+    ),
+    ("used_ahead_tokens", "Of these, those that such turns began from."),
+    ("waits", "Requests that waited for another one's reading."),
+)
+_CACHE_SECONDS = (
+    ("lookup_seconds", "Finding what of a prompt is kept."),
+    ("restore_seconds", "Getting it from disk and together."),
+)
+_STORE_GAUGES = (
+    ("blocks", "Blocks in the store's folder, of all models."),
+    ("stored_bytes", "Size of the store's folder."),
+    ("allowed_bytes", "Size that it may have."),
+    ("queued_blocks", "Blocks that wait to be written."),
+    ("queued_bytes", "RAM that they take."),
+    ("written_today_bytes", "Bytes written today (UTC), by all processes."),
+)
+_STORE_COUNTERS = (
+    ("written_bytes", "Bytes written."),
+    ("read_bytes", "Bytes read."),
+    ("evicted_blocks", "Blocks that had to make room on disk."),
+    ("bad_blocks", "Blocks whose file was damaged; none was answered from."),
+    ("missing_blocks", "Blocks whose file was gone."),
+    ("outages", "How often the folder could not be written."),
+)
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _LONG = (
@@ -74,6 +119,105 @@ _RESIDENT = (
     ("footprint_bytes", "Memory that the model takes."),
 )
 _SECONDS = (("step_seconds", "How long the engine's steps take."),)
+
+
+def cache_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:
+    """The families of all workers' prefix caches and stores, by model id."""
+    caches = {
+        model: numbers.memory for model, numbers in statistics.items() if numbers.memory is not None
+    }
+    for prefix in _PREFIXES:
+        yield from _cache_families(prefix, caches)
+    yield from _store_families(
+        {model: cache.store for model, cache in caches.items() if cache.store is not None}
+    )
+
+
+def _cache_families(prefix: str, caches: Mapping[str, CacheFigures]) -> Iterator[Metric]:
+    yield from plain(GaugeMetricFamily, prefix, _CACHE_GAUGES, caches)
+    reused = {
+        model: {"ram": cache.ram_tokens, "disk": cache.disk_tokens}
+        for model, cache in caches.items()
+    }
+    yield labelled(f"{prefix}reused_tokens", "Tokens not read again, by tier.", "tier", reused)
+    hows = {model: _by_how(cache) for model, cache in caches.items()}
+    yield labelled(
+        f"{prefix}reused_ram_tokens",
+        "Of those in RAM, by how: moved, shared, or copied.",
+        "how",
+        hows,
+    )
+    lookups = {model: cache.lookups for model, cache in caches.items()}
+    yield labelled(f"{prefix}lookups", "Requests by why no more was reused.", "outcome", lookups)
+    yield from plain(CounterMetricFamily, prefix, _CACHE_COUNTERS, caches)
+    yield from histograms(prefix, _CACHE_SECONDS, caches)
+
+
+def _by_how(cache: CacheFigures) -> dict[str, int]:
+    copied = cache.ram_tokens - cache.moved_tokens - cache.shared_tokens
+    return {"moved": cache.moved_tokens, "shared": cache.shared_tokens, "copied": copied}
+
+
+def _store_families(stores: Mapping[str, StoreFigures]) -> Iterator[Metric]:
+    writing = GaugeMetricFamily(
+        "holdfast_store_writing",
+        "1: blocks are written; 0: kept in RAM only for now.",
+        labels=["model"],
+    )
+    for model, store in stores.items():
+        writing.add_metric([model], float(store.mode == "writing"))
+    yield writing
+    dropped = {model: store.dropped_blocks for model, store in stores.items()}
+    yield labelled(
+        "holdfast_store_dropped_blocks", "Blocks that were not written.", "reason", dropped
+    )
+    yield from plain(GaugeMetricFamily, "holdfast_store_", _STORE_GAUGES, stores)
+    yield from plain(CounterMetricFamily, "holdfast_store_", _STORE_COUNTERS, stores)
+
+
+@dataclass(slots=True, kw_only=True)
+class Lag:
+    """Of a while, in seconds."""
+
+    late: float = 0.0  # by how much the latest tick came late
+    busy: float = 0.0  # processor time that the loop's own thread took between two ticks, the most
+
+
+class LoopLag:
+    """The lag since somebody asked, to within `tick_seconds`. Loop's thread only."""
+
+    def __init__(self, tick_seconds: float) -> None:
+        self._lag, self._tick_seconds = Lag(), tick_seconds
+        self._served = 0  # requests, now
+        self._tick: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While a request is served."""
+        self._served += 1
+        if self._tick is None:
+            self._set_tick(asyncio.get_running_loop())
+        try:
+            yield
+        finally:
+            self._served -= 1
+
+    def take(self) -> Lag:
+        """What there was; begins anew."""
+        lag, self._lag = self._lag, Lag()
+        return lag
+
+    def _set_tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = loop.time() + self._tick_seconds
+        self._tick = loop.call_at(due, self._on_tick, loop, due, time.thread_time())
+
+    def _on_tick(self, loop: asyncio.AbstractEventLoop, due: float, used: float) -> None:
+        self._lag.late = max(self._lag.late, loop.time() - due)
+        self._lag.busy = max(self._lag.busy, time.thread_time() - used)
+        if self._served:
+            self._set_tick(loop)
+        else:
+            self._tick = None
 
 
 class Metrics(Collector):

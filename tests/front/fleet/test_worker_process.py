@@ -128,7 +128,7 @@ async def test_a_killed_worker_cuts_no_stream() -> None:
 async def test_a_broken_device_ends_the_process_and_leaves_its_requests(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="holdfast.worker.loop"):
+    with caplog.at_level(logging.WARNING, logger="holdfast.worker"):
         async with serving("broken-device") as (process, client):
             for index in range(4):
                 client.submit(a_request(str(index)))

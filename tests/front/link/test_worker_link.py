@@ -36,8 +36,7 @@ from holdfast.wire.events import (
 )
 from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.prompt_keys import MOST_STEPS, STEP_TOKENS
-from holdfast.worker.loop.arrivals import Arrivals, PromptMemory
-from holdfast.worker.loop.inbox import ZmqInbox
+from holdfast.worker.loop.inbox import Arrivals, PromptMemory, ZmqInbox
 from tests.fakes.fake_worker import a_request
 from tests.fakes.script_inbox import cancel
 from tests.fakes.scripted_client import model_info

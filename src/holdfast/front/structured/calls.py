@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.structured.calls_literal import braced_calls, python_calls
 from holdfast.front.structured.calls_nested import nested_tags
 from holdfast.front.structured.channel_frame import channel_texts, harmony_calls, kimi_k3_calls
 from holdfast.front.structured.lark import ANY, Rules, escaped, json_value, literal, one_of, pattern
+from holdfast.front.structured.literal_values import LiteralValues, ValueSyntax
 from holdfast.front.structured.raw_values import ArgumentTags, RawArguments
 from holdfast.front.structured.tools import CallableTool, CallBlock, in_tool
 from holdfast.front.toolcalls.braced_calls import BracedCalls
@@ -26,9 +26,45 @@ from holdfast.front.toolcalls.nested_tags import NestedTags
 from holdfast.front.toolcalls.python_calls import PythonCalls
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 
+_PYTHON = ValueSyntax(words=("True", "False", "None"))
 _IDS: Final[dict[IdForm, str]] = {"alnum9": "[a-zA-Z0-9]{9}", "number": "[0-9]{1,3}"}
 _ANY_ID: Final = "[a-zA-Z0-9_.:-]{0,64}"
 _FIELD: Final = re.compile(r"(\{name\}|\{id\})")
+
+
+def python_calls(rules: Rules, form: PythonCalls, tools: Sequence[CallableTool]) -> CallBlock:
+    """`[NAME(KEY=VALUE, ...), ...]`."""
+    opening, closing = form.wrapper[0] + form.brackets[0], form.brackets[1] + form.wrapper[1]
+    calls, left_out = list[tuple[str, str]](), dict[str, tuple[str, ...]]()
+    for tool in tools:
+        values = LiteralValues(rules, tool, _PYTHON)
+        calls.append(
+            (f"{tool.name}(", f"{values.arguments(tool.arguments, assign='=')} {literal(')')}")
+        )
+        left_out[tool.name] = tuple(values.left_out)
+    return CallBlock(
+        opening=opening, calls=calls, again=form.between, closing=closing, left_out=left_out
+    )
+
+
+def braced_calls(rules: Rules, form: BracedCalls, tools: Sequence[CallableTool]) -> CallBlock:
+    """`call:NAME{KEY:VALUE,...}` between two markers."""
+    syntax = ValueSyntax(quote=form.quote, quoted_keys=False, colon=":", comma=",")
+    opening, calls, left_out = (
+        form.wrapper[0] + form.lead,
+        list[tuple[str, str]](),
+        dict[str, tuple[str, ...]](),
+    )
+    for tool in tools:
+        values = LiteralValues(rules, tool, syntax)
+        calls.append(
+            (
+                tool.name + "{",
+                f"{values.arguments(tool.arguments)} {rules.literal('}' + form.wrapper[1])}",
+            )
+        )
+        left_out[tool.name] = tuple(values.left_out)
+    return CallBlock(opening=opening, calls=calls, again=opening, left_out=left_out)
 
 
 def id_pattern(form: IdForm) -> str:

@@ -7,11 +7,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -19,10 +19,10 @@ from mlx.nn.layers.base import Module
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
 from holdfast.machine import device_memory, platform
-from holdfast.models.context_window import context_tokens
+from holdfast.models.context_window import context_tokens, parts_of
 from holdfast.models.model_folder import checked_config, checked_tensor_bytes, read_json
 from holdfast.worker.engine import mlx_lm_import, weight_format
-from holdfast.worker.engine.vocabulary import vocabulary_size
+from holdfast.worker.engine.head_seam import HEAD_NAMES
 
 Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300
@@ -38,6 +38,26 @@ _MISFITS = (
     TypeError,
     SystemExit,
 )
+
+
+def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
+    """Number of logits: rows of the head, else of the embedding, else what the configuration says."""
+    heads, embeddings = [], []
+    modules: list[tuple[str, Any]] = cast("Any", model).named_modules()
+    for path, module in modules:
+        if "weight" not in module:
+            continue
+        if path.rsplit(".", 1)[-1] in HEAD_NAMES and module.weight.ndim == 2:
+            heads.append(module.weight.shape[0])
+        elif hasattr(module, "as_linear"):
+            embeddings.append(module.weight.shape[0])
+    said = next(
+        (value for part in parts_of(config) if isinstance(value := part.get("vocab_size"), int)), 0
+    )
+    rows = heads or embeddings
+    # Several (auxiliary heads, embeddings per layer): the one that the configuration knows, else
+    # the largest.
+    return said if said in rows else max(rows, default=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

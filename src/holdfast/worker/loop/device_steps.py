@@ -7,19 +7,42 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Generic
 
-from holdfast.worker.engine.plan import Span, SpanResult
+from holdfast.wire.events import TokenLogprob
+from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.loop.failures import DeviceBroken, DeviceFailed, device_call
 from holdfast.worker.loop.flight import Flight
 from holdfast.worker.loop.parts import Step, StepEngine
-from holdfast.worker.loop.retry import read_alone
 
 LEAST_RETRIED_TOKENS = 64  # a chunk that fails is not tried in smaller pieces than this
 # sequences in a row, each run alone, without one success between them
 FAILURES_OF_A_BROKEN_DEVICE = 3
 
-logger = logging.getLogger("holdfast.worker.loop")
+logger = logging.getLogger("holdfast.worker")
+
+
+def read_alone(engine: StepEngine[Step], span: Span, *, chunk_tokens: int) -> SpanResult:
+    """Read a freshly opened sequence up to the end of `span`.
+
+    The result stands for the span's, with the scores of all before it.
+
+    Raises what the engine raises.
+    """
+    scores: list[TokenLogprob] = []
+    start, end = 0, span.start + span.tokens
+    while True:
+        tokens = min(chunk_tokens, end - start)
+        is_last = start + tokens == end
+        part = Span(
+            request_id=span.request_id, start=start, tokens=tokens, draws=is_last and span.draws
+        )
+        (given,) = engine.collect(engine.dispatch(StepPlan(spans=(part,))))
+        scores += given.prompt_logprobs
+        if is_last or given.failure or given.refusal:
+            return replace(given, prompt_logprobs=tuple(scores))
+        start += tokens
 
 
 class DeviceSteps(Generic[Step]):

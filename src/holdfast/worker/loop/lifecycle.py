@@ -15,7 +15,7 @@ from holdfast.worker.loop.loop import WorkerLoop
 
 PROGRESS_SECONDS = 0.1
 
-logger = logging.getLogger("holdfast.worker.loop")
+logger = logging.getLogger("holdfast.worker")
 
 Progress = Callable[[str, float], None]  # stage, fraction
 LoopBuilder = Callable[[Inbox, Progress], tuple[WorkerLoop, ModelInfo]]

@@ -18,7 +18,7 @@ from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.scheduler.decision import Reservation
 from holdfast.worker.scheduler.scheduler import Scheduler
 
-logger = logging.getLogger("holdfast.worker.loop")
+logger = logging.getLogger("holdfast.worker")
 
 
 class Lifetimes:

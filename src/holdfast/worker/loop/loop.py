@@ -56,7 +56,7 @@ FETCHING_SECONDS = 0.001
 IDLE_SECONDS = 5.0  # longest wait without work; a command ends it at once
 STATISTICS_SECONDS = 0.25  # how often a working worker emits its figures unasked
 
-logger = logging.getLogger("holdfast.worker.loop")
+logger = logging.getLogger("holdfast.worker")
 
 SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
 

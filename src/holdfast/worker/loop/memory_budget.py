@@ -17,7 +17,7 @@ from holdfast.worker.scheduler.scheduler import Scheduler
 
 READ_SECONDS = 1.0  # between two looks at the memory pressure
 
-logger = logging.getLogger("holdfast.worker.loop")
+logger = logging.getLogger("holdfast.worker")
 
 
 class MemoryBudget:

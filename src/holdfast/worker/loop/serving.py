@@ -8,47 +8,222 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import msgspec
 
-from holdfast.config import SchedulerSettings
-from holdfast.machine import platform
+from holdfast.config import SchedulerSettings, StoreSettings
+from holdfast.errors import ConfigError
+from holdfast.machine import device_memory, platform
+from holdfast.machine.device_memory import MemoryPlan, MemoryShare
 from holdfast.machine.memory_pressure import pressure_reader
 from holdfast.models.file_hashing import FileHashing, ModelChanged
 from holdfast.models.hash_cache import HashCache
+from holdfast.store.block import StoreRefused
+from holdfast.store.settings import store_limits
+from holdfast.store.store import BlockStore
 from holdfast.wire.assignment import WorkerSettings
 from holdfast.wire.events import ModelInfo
 from holdfast.worker.engine.constraints import Constraints
-from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.fingerprint import files_of_identity, runs_own_code
+from holdfast.worker.engine.engine import Engine, KVCosts
+from holdfast.worker.engine.fingerprint import (
+    files_of_identity,
+    is_outdated,
+    model_fingerprint,
+    runs_own_code,
+)
 from holdfast.worker.engine.grammars import Grammars
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.long_context import warnings_about_kernels
+from holdfast.worker.engine.mlx_lm_import import mlx_lm_version
 from holdfast.worker.engine.probe import choose_layout, warnings_about
 from holdfast.worker.engine.sharing import choose_sharing
 from holdfast.worker.engine.weight_format import give_back_freed_memory
-from holdfast.worker.loop.cache_setup import open_cache, open_sessions
+from holdfast.worker.kv.codec import can_keep
+from holdfast.worker.kv.form import HeadsForm
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.inbox import Inbox
 from holdfast.worker.loop.lifecycle import Progress
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
-from holdfast.worker.loop.memory_setup import WorkerMemory, divide_memory
 from holdfast.worker.loop.pulse import Pulse
+from holdfast.worker.prefix.cache import PrefixCache
+from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.no_cache import NoCache
-from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.decision import UNBOUNDED, ChunkBounds, SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.sessions.service import SessionService
 
+cache_logger = logging.getLogger("holdfast.cache")
+# longest step that only prefills: the GPU watchdog of macOS kills much longer ones (mlx-lm#1572)
+ALONE_SECONDS = 1.5
+WARM_UP_TOKENS = 256  # read once after loading, to measure what a step takes
+LEAST_CACHE_BYTES = 512 << 20
+_CACHE_MARGIN = 1.25
+_FUSED_HEAD_DIMENSIONS = {64, 80, 96, 128}  # for which MLX's attention stores no scores
+_SCORE_COPIES = 3  # scores, softmax, and what is being written
+_SCORE_ITEM_BYTES = 2
+_SCORE_PARTS = 16  # one part in so many of the working set is for attention scores
 STEP_TOKENS_ON_CPU = 512
 STEP_TOKENS_ON_GPU = 2048
 LOAD_ATTEMPTS = 3  # for a model that somebody is writing to
 
-logger = logging.getLogger("holdfast.worker.loop")
+logger = logging.getLogger("holdfast.worker")
+
+
+def open_cache(
+    loaded: LoadedModel,
+    costs: KVCosts,
+    *,
+    hashes: Mapping[str, str],
+    settings: WorkerSettings,
+    ram_tier_bytes: int,
+) -> PrefixCache | None:
+    """The cache of a model; None for a layout whose state cannot be kept.
+
+    Raises ConfigError for a bad folder of the store.
+
+    hashes: of all files that count (`fingerprint.files_of_identity`). ram_tier_bytes: for blocks
+    that are kept in RAM.
+    """
+    if costs.form is None:
+        return None  # the probe has warned of it
+    store = settings.store
+    codec = store.codec
+    if not can_keep(costs.form, codec):
+        cache_logger.warning(
+            "store.codec = %s needs head dimensions that are multiples of 64; this model's KV is "
+            "kept as it is",
+            codec,
+        )
+        codec = "native"
+    fingerprint = model_fingerprint(
+        Path(settings.folder),
+        hashes,
+        computed_as=f"{loaded.compute_dtype} {loaded.note} {codec}",
+        versions=(loaded.platform.mlx_version, mlx_lm_version()),
+    )
+    blocks = (
+        _open_store(store, fingerprint, served_as=settings.model.name) if store.folder else None
+    )
+    index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_tier_bytes, disk=blocks)
+    return PrefixCache(
+        index, store=blocks, form=costs.form, codec=codec, most_parked_bytes=store.ram_bytes
+    )
+
+
+def open_sessions(
+    memory: PrefixCache, store: StoreSettings, *, context_tokens: int
+) -> SessionService:
+    """The sessions of a model; those of an earlier worker on the same store are there again."""
+    return SessionService(
+        memory,
+        most=store.max_sessions,
+        ttl_seconds=store.session_seconds,
+        pinned_percent=store.pinned_percent,
+        context_tokens=context_tokens,
+    )
+
+
+def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> BlockStore:
+    limits = store_limits(store)
+    try:
+        return BlockStore(
+            Path(store.folder),
+            fingerprint=fingerprint,
+            served_as=served_as,
+            limits=limits,
+            is_outdated=is_outdated,
+        )
+    except StoreRefused as refusal:
+        raise ConfigError(f"store.folder = {store.folder!r}: {refusal}") from refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """How much of what a worker may use."""
+
+    plan: MemoryPlan
+    bounds: ChunkBounds = UNBOUNDED
+    reserve_bytes: int = 0  # for activations, attention scores and buffers that are used again
+    wired_bytes: int = 0
+    # for another number of bytes for KV and blocks
+    plan_for: Callable[[int], MemoryPlan] | None = None
+
+
+def divide_memory(
+    engine: Engine,
+    loaded: LoadedModel,
+    costs: KVCosts,
+    *,
+    settings: WorkerSettings,
+    step_tokens: int,
+) -> WorkerMemory:
+    """Measure what a step takes, divide what the weights leave, and tell MLX its limits.
+
+    Raises ModelLoadError when more is requested than there is.
+    """
+    working_set_bytes = platform.working_set_bytes()
+    bounds, activation_bytes, cache_bytes = UNBOUNDED, 0, 0
+    if working_set_bytes:
+        activation_bytes, used_again_bytes = engine.measure_step(min(WARM_UP_TOKENS, step_tokens))
+        scale = max(1.0, step_tokens / WARM_UP_TOKENS)
+        activation_bytes = int(activation_bytes * scale)
+        cache_bytes = max(LEAST_CACHE_BYTES, int(used_again_bytes * scale * _CACHE_MARGIN))
+        bounds = chunk_bounds(loaded.model, costs, working_set_bytes=working_set_bytes)
+    reserve_bytes = activation_bytes + cache_bytes + bounds.score_bytes
+    memory = device_memory.memory_report(working_set_bytes=working_set_bytes)
+    plan_memory = partial(
+        device_memory.plan_memory,
+        memory,
+        weight_bytes=loaded.weight_bytes,
+        kv_bytes=settings.model.memory_bytes,
+        ram_tier_bytes=settings.store.ram_bytes,
+        reserve_bytes=reserve_bytes,
+        full_context_bytes=costs.bytes_per_token * loaded.context_tokens + costs.fixed_bytes,
+    )
+    plan = plan_memory(share=settings.share)
+    if cache_bytes:
+        platform.bound_memory(
+            cache_bytes=cache_bytes,
+            total_bytes=loaded.weight_bytes + plan.kv_bytes + plan.ram_tier_bytes + reserve_bytes,
+        )
+    wired_bytes = device_memory.wired_bytes(
+        settings.model.wired_bytes,
+        weight_bytes=loaded.weight_bytes,
+        working_set_bytes=working_set_bytes,
+        share=settings.share,
+    )
+    return WorkerMemory(
+        plan=plan,
+        bounds=bounds,
+        reserve_bytes=reserve_bytes,
+        wired_bytes=wired_bytes,
+        plan_for=lambda state_bytes: plan_memory(share=MemoryShare(state_bytes=state_bytes)),
+    )
+
+
+def chunk_bounds(model: Any, costs: KVCosts, *, working_set_bytes: int) -> ChunkBounds:
+    """The bounds of prompt chunks on a GPU.
+
+    Attention of head dimensions that no fused kernel takes stores its scores.
+    """
+    heads = getattr(getattr(model, "args", None), "num_attention_heads", None)
+    block = () if costs.form is None else costs.form.block
+    dimensions = {each.dimension for each in block if isinstance(each, HeadsForm)}
+    if not isinstance(heads, int) or dimensions <= _FUSED_HEAD_DIMENSIONS:
+        return ChunkBounds(seconds=ALONE_SECONDS)
+    return ChunkBounds(
+        seconds=ALONE_SECONDS,
+        score_bytes_per_pair=heads * _SCORE_ITEM_BYTES * _SCORE_COPIES,
+        score_bytes=working_set_bytes // _SCORE_PARTS,
+    )
 
 
 def build_loop(

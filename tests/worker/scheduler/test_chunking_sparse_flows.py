@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.config import SchedulerSettings
 from holdfast.wire.requests import Priority, ServiceClass
-from holdfast.worker.scheduler.sparse_flows import MOST_STEPS
+from holdfast.worker.scheduler.chunking import MOST_STEPS
 from tests.fakes.step_worker import Served, StepWorker
 
 STEP_TOKENS = 512

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from holdfast.wire.prompt_keys import STEP_TOKENS, steps_behind, tenant_key
 from holdfast.wire.token_ids import TokenIds
-from holdfast.worker.loop.arrivals import PromptMemory
+from holdfast.worker.loop.inbox import PromptMemory
 
 
 @given(prompts=st.lists(st.text("xy", max_size=4), max_size=12), most_steps=st.integers(0, 8))

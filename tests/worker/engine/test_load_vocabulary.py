@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.worker.engine.vocabulary import vocabulary_size
+from holdfast.worker.engine.load import vocabulary_size
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
 

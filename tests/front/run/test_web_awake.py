@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.front.run.awake import Awake
+from holdfast.front.run.web import Awake
 from tests.fakes.server_process import children_running
 
 CAFFEINATE = f"""#!{sys.executable}

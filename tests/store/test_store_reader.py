@@ -8,7 +8,7 @@ import pytest
 from holdfast.store.block import BadBlock, BlockMissing
 from holdfast.store.folder import fingerprint_id
 from holdfast.store.mailbox import Mailbox
-from holdfast.store.reader import BlockReader
+from holdfast.store.store import BlockReader
 from holdfast.wire.figures import StoreFigures
 from tests.fakes.stored_blocks import (
     FINGERPRINT,

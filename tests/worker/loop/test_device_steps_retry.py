@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.worker.engine.plan import Span
-from holdfast.worker.loop.retry import read_alone
+from holdfast.worker.loop.device_steps import read_alone
 from tests.fakes.fake_engine import FAILS_ALONE, RAISES_AT_COLLECT, FakeEngine, expected_tokens
 from tests.fakes.looped_worker import request
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.config import ResidencySettings
-from holdfast.front.fleet.watchdog import PATIENCE, Watchdog
+from holdfast.front.fleet.worker_process import PATIENCE, Watchdog
 from holdfast.wire.events import Heartbeat
 from holdfast.worker.loop.pulse import Pulse
 

@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.link.sent_prompts import SentPrompts
+from holdfast.front.link.worker_link import SentPrompts
 from holdfast.wire.commands import (
     AbridgedRequest,
     Command,
@@ -17,7 +17,7 @@ from holdfast.wire.commands import (
 )
 from holdfast.wire.prompt_keys import STEP_TOKENS
 from holdfast.wire.token_ids import TokenIds
-from holdfast.worker.loop.arrivals import Arrivals, PromptMemory
+from holdfast.worker.loop.inbox import Arrivals, PromptMemory
 from tests.fakes.fake_worker import a_request
 from tests.fakes.script_inbox import cancel
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.wire.commands import ThinkingBudget
-from holdfast.worker.engine.thinking import ThoughtMeter
+from holdfast.worker.engine.constraints import ThoughtMeter
 
 START, END = (90, 91), (80, 81, 82)
 
