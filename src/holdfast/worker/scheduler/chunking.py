@@ -9,7 +9,7 @@ pace at most, and equal ones are read one after the other, which lets the first 
 
 That holds within one flow. Where several have prompts to be read, each has an equal share of the
 step, with what its answers take of it, and what one leaves the others take; but short prompts of
-flows that had none until now are read first (`sparse_flows`). Prompts of a batch get what
+flows that had none until now are read first (`SparseFlows`). Prompts of a batch get what
 interactive ones leave, until they were passed over for a while.
 """
 
