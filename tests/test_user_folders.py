@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.front.server.keys import key_file_of
+from holdfast.front.server.access import key_file_of
 from holdfast.user_folders import expanded, store_folder
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import httpx
 
-from holdfast.front.server.keys import named_key, new_secret, write_keys
+from holdfast.front.server.access import named_key, new_secret, write_keys
 
 _WORDS = "the store keeps what was read and gives it back when somebody asks for the same beginning again ".split()
 _ANSWER_TOKENS = 48

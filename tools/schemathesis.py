@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from holdfast.front.server.openapi import ENDLESS_MARK
+from holdfast.front.server.dialect import ENDLESS_MARK
 from tools.environments import ROOT, environment_of
 
 FOLDER = ROOT / "tests" / "schemathesis"

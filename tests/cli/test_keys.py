@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from holdfast.front.server.keys import hash_of, read_keys
+from holdfast.front.server.access import hash_of, read_keys
 
 
 def keys(folder: Path, *arguments: str) -> click.testing.Result:

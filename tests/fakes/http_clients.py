@@ -14,10 +14,9 @@ import httpx
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.front.application import DIALECTS, create_application
 from holdfast.front.fleet.library import Library
+from holdfast.front.server.access import KeyRing
 from holdfast.front.server.dialect import Dialect
-from holdfast.front.server.keys import KeyRing
-from holdfast.front.server.run import listen, server, url_of
-from holdfast.front.server.tls import ServerCertificate
+from holdfast.front.server.run import ServerCertificate, listen, server, url_of
 from tests.fakes.scripted_gateway import (
     MODEL,
     ScriptedControl,

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from holdfast.front.application import DIALECTS
-from holdfast.front.server.keys import named_key, write_keys
+from holdfast.front.server.access import named_key, write_keys
 from tests.fakes.server_process import ServerProcess
 
 STORY = (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from holdfast.front.server.openapi import ENDLESS_MARK
+from holdfast.front.server.dialect import ENDLESS_MARK
 from tests.fakes.server_process import ServerProcess
 from tools.schemathesis import run
 

@@ -14,7 +14,7 @@ import typer
 from holdfast.cli.output import plain_errors
 from holdfast.config import default_file, load_settings
 from holdfast.errors import ConfigError
-from holdfast.front.server.keys import (
+from holdfast.front.server.access import (
     OFF,
     ApiKey,
     key_file_of,

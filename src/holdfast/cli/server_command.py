@@ -83,7 +83,7 @@ def server_command(
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        from holdfast.front.server.extensions import TENANT_HEADER
+        from holdfast.front.server.request import TENANT_HEADER
 
         named = {name: given.pop(name) for name in options}
         with plain_errors():

@@ -15,7 +15,7 @@ from holdfast.config import Settings
 from holdfast.front.fleet.compiled_code import MOST_KINDS
 from holdfast.front.fleet.crash_reports import MOST_REPORTS
 from holdfast.front.run.running_servers import RunningServer
-from holdfast.front.server.keys import key_file_of
+from holdfast.front.server.access import key_file_of
 from holdfast.store.answers import MOST_BYTES, clear_answers
 from holdfast.store.inspect import clear_store, summarize_store
 from holdfast.store.response_database import clear_responses

@@ -28,17 +28,24 @@ from holdfast.front.ollama.dialect import OLLAMA
 from holdfast.front.openai.dialect import OPENAI, OTHER_PARTS
 from holdfast.front.rerank import RERANK
 from holdfast.front.responses.dialect import RESPONSES
-from holdfast.front.server.body import json_response
-from holdfast.front.server.dialect import Dialect, DialectTable, ModelShapes, Operation, operation
-from holdfast.front.server.disconnect import disconnected
-from holdfast.front.server.errors import HANDLERS, RECORD, answer_of, handle
-from holdfast.front.server.guard import LOCAL_ORIGIN, Guard
-from holdfast.front.server.hosts import ForwardedAddresses, trusted_networks
-from holdfast.front.server.openapi import either_of
+from holdfast.front.server.dialect import (
+    HANDLERS,
+    Dialect,
+    DialectTable,
+    ModelShapes,
+    Operation,
+    answer_of,
+    either_of,
+    handle,
+    operation,
+)
+from holdfast.front.server.guard import LOCAL_ORIGIN, ForwardedAddresses, Guard, trusted_networks
+from holdfast.front.server.in_progress import disconnected
+from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, named_model, served_models
 from holdfast.front.tokens import TOKENS
 from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import UNKNOWN_ROUTE, RequestRecord, write_line
+from holdfast.telemetry.request_log import RECORD, UNKNOWN_ROUTE, RequestRecord, write_line
 from holdfast.telemetry.traces import Traces
 
 # OpenAI's clients show the first one, Anthropic's the second

@@ -13,15 +13,20 @@ from starlette.responses import Response
 
 from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.openai.embeddings import ReadUsage, usage_of
-from holdfast.front.server.body import TAG_MARK, parse
-from holdfast.front.server.dialect import Dialect, operation
-from holdfast.front.server.extensions import SaltField
-from holdfast.front.server.fields import INT32_MAX, STRICT, Model, refuse_too_many
-from holdfast.front.server.openapi import answers_of, request_of
+from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
+from holdfast.front.server.fields import (
+    INT32_MAX,
+    STRICT,
+    TAG_MARK,
+    Model,
+    SaltField,
+    UnsupportedFields,
+    refuse_too_many,
+)
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.reading import SESSION_FIELDS, RankPlan, rank
+from holdfast.front.server.request import parse
 from holdfast.front.server.services import Services, model_of
-from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.wire.output import Relevance
 from holdfast.wire.requests import RankMethod, RankRequest
 

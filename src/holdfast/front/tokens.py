@@ -19,14 +19,12 @@ from holdfast.front.openai.fields import TokenId
 from holdfast.front.openai.messages import ChatMessage
 from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.front.server.body import json_response, parse, read_body
-from holdfast.front.server.dialect import Dialect, operation
-from holdfast.front.server.errors import RECORD
-from holdfast.front.server.extensions import extended
+from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
 from holdfast.front.server.fields import STRICT, Model
-from holdfast.front.server.openapi import answers_of, request_of
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.request import extended, json_response, parse, read_body
 from holdfast.front.server.services import Services, model_of
+from holdfast.telemetry.request_log import RECORD
 from holdfast.wire.prompt import EncodedPrompt
 from holdfast.wire.token_ids import TokenIds
 

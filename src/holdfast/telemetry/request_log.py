@@ -17,6 +17,7 @@ from holdfast.wire.requests import GenerationRequest
 if TYPE_CHECKING:  # every process logs, but only the front needs what it imports
     from holdfast.telemetry.requests import AnswerRecord
 
+RECORD = "holdfast.record"  # key of the RequestRecord in an ASGI scope
 CLIENT_GONE = 499  # in place of a status when the client left before the answer was begun
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160

@@ -27,13 +27,17 @@ from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.run.web import build_application
 from holdfast.front.server import sse
-from holdfast.front.server.answers import AnswerFormat, AnswerPlan, TokenCounts, WholeChoice
-from holdfast.front.server.body import parse
-from holdfast.front.server.dialect import Dialect, operation
-from holdfast.front.server.explanation import Explanation
+from holdfast.front.server.answers import (
+    AnswerFormat,
+    AnswerPlan,
+    Explanation,
+    TokenCounts,
+    WholeChoice,
+)
+from holdfast.front.server.dialect import Dialect, operation, request_of
 from holdfast.front.server.generation import generate
-from holdfast.front.server.openapi import request_of
 from holdfast.front.server.problem import Problem
+from holdfast.front.server.request import parse
 from holdfast.front.server.run import listen, server, url_of
 from holdfast.front.server.services import Services, first_model
 from holdfast.wire.assignment import WorkerSettings

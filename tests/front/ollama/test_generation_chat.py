@@ -330,8 +330,8 @@ async def test_a_full_queue_has_its_status() -> None:
 async def test_while_nothing_comes_only_empty_lines_of_the_protocol_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.front.server.sse.KEEP_ALIVE_SECONDS", 0.002)
-    monkeypatch.setattr("holdfast.front.server.sse.HEADER_GRACE_SECONDS", 0.001)
+    monkeypatch.setattr("holdfast.front.server.answers.KEEP_ALIVE_SECONDS", 0.002)
+    monkeypatch.setattr("holdfast.front.server.answers.HEADER_GRACE_SECONDS", 0.001)
     waiting = asyncio.Event()
     exchange = Exchange(
         ScriptedGateway(script=[waiting, *answer("late")]), directory=directory_of()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.server.keys import KeyRing, named_key, write_keys
+from holdfast.front.server.access import KeyRing, named_key, write_keys
 from tests.fakes.http_clients import CHAT, MESSAGES, chat_body, client_of, message_body
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
 

@@ -132,8 +132,8 @@ async def test_two_clients_take_a_stream_up_again_while_it_runs() -> None:
 async def test_the_lines_of_followers_are_kept_open_by_what_is_no_event_of_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.front.server.sse.HEADER_GRACE_SECONDS", 0.002)
-    monkeypatch.setattr("holdfast.front.server.sse.KEEP_ALIVE_SECONDS", 0.002)
+    monkeypatch.setattr("holdfast.front.server.answers.HEADER_GRACE_SECONDS", 0.002)
+    monkeypatch.setattr("holdfast.front.server.answers.KEEP_ALIVE_SECONDS", 0.002)
     release = asyncio.Event()
     async with (
         served(ScriptedGateway(script=parts("a", then=release, rest="b"))) as url,

@@ -17,14 +17,12 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.front.admin.status import ModelHealth, health_of
 from holdfast.front.openai.answers import openai_error
-from holdfast.front.server.answers import StreamFormat
-from holdfast.front.server.body import json_response, parse, read_body
-from holdfast.front.server.dialect import operation
-from holdfast.front.server.disconnect import unless_disconnected
-from holdfast.front.server.openapi import answers_of, endless_stream_of, request_of
+from holdfast.front.server.answers import EventWriter, StreamFormat
+from holdfast.front.server.dialect import answers_of, endless_stream_of, operation, request_of
+from holdfast.front.server.in_progress import unless_disconnected
 from holdfast.front.server.problem import Problem
+from holdfast.front.server.request import json_response, parse, read_body
 from holdfast.front.server.services import Services, named_model
-from holdfast.front.server.sse import EventWriter
 
 POLL_SECONDS = 0.25
 _STATUS_WORDS = {  # llama.cpp's words where they differ from our states

@@ -6,11 +6,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.front.server.active import ActiveRequest, RequestState
-from holdfast.front.server.body import json_response
-from holdfast.front.server.dialect import operation
-from holdfast.front.server.openapi import answers_of
+from holdfast.front.server.dialect import answers_of, operation
+from holdfast.front.server.in_progress import ActiveRequest, RequestState
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services
 
 REQUESTS_PATH = "/admin/requests"

@@ -20,13 +20,26 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from holdfast.errors import SessionFailure, SessionRefused
-from holdfast.front.server import openapi
-from holdfast.front.server.body import body_pieces, json_response, parse, read_body
-from holdfast.front.server.dialect import Operation, Shape
+from holdfast.front.server.dialect import (
+    Operation,
+    Shape,
+    answers_of,
+    file_answer,
+    file_request,
+    query_of,
+    request_of,
+)
 from holdfast.front.server.dialect import operation as described
-from holdfast.front.server.disconnect import unless_disconnected
-from holdfast.front.server.extensions import checked_session_id, tenant_in
+from holdfast.front.server.in_progress import unless_disconnected
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.request import (
+    body_pieces,
+    checked_session_id,
+    json_response,
+    parse,
+    read_body,
+    tenant_in,
+)
 from holdfast.front.server.services import Services, first_model, is_waited_for
 from holdfast.wire.sessions import (
     LONGEST_METADATA_KEY,
@@ -240,20 +253,16 @@ def _operation(operation: SessionOperation) -> Operation:
 def _shapes(operation: SessionOperation) -> Iterator[Shape]:
     """What the description of the API says of its query, its body and its answer."""
     name, takes = operation.name, operation.takes
-    yield (
-        openapi.file_answer()
-        if name == "export"
-        else openapi.answers_of(_ANSWERS.get(name, SessionObject))
-    )
+    yield (file_answer() if name == "export" else answers_of(_ANSWERS.get(name, SessionObject)))
     if name != "open":  # its body says of which model it is
         own = (["id"] if name == "import" else []) + [
             field for field in ("limit", "forget") if field in takes
         ]
-        yield openapi.query_of("model", *own, "cache_salt")
+        yield query_of("model", *own, "cache_salt")
     if name in _BODIES:
-        yield openapi.request_of(_BODIES[name], required=name not in _NAMED)
+        yield request_of(_BODIES[name], required=name not in _NAMED)
     if name == "import":
-        yield openapi.file_request()
+        yield file_request()
 
 
 async def _command(

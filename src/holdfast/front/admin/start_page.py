@@ -16,10 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.server.caller import caller_of
-from holdfast.front.server.dialect import DialectTable, operation
-from holdfast.front.server.hosts import host_name
-from holdfast.front.server.openapi import text_answer
+from holdfast.front.server.access import caller_of
+from holdfast.front.server.dialect import DialectTable, operation, text_answer
+from holdfast.front.server.guard import host_name
 from holdfast.front.server.services import Services
 
 Rows: TypeAlias = Sequence[tuple[str, str]]

@@ -13,10 +13,9 @@ from starlette.responses import JSONResponse, Response
 from holdfast.config import StoreSettings
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.prompt.dialects import DialectReport
-from holdfast.front.server.body import json_response
-from holdfast.front.server.dialect import operation
-from holdfast.front.server.openapi import answers_of, description, text_answer
+from holdfast.front.server.dialect import answers_of, description, operation, text_answer
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services
 from holdfast.store.block import StoreRefused
 from holdfast.store.inspect import ModelHoldings, list_store, summarize_store

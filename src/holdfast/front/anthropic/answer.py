@@ -10,8 +10,7 @@ import msgspec
 from pydantic_core import from_json
 
 from holdfast.errors import PromptTooLong
-from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
-from holdfast.front.server.explanation import Explanation
+from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
 from holdfast.front.server.problem import Problem
 from holdfast.front.server.sealing import Seal
 from holdfast.wire.output import (

@@ -11,11 +11,18 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
-from holdfast.front.server.body import TAG_MARK
-from holdfast.front.server.fields import MANY, ONE, STRICT, one_or_many
+from holdfast.front.server.fields import (
+    MANY,
+    ONE,
+    STRICT,
+    TAG_MARK,
+    is_media,
+    one_or_many,
+    refused_media,
+    without_media,
+)
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.sealing import Seal
-from holdfast.front.server.unsupported import is_media, refused_media, without_media
 from holdfast.wire.output import separator
 from holdfast.wire.requests import CacheBreakpoint
 

@@ -24,22 +24,21 @@ from holdfast.front.anthropic.content import (
 from holdfast.front.anthropic.tools import MessagesTool, MessagesToolChoice, choice_of, shown_tools
 from holdfast.front.prompt.limits import MAX_STOP_CHARACTERS
 from holdfast.front.server.answers import AnswerPlan
-from holdfast.front.server.body import json_response, parse, read_body
-from holdfast.front.server.dialect import operation
-from holdfast.front.server.extensions import SharedFields, tenant_in
+from holdfast.front.server.dialect import answers_of, operation, request_of
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
     MaxTokens,
     ReasoningOptions,
+    SharedFields,
+    UnsupportedFields,
     thinking_of,
     within,
 )
 from holdfast.front.server.generation import generate
-from holdfast.front.server.openapi import answers_of, request_of
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.request import json_response, parse, read_body, tenant_in
 from holdfast.front.server.services import Services, model_of, salted
-from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.wire.requests import (
     ChatPrompt,
     GenerationRequest,

@@ -12,10 +12,16 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.front.anthropic.content import CacheControl
-from holdfast.front.server.fields import STRICT, refuse_too_many
+from holdfast.front.server.fields import (
+    STRICT,
+    FunctionName,
+    ToolMode,
+    checked_definitions,
+    choice_among,
+    log_once,
+    refuse_too_many,
+)
 from holdfast.front.server.problem import RequestRefused
-from holdfast.front.server.tools import FunctionName, ToolMode, checked_definitions, choice_among
-from holdfast.front.server.unsupported import log_once
 from holdfast.wire.requests import ToolChoice
 
 _SCHEMA = "input_schema"

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
-from holdfast.front.server.explanation import Explanation
+from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
 from holdfast.front.server.problem import Problem, RequestRefused
 from holdfast.wire.output import (
     ChoiceFinished,

@@ -17,13 +17,18 @@ from holdfast.front.ollama.answer import nanoseconds
 from holdfast.front.ollama.fields import OllamaOptions, OllamaRequest
 from holdfast.front.ollama.generation import with_unload
 from holdfast.front.ollama.models import served_model
-from holdfast.front.server.body import parse
-from holdfast.front.server.dialect import operation
-from holdfast.front.server.fields import INT32_MAX, MANY, ONE, one_or_many, refuse_too_many
-from holdfast.front.server.openapi import answers_of, request_of
+from holdfast.front.server.dialect import answers_of, operation, request_of
+from holdfast.front.server.fields import (
+    INT32_MAX,
+    MANY,
+    ONE,
+    UnsupportedFields,
+    one_or_many,
+    refuse_too_many,
+)
 from holdfast.front.server.reading import SESSION_FIELDS, EmbeddingPlan, embed
+from holdfast.front.server.request import parse
 from holdfast.front.server.services import Services
-from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.wire.output import Embedding
 from holdfast.wire.requests import EmbeddingRequest
 

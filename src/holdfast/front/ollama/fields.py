@@ -14,15 +14,17 @@ from holdfast.config import LimitsSettings
 from holdfast.front.ollama.answer import OllamaAnswer
 from holdfast.front.ollama.models import Capability, capabilities, served_model, shown_name
 from holdfast.front.server.answers import AnswerPlan
-from holdfast.front.server.body import TAG_MARK
-from holdfast.front.server.extensions import SaltField, SharedFields
 from holdfast.front.server.fields import (
     INT32_MAX,
     INT64_MAX,
     MANY,
     ONE,
     STRICT,
+    TAG_MARK,
+    SaltField,
+    SharedFields,
     Switch,
+    UnsupportedFields,
     one_or_many,
     refuse_above,
     thinking_of,
@@ -30,7 +32,6 @@ from holdfast.front.server.fields import (
 )
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services
-from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.wire.requests import (
     SAMPLING_RANGES,
     GenerationRequest,

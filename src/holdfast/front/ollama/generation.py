@@ -18,17 +18,21 @@ from holdfast.errors import UnknownModel
 from holdfast.front.ollama.answer import ChatLine, ChatLines, GenerateLine, GenerateLines, unpacked
 from holdfast.front.ollama.fields import OllamaGeneration, OllamaRequest
 from holdfast.front.ollama.models import capabilities, learn_capabilities, served_model
+from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.answers import AnswerPlan
-from holdfast.front.server.body import parse, read_body
-from holdfast.front.server.caller import caller_of, check_admin
-from holdfast.front.server.dialect import operation
-from holdfast.front.server.fields import STRICT, refuse_too_many
+from holdfast.front.server.dialect import answers_of, operation, request_of
+from holdfast.front.server.fields import (
+    STRICT,
+    FunctionName,
+    checked_definitions,
+    refuse_too_many,
+    refused_media,
+    without_media,
+)
 from holdfast.front.server.generation import generate
-from holdfast.front.server.openapi import answers_of, request_of
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.request import parse, read_body
 from holdfast.front.server.services import Services
-from holdfast.front.server.tools import FunctionName, checked_definitions
-from holdfast.front.server.unsupported import refused_media, without_media
 from holdfast.wire.requests import ChatPrompt, GenerationRequest, Prompt
 
 _FUNCTION = "function"

@@ -24,17 +24,14 @@ from holdfast.front.ollama.models import (
     not_found,
     served_model,
 )
-from holdfast.front.server.answers import StreamFormat
-from holdfast.front.server.body import json_response, parse, read_body
-from holdfast.front.server.dialect import Operation, operation
-from holdfast.front.server.disconnect import unless_disconnected
-from holdfast.front.server.errors import RECORD
-from holdfast.front.server.openapi import answers_of, request_of
+from holdfast.front.server.answers import EventWriter, StreamFormat
+from holdfast.front.server.dialect import Operation, answers_of, operation, request_of
+from holdfast.front.server.in_progress import unless_disconnected
 from holdfast.front.server.problem import Problem, RequestRefused, problem_of, record_problem
+from holdfast.front.server.request import json_response, parse, read_body
 from holdfast.front.server.services import Services
-from holdfast.front.server.sse import EventWriter
 from holdfast.models.download import ModelSource, hub_source
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.telemetry.request_log import RECORD, RequestRecord
 
 _WHY_NOT = "models come from the Hub (/api/pull), or from folders that the server's settings name"
 _SHOWN_OF_DIGEST = 12

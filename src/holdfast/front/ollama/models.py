@@ -18,11 +18,10 @@ from holdfast.errors import UnknownModel, WorkerUnavailable
 from holdfast.front.fleet.catalog import CatalogEntry
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.ollama.answer import timestamp
-from holdfast.front.server.body import json_response, parse, read_body
-from holdfast.front.server.dialect import operation
+from holdfast.front.server.dialect import answers_of, operation, request_of
 from holdfast.front.server.fields import STRICT
-from holdfast.front.server.openapi import answers_of, request_of
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.request import json_response, parse, read_body
 from holdfast.front.server.services import Services, model_of, served_models
 
 Capability: TypeAlias = Literal["completion", "tools", "thinking"]

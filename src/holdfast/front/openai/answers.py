@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.front.server.answers import AnswerFormat, TokenCounts
-from holdfast.front.server.explanation import Explanation
+from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts
 from holdfast.front.server.problem import Problem
 from holdfast.wire.output import EndWord, PromptProgress, ThoughtEnder
 

@@ -40,11 +40,9 @@ from holdfast.front.openai.messages import (
     tool_choice_of,
 )
 from holdfast.front.openai.structured_output import FormatFields
-from holdfast.front.server.answers import AnswerPlan, TokenCounts, WholeChoice
-from holdfast.front.server.body import json_response, parse, read_body
-from holdfast.front.server.caller import caller_of
-from holdfast.front.server.dialect import operation
-from holdfast.front.server.explanation import Explanation
+from holdfast.front.server.access import caller_of
+from holdfast.front.server.answers import AnswerPlan, Explanation, TokenCounts, WholeChoice
+from holdfast.front.server.dialect import answers_of, operation, request_of
 from holdfast.front.server.fields import (
     SPOKEN,
     Budget,
@@ -56,8 +54,8 @@ from holdfast.front.server.fields import (
     thinking_of,
 )
 from holdfast.front.server.generation import generate
-from holdfast.front.server.openapi import answers_of, request_of
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.request import json_response, parse, read_body
 from holdfast.front.server.services import Services
 from holdfast.wire.output import (
     ChoiceFinished,

@@ -21,14 +21,12 @@ from holdfast.front.openai.answers import (
 )
 from holdfast.front.openai.fields import GenerationFields, PromptField, prompts_of
 from holdfast.front.openai.structured_output import FormatFields
-from holdfast.front.server.answers import AnswerPlan, TokenCounts, WholeChoice
-from holdfast.front.server.body import parse
-from holdfast.front.server.dialect import operation
-from holdfast.front.server.explanation import Explanation
+from holdfast.front.server.answers import AnswerPlan, Explanation, TokenCounts, WholeChoice
+from holdfast.front.server.dialect import answers_of, operation, request_of
 from holdfast.front.server.fields import MaxTokens, refuse_above
 from holdfast.front.server.generation import generate
-from holdfast.front.server.openapi import answers_of, request_of
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.request import parse
 from holdfast.front.server.services import Services
 from holdfast.wire.output import ChoiceFinished, OutputDelta, TextDelta, TokenText
 from holdfast.wire.requests import GenerationRequest, Prompt

@@ -15,14 +15,17 @@ from starlette.responses import Response
 
 from holdfast.front.openai.answers import PromptTokensDetails
 from holdfast.front.openai.fields import PromptField, prompts_of
-from holdfast.front.server.body import parse
-from holdfast.front.server.dialect import operation
-from holdfast.front.server.extensions import SaltField
-from holdfast.front.server.fields import INT32_MAX, Model, refuse_too_many
-from holdfast.front.server.openapi import answers_of, request_of
+from holdfast.front.server.dialect import answers_of, operation, request_of
+from holdfast.front.server.fields import (
+    INT32_MAX,
+    Model,
+    SaltField,
+    UnsupportedFields,
+    refuse_too_many,
+)
 from holdfast.front.server.reading import SESSION_FIELDS, EmbeddingPlan, embed
+from holdfast.front.server.request import parse
 from holdfast.front.server.services import Services, model_of
-from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.wire.output import Embedding, TextRead
 from holdfast.wire.requests import EmbeddingRequest, Pooling
 

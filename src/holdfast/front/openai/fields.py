@@ -11,22 +11,22 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from holdfast.config import LimitsSettings
 from holdfast.front.server.answers import AnswerFormat, AnswerPlan
-from holdfast.front.server.body import TAG_MARK
-from holdfast.front.server.extensions import SharedFields
 from holdfast.front.server.fields import (
     INT32_MAX,
     INT64_MAX,
     MANY,
     ONE,
     STRICT,
+    TAG_MARK,
     MaxTokens,
     Model,
+    SharedFields,
+    UnsupportedFields,
     one_or_many,
     within,
 )
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services, model_of
-from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
 _TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS = (

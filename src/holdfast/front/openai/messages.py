@@ -9,11 +9,20 @@ from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
-from holdfast.front.server.body import TAG_MARK
-from holdfast.front.server.fields import STRICT, one_or_many, refuse_too_many
+from holdfast.front.server.fields import (
+    STRICT,
+    TAG_MARK,
+    FunctionName,
+    ToolMode,
+    checked_definitions,
+    choice_among,
+    is_media,
+    one_or_many,
+    refuse_too_many,
+    refused_media,
+    without_media,
+)
 from holdfast.front.server.problem import RequestRefused
-from holdfast.front.server.tools import FunctionName, ToolMode, checked_definitions, choice_among
-from holdfast.front.server.unsupported import is_media, refused_media, without_media
 from holdfast.wire.requests import ToolChoice
 
 _ONE = TAG_MARK + "one"

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from holdfast.front.server.body import TAG_MARK
-from holdfast.front.server.fields import STRICT
+from holdfast.front.server.fields import STRICT, TAG_MARK
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.requests import OutputFormat
 

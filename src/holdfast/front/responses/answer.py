@@ -33,8 +33,13 @@ from holdfast.front.responses.shapes import (
     ResponseUsage,
 )
 from holdfast.front.responses.tools import OfferedTools
-from holdfast.front.server.answers import KEEP_ALIVE_COMMENT, AnswerFormat, TokenCounts, WholeChoice
-from holdfast.front.server.explanation import Explanation
+from holdfast.front.server.answers import (
+    KEEP_ALIVE_COMMENT,
+    AnswerFormat,
+    Explanation,
+    TokenCounts,
+    WholeChoice,
+)
 from holdfast.front.server.problem import Problem
 from holdfast.wire.output import (
     ChoiceFinished,

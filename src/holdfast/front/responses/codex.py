@@ -14,8 +14,8 @@ from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.openai.dialect import ModelCard, model_card
 from holdfast.front.server.answers import AnswerFormat
 from holdfast.front.server.dialect import ModelShapes
-from holdfast.front.server.errors import RECORD
 from holdfast.front.server.problem import problem_of, record_problem
+from holdfast.telemetry.request_log import RECORD
 
 _NAME = "codex"
 _INSTRUCTIONS = (  # in place of those that Codex has for models it knows

@@ -21,8 +21,7 @@ from holdfast.front.responses.shapes import (
     ItemStatus,
     ResponseStatus,
 )
-from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
-from holdfast.front.server.explanation import Explanation
+from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
 from holdfast.front.server.problem import Problem, RequestRefused
 from holdfast.front.server.sealing import Seal
 from holdfast.wire.output import ChoiceFinished, EndWord, OutputDelta, TextDelta

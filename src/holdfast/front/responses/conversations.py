@@ -25,12 +25,10 @@ from holdfast.front.responses.stored import (
     page_of,
     tenant_asking,
 )
-from holdfast.front.server.body import M, json_response, parse, read_body
-from holdfast.front.server.dialect import operation
-from holdfast.front.server.fields import STRICT
-from holdfast.front.server.openapi import answers_of, request_of
+from holdfast.front.server.dialect import answers_of, operation, request_of
+from holdfast.front.server.fields import STRICT, UnsupportedFields
+from holdfast.front.server.request import M, json_response, parse, read_body
 from holdfast.front.server.services import Services
-from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.store.responses import Item, RecordMissing, ResponseFile, StoredRecord
 
 _MOST_ITEMS = 20

@@ -30,14 +30,12 @@ from holdfast.front.responses.shapes import (
     ResponseObject,
 )
 from holdfast.front.responses.tools import offered_tools
-from holdfast.front.server.body import json_response, parse, read_body
-from holdfast.front.server.dialect import operation
-from holdfast.front.server.extensions import extended, tenant_in
+from holdfast.front.server.dialect import answers_of, operation, request_of
 from holdfast.front.server.following import rejoined
 from holdfast.front.server.generation import GenerationResponse
 from holdfast.front.server.held_answers import identity_of
-from holdfast.front.server.openapi import answers_of, request_of
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.request import extended, json_response, parse, read_body, tenant_in
 from holdfast.front.server.services import Services, salted
 from holdfast.store.responses import Item, RecordMissing, ResponseFile
 from holdfast.telemetry.requests import AnswerRecord

@@ -36,12 +36,12 @@ from holdfast.front.server.fields import (
     STRICT,
     MaxTokens,
     ReasoningOptions,
+    UnsupportedFields,
     refuse_above,
     thinking_of,
 )
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.services import Services, model_of
-from holdfast.front.server.unsupported import UnsupportedFields
 from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat
 
 # parts of OpenAI's own service

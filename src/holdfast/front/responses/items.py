@@ -9,9 +9,16 @@ from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from holdfast.front.responses.tools import model_name
-from holdfast.front.server.fields import MANY, ONE, STRICT, one_or_many
+from holdfast.front.server.fields import (
+    MANY,
+    ONE,
+    STRICT,
+    is_media,
+    one_or_many,
+    refused_media,
+    without_media,
+)
 from holdfast.front.server.problem import RequestRefused
-from holdfast.front.server.unsupported import is_media, refused_media, without_media
 from holdfast.wire.output import separator
 
 # type → key of its text

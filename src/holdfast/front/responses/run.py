@@ -18,10 +18,10 @@ from starlette.types import Receive, Scope, Send
 from holdfast.errors import ResponsesUnavailable
 from holdfast.front.responses.answer import ResponseAnswer
 from holdfast.front.responses.shapes import OutputItem, ResponseObject
-from holdfast.front.server.body import json_response
 from holdfast.front.server.following import FollowingResponse
 from holdfast.front.server.generation import GenerationResponse, run_alone
 from holdfast.front.server.problem import Problem, RequestRefused, problem_of
+from holdfast.front.server.request import json_response
 from holdfast.front.server.running import EventLog, NumberedEvent, RunningAnswers
 from holdfast.front.server.services import Services, is_waited_for
 from holdfast.store.response_thread import ResponseStore

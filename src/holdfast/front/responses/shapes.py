@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from holdfast.front.openai.answers import ContentLogprob
-from holdfast.front.server.explanation import Explanation
+from holdfast.front.server.answers import Explanation
 
 ResponseStatus: TypeAlias = Literal[
     "queued", "in_progress", "completed", "incomplete", "failed", "cancelled"

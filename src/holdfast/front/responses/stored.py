@@ -12,13 +12,11 @@ from starlette.responses import Response
 
 from holdfast.front.responses.run import ResponseRun, shown_item, with_sealed_thought
 from holdfast.front.responses.shapes import ResponseEvent, ResponseFailure, ResponseObject
-from holdfast.front.server.body import json_response
-from holdfast.front.server.dialect import Shape, operation
-from holdfast.front.server.extensions import tenant_in
+from holdfast.front.server.dialect import Shape, answers_of, operation
 from holdfast.front.server.fields import INT64_MAX
 from holdfast.front.server.following import FollowingResponse
-from holdfast.front.server.openapi import answers_of
 from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.request import json_response, tenant_in
 from holdfast.front.server.services import Services, salted
 from holdfast.store.responses import Item, Kind, RecordMissing, ResponseFile, StoredRecord
 

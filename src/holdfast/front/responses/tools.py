@@ -14,10 +14,15 @@ from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
-from holdfast.front.server.body import TAG_MARK
-from holdfast.front.server.fields import STRICT, refuse_too_many
+from holdfast.front.server.fields import (
+    STRICT,
+    TAG_MARK,
+    FunctionName,
+    checked_definitions,
+    choice_among,
+    refuse_too_many,
+)
 from holdfast.front.server.problem import RequestRefused
-from holdfast.front.server.tools import FunctionName, checked_definitions, choice_among
 from holdfast.wire.requests import ToolChoice
 
 _log = logging.getLogger(__name__)

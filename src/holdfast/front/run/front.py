@@ -36,7 +36,7 @@ from holdfast.front.run.ready import ReadyModel, ReadyServer, announce
 from holdfast.front.run.reload import Hangups, Reload, ReloadedSettings, reload_keys
 from holdfast.front.run.run_folder import run_folder
 from holdfast.front.run.running_servers import RunningServer, write_down
-from holdfast.front.server.keys import key_file_of, read_keys
+from holdfast.front.server.access import key_file_of, read_keys
 from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
@@ -54,7 +54,7 @@ from holdfast.wire.assignment import WorkerSettings
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from holdfast.front.server.tls import ServerCertificate
+    from holdfast.front.server.run import ServerCertificate
 
 WANTED_OPEN_FILES = 8192  # each client is one; macOS starts with 256
 BROKEN = 1  # exit code
@@ -243,7 +243,7 @@ class Front:
     ) -> None:
         await self._residency.wait_ready()
         await listening.wait()
-        from holdfast.front.server.hosts import is_loopback
+        from holdfast.front.server.guard import is_loopback
 
         first, *_ = statuses = self._residency.statuses()
         if first.state == "ready":
@@ -344,7 +344,7 @@ def _log_file(settings: Settings) -> LogFile | None:
 
 
 def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:
-    from holdfast.front.server.hosts import is_wildcard
+    from holdfast.front.server.guard import is_wildcard
 
     if not is_wildcard(listens_on):
         return ()
@@ -356,7 +356,7 @@ def _certificate(settings: Settings) -> ServerCertificate | None:
     """Read before all that takes its time. Raises ConfigError."""
     if not settings.server.tls_cert:
         return None
-    from holdfast.front.server.tls import certificate_of
+    from holdfast.front.server.run import certificate_of
 
     return certificate_of(settings.server)
 

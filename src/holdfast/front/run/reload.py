@@ -19,7 +19,7 @@ from holdfast.telemetry.logs import set_level
 if TYPE_CHECKING:
     from holdfast.front.fleet.catalog import Catalog
     from holdfast.front.fleet.residency import Residency
-    from holdfast.front.server.keys import KeyRing
+    from holdfast.front.server.access import KeyRing
 
 # takes in one thing anew, in the loop, and says in one line of the log what came of it
 Reload: TypeAlias = Callable[[], None]

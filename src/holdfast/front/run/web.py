@@ -27,9 +27,9 @@ from holdfast.front.prompt import session_commands
 from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle, load_tokenizer_bundle
 from holdfast.front.run.reload import ReloadedCatalog
-from holdfast.front.server.active import ActiveRequests
+from holdfast.front.server.access import KeyRing
 from holdfast.front.server.dialect import Dialect
-from holdfast.front.server.keys import KeyRing
+from holdfast.front.server.in_progress import ActiveRequests
 from holdfast.front.server.sealing import Seal
 from holdfast.front.server.services import Services
 from holdfast.models.hub_cache import hub_cache_folder

@@ -18,9 +18,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from holdfast.config import ServerSettings
-from holdfast.front.server.dialect import DialectTable
-from holdfast.front.server.errors import problem_body
-from holdfast.front.server.hosts import Network, is_trusted
+from holdfast.front.server.dialect import DialectTable, problem_body
+from holdfast.front.server.guard import Network, is_trusted
 from holdfast.front.server.problem import Problem
 
 MOST_HEAD_BYTES = 64 * 1024

@@ -1,16 +1,22 @@
-"""Request fields that several protocols share: their types and ranges, and how they ask for thinking."""
+"""Request fields that several protocols share: types and ranges, thinking, tools, and the fields and
+media that are refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from holdfast.front.server.body import TAG_MARK
+from holdfast.front.prompt.limits import nesting_of
 from holdfast.front.server.problem import RequestRefused
-from holdfast.wire.requests import SAMPLING_RANGES, Thinking, ThinkingEffort
+from holdfast.wire.requests import SAMPLING_RANGES, Thinking, ThinkingEffort, ToolChoice
 
+TAG_MARK = "|"  # union tags begin with it, so that they can be left out of the names of fields
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
@@ -37,6 +43,20 @@ _SWITCHES = ("reasoning_effort", "enable_thinking", "thinking", "think")
 _BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
 SPOKEN = (*_SWITCHES, *_BUDGETS)
 """Fields that chat templates know by the same names."""
+_LONGEST_NAME = 256
+_DEEPEST_SCHEMA = 64
+FunctionName = Annotated[
+    str, Field(min_length=1, max_length=_LONGEST_NAME, pattern=r"^[^\s\x00-\x1f\"<>{}]+$")
+]
+ToolMode: TypeAlias = Literal["auto", "none", "required"]
+_log = logging.getLogger(__name__)
+_NOT_YET = "this version does not support it yet"
+_MOST_REMEMBERED = 1000
+_already_logged: set[str] = set()
+_MEDIA_WORDS = ("image", "audio", "video", "file", "document", "container_upload", "search_result")
+_MEDIA_TYPE = re.compile(r"^(?:data:)?([a-z]{1,20}/[a-zA-Z0-9.+-]{1,60})(?:[;,]|\Z)")
+_LONGEST_SHOWN = 40
+_LONGEST_NAMED = 100
 
 
 def within(name: str, *, le: float | None = None) -> Any:
@@ -135,3 +155,184 @@ def _effort(value: Any) -> ThinkingEffort | None:
 
 def _rank(effort: ThinkingEffort) -> int:
     return 0 if effort == "off" else 1 if effort in _LEVELS else 2
+
+
+class HoldfastOptions(BaseModel):
+    """Options that only Holdfast has."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    explain: bool | None = Field(
+        None, description="Tell in the answer what of the prompt was remembered, and why not more."
+    )
+
+
+class SaltField(BaseModel):
+    """The salt, which every body may carry whose prompt is looked up in the prefix cache."""
+
+    model_config = STRICT
+
+    cache_salt: CacheSalt | None = Field(
+        None, description="What is read under a salt is reused by requests with the same salt only."
+    )
+
+
+class SharedFields(SaltField):
+    """The fields that the generating requests of all protocols share: salt, session and Holdfast's
+    own options.
+    """
+
+    session_id: str | None = Field(
+        None, description="The session that the request belongs to; a new one is opened."
+    )
+    prompt_cache_key: str | None = Field(
+        None, description="Names the session, if neither X-Session-ID nor session_id does."
+    )
+    holdfast: HoldfastOptions | None = Field(None, description="Options that only Holdfast has.")
+
+    def plan_options(self, *, session_key: str = "") -> dict[str, Any]:
+        """Fields of an AnswerPlan. session_key: names the session where the body and X-Session-ID
+        do not.
+        """
+        return {
+            "cache_salt": self.cache_salt or "",
+            "session_id": self.session_id,
+            "session_key": self.prompt_cache_key or session_key,
+            "explains": bool(self.holdfast and self.holdfast.explain),
+        }
+
+
+def choice_among(
+    mode: ToolMode,
+    names: Sequence[str],
+    *,
+    tools: Sequence[Mapping[str, Any]],
+    parallel: bool,
+    field: str,
+) -> ToolChoice:
+    """What is asked of these tools, OpenAI-shaped.
+
+    Raises RequestRefused for a name that is none of theirs.
+    """
+    known = {tool["function"]["name"] for tool in tools}
+    if mode == "required" and not (known or names):
+        raise RequestRefused(f"`{field}`: there are no tools to choose from", field=field)
+    for name in names:
+        if name not in known:
+            raise RequestRefused(
+                f"`{field}`: there is no such tool", field=field, shown=f": {name[:100]!r}"
+            )
+    return ToolChoice(mode=mode, names=tuple(dict.fromkeys(names)), parallel=parallel)
+
+
+def checked_definitions(
+    tools: Sequence[dict[str, Any]],
+    *,
+    most_parts: int,
+    field: str = "",
+    fields: Sequence[str] = (),
+    schema: str = "parameters",
+) -> tuple[dict[str, Any], ...]:
+    """Definitions, OpenAI-shaped, as a prompt has them. Raises RequestRefused.
+
+    Names in errors: `field` has a place for the number of a tool; or `fields` has one for each.
+    """
+    names: set[str] = set()
+    parts = 0
+    for place, tool in enumerate(tools):
+        function, named = tool["function"], fields[place] if fields else field.format(place)
+        if (name := function["name"]) in names:
+            raise RequestRefused(
+                f"`{named}.name`: two tools have this name",
+                field=f"{named}.name",
+                shown=f": {name!r}",
+            )
+        nesting = nesting_of(function.get("parameters"), most_parts=most_parts)
+        if nesting.levels > _DEEPEST_SCHEMA:
+            reason = f"`{named}.{schema}`: deeper than {_DEEPEST_SCHEMA} levels"
+            raise RequestRefused(reason, field=f"{named}.{schema}")
+        parts += nesting.parts
+        if parts > most_parts:
+            reason = (
+                f"`{named}`: with it the definitions of the tools have more than {most_parts:,} "
+                "keys and values"
+            )
+            raise RequestRefused(reason, field=named)
+        names.add(name)
+    return tuple(tools)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsupportedFields:
+    """The unsupported fields of a dialect.
+
+    neutral: for each field, the values that ask for nothing; null always does.
+    reasons: why a field is unsupported, where there is more to say than "not yet".
+    """
+
+    neutral: Mapping[str, tuple[Any, ...]]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def refuse(self, extras: Mapping[str, Any] | None) -> None:
+        """Raise RequestRefused for the first field that asks for something unsupported; log each
+        unknown field once.
+        """
+        for name, value in (extras or {}).items():
+            if name not in self.neutral:
+                log_once("ignored an unknown request field: %r", name)
+            elif value is not None and not any(
+                _same(value, neutral) for neutral in self.neutral[name]
+            ):
+                reason = self.reasons.get(name, _NOT_YET)
+                raise RequestRefused(
+                    f"`{name}`: {reason}", code="unsupported_parameter", field=name
+                )
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    # True == 1 in Python, but not in JSON.
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
+
+
+def log_once(message: str, name: str) -> None:
+    """Log a warning once for each name; `message` is a format string with a place for it."""
+    if name not in _already_logged and len(_already_logged) < _MOST_REMEMBERED:
+        _already_logged.add(name)
+        _log.warning(message, name[:100])
+
+
+def is_media(kind: str) -> bool:
+    """Whether message parts of this type are media."""
+    return any(word in kind for word in _MEDIA_WORDS)
+
+
+def refused_media(kind: str, *, field: str) -> RequestRefused:
+    """The error for a media part where only text is allowed."""
+    shown = f"; got a part of type {kind[:_LONGEST_SHOWN]!r}"
+    return RequestRefused(
+        f"`{field}`: only text is supported so far",
+        code="unsupported_content",
+        field=field,
+        shown=shown,
+    )
+
+
+def without_media(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of a tool's result, each media part replaced by a note; logs each type once."""
+    return [_note(part) if is_media(part["type"]) else dict(part) for part in parts]
+
+
+def _note(part: Mapping[str, Any]) -> dict[str, str]:
+    kind = part["type"]
+    log_once("media in the results of tools are left out, as models here take text only: %r", kind)
+    what = next(_media_types(part), kind[:_LONGEST_SHOWN])
+    return {"type": "text", "text": f"[{what} left out: this model takes text only]"}
+
+
+def _media_types(part: Mapping[str, Any]) -> Iterator[str]:
+    """The media types that a part names, in a data URL or in a `media_type` field."""
+    for name, value in part.items():
+        if isinstance(value, dict):
+            yield from _media_types(value)
+        elif isinstance(value, str) and (name == "media_type" or value.startswith("data:")):
+            yield from _MEDIA_TYPE.findall(value[:_LONGEST_NAMED])

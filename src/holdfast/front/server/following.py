@@ -10,16 +10,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.errors import HoldfastError
-from holdfast.front.server.answers import AnswerFormat
-from holdfast.front.server.caller import caller_of
-from holdfast.front.server.disconnect import unless_disconnected
-from holdfast.front.server.errors import RECORD
+from holdfast.front.server.access import caller_of
+from holdfast.front.server.answers import AnswerFormat, EventWriter
 from holdfast.front.server.held_answers import HeldAnswer, RequestIdentity
+from holdfast.front.server.in_progress import unless_disconnected
 from holdfast.front.server.problem import problem_of, record_problem
 from holdfast.front.server.running import EventLog
 from holdfast.front.server.services import Services
-from holdfast.front.server.sse import EventWriter
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.telemetry.request_log import RECORD, RequestRecord
 
 
 class FollowingResponse(Response):

@@ -14,20 +14,24 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.errors import GenerationFailed, HoldfastError, QueueFull, WorkerUnavailable
-from holdfast.front.server.active import ActiveRequest
-from holdfast.front.server.answers import AnswerFormat, AnswerPlan, TokenCounts, WholeChoice
-from holdfast.front.server.body import read_body
-from holdfast.front.server.disconnect import disconnected, unless_first
-from holdfast.front.server.errors import RECORD
-from holdfast.front.server.explanation import Explanation, explain_choice, explanation_of
-from holdfast.front.server.extensions import extended
+from holdfast.front.server.answers import (
+    AnswerFormat,
+    AnswerPlan,
+    EventWriter,
+    Explanation,
+    TokenCounts,
+    WholeChoice,
+    explain_choice,
+    explanation_of,
+)
 from holdfast.front.server.following import leave, rejoined, send_stopped, send_whole
 from holdfast.front.server.held_answers import HeldAnswer, RequestIdentity, identity_of
+from holdfast.front.server.in_progress import ActiveRequest, disconnected, unless_first
 from holdfast.front.server.problem import problem_of, record_problem
+from holdfast.front.server.request import extended, read_body
 from holdfast.front.server.services import OutputStream, Services, is_waited_for
-from holdfast.front.server.sse import EventWriter
 from holdfast.front.server.streams import TimeLimit, open_streams
-from holdfast.telemetry.request_log import RequestRecord, write_line, write_progress
+from holdfast.telemetry.request_log import RECORD, RequestRecord, write_line, write_progress
 from holdfast.telemetry.requests import AnswerRecord
 from holdfast.wire.events import FinishReason
 from holdfast.wire.output import ChoiceFinished, OutputEvent, PromptProgress, ThoughtEnder

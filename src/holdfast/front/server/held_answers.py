@@ -29,9 +29,9 @@ from starlette.requests import Request
 
 from holdfast.config import ServerSettings
 from holdfast.errors import GenerationFailed, HoldfastError
+from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import AnswerPlan
-from holdfast.front.server.caller import caller_of
-from holdfast.front.server.extensions import tenant_in
+from holdfast.front.server.request import tenant_in
 from holdfast.front.server.running import EventLog, NumberedEvent
 from holdfast.telemetry.request_log import RequestRecord
 from holdfast.wire.requests import SamplingParams

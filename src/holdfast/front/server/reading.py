@@ -15,14 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.front.server.body import read_body
-from holdfast.front.server.caller import caller_of
-from holdfast.front.server.disconnect import unless_disconnected
-from holdfast.front.server.errors import RECORD
-from holdfast.front.server.extensions import service_in, tenant_in, time_limit_in
+from holdfast.front.server.access import caller_of
+from holdfast.front.server.in_progress import unless_disconnected
+from holdfast.front.server.request import read_body, service_in, tenant_in, time_limit_in
 from holdfast.front.server.services import Services
 from holdfast.front.server.streams import TimeLimit
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.telemetry.request_log import RECORD, RequestRecord
 from holdfast.telemetry.requests import AnswerRecord
 from holdfast.wire.output import Embedding, Relevance, TextRead
 from holdfast.wire.requests import EmbeddingRequest, RankRequest

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.server.unsupported import without_media
+from holdfast.front.server.fields import without_media
 
 PNG = "data:image/png;base64,AAAA"
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from holdfast.front.application import DIALECTS
 from holdfast.front.openai.chat import ChatCompletionRequest
 from holdfast.front.openai.completions import CompletionRequest
-from holdfast.front.server.dialect import DialectTable
-from holdfast.front.server.openapi import description
+from holdfast.front.server.dialect import DialectTable, description
 from holdfast.telemetry.metrics import Metrics
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 
 from holdfast.config import ServerSettings
 from holdfast.errors import ConfigError
-from holdfast.front.server.tls import ServerCertificate, certificate_of
+from holdfast.front.server.run import ServerCertificate, certificate_of
 from tests.fakes.certificates import CertificateFiles
 from tests.fakes.http_clients import CHAT, chat_body, served
 from tests.fakes.scripted_gateway import ScriptedGateway
@@ -124,7 +124,7 @@ async def test_files_that_are_broken_leave_all_as_it_is_and_one_line(
             (files.certificate if broken == "cert" else files.key).write_text(
                 "-----BEGIN NONSENSE-----\n"
             )
-        with caplog.at_level(logging.INFO, "holdfast.front.server.tls"):
+        with caplog.at_level(logging.INFO, "holdfast.front.server.run"):
             certificate.reload()
         assert (await connected(url, files))[2] == old
         (record,) = caplog.records

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.server.openapi import ENDLESS_MARK
+from holdfast.front.server.dialect import ENDLESS_MARK
 from tests.fakes.http_clients import CHAT, COMPLETIONS, client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, model_status
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.server.keys import KeyRing, named_key, write_keys
+from holdfast.front.server.access import KeyRing, named_key, write_keys
 from holdfast.wire.requests import ServiceClass
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import ScriptedGateway

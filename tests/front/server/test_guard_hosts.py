@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.server.hosts import host_name, is_loopback, is_wildcard, normal_name
+from holdfast.front.server.guard import host_name, is_loopback, is_wildcard, normal_name
 
 ports = st.integers(0, 65535).map(lambda port: f":{port}") | st.just("")
 labels = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,20}[A-Za-z0-9_])?", fullmatch=True)

@@ -1,14 +1,16 @@
-"""The requests whose answers are being made: who asked for what, how far it is; each of them can be
-cancelled by its id.
+"""Requests in progress: their state, cancelling one by its id, and work that ends when its client
+disconnects.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
+
+from starlette.types import Receive
 
 from holdfast.errors import HoldfastError, WorkerUnavailable
 from holdfast.front.server.held_answers import HeldAnswer
@@ -17,6 +19,39 @@ from holdfast.telemetry.request_log import RequestRecord
 
 RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]
 _STOPPED = "the server stopped before the answer was done"
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` to its end, or cancel it when the client goes away first.
+
+    Returns whether it ended; raises its error.
+    """
+    return await unless_first(disconnected(receive), work)
+
+
+async def unless_first(other: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` to its end, or cancel it when `other` ends first.
+
+    Returns whether it ended; raises its error.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(other)
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.wait((working, watching))
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the connection is closed."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class Thinker(Protocol):

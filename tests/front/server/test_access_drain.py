@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import ServerStopping
-from holdfast.front.server.admission import Drain
+from holdfast.front.server.access import Drain
 from holdfast.front.server.problem import problem_of
 
 READS = [("GET", "/health"), ("GET", "/v1/responses/r"), ("HEAD", "/"), ("OPTIONS", "/v1/models")]

@@ -1,22 +1,29 @@
-"""API keys: the file of named keys and their rights, the keys of a running server, and the keys that
-a request brings.
+"""Who may call the server and how much: API keys, the caller of a request, limits per caller, and
+the drain before the server stops.
 
-The file holds hashes, never a key.
+The file of keys holds hashes, never a key.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 import os
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from starlette.requests import Request
 
-from holdfast.errors import ConfigError
+from holdfast.config import LimitsSettings
+from holdfast.errors import ConfigError, ServerStopping
+from holdfast.front.server.problem import RequestRefused
 from holdfast.user_folders import configuration_folder, expanded
 from holdfast.whole_file import sync_to_drive, whole_file
 from holdfast.wire.requests import Priority
@@ -28,6 +35,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _FORMAT = 1
 KEY_HEADER_NAMES = ("x-api-key", "api-key")  # beside Authorization
 KEY_HEADERS = (b"authorization", *(name.encode() for name in KEY_HEADER_NAMES))
+CALLER = "holdfast.caller"  # key of a request's Caller in its ASGI scope
+_LONGEST_RETRY_SECONDS = 60  # clients give up rather than wait longer
+_GAIN = 0.2  # of the moving average of how long a request takes
+_READS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # DELETE ends things, as `/cancel` does
+_RESTART_SECONDS = 2.0  # until this server, restarted, or another one listens
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -240,3 +252,163 @@ def given_keys(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     if scheme.lower() == b"bearer":
         keys[b"authorization"] = token.strip()
     return {name: key for name, key in keys.items() if key}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """One request's sender, as the guard has found it."""
+
+    address: str = ""
+    key: ApiKey | None = None  # the named key that it was let in by
+    server_key: str = ""  # `server.api_key`, where that let it in
+    is_admin: bool = False
+    is_let_in: bool = True  # else it may see what is open to all, and nothing more
+
+    @property
+    def has_key(self) -> bool:
+        """Whether a key has let it in."""
+        return self.key is not None or bool(self.server_key)
+
+    @property
+    def key_name(self) -> str:
+        """The name of its key; empty where it has none, or the server's single one."""
+        return self.key.name if self.key is not None else ""
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sends a request that the guard has let in."""
+    caller: Caller = request.scope[CALLER]
+    return caller
+
+
+def check_admin(request: Request) -> None:
+    """Raise RequestRefused for a request that may not administer the server.
+
+    As soon as any key is set, it takes an admin's: a named one that `holdfast keys add --admin`
+    made, or `server.api_key` as long as no named one is an admin's. Without any key, it takes a
+    connection from this machine that came through no proxy, and from no web page that only
+    `server.cors_origins = *` lets in.
+    """
+    caller = caller_of(request)
+    if caller.is_admin:
+        return
+    if caller.has_key:
+        message = (
+            "this takes an admin's key: `holdfast keys add NAME --admin` on the server's machine "
+            "makes one"
+        )
+    else:
+        message = (
+            "without API keys the server is administered from its own machine only; `holdfast keys "
+            "add NAME --admin` makes one"
+        )
+    raise RequestRefused(message, status=403, code="admin_only")
+
+
+class AnswersAtOnce:
+    """Counts the running and waiting answers of each caller. Event loop's thread only."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: Counter[str] = Counter()
+        self._seconds = 1.0  # moving average of how long a request takes
+
+    @contextlib.contextmanager
+    def counted(self, caller: Caller, answers: int, *, limits: LimitsSettings) -> Iterator[None]:
+        """Count this many answers of a caller while the block runs.
+
+        Raises RequestRefused (429) when the caller has too many already.
+        """
+        caps = [(holder, cap, whose) for holder, cap, whose in _caps(caller, limits) if cap]
+        for holder, cap, whose in caps:
+            self._refuse_above(cap, holder, whose=whose, answers=answers)
+        holders = [holder for holder, _, _ in caps]
+        began = self._clock()
+        for holder in holders:
+            self._counts[holder] += answers
+        try:
+            yield
+        finally:
+            self._seconds += _GAIN * (self._clock() - began - self._seconds)
+            for holder in holders:
+                self._counts[holder] -= answers
+                if not self._counts[holder]:
+                    del self._counts[holder]
+
+    @property
+    def holders(self) -> int:
+        """The number of keys and addresses with running or waiting answers."""
+        return len(self._counts)
+
+    def _refuse_above(self, cap: int, holder: str, *, whose: str, answers: int) -> None:
+        running = self._counts[holder]
+        if answers > cap:
+            message = (
+                f"{answers} answers in one request are more than {whose} may have at once ({cap}); "
+                "ask for fewer"
+            )
+            raise RequestRefused(message, code="request_too_large_for_cap")
+        if running + answers > cap:
+            retry = min(max(1, math.ceil(self._seconds / running)), _LONGEST_RETRY_SECONDS)
+            message = (
+                f"{whose} has {running} answers running or waiting, of at most {cap} at once; "
+                f"please try again in {retry} s"
+            )
+            raise RequestRefused(
+                message, status=429, code="rate_limit_exceeded", retry_after_seconds=retry
+            )
+
+
+def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int, str]]:
+    """Each holder a request counts against: its name, its cap (0: none), its name in messages."""
+    if caller.key is not None:
+        own = caller.key.max_requests
+        yield (
+            f"key {caller.key.name}",
+            limits.max_requests_per_key if own is None else own,
+            f"the key {caller.key.name}",
+        )
+    elif caller.server_key:
+        yield "the server's key", limits.max_requests_per_key, "this API key"
+    if caller.address:
+        yield (
+            f"address {caller.address}",
+            limits.max_requests_per_address,
+            f"the address {caller.address}",
+        )
+
+
+class Drain:
+    """A server that is stopping: it starts nothing new, and running answers get a time limit.
+
+    Event loop's thread only.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends_at: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the server is draining."""
+        return self._ends_at is not None
+
+    @property
+    def seconds_left(self) -> float:
+        """How long running answers may continue; 0 before the drain begins."""
+        return 0.0 if self._ends_at is None else max(0.0, self._ends_at - self._clock())
+
+    def begin(self, limit_seconds: float) -> None:
+        """Refuse new work from now on; running answers get `limit_seconds` to finish."""
+        self._ends_at = self._clock() + limit_seconds
+
+    def refusal(self, method: str, path: str) -> ServerStopping | None:
+        """The refusal of a request that would start new work; None for any other.
+
+        Reading state and ending things still works.
+        """
+        if not self.is_on or method in _READS or path.endswith("/cancel"):
+            return None
+        return ServerStopping(
+            retry_after_seconds=min(self.seconds_left + _RESTART_SECONDS, _LONGEST_RETRY_SECONDS)
+        )

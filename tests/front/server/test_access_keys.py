@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.front.server.keys import (
+from holdfast.front.server.access import (
     hash_of,
     key_file_of,
     named_key,

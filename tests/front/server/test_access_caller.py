@@ -9,8 +9,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from holdfast.config import ServerSettings
 from holdfast.front.application import DIALECTS
+from holdfast.front.server.access import KeyRing, named_key, write_keys
 from holdfast.front.server.dialect import Dialect, operation
-from holdfast.front.server.keys import KeyRing, named_key, write_keys
 from holdfast.front.server.services import Services
 from tests.fakes.http_clients import CHAT, chat_body, client_of, events_of
 from tests.fakes.scripted_gateway import ScriptedGateway

@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import GenerationFailed
 from holdfast.front.openai.completions import CompletionAnswer
 from holdfast.front.server import sse
-from holdfast.front.server.sse import EventWriter
+from holdfast.front.server.answers import EventWriter
 from tests.fakes.http_clients import CHAT, Exchange, chat_body
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.front.server.keys import KeyRing, named_key, write_keys
+from holdfast.front.server.access import KeyRing, named_key, write_keys
 
 
 def written(path: Path, *names: str, admin: str = "") -> None:

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import LimitsSettings
-from holdfast.front.server.admission import AnswersAtOnce
-from holdfast.front.server.caller import Caller
-from holdfast.front.server.keys import KeyRing, named_key, write_keys
+from holdfast.front.server.access import AnswersAtOnce, Caller, KeyRing, named_key, write_keys
 from holdfast.front.server.problem import RequestRefused
 from tests.fakes.http_clients import CHAT, MESSAGES, chat_body, client_of, message_body
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
