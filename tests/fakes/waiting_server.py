@@ -12,7 +12,7 @@ import asyncio
 import sys
 
 from holdfast.config import ServerSettings
-from holdfast.front.server import sse
+from holdfast.front.server import answers as server_answers
 from holdfast.wire.requests import GenerationRequest
 from tests.fakes.http_clients import served
 from tests.fakes.scripted_gateway import Script, ScriptedGateway, ScriptedStream, answer
@@ -39,7 +39,7 @@ def _script(_: GenerationRequest) -> Script:
 
 async def main() -> None:
     """Serve until the standard input ends."""
-    sse.HEADER_GRACE_SECONDS = sse.KEEP_ALIVE_SECONDS = INTERVAL_SECONDS
+    server_answers.HEADER_GRACE_SECONDS = server_answers.KEEP_ALIVE_SECONDS = INTERVAL_SECONDS
     async with served(WaitingGateway(), settings=ServerSettings(port=0, shutdown_seconds=0)) as url:
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()

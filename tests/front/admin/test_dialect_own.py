@@ -26,7 +26,7 @@ from holdfast.front.application import DIALECTS
 from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.run.web import build_application
-from holdfast.front.server import sse
+from holdfast.front.server import answers as server_answers
 from holdfast.front.server.answers import (
     AnswerFormat,
     AnswerPlan,
@@ -260,8 +260,8 @@ async def test_the_servers_stop_ends_its_stream_in_its_own_form() -> None:
 async def test_while_nothing_comes_it_keeps_the_line_open_in_its_own_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.001)
-    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.001)
+    monkeypatch.setattr(server_answers, "KEEP_ALIVE_SECONDS", 0.001)
     loading = ScriptedDirectory(models=(model_status(state="loading"),))
     gateway = ScriptedGateway(
         accept_when=asyncio.Event(), refusal_at_last=WorkerUnavailable("still loading")

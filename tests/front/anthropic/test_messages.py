@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
 from holdfast.front.anthropic.messages import MessagesRequest
-from holdfast.front.server import sse
+from holdfast.front.server import answers as server_answers
 from holdfast.wire.requests import CacheBreakpoint, ChatPrompt, OutputFormat, Thinking
 from tests.fakes.http_clients import MESSAGES, Exchange, client_of, message_body, named_events_of
 from tests.fakes.scripted_gateway import (
@@ -310,8 +310,8 @@ async def test_twenty_five_counts_may_come_at_once() -> None:
 async def test_while_the_model_loads_pings_come_before_the_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.001)
-    monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.001)
+    monkeypatch.setattr(server_answers, "KEEP_ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.001)
     loaded = asyncio.Event()
     gateway = ScriptedGateway(script=answer("Hi"), accept_when=loaded)
     exchange = Exchange(

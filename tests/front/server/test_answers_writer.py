@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import GenerationFailed
 from holdfast.front.openai.completions import CompletionAnswer
-from holdfast.front.server import sse
+from holdfast.front.server import answers as server_answers
 from holdfast.front.server.answers import EventWriter
 from tests.fakes.http_clients import CHAT, Exchange, chat_body
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
@@ -78,8 +78,8 @@ async def test_an_event_is_written_at_once_without_waiting_for_the_next() -> Non
 async def test_a_long_silence_is_filled_with_comments_after_the_opening(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.01)
-    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(server_answers, "KEEP_ALIVE_SECONDS", 0.01)
 
     async def produce(out: Socket) -> AsyncIterator[bytes]:
         await out.writes(3)
@@ -93,7 +93,7 @@ async def test_a_long_silence_is_filled_with_comments_after_the_opening(
 async def test_an_opening_that_comes_after_the_headers_is_written_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.01)
     out = Socket()
 
     async def events() -> AsyncIterator[bytes]:
@@ -146,7 +146,7 @@ async def test_each_delta_is_an_event_of_its_own_even_when_written_together() ->
 async def test_a_client_that_does_not_read_stops_who_writes_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sse, "MOST_READY_BYTES", 100)
+    monkeypatch.setattr(server_answers, "MOST_READY_BYTES", 100)
     reads = asyncio.Event()
     made = written = 0
 

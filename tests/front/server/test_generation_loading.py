@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import QueueFull, WorkerUnavailable
-from holdfast.front.server import sse
+from holdfast.front.server import answers as server_answers
 from tests.fakes.http_clients import CHAT, Exchange, chat_body, events_of
 from tests.fakes.scripted_gateway import (
     ScriptedDirectory,
@@ -24,8 +24,8 @@ LOADING = ScriptedDirectory(models=(model_status(state="loading"),))
 
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.01)
-    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(server_answers, "KEEP_ALIVE_SECONDS", 0.01)
 
 
 EMPTY = '"delta":{},"logprobs":null,"finish_reason":null}'
@@ -81,7 +81,7 @@ async def test_a_stream_of_a_model_that_serves_says_nothing_before_it_is_accepte
     """A full queue is told later than half a second by a worker in a long step, and still with its
     own status.
     """
-    monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(server_answers, "HEADER_GRACE_SECONDS", 0.0)
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
