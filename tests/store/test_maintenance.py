@@ -9,8 +9,7 @@ from holdfast.store.block import BadBlock
 from holdfast.store.budget import StoreLimits
 from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.index_supervisor import IndexSupervisor
-from holdfast.store.maintenance import StoreMaintenance
-from holdfast.store.quarantine import quarantined_files
+from holdfast.store.maintenance import StoreMaintenance, quarantined_files
 from holdfast.store.records import Records
 from tests.fakes.stored_blocks import FINGERPRINT, filled, make_block, make_chain, write_file
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.store.block import BadBlock
-from holdfast.store.quarantine import bound_quarantine, quarantine, quarantined_files
+from holdfast.store.maintenance import bound_quarantine, quarantine, quarantined_files
 
 
 def put_aside(folder: Path, count: int, size: int) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import StoreSettings
-from holdfast.store.budget import StoreLimits
-from holdfast.store.settings import DAILY_WRITE_BYTES, chosen_folder, library_folder, store_limits
+from holdfast.store.budget import DAILY_WRITE_BYTES, StoreLimits, store_limits
+from holdfast.store.folder import chosen_folder, library_folder
 
 
 def test_what_is_left_open_is_limited_by_the_volume_and_by_a_day() -> None:

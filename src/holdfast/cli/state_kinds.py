@@ -17,9 +17,10 @@ from holdfast.front.fleet.crash_reports import MOST_REPORTS
 from holdfast.front.run.running_servers import RunningServer
 from holdfast.front.server.access import key_file_of
 from holdfast.store.answers import MOST_BYTES, clear_answers
+from holdfast.store.budget import store_limits
+from holdfast.store.folder import chosen_folder
 from holdfast.store.inspect import clear_store, summarize_store
 from holdfast.store.response_database import clear_responses
-from holdfast.store.settings import chosen_folder, store_limits
 from holdfast.user_folders import caches_folder, state_folder
 
 UsedBy = Callable[[RunningServer], bool]

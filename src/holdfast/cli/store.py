@@ -71,8 +71,8 @@ def list_models(folder: Folder = None, config: Config = None, as_json: Json = Fa
 @store.command("stat")
 def show_store(folder: Folder = None, config: Config = None, as_json: Json = False) -> None:
     """Show how much is kept, how much may be, and what is odd."""
+    from holdfast.store.budget import store_limits
     from holdfast.store.inspect import summarize_store
-    from holdfast.store.settings import store_limits
 
     with _plain_failures():
         settings = _settings(folder, config)
@@ -105,8 +105,8 @@ def prune(folder: Folder = None, config: Config = None) -> None:
     """Bring the folder within its limits: what nothing leads to goes first, then what was not used
     for longest.
     """
+    from holdfast.store.budget import store_limits
     from holdfast.store.inspect import prune_store
-    from holdfast.store.settings import store_limits
 
     with _plain_failures():
         settings = _settings(folder, config)
@@ -177,7 +177,7 @@ def _plain_failures() -> Iterator[None]:
 
 def _settings(folder: Path | None, config: Path | None) -> StoreSettings:
     """The store's settings; its folder is set. Raises ConfigError."""
-    from holdfast.store.settings import chosen_folder
+    from holdfast.store.folder import chosen_folder
 
     flags = {} if folder is None else {"store.folder": str(folder)}
     settings = load_settings(

@@ -39,7 +39,7 @@ from holdfast.library.options import (
 from holdfast.library.sessions import Sessions
 from holdfast.models.download import resolve_model, served_id
 from holdfast.store.answers import AnswerFile
-from holdfast.store.settings import library_folder
+from holdfast.store.folder import library_folder
 from holdfast.user_folders import hash_cache_file
 from holdfast.wire.assignment import WorkerSettings
 from holdfast.wire.commands import SequenceRequest

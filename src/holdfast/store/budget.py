@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from holdfast.config import StoreSettings
 from holdfast.store.block import BlockKey, Entry
 
 # an eviction makes room for 1/50 of the budget at once, so that the next blocks need none
 SLACK_PARTS = 50
+# A drive of 1 TB usually endures 600 TB of writes: 16 years at this rate.
+DAILY_WRITE_BYTES = 100 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,14 @@ class StoreLimits:
     queue_blocks: int = 4096
     quarantine_bytes: int = 256 << 20
     quarantine_files: int = 16
+
+
+def store_limits(settings: StoreSettings) -> StoreLimits:
+    """The limits that the settings ask for; what they leave open is the share of the volume that
+    StoreLimits names.
+    """
+    daily = DAILY_WRITE_BYTES if settings.daily_write_bytes is None else settings.daily_write_bytes
+    return StoreLimits(budget_bytes=settings.disk_bytes, daily_write_bytes=daily)
 
 
 def allowed_bytes(

@@ -35,9 +35,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.claims import LOCK, abandoned, claim, try_lock
+from holdfast.config import StoreSettings
 from holdfast.store.block import KEY_BYTES, BlockKey, StoreRefused
-from holdfast.user_folders import expanded
+from holdfast.user_folders import expanded, store_folder
 
+AUTO, OFF = "auto", "off"  # values of the setting store.folder
 MARKER_STEM = "HOLDFAST-STORE-"
 MARKER = MARKER_STEM + "1"
 BLOCK_SUFFIX = ".block"
@@ -293,6 +295,29 @@ class StoreFolder:
     def remove_name(self, model: str) -> None:
         """Remove the note of what a model was served as."""
         (self.path / "blocks" / model / _NAME_FILE).unlink(missing_ok=True)
+
+
+def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
+    """The folder that a server is to use, as an absolute path; empty when what was read is to be
+    kept in RAM only.
+
+    Raises ConfigError for a home that there is not.
+    """
+    if settings.folder in ("", OFF):
+        return ""
+    if settings.folder == AUTO:
+        return str(store_folder(environ))
+    return os.path.abspath(expanded(settings.folder))
+
+
+def is_folder(settings: StoreSettings) -> bool:
+    """Whether the settings name a folder, chosen by whoever started this."""
+    return settings.folder not in ("", AUTO, OFF)
+
+
+def library_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
+    """The same for a model in somebody else's process, which writes nothing that was not asked for."""
+    return "" if settings.folder == AUTO else chosen_folder(settings, environ)
 
 
 def fingerprint_id(fingerprint: str) -> str:

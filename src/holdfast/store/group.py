@@ -14,9 +14,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.store.block import Block, BlockKey, Entry, Part
-from holdfast.store.block_file import write_buffers
-from holdfast.store.folder import StoreFolder, sync_by_name, sync_folder
+from holdfast.store.block import KEY_BYTES, BadBlock, Block, BlockKey, BlockMissing, Entry, Part
+from holdfast.store.block_file import read_block, read_header, write_buffers
+from holdfast.store.folder import (
+    BLOCK_SUFFIX,
+    StoreFolder,
+    fingerprint_id,
+    sync_by_name,
+    sync_folder,
+)
 from holdfast.whole_file import sync_to_drive
 from holdfast.wire.figures import StoreFigures
 
@@ -121,3 +127,31 @@ class WriteAhead:
 
     def _path(self, key: BlockKey) -> Path:
         return self._incoming / f"{key.hex()}.part"
+
+
+def salvage(folder: StoreFolder) -> int:
+    """Finish the files that dead writers had written but not named yet, delete the incomplete ones.
+
+    Returns how many were saved.
+
+    The caller holds the folder's lock. Raises OSError.
+    """
+    saved = 0
+    touched = set()
+    with folder.abandoned() as paths:
+        for path in paths:
+            name = path.name.partition(".")[0]
+            try:
+                key = bytes.fromhex(name) if len(name) == 2 * KEY_BYTES else b""
+                fingerprint = read_header(path, key).fingerprint
+                read_block(path, key, model=fingerprint_id(fingerprint))
+            except (BadBlock, BlockMissing, ValueError):
+                path.unlink(missing_ok=True)
+                continue
+            target = folder.make_model_folder(fingerprint)
+            os.replace(path, target / (name + BLOCK_SUFFIX))
+            touched.add(target)
+            saved += 1
+        for target in touched:
+            sync_folder(target)
+    return saved

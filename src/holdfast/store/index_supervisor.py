@@ -17,11 +17,12 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from holdfast.store.folder import StoreFolder
+from holdfast.store.block import BadBlock, BlockKey, BlockMissing, Entry
+from holdfast.store.block_file import BlockHeader, read_header
+from holdfast.store.folder import BlockFile, StoreFolder, fingerprint_id
 from holdfast.store.index import INDEX_FORMAT, BlockIndex
-from holdfast.store.reconcile import Gone, reconcile
 from holdfast.store.tables import DAMAGE_SIGNS
 
 _LOG = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ _FULL = 13
 _IN_MEMORY = Path(":memory:")
 _SUFFIX = f"-{INDEX_FORMAT}.sqlite"
 
+Gone: TypeAlias = dict[BlockKey, tuple[BlockFile, BadBlock] | None]
 Result = TypeVar("Result")
 
 
@@ -116,6 +118,56 @@ class IndexSupervisor:
                 self.close()  # what does not agree with the files yet is not to be used
                 raise
         return self._index
+
+
+def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
+    """Add what only the folder has, take out what only the index has.
+
+    Reads the headers of unknown files only.
+
+    Returns the blocks that are gone, each with its file if that is damaged and still there. A row
+    that was made anew from its file is not gone. Raises OSError, sqlite3.Error.
+    """
+    unseen = index.places()
+    wrong: list[BlockKey] = []
+    fresh: dict[BlockKey, Entry] = {}
+    fingerprints: dict[str, str] = {}
+    damaged: Gone = {}
+    for found in folder.block_files():
+        place = unseen.pop(found.key, None)
+        if place == (found.model, found.file_bytes):
+            continue
+        if place is not None:
+            wrong.append(found.key)
+        try:
+            header = _header_of(found)
+        except BlockMissing:
+            continue
+        except BadBlock as bad:
+            damaged[found.key] = found, bad
+            continue
+        # Recency is lost with the index; the time of writing is the next best.
+        fresh[found.key] = Entry(
+            block=header.block,
+            model=found.model,
+            file_bytes=found.file_bytes,
+            last_used=found.modified,
+        )
+        fingerprints[found.model] = header.fingerprint
+    wrong += unseen
+    if wrong:
+        index.remove_rows(wrong)
+    if fresh:
+        index.add(fresh.values(), fingerprints=fingerprints)
+    index.recount()
+    return dict.fromkeys(key for key in wrong if key not in fresh) | damaged
+
+
+def _header_of(found: BlockFile) -> BlockHeader:
+    header = read_header(found.path, found.key)
+    if fingerprint_id(header.fingerprint) != found.model:
+        raise BadBlock(found.key, "belongs to another model")
+    return header
 
 
 def index_files(folder: StoreFolder) -> list[Path]:

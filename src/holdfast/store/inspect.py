@@ -17,11 +17,10 @@ from holdfast.store.block import BadBlock, BlockKey, BlockMissing, Entry, StoreR
 from holdfast.store.block_file import read_block
 from holdfast.store.budget import StoreLimits, reachable_keys
 from holdfast.store.folder import StoreFolder
+from holdfast.store.group import salvage
 from holdfast.store.index import BlockIndex
 from holdfast.store.index_supervisor import IndexSupervisor
-from holdfast.store.maintenance import StoreMaintenance
-from holdfast.store.quarantine import quarantined_files
-from holdfast.store.reconcile import salvage
+from holdfast.store.maintenance import StoreMaintenance, quarantined_files
 from holdfast.store.records import record_files
 from holdfast.store.response_database import clear_responses
 

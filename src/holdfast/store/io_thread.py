@@ -16,12 +16,11 @@ from holdfast.store.block import BadBlock, BlockKey, Entry, StoredBlock, StoreRe
 from holdfast.store.block_file import encode_block
 from holdfast.store.budget import StoreLimits, reachable_keys
 from holdfast.store.folder import StoreFolder, is_plain_file
-from holdfast.store.group import WriteAhead
+from holdfast.store.group import WriteAhead, salvage
 from holdfast.store.index import BlockIndex
 from holdfast.store.index_supervisor import IndexSupervisor
 from holdfast.store.mailbox import Mailbox
 from holdfast.store.maintenance import StoreMaintenance
-from holdfast.store.reconcile import salvage
 from holdfast.store.records import Records
 from holdfast.wire.figures import DropReason, StoreFigures
 

@@ -5,8 +5,12 @@ I/O thread, or a command that has the folder for itself.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -22,9 +26,10 @@ from holdfast.store.budget import (
 from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.index import BlockIndex
 from holdfast.store.index_supervisor import IndexSupervisor
-from holdfast.store.quarantine import bound_quarantine, quarantine
 from holdfast.store.records import record_files
 
+_QUARANTINED = ".bad"
+_NOT_FOR_NAMES = re.compile(r"[^a-z0-9]+")
 _LOG = logging.getLogger(__name__)
 
 
@@ -176,3 +181,32 @@ class StoreMaintenance:
             _LOG.warning("%d damaged %s found in the store and set aside", len(damaged), were)
             self._bound_quarantine()
         return len(damaged), list(gone)
+
+
+def quarantine(path: Path, bad: BadBlock, *, folder: Path) -> None:
+    """Move a damaged file, if it is still there, into the quarantine folder, under a name that says
+    why. Raises OSError.
+    """
+    reason = _NOT_FOR_NAMES.sub("-", bad.reason.lower()).strip("-")[:40]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(path, folder / f"{time.time_ns():020d}.{bad.key.hex()}.{reason}{_QUARANTINED}")
+
+
+def bound_quarantine(folder: Path, *, most_bytes: int, most_files: int) -> int:
+    """Delete the oldest files beyond the bounds. Returns how many files are left. Raises OSError."""
+    kept, kept_bytes = 0, 0
+    for path in reversed(quarantined_files(folder)):
+        kept_bytes += path.lstat().st_size
+        if kept < most_files and kept_bytes <= most_bytes:
+            kept += 1
+        else:
+            path.unlink(missing_ok=True)
+    return kept
+
+
+def quarantined_files(folder: Path) -> list[Path]:
+    """The files in quarantine, oldest first."""
+    return sorted(
+        path for path in folder.glob(f"*{_QUARANTINED}") if path.is_file() and not path.is_symlink()
+    )

@@ -40,7 +40,7 @@ from holdfast.front.server.access import key_file_of, read_keys
 from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
-from holdfast.store.settings import chosen_folder
+from holdfast.store.folder import chosen_folder
 from holdfast.telemetry.log_file import LogFile, log_uncaught, open_log_file
 from holdfast.telemetry.logs import configure_logging
 from holdfast.user_folders import (

@@ -25,7 +25,7 @@ from holdfast.machine.memory_pressure import pressure_reader
 from holdfast.models.file_hashing import FileHashing, ModelChanged
 from holdfast.models.hash_cache import HashCache
 from holdfast.store.block import StoreRefused
-from holdfast.store.settings import store_limits
+from holdfast.store.budget import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.assignment import WorkerSettings
 from holdfast.wire.events import ModelInfo

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.store.folder import StoreFolder, fingerprint_id
+from holdfast.store.group import salvage
 from holdfast.store.index import BlockIndex
-from holdfast.store.reconcile import reconcile, salvage
+from holdfast.store.index_supervisor import reconcile
 from tests.fakes.stored_blocks import (
     FINGERPRINT,
     file_bytes,
