@@ -4,13 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from holdfast.config import StoreSettings
 from holdfast.store.block import Block, Entry
 from holdfast.store.budget import (
+    DAILY_WRITE_BYTES,
     StoreLimits,
     allowed_bytes,
     choose_victims,
     eviction_order,
     reachable_keys,
+    store_limits,
 )
 
 sizes = st.integers(0, 10**6)
@@ -173,3 +176,13 @@ def test_the_default_limits_leave_most_of_the_volume_alone() -> None:
         == 2 * 10**11
     )
     assert StoreLimits().daily_write_bytes is None
+
+
+def test_what_is_left_open_is_limited_by_the_volume_and_by_a_day() -> None:
+    assert store_limits(StoreSettings()) == StoreLimits(daily_write_bytes=DAILY_WRITE_BYTES)
+
+
+def test_what_is_asked_for_becomes_a_limit() -> None:
+    assert store_limits(StoreSettings(disk_bytes=7, daily_write_bytes=3)) == StoreLimits(
+        budget_bytes=7, daily_write_bytes=3
+    )

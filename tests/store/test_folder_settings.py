@@ -6,18 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import StoreSettings
-from holdfast.store.budget import DAILY_WRITE_BYTES, StoreLimits, store_limits
 from holdfast.store.folder import chosen_folder, library_folder
-
-
-def test_what_is_left_open_is_limited_by_the_volume_and_by_a_day() -> None:
-    assert store_limits(StoreSettings()) == StoreLimits(daily_write_bytes=DAILY_WRITE_BYTES)
-
-
-def test_what_is_asked_for_becomes_a_limit() -> None:
-    assert store_limits(StoreSettings(disk_bytes=7, daily_write_bytes=3)) == StoreLimits(
-        budget_bytes=7, daily_write_bytes=3
-    )
 
 
 def test_a_server_keeps_what_it_reads_among_the_callers_caches_unless_told_otherwise(
