@@ -147,6 +147,32 @@ def settled_at(rng: Random, done: float) -> Conversation | PlainText:
             return chosen
 
 
+def evened_at(rng: Random, done: float) -> Conversation | PlainText:
+    """A conversation of the ninth training, short and slow: raw text, tools, files and small talk
+    beside notes.
+    """
+    while True:
+        kind = rng.random()
+        if kind < 0.24:
+            chosen: Conversation | PlainText = open_notes.conversation(rng, 24, doubt=0.45)
+        elif kind < 0.29:
+            chosen = told_results.conversation(rng)
+        elif kind < 0.43:
+            chosen = plain_text(rng)
+        elif kind < 0.57:
+            chosen = agent_mix.odd_tool_talk(rng)
+        elif kind < 0.65:
+            chosen = agent_mix.several_talk(rng)
+        elif kind < 0.71:
+            chosen = agent_mix.file_talk(rng)
+        else:
+            chosen = _strengthened(rng)
+        if first_mix.is_held_out(chosen):
+            continue
+        if isinstance(chosen, PlainText) or not agent_mix.holds_held_out(chosen):
+            return chosen
+
+
 def longest_of_all(done: float) -> int:
     """The longest conversation of the sixth training."""
     return _LENGTHS[1][1]

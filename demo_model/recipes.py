@@ -173,6 +173,12 @@ def _settled(name: str, shape: Shape, million_tokens: float, seed: int) -> Recip
     )
 
 
+def _evened(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
+    """The ninth, from the best mean after the eighth: raw text and files come back."""
+    settled = _settled(name, shape, million_tokens, seed)
+    return replace(settled, name=f"{name}-evened", conversation_at=notes_mix.evened_at)
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -194,7 +200,8 @@ RECIPES = {
         _balance("holdfast-demo", _DEMO, 0.8, seed=81),
         _written("holdfast-demo", _DEMO, 8.0, seed=91),
         _settled("holdfast-demo", _DEMO, 4.0, seed=101),
+        _evened("holdfast-demo", _DEMO, 4.0, seed=111),
         _written("holdfast-demo-draft", _DRAFT, 2.5, seed=92),
-        _written("holdfast-demo-window", _WINDOW, 2.0, seed=93),
+        _written("holdfast-demo-window", _WINDOW, 1.2, seed=93),
     )
 }
