@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
+from holdfast.cli.chat import own_server
+from holdfast.cli.chat_session import Answer, answer_pieces
+from holdfast.cli.server_client import ServerClient, ServerFailed
+from holdfast.config import EffectiveSettings, load_settings
 from holdfast.models.demo import DEMO_ID
 from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.echo_server import EchoServer, running_server
 from tests.fakes.server_process import ServerProcess, until
 from tests.fakes.tiny_models import write_tiny
 from tools.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, Terminal
+
+MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def test_a_pipe_is_answered_line_by_line(tmp_path: Path) -> None:
@@ -310,14 +318,14 @@ def test_ctrl_c_gives_a_line_up_and_twice_leaves(tmp_path: Path) -> None:
         terminal.wait_for("> a mistake")
         terminal.type(CTRL_C)
         terminal.wait_for(r"^>$")
-        assert "Ctrl-C again" not in terminal.text
+        assert "press Ctrl-C again" not in terminal.text
         terminal.type(CTRL_C)
-        terminal.wait_for("Ctrl-C again, Ctrl-D or /exit leaves")
+        terminal.wait_for("press Ctrl-C again to leave")
         terminal.type(ENTER + "   " + ENTER + "still here" + ENTER)
         terminal.wait_for(r"^you said: still here\n>$")
         assert said(server) == ["still here"]
         terminal.type(CTRL_C)
-        terminal.wait_for(r"(?s)leaves\).*leaves\)")
+        terminal.wait_for(r"(?s)leave too\).*leave too\)")
         terminal.type(CTRL_C)
         assert terminal.wait(60) == 0
         assert "Traceback" not in terminal.text
@@ -335,5 +343,49 @@ def test_ctrl_d_leaves_and_gives_the_terminal_back_as_it_was(tmp_path: Path) -> 
 def test_a_mistyped_command_sends_nothing(tmp_path: Path) -> None:
     with running_server() as server, chat_with(server, tmp_path) as terminal:
         terminal.type("/stat" + ENTER)
-        terminal.wait_for("there is no /stat; did you mean /stats")
+        terminal.wait_for("there is no command /stat; did you mean /stats")
         assert server.requests == []
+
+
+def settings(model: Path, **further: object) -> EffectiveSettings:
+    return load_settings(
+        file=None, environ={}, flags={"model.path": str(model), "log.level": "warning", **further}
+    )
+
+
+async def read(client: ServerClient, body: dict[str, object], answer: Answer) -> None:
+    async for _ in answer_pieces(client, body, answer):
+        pass
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", "qwen3")
+    before, told = children(), list[str]()
+    with own_server(
+        settings(tmp_path / "model", **{"model.name": "my model"}), on_state=told.append
+    ) as client:
+        assert client.model_ids() == ("my model",)
+        answer = Answer()
+        body = {"model": "my model", "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
+        asyncio.run(read(client, body, answer))
+        assert answer.completion_tokens == 3
+        started = children() - before
+        assert len(started) >= 2  # the server and its worker
+        with pytest.raises(ServerFailed, match="401"):  # nobody else on the machine can use it
+            ServerClient(url=client.url, use_proxies=False).model_ids()
+    assert not any(psutil.pid_exists(pid) for pid in started)
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path: Path, log_format: str) -> None:
+    before, wished = children(), settings(tmp_path / "none", **{"log.format": log_format})
+    with (
+        pytest.raises(ServerFailed, match=r"^there is no model folder"),
+        own_server(wished, on_state=print),
+    ):
+        pass
+    assert children() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import signal
 import sys
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from holdfast.cli.chat_session import ChatSession
-from holdfast.cli.server_client import ServerClient
+from holdfast.cli.chat_session import Answer, AnswerPiece, ChatSession, answer_pieces
+from holdfast.cli.server_client import ServerClient, ServerFailed
 from tests.fakes.echo_server import EchoServer, running_server
+
+HELLO = {"model": "echo", "messages": [{"role": "user", "content": "hello wörld"}]}
 
 
 @pytest.fixture
@@ -41,8 +44,14 @@ def converse(
         force_terminal=terminal,
         _environ={"TERM": "xterm"},
     )
-    session = ChatSession(ServerClient(url=server.url), "echo", console, interactive=interactive)
-    session.system, session.options = system, dict(options)
+    session = ChatSession(
+        ServerClient(url=server.url),
+        "echo",
+        console,
+        interactive=interactive,
+        system=system,
+        options=dict(options),
+    )
     return session.run(lines), output.getvalue()
 
 
@@ -90,7 +99,7 @@ def test_exit_ends_the_conversation(server: EchoServer) -> None:
 def test_help_and_unknown_commands_send_nothing(server: EchoServer) -> None:
     _, output = converse(server, "/help", "/rest")
     assert "/reset" in output
-    assert "there is no /rest; did you mean /reset? /help lists the commands" in output
+    assert "there is no command /rest; did you mean /reset? /help lists the commands" in output
     assert server.requests == []
 
 
@@ -127,8 +136,8 @@ def test_two_slashes_begin_a_message_with_one(server: EchoServer) -> None:
 def test_options_are_sent_only_when_given_and_a_cut_answer_is_marked(server: EchoServer) -> None:
     _, output = converse(server, "one", temperature=0.0, max_tokens=3)
     assert (server.requests[0]["temperature"], server.requests[0]["max_tokens"]) == (0.0, 3)
-    assert "(cut off: no more tokens allowed)" in output
-    converse(server, "one", temperature=None)
+    assert "(cut off: the limit of tokens is reached)" in output
+    converse(server, "one")
     assert "temperature" not in server.requests[1]
 
 
@@ -191,7 +200,7 @@ def test_ctrl_c_at_any_line_of_an_answer_neither_escapes_nor_leaves_anything_loc
     """Of the session itself, and of where the HTTP client takes and gives back its locks; each
     third one.
     """
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # as typed_messages has it
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # as at the prompt
     session = ChatSession(
         ServerClient(url=server.url), "echo", Console(file=io.StringIO()), interactive=True
     )
@@ -237,3 +246,109 @@ def test_thought_and_calls_go_into_the_conversation(server: EchoServer) -> None:
     message = server.requests[1]["messages"][1]
     assert (message["content"], message["reasoning_content"]) == ("I look.", "Let me see\x1b[31m.")
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["look_up", "add"]
+
+
+async def all_pieces(client: ServerClient, answer: Answer | None = None) -> list[AnswerPiece]:
+    return [piece async for piece in answer_pieces(client, HELLO, answer or Answer())]
+
+
+async def one_piece(client: ServerClient, answer: Answer) -> AnswerPiece:
+    """The first one; then the answer is left."""
+    async with contextlib.aclosing(answer_pieces(client, HELLO, answer)) as pieces:
+        return await anext(pieces)
+
+
+async def test_an_answer_comes_in_pieces_with_its_answer() -> None:
+    with running_server() as server:
+        client, answer = ServerClient(url=server.url), Answer()
+        pieces = await all_pieces(client, answer)
+    assert pieces == [AnswerPiece("text", text) for text in ("you", " said:", " hello", " wörld")]
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (
+        11,
+        4,
+        4,
+    )
+    assert answer.exact
+    assert answer.finish_reason == "stop"
+    assert 0 < answer.first_token_seconds <= answer.total_seconds
+    assert server.requests[0]["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [("refuse", "the prompt is too long"), ("fail", "the worker died; please try again")],
+)
+async def test_what_the_server_says_of_an_error_is_passed_on(behaviour: str, message: str) -> None:
+    with running_server() as server:
+        server.behaviour = behaviour
+        with pytest.raises(ServerFailed, match=message):
+            await all_pieces(ServerClient(url=server.url))
+
+
+async def test_an_answer_without_an_end_is_an_error() -> None:
+    with running_server() as server:
+        server.behaviour = "break"
+        with pytest.raises(
+            ServerFailed, match="closed the connection before the answer was complete"
+        ):
+            await all_pieces(ServerClient(url=server.url))
+
+
+async def test_leaving_an_answer_early_closes_its_connection() -> None:
+    with running_server() as server:
+        server.behaviour = "wait"
+        client, answer = ServerClient(url=server.url), Answer()
+        assert (await one_piece(client, answer)).text == "you"
+        assert server.client_left.wait(60)
+    assert not answer.exact
+    assert answer.completion_tokens == 1
+
+
+async def test_an_answer_that_is_left_early_has_the_counts_so_far_where_the_server_can_tell_them() -> (
+    None
+):
+    with running_server() as server:
+        server.behaviour = "wait"
+        client, answer = ServerClient(url=server.url), Answer()
+        client.model_ids()
+        await one_piece(client, answer)
+    assert (answer.exact, answer.prompt_tokens, answer.completion_tokens) == (
+        True,
+        11,
+        1,
+    )
+
+
+async def test_only_holdfast_is_asked_for_counts_on_the_way_because_others_may_refuse_the_question() -> (
+    None
+):
+    with running_server() as server:
+        server.owner = "somebody else"
+        client = ServerClient(url=server.url)
+        client.model_ids()
+        await all_pieces(client)
+    assert server.requests[0]["stream_options"] == {"include_usage": True}
+
+
+def test_speed_is_measured_after_the_first_token() -> None:
+    answer = Answer(completion_tokens=11, first_token_seconds=1.0, total_seconds=3.0)
+    assert answer.tokens_per_second == pytest.approx(5.0)
+    burst = Answer(completion_tokens=15, first_token_seconds=1.0, total_seconds=1.0004)
+    assert burst.tokens_per_second == 0.0
+    assert (
+        Answer(completion_tokens=1, first_token_seconds=1.0, total_seconds=1.0).tokens_per_second
+        == 0.0
+    )
+
+
+async def test_a_thought_comes_apart_and_each_call_whole() -> None:
+    with running_server() as server:
+        server.behaviour = "call"
+        pieces = await all_pieces(ServerClient(url=server.url))
+    assert pieces == [
+        AnswerPiece("reasoning", "Let me "),
+        AnswerPiece("reasoning", "see\x1b[31m."),
+        AnswerPiece("text", "I look."),
+        AnswerPiece("call", '→ look_up {"word": "ferry"}'),
+        AnswerPiece("call", '→ add {"a":\n1}'),
+    ]

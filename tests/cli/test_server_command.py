@@ -61,7 +61,7 @@ def test_of_several_servers_the_one_at_the_usual_port_is_meant_or_none(
     running += [server(9000), server(9001)]
     with pytest.raises(
         NoSuchServer,
-        match=r"https://127\.0\.0\.1:9000, https://127\.0\.0\.1:9001; say which one by --url",
+        match=r"https://127\.0\.0\.1:9000, https://127\.0\.0\.1:9001; choose one with --url",
     ):
         address_of(None, None)
     running.append(server(8321))

@@ -35,9 +35,9 @@ class Stage:
         running = "holdfast.front.run.running_servers.running_servers"
         monkeypatch.setattr(running, lambda environ: [SERVER] if self.healths else [])
         monkeypatch.setattr(
-            "holdfast.cli.servers.health_of", lambda server, seconds: self.healths.pop(0)
+            "holdfast.cli.servers.health_of", lambda server: self.healths.pop(0) or {}
         )
-        monkeypatch.setattr("holdfast.cli.servers._LOOK_SECONDS", 0)
+        monkeypatch.setattr("holdfast.cli.servers._POLL_SECONDS", 0)
         monkeypatch.setattr(os, "kill", lambda pid, number: self.signals.append(number))
 
 
@@ -56,8 +56,8 @@ def test_requests_are_counted_not_their_sequences(monkeypatch: pytest.MonkeyPatc
     )
     said = CliRunner().invoke(app, ["stop"]).stdout.splitlines()
     assert said == [
-        "http://here ends; it waits for 2 requests",
-        "http://here ends; it waits for 1 request",
+        "http://here waits for 2 requests",
+        "http://here waits for 1 request",
         f"stopped http://here (pid {os.getpid()})",
     ]
     assert stage.signals == [signal.SIGTERM]
@@ -71,7 +71,7 @@ def test_now_cuts_answers_off_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stage.signals == [signal.SIGTERM] * 2
 
 
-def test_one_server_and_all_of_them_are_two_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_server_and_all_of_them_cannot_be_combined(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, [None])
     refused = CliRunner().invoke(app, ["stop", "1", "--all"])
     assert (refused.exit_code, stage.signals) == (2, [])

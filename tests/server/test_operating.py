@@ -120,7 +120,7 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(
     logged = command("logs", "-n", "1000").stdout
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO .*ready in .* at http://127", logged)
     assert "POST /v1/completions 200 demo" in logged
-    assert command("ps").stdout == "no server of yours runs on this machine\n"
+    assert command("ps").stdout == "no server of yours is running on this machine\n"
     assert "no server of yours" in only_line(command("stop").stderr)
 
 

@@ -1,23 +1,25 @@
-"""`holdfast chat` and `holdfast run`: a conversation in the terminal, line by line through a pipe,
-or one question.
-"""
+"""`holdfast chat` and `holdfast run`: the commands, and the server that a conversation uses."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
+import secrets
+import socket
+import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import IO, TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from holdfast.cli.output import plain_errors
 from holdfast.cli.settings_command import settings_command
-from holdfast.config import EffectiveSettings, default_file, load_settings
+from holdfast.config import EffectiveSettings, default_file, load_settings, shown_value
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -25,19 +27,29 @@ if TYPE_CHECKING:
 
     from holdfast.cli.server_client import ServerClient
 
-_ALL_OF_STDIN = "-"
-_ASK_SECONDS = 2.0  # a running server that is too busy to list its models is not waited for
+_STDIN = "-"
+_MODELS_SECONDS = 2.0  # a running server that takes longer to list its models is too busy
+_POLL_SECONDS = 0.05
+_SHUTDOWN_SECONDS = 15.0
 _SHOWN = ("model.path", "model.context_tokens", "server.api_key")
-_OF_A_SERVER = (
+_SERVER_ONLY = (
     "server.host",
     "server.port",
     "server.allowed_hosts",
     "server.cors_origins",
     "server.tls_key",
 )
-# Settings that a running server does not need to have been started with.
-_OF_A_CLIENT = frozenset(
+# Any other flag needs a server that was started with it.
+_CLIENT_FLAGS = frozenset(
     {"model.path", "server.api_key", "server.tls_cert", "log.level", "log.format"}
+)
+_SET_BY_OWN_SERVER = (
+    "server.host",
+    "server.port",
+    "server.api_key",
+    "server.tls_cert",
+    "server.tls_key",
+    "log.level",
 )
 
 Url: TypeAlias = Annotated[
@@ -48,33 +60,18 @@ OwnServer: TypeAlias = Annotated[
 ]
 System: TypeAlias = Annotated[str, typer.Option("--system", help="System prompt.")]
 Temperature: TypeAlias = Annotated[
-    float | None, typer.Option(min=0, help="0 takes the most likely token every time.")
+    float | None, typer.Option(min=0, help="0 always takes the most likely token.")
 ]
 MaxTokens: TypeAlias = Annotated[
-    int | None, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")
+    int | None, typer.Option("--max-tokens", min=1, help="Maximum length of an answer in tokens.")
 ]
 
 
 class NotAModel(HoldfastError):
-    """What was given as the model is a question."""
+    """The argument for the model is a question, or there is no question."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wishes:
-    """What was asked of one conversation.
-
-    `question` is "" where messages are typed, or come line by line.
-    """
-
-    question: str
-    url: str
-    own_server: bool
-    system: str
-    temperature: float | None
-    max_tokens: int | None
-
-
-@functools.partial(settings_command, shown=_SHOWN, left_out=_OF_A_SERVER)
+@functools.partial(settings_command, shown=_SHOWN, left_out=_SERVER_ONLY)
 def chat(
     effective: EffectiveSettings,
     prompt: Annotated[
@@ -98,17 +95,9 @@ def chat(
     conversation. /help lists the commands, Ctrl-C stops an answer. From a pipe, each line is a
     message.
     """
-    _converse(
-        effective,
-        _Wishes(
-            question=sys.stdin.read() if prompt == _ALL_OF_STDIN else prompt,
-            url=url,
-            own_server=own_server,
-            system=system,
-            temperature=temperature,
-            max_tokens=max_tokens,
-        ),
-    )
+    question = sys.stdin.read() if prompt == _STDIN else prompt
+    options = {"temperature": temperature, "max_tokens": max_tokens}
+    _converse(effective, question, url=url, own=own_server, system=system, options=options)
 
 
 def run(
@@ -118,7 +107,7 @@ def run(
     ],
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROMPT]...", show_default=False, help="Ask this."),
+        typer.Argument(metavar="[PROMPT]...", show_default=False, help="The question."),
     ] = None,
     url: Url = "",
     own_server: OwnServer = False,
@@ -126,7 +115,7 @@ def run(
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
 ) -> None:
-    """Ask a model one thing, or chat with it.
+    """Ask a model one question, or chat with it.
 
     With PROMPT, or with text from a pipe, which is put before PROMPT, it prints one answer and
     exits. Otherwise it is `holdfast chat`.
@@ -137,127 +126,130 @@ def run(
         _check_is_no_question(model)
         if not question and not sys.stdin.isatty():
             raise NotAModel(
-                f'there is nothing to ask; for example: holdfast run {model} "Why is the sky blue?"'
+                f'there is no question; for example: holdfast run {model} "Why is the sky blue?"'
             )
         effective = load_settings(
             file=default_file(os.environ), environ=os.environ, flags={"model.path": model}
         )
-        _converse(
-            effective,
-            _Wishes(
-                question=question,
-                url=url,
-                own_server=own_server,
-                system=system,
-                temperature=temperature,
-                max_tokens=max_tokens,
-            ),
-        )
+        options = {"temperature": temperature, "max_tokens": max_tokens}
+        _converse(effective, question, url=url, own=own_server, system=system, options=options)
 
 
-def _converse(effective: EffectiveSettings, wishes: _Wishes) -> None:
+def _converse(
+    effective: EffectiveSettings,
+    question: str,
+    *,
+    url: str,
+    own: bool,
+    system: str,
+    options: dict[str, float | None],
+) -> None:
+    """Answer the question, or without one what is typed or piped; then exit."""
     from rich.console import Console
 
-    from holdfast.cli.chat_session import ChatSession
-    from holdfast.cli.chat_terminal import keys_kept
+    from holdfast.cli.chat_session import ChatSession, typed_messages
 
     _check_is_no_question(effective.settings.model.path)
-    interactive = not wishes.question and sys.stdin.isatty()
+    interactive = not question and sys.stdin.isatty()
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    with (
-        keys_kept() if interactive else contextlib.nullcontext(),
-        _server(effective, wishes, console, interactive=interactive) as (client, model),
-    ):
-        session = ChatSession(client, model, console, interactive=interactive)
-        session.system = wishes.system
-        session.options = {"temperature": wishes.temperature, "max_tokens": wishes.max_tokens}
-        if wishes.question:
-            code = 0 if session.ask(wishes.question) else 1
-        else:
-            code = session.run(
-                _typed() if interactive else (line.rstrip("\n") for line in sys.stdin)
-            )
-    raise typer.Exit(code)
+    with contextlib.ExitStack() as stack:
+        lines: Iterator[str] = (line.rstrip("\n") for line in sys.stdin)
+        if interactive:
+            lines = stack.enter_context(typed_messages())
+        client, model = stack.enter_context(
+            _server(effective, console, url=url, own=own, interactive=interactive)
+        )
+        session = ChatSession(
+            client,
+            model,
+            console,
+            interactive=interactive,
+            system=system,
+            options={name: value for name, value in options.items() if value is not None},
+        )
+        if question:
+            raise typer.Exit(0 if session.ask(question) else 1)
+        raise typer.Exit(session.run(lines))
 
 
 def _check_is_no_question(model: str) -> None:
     """Raise NotAModel if the argument for the model is a question instead."""
     if len(model.split()) > 1 and not Path(model).expanduser().exists():
         raise NotAModel(
-            f'"{model}" is not a model. To ask one question: holdfast chat -p "…", or holdfast run MODEL "…"'
+            f'"{model}" is not a model. To ask one question: holdfast chat -p "…", or holdfast run '
+            'MODEL "…"'
         )
 
 
 @contextlib.contextmanager
 def _server(
-    effective: EffectiveSettings, wishes: _Wishes, console: Console, *, interactive: bool
+    effective: EffectiveSettings, console: Console, *, url: str, own: bool, interactive: bool
 ) -> Iterator[tuple[ServerClient, str]]:
-    """The server and the id of the model there. Raises ServerFailed."""
-    from holdfast.cli.chat_server import own_server
+    """The server, and the id of the model there. Raises ServerFailed."""
     from holdfast.cli.server_client import ServerClient
     from holdfast.cli.server_command import with_scheme
 
     settings = effective.settings
-    if wishes.url:
-        key, certificate = settings.server.api_key, settings.server.tls_cert
+    if url:
         with ServerClient(
-            url=with_scheme(wishes.url), api_key=key, certificate=certificate
+            url=with_scheme(url),
+            api_key=settings.server.api_key,
+            certificate=settings.server.tls_cert,
         ) as client:
-            yield client, _model(client, settings.model.path)
+            yield client, _served_model(client, settings.model.path)
+        return
+    found = None if own else _running_server(effective)
+    if found is not None:
+        client, model, pid = found
+        if interactive:
+            console.print(
+                f"using the server at {client.url}, pid {pid} (--own-server starts another)",
+                style="dim",
+            )
+        with client:
+            yield client, model
         return
     with contextlib.ExitStack() as stack:
-        if not wishes.own_server and (found := _running_server(effective)) is not None:
-            client, model, pid = found
-            stack.callback(client.close)
-            if interactive:
-                console.print(
-                    f"using the server at {client.url}, pid {pid} (--own-server starts another)",
-                    style="dim",
-                )
+        if console.is_terminal:
+            with console.status("starting") as spinner:
+                client = stack.enter_context(own_server(effective, on_state=spinner.update))
         else:
-            with (
-                console.status("starting")
-                if console.is_terminal
-                else contextlib.nullcontext() as spinner
-            ):
-                on_state = spinner.update if spinner is not None else lambda _state: None
-                client = stack.enter_context(own_server(effective, on_state=on_state))
-            model = _model(client, "")
-        yield client, model
+            client = stack.enter_context(own_server(effective, on_state=lambda state: None))
+        yield client, _served_model(client, "")
 
 
 def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, int] | None:
-    """This user's server that serves the model, the model's id there and the process id; None where
-    one has to be started.
+    """The user's running server that serves the model, the model's id there and the process id.
 
-    Where no model is named, it is the server at the port of the settings, or else the only one.
+    If no model is named, it is the server at the port of the settings, or else the only one. None
+    if a server has to be started.
     """
     from holdfast.cli.server_client import ServerFailed
-    from holdfast.cli.server_command import client_of
+    from holdfast.cli.server_command import address_of_running
     from holdfast.front.run.running_servers import running_servers
 
-    is_flag = {key: origin.startswith("flag") for key, origin in effective.origins.items()}
-    if any(named and key not in _OF_A_CLIENT for key, named in is_flag.items()):
-        return None
-    wanted, settings = effective.settings.model.path, effective.settings.server
-    running = running_servers(os.environ)
-    at_port = [server for server in running if server.port == settings.port]
-    if not wanted:
-        candidates = at_port or (running if len(running) == 1 else [])
-    else:
-        candidates = sorted(running, key=lambda server: server.port != settings.port)
+    for key, origin in effective.origins.items():
+        if origin.startswith("flag") and key not in _CLIENT_FLAGS:
+            return None
+    wanted = effective.settings.model.path
+    settings = effective.settings.server
+    candidates = sorted(
+        running_servers(os.environ), key=lambda server: server.port != settings.port
+    )
+    if not wanted and len(candidates) > 1:
+        candidates = [server for server in candidates if server.port == settings.port]
     for server in candidates:
-        client = client_of(server, api_key=settings.api_key)
+        client = address_of_running(server, api_key=settings.api_key).client()
         with contextlib.suppress(ServerFailed):
-            available = client.model_ids(seconds=_ASK_SECONDS)
+            available = client.model_ids(seconds=_MODELS_SECONDS)
             if available and (not wanted or wanted in available):
                 return client, wanted or available[0], server.pid
         client.close()
     return None
 
 
-def _model(client: ServerClient, wanted: str) -> str:
-    """The id to send: the wanted one, else the server's first. Raises ServerFailed."""
+def _served_model(client: ServerClient, wanted: str) -> str:
+    """The wanted model's id, or the server's first. Raises ServerFailed."""
     from holdfast.cli.server_client import ServerFailed
 
     available = client.model_ids()
@@ -270,7 +262,110 @@ def _model(client: ServerClient, wanted: str) -> str:
     return wanted or available[0]
 
 
-def _typed() -> Iterator[str]:
-    from holdfast.cli.chat_keyboard import typed_messages
+@contextlib.contextmanager
+def own_server(
+    effective: EffectiveSettings, *, on_state: Callable[[str], None]
+) -> Iterator[ServerClient]:
+    """Run a server with these settings on a free loopback port, with a key of its own.
 
-    return typed_messages()
+    on_state: called with the server's state until it is ready. Raises ServerFailed if it exits
+    before that.
+    """
+    from holdfast.cli.server_client import ServerClient
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    key = secrets.token_urlsafe(24)
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")
+    }
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen(
+            _server_command(effective, port),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**environ, "HOLDFAST_SERVER_API_KEY": key},
+            start_new_session=True,  # Ctrl-C stops the answer, not the server
+        )
+        client = ServerClient(url=f"http://127.0.0.1:{port}", api_key=key)
+        try:
+            limit_seconds = effective.settings.model.startup_seconds
+            _wait_until_ready(client, server, log, limit_seconds=limit_seconds, on_state=on_state)
+            yield client
+        finally:
+            client.close()
+            _end(server)
+
+
+def _server_command(effective: EffectiveSettings, port: int) -> list[str]:
+    """The command that starts the server with exactly these settings, and no file or variable."""
+    command = [sys.executable, "-P", "-m", "holdfast.cli.main", "serve"]
+    command += ["--config", os.devnull, "--until-stdin-closes"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    level = effective.settings.log.level
+    if effective.origins["log.level"] == "default":
+        level = "error"
+    command += ["--log-level", level]
+    if effective.origins["log.file"] == "default":
+        command += ["--log-file", "off"]  # the log goes to the temporary file
+    if effective.origins["store.folder"] == "default":
+        # cached blocks belong to a key, and nobody will have this server's key again
+        command += ["--set", "store.folder=off"]
+    for key, origin in effective.origins.items():
+        if origin != "default" and key not in _SET_BY_OWN_SERVER:
+            command += ["--set", f"{key}={shown_value(effective.settings, key)}"]
+    return command
+
+
+def _wait_until_ready(
+    client: ServerClient,
+    server: subprocess.Popen[bytes],
+    log: IO[bytes],
+    *,
+    limit_seconds: float,
+    on_state: Callable[[str], None],
+) -> None:
+    from holdfast.cli.server_client import ServerFailed
+
+    deadline = time.monotonic() + limit_seconds
+    while server.poll() is None:
+        if time.monotonic() > deadline:
+            raise ServerFailed(
+                f"the model was not ready after {limit_seconds:.0f} s (model.startup_seconds)"
+            )
+        with contextlib.suppress(ServerFailed):  # it does not listen yet
+            health = client.health()
+            if health.get("status") == "ok":
+                return
+            states = [str(model.get("state")) for model in health.get("models", ())]
+            on_state(", ".join(states) or "starting")
+        time.sleep(_POLL_SECONDS)
+    raise ServerFailed(_last_error(log) or f"the server ended with code {server.returncode}")
+
+
+def _last_error(log: IO[bytes]) -> str:
+    """The error line of a server that has exited; its last line if it has none."""
+    from holdfast.cli.server_client import json_object
+
+    log.seek(0)
+    last = ""
+    last_error = ""
+    for line in log.read().decode(errors="replace").splitlines():
+        last = line.strip() or last
+        if line.startswith("holdfast: "):
+            last_error = line.removeprefix("holdfast: ")
+        last_error = json_object(line).get("message") or last_error  # log.format is json
+    return last_error or last
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(_SHUTDOWN_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+    if server.stdin is not None:
+        server.stdin.close()

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -163,9 +163,7 @@ def _target(
     from holdfast.cli.server_client import ServerClient, ServerFailed
 
     url, api_key = address.url, address.api_key
-    with ServerClient(
-        url=url, api_key=api_key, use_proxies=not _is_loopback(url), certificate=address.certificate
-    ) as server:
+    with ServerClient(url=url, api_key=api_key, certificate=address.certificate) as server:
         try:
             served = _served(server)
         except ServerFailed as error:
@@ -287,12 +285,7 @@ def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
 
 def _served(server: ServerClient) -> Mapping[str, int | None]:
     """The context of each model that the server serves."""
-    from holdfast.cli.server_client import CONNECT_SECONDS
-
-    cards: Sequence[Mapping[str, Any]] = server.call(
-        "GET", "/v1/models", timeout=CONNECT_SECONDS
-    ).get("data", ())
-    return {str(card["id"]): card.get("max_model_len") for card in cards}
+    return {str(model["id"]): model.get("max_model_len") for model in server.models()}
 
 
 def _sentence(words: str) -> str:
@@ -319,15 +312,12 @@ def _way_out(error: str, api_key: str) -> str:
     return "Is that a Holdfast? --url URL names another server"
 
 
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def _proxies(environ: Mapping[str, str], url: str) -> dict[str, str]:
     """Keep agents from asking a proxy for this machine."""
+    from holdfast.cli.server_client import is_loopback
+
     host = urlsplit(url).hostname
-    if host is None or not _is_loopback(url):
+    if host is None or not is_loopback(url):
         return {}
     before = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
     without = ",".join([*([before] if before else []), host])

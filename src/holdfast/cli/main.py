@@ -20,11 +20,9 @@ from holdfast.cli.chat import chat, run
 from holdfast.cli.doctor import doctor
 from holdfast.cli.keys import keys
 from holdfast.cli.launch import launch
-from holdfast.cli.logs import logs
 from holdfast.cli.models import models
 from holdfast.cli.output import require_working_folder
-from holdfast.cli.serve import serve
-from holdfast.cli.servers import load, ps, stop, unload
+from holdfast.cli.servers import load, logs, ps, serve, stop, unload
 from holdfast.cli.service import service
 from holdfast.cli.sessions import sessions
 from holdfast.cli.settings_command import config

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from holdfast.front.fleet.catalog import Catalog, CatalogEntry
     from holdfast.models.download import ModelSource
 
-_ANSWER_SECONDS = 10.0
 _NOT_USED_YET = "not used yet"
 
 models = typer.Typer(help="List, pull, remove, inspect and convert models.", no_args_is_help=True)
@@ -280,20 +279,23 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
 
     Raises ServerFailed where one refuses to tell.
     """
-    from holdfast.cli.server_command import client_of
+    from holdfast.cli.server_command import address_of_running
     from holdfast.front.run.running_servers import running_servers
 
     if url is None:
         key = _settings(None).server.api_key if api_key is None else api_key
-        clients = [client_of(server, api_key=key) for server in running_servers(os.environ)]
+        addresses = [
+            address_of_running(server, api_key=key) for server in running_servers(os.environ)
+        ]
     else:
-        clients = [address_of(url, api_key).client()]
+        addresses = [address_of(url, api_key)]
     served = {}
-    for client in clients:
-        with client:
-            listed = client.call("GET", "/v1/models", timeout=_ANSWER_SECONDS).get("data", ())
+    for address in addresses:
+        with address.client() as client:
             served[client.url] = {
-                str(card["id"]): card for card in listed if card.get("owned_by") == "holdfast"
+                str(card["id"]): card
+                for card in client.models()
+                if card.get("owned_by") == "holdfast"
             }
     return served
 

@@ -1,4 +1,4 @@
-"""A running server, as commands see it."""
+"""The HTTP client of all commands that talk to a running server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -23,7 +24,7 @@ class ServerFailed(HoldfastError):
 
 
 class ServerClient:
-    """One server, spoken to over HTTP. Blocking; use as a context manager or call `close`."""
+    """A client of one server. Blocks, except `lines`. A context manager."""
 
     def __init__(
         self,
@@ -32,33 +33,36 @@ class ServerClient:
         api_key: str = "",
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
-        use_proxies: bool = True,
         certificate: str = "",
-        any_name: bool = False,
+        is_local: bool = False,
     ) -> None:
-        """headers, query: of every request. certificate: a file with one that is trusted beside
-        those of the system.
-        any_name: whatever name stands in it, for a server that is known to be on this machine.
+        """headers, query: sent with every request.
+        certificate: a file with a certificate to trust in addition to the system's.
+        is_local: the server is the user's own on this machine: no proxy is asked, and its
+            certificate may be for any name.
 
-        Raises ServerFailed for what is no URL, and a certificate that cannot be read.
+        Raises ServerFailed if the URL is invalid or the certificate cannot be read.
         """
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.is_holdfast = False  # known once the models were asked for
-        sent = {**(headers or {}), **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        trust = _trust(certificate, any_name=any_name) if self.url.startswith("https:") else True
+        self.is_holdfast = False  # known once `model_ids` was called
+        sent = dict(headers or {})
+        if api_key:
+            sent["Authorization"] = f"Bearer {api_key}"
+        verify: ssl.SSLContext | bool = True
+        if self.url.startswith("https:"):
+            verify = _tls_context(certificate, any_name=is_local)
         try:
             self._options = dict[str, Any](
                 base_url=self.url,
                 headers=sent,
                 params=query,
-                timeout=timeout,
-                trust_env=use_proxies,
-                verify=trust,
+                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+                trust_env=not (is_local or is_loopback(self.url)),
+                verify=verify,
             )
             self._http = httpx.Client(**self._options)
         except (httpx.InvalidURL, ValueError) as error:
-            raise ServerFailed(f"{url} is no URL: {error}") from None
+            raise ServerFailed(f"{url} is not a valid URL: {error}") from None
 
     def __enter__(self) -> ServerClient:
         return self
@@ -70,37 +74,35 @@ class ServerClient:
         """Close all connections."""
         self._http.close()
 
-    def model_ids(self, *, seconds: float = CONNECT_SECONDS) -> tuple[str, ...]:
-        """The models that the server serves, if it says so in that time. Raises ServerFailed."""
-        answer = self.call("GET", "/v1/models", timeout=seconds)
-        self.is_holdfast = all(
-            model.get("owned_by") == "holdfast" for model in answer.get("data", ())
-        )
-        return tuple(str(model["id"]) for model in answer.get("data", ()))
+    def models(self, *, seconds: float = CONNECT_SECONDS) -> list[dict[str, Any]]:
+        """What /v1/models lists. Raises ServerFailed, also when it takes longer."""
+        models = self.call("GET", "/v1/models", timeout=seconds).get("data", [])
+        self.is_holdfast = all(model.get("owned_by") == "holdfast" for model in models)
+        return list(models)
 
-    def health(self) -> dict[str, Any]:
-        """The server's account of itself. Raises ServerFailed."""
-        return self.call("GET", "/health", timeout=CONNECT_SECONDS)
+    def model_ids(self, *, seconds: float = CONNECT_SECONDS) -> tuple[str, ...]:
+        """The ids of the models that the server serves. Raises ServerFailed."""
+        return tuple(str(model["id"]) for model in self.models(seconds=seconds))
+
+    def health(self, *, seconds: float = CONNECT_SECONDS) -> dict[str, Any]:
+        """The answer of /health. Raises ServerFailed."""
+        return self.call("GET", "/health", timeout=seconds)
 
     def call(self, method: str, path: str, **request: Any) -> dict[str, Any]:
-        """The JSON of one answer. `request`: as httpx takes it. Raises ServerFailed."""
+        """Send a request and return its JSON. request: arguments of httpx. Raises ServerFailed."""
         try:
             response = self._http.request(method, path, **request)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from None
         content = json_object(response.text)
-        # /health has an error status until a model is ready
+        # /health has an error status, and content, until a model is ready
         if response.is_error and not (path == "/health" and content):
             raise self._refused(response.status_code, response.text)
         return content
 
     @contextlib.asynccontextmanager
     async def lines(self, path: str, body: dict[str, Any]) -> AsyncIterator[AsyncIterator[str]]:
-        """The lines of an answer that is streamed, as they come. Raises ServerFailed.
-
-        On a loop, whose tasks can be cancelled: an exception of a signal's handler can leave an
-        HTTP client's locks taken.
-        """
+        """The lines of a streamed answer. Raises ServerFailed."""
         try:
             async with (
                 httpx.AsyncClient(**self._options) as http,
@@ -117,9 +119,9 @@ class ServerClient:
             ) from None
 
     def download(self, path: str, target: Path, **request: Any) -> int:
-        """Write an answer into a file; returns its bytes.
+        """Write an answer to a file, whole or not at all; returns its size in bytes.
 
-        What is not whole does not stay. Raises ServerFailed and OSError.
+        Raises ServerFailed and OSError.
         """
         try:
             with self._http.stream("GET", path, **request) as response:
@@ -137,12 +139,9 @@ class ServerClient:
     def _unreachable(self, error: Exception) -> ServerFailed:
         reason = str(error).rstrip(".") or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in reason:
-            way_out = (
-                "If it is the server's own certificate, name its file: SSL_CERT_FILE=cert.pem "
-                "holdfast …"
-            )
             return ServerFailed(
-                f"{self.url} shows a certificate that is not trusted: {reason}. {way_out}"
+                f"{self.url} shows a certificate that is not trusted: {reason}. If it is the "
+                "server's own certificate, name its file: SSL_CERT_FILE=cert.pem holdfast …"
             )
         if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
             reason += f". Does it speak TLS? Then its URL is https:{self.url.removeprefix('http:')}"
@@ -150,16 +149,22 @@ class ServerClient:
 
     def _refused(self, status: int, text: str) -> ServerFailed:
         if status == HTTPStatus.NOT_FOUND and _error_message(text):
-            return ServerFailed(_error_message(text))  # it names what is missing
+            return ServerFailed(_error_message(text))  # the message names what is missing
         return ServerFailed(f"{self.url} answers {status}: {error_text(text)}")
 
 
-def _trust(certificate: str, *, any_name: bool) -> ssl.SSLContext:
-    """What is trusted: the system's authorities, those of SSL_CERT_FILE, and this very certificate."""
+def is_loopback(url: str) -> bool:
+    """Whether the URL names this machine."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _tls_context(certificate: str, *, any_name: bool) -> ssl.SSLContext:
+    """Trust the system's authorities, those of SSL_CERT_FILE, and this certificate."""
     context = httpx.create_ssl_context()
     context.load_default_certs()
     context.check_hostname = not any_name
-    # so that a certificate can be trusted without who vouches for it
+    # trusts a certificate itself, without the authority that signed it
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if certificate:
         try:
@@ -172,7 +177,7 @@ def _trust(certificate: str, *, any_name: bool) -> ssl.SSLContext:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object; empty when the text is none."""
+    """The JSON object in a text; empty if it contains none."""
     try:
         content = json.loads(text)
     except ValueError:
@@ -181,11 +186,11 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def error_text(text: str) -> str:
-    """What an error's body says to people."""
+    """The message of an error response."""
     return _error_message(text) or text.strip()[:300] or "an empty answer"
 
 
 def _error_message(text: str) -> str:
-    """The message in an error's JSON body; empty without one."""
+    """The message in an error's JSON body; empty if there is none."""
     error = json_object(text).get("error")
     return str(error.get("message") or "") if isinstance(error, dict) else ""

@@ -1,4 +1,4 @@
-"""Finding the running server that a command is about, and the options that name it."""
+"""Finds the running server that a command is about, and the options that name it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ApiKey: TypeAlias = Annotated[
     typer.Option(
         "--api-key",
         rich_help_panel=_PANEL,
-        help="Its key; else HOLDFAST_SERVER_API_KEY or the settings'.",
+        help="Its key; default: HOLDFAST_SERVER_API_KEY, or the one in your settings.",
     ),
 ]
 Model: TypeAlias = Annotated[
@@ -58,25 +58,29 @@ Tenant: TypeAlias = Annotated[
 ]
 Salt: TypeAlias = Annotated[
     str | None,
-    typer.Option("--cache-salt", rich_help_panel=_PANEL, help="As the requests' cache_salt."),
+    typer.Option("--cache-salt", rich_help_panel=_PANEL, help="As in the requests' cache_salt."),
 ]
-WHERE = {"url": Url, "api_key": ApiKey}
-WHERE_AND_WHOSE = {**WHERE, "model": Model, "tenant": Tenant, "cache_salt": Salt}
 Server: TypeAlias = Annotated[
     int | None,
     typer.Argument(
         metavar="PID|PORT",
         show_default=False,
-        help="Which server; may be left out where only one runs.",
+        help="The server; can be omitted if only one is running.",
     ),
 ]
+SERVER_OPTIONS = {"url": Url, "api_key": ApiKey}
+SESSION_OPTIONS = {**SERVER_OPTIONS, "model": Model, "tenant": Tenant, "cache_salt": Salt}
+
+
+class NoSuchServer(HoldfastError):
+    """There is no such server, or more than one."""
 
 
 def server_command(
-    command: Callable[..., None], *, options: Mapping[str, Any] = WHERE_AND_WHOSE
+    command: Callable[..., None], *, options: Mapping[str, Any] = SESSION_OPTIONS
 ) -> Callable[..., None]:
     """Give a command `(server, **own options)` the options that name the server, and plain errors."""
-    # so that its type, which brings a web client along, is imported when it runs
+    # Typer evaluates annotations, and this one would import the HTTP client
     del command.__annotations__["server"]
     own = own_parameters(command)
     added = [option(name, annotation) for name, annotation in options.items()]
@@ -85,14 +89,11 @@ def server_command(
     def run(**given: Any) -> None:
         from holdfast.front.server.request import TENANT_HEADER
 
-        named = {name: given.pop(name) for name in options}
+        named = {name: value for name in options if (value := given.pop(name)) is not None}
         with plain_errors():
-            address = address_of(named["url"], named["api_key"])
-            headers = {} if named.get("tenant") is None else {TENANT_HEADER: named["tenant"]}
-            query = {
-                name: named[name] for name in ("model", "cache_salt") if named.get(name) is not None
-            }
-            with address.client(headers=headers, query=query) as server:
+            address = address_of(named.pop("url", None), named.pop("api_key", None))
+            headers = {TENANT_HEADER: named.pop("tenant")} if "tenant" in named else {}
+            with address.client(headers=headers, query=named) as server:
                 try:
                     command(server, **given)
                 except OSError as error:
@@ -104,78 +105,66 @@ def server_command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """Where a server is, and what has to be known to speak to it."""
+    """What a client needs to reach a server."""
 
     url: str
     api_key: str
-    certificate: str  # file of the one that is trusted beside the system's; empty: none
-    pid: int | None = None
-    """Of a server of this user that runs on this machine: whatever name stands in its certificate,
-    it is trusted.
-    """
+    certificate: str  # file to trust in addition to the system's; empty: none
+    pid: int | None = None  # of the user's own server on this machine
 
-    def client(self, **options: Any) -> ServerClient:
-        """A client for it. Raises ServerFailed."""
+    def client(
+        self, *, headers: Mapping[str, str] | None = None, query: Mapping[str, str] | None = None
+    ) -> ServerClient:
+        """A client for the server. Raises ServerFailed."""
         from holdfast.cli.server_client import ServerClient
 
-        is_ours = self.pid is not None
-        trust = {"certificate": self.certificate, "use_proxies": not is_ours, "any_name": is_ours}
-        return ServerClient(url=self.url, api_key=self.api_key, **trust, **options)  # type: ignore[arg-type]
+        return ServerClient(
+            url=self.url,
+            api_key=self.api_key,
+            headers=headers,
+            query=query,
+            certificate=self.certificate,
+            is_local=self.pid is not None,
+        )
 
 
 def address_of(url: str | None, api_key: str | None) -> ServerAddress:
-    """The server's address: the given URL; without one, the address in the settings.
+    """The address of the server at `url`, or by default of the server in the settings.
 
-    If the settings name no port, the only server that this user runs is used, on whatever port.
-    Raises NoSuchServer for several.
+    If the settings name no port, it is the only server that this user runs, on whatever port.
+    Raises NoSuchServer if there are several.
     """
     effective = load_settings(file=default_file(os.environ), environ=os.environ, flags={})
     settings = effective.settings.server
     key = settings.api_key if api_key is None else api_key
-    if (
-        not url
-        and effective.origins["server.port"] == "default"
-        and (running := _running(settings.port))
-    ):
-        return ServerAddress(
-            url=running.url, api_key=key, certificate=running.certificate, pid=running.pid
-        )
+    if url:
+        return ServerAddress(url=with_scheme(url), api_key=key, certificate=settings.tls_cert)
+    if effective.origins["server.port"] == "default":
+        running = _only_server(settings.port)
+        if running is not None:
+            return address_of_running(running, api_key=key)
     host = _WILDCARDS.get(settings.host, settings.host)
     return ServerAddress(
-        url=with_scheme(url) if url else f"{settings.scheme}://{host}:{settings.port}",
+        url=f"{settings.scheme}://{host}:{settings.port}",
         api_key=key,
         certificate=settings.tls_cert,
     )
 
 
-def _running(port: int) -> RunningServer | None:
-    """This user's server with that port, or else the only one; None where none runs.
-
-    Raises NoSuchServer for several.
-    """
-    from holdfast.front.run.running_servers import running_servers
-
-    running = running_servers(os.environ)
-    found = [server for server in running if server.port == port] or running
-    if len(found) > 1:
-        raise NoSuchServer(
-            f"several servers run: {', '.join(server.url for server in found)}; say which one by "
-            "--url"
-        )
-    return next(iter(found), None)
+def address_of_running(server: RunningServer, *, api_key: str = "") -> ServerAddress:
+    """The address of a server of this user on this machine."""
+    return ServerAddress(
+        url=server.url, api_key=api_key, certificate=server.certificate, pid=server.pid
+    )
 
 
 def with_scheme(url: str) -> str:
-    """A URL as people write it, such as mymachine:8321."""
+    """A URL with its scheme, which people leave out: mymachine:8321."""
     return url if "://" in url else f"http://{url}"
 
 
-class NoSuchServer(HoldfastError):
-    """There is no server, or not the one that was asked for, or more than one."""
-
-
 def chosen_server(number: int | None) -> RunningServer:
-    """The server of this user with that process id or port; the only one where none is named.
+    """The user's server with that process id or port; without a number, the only one.
 
     Raises NoSuchServer.
     """
@@ -183,52 +172,30 @@ def chosen_server(number: int | None) -> RunningServer:
 
     running = running_servers(os.environ)
     if not running:
-        raise NoSuchServer("no server of yours runs on this machine")
+        raise NoSuchServer("no server of yours is running on this machine")
     found = [server for server in running if number in (None, server.pid, server.port)]
     if len(found) == 1:
         return found[0]
     listed = ", ".join(f"{server.pid} at {server.url}" for server in running)
     if found:
         raise NoSuchServer(
-            f"several servers run: {listed}; say which one by its process id or port"
+            f"several servers are running: {listed}; choose one by process id or port"
         )
     raise NoSuchServer(
-        f"no server of yours has the process id or port {number}; these run: {listed}"
+        f"no server of yours has the process id or port {number}; running are: {listed}"
     )
 
 
-def client_of(server: RunningServer, *, api_key: str = "") -> ServerClient:
-    """A client for a server on this machine. Raises ServerFailed."""
-    from holdfast.cli.server_client import ServerClient
+def _only_server(port: int) -> RunningServer | None:
+    """The user's server with that port, or else the only one; None if none is running.
 
-    return ServerClient(
-        url=server.url,
-        api_key=api_key,
-        use_proxies=False,
-        certificate=server.certificate,
-        any_name=True,
-    )
-
-
-def requests_of(server: RunningServer, *, seconds: float) -> list[dict[str, Any]]:
-    """The requests that a server is answering; none where it tells only its administrators, or
-    gives no answer in that time.
+    Raises NoSuchServer if there are several.
     """
-    from holdfast.cli.server_client import ServerFailed
+    from holdfast.front.run.running_servers import running_servers
 
-    try:
-        with client_of(server) as client:
-            return list(client.call("GET", "/admin/requests", timeout=seconds).get("requests", ()))
-    except ServerFailed:
-        return []
-
-
-def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any] | None:
-    """A server's account of itself; None where it gives none in that time."""
-    from holdfast.cli.server_client import ServerFailed
-
-    try:
-        with client_of(server) as client:
-            return client.call("GET", "/health", timeout=seconds)
-    except ServerFailed:
-        return None
+    running = running_servers(os.environ)
+    found = [server for server in running if server.port == port] or running
+    if len(found) > 1:
+        urls = ", ".join(server.url for server in found)
+        raise NoSuchServer(f"several servers are running: {urls}; choose one with --url")
+    return next(iter(found), None)

@@ -57,7 +57,7 @@ def url_of(server: subprocess.Popen[str]) -> str:
 def test_it_says_where_it_listens_and_ends_when_its_starter_is_gone(
     server: subprocess.Popen[str],
 ) -> None:
-    assert ServerClient(url=url_of(server), use_proxies=False).model_ids() == ("model",)
+    assert ServerClient(url=url_of(server)).model_ids() == ("model",)
     workers = psutil.Process(server.pid).children(recursive=True)
     assert workers
     assert server.stdin is not None

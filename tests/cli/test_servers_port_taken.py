@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.serve import who_has_the_port
+from holdfast.cli.servers import port_in_use
 from holdfast.errors import AddressInUse
 from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.server_process import ServerProcess
@@ -21,9 +21,7 @@ from tests.fakes.tiny_models import write_tiny
 
 
 def said_of(port: int) -> str:
-    return who_has_the_port(
-        AddressInUse(host="127.0.0.1", port=port, url=f"http://127.0.0.1:{port}")
-    )
+    return port_in_use(AddressInUse(host="127.0.0.1", port=port, url=f"http://127.0.0.1:{port}"))
 
 
 @contextmanager
@@ -58,7 +56,7 @@ def test_a_server_of_the_same_kind_is_told_with_its_address_and_its_models() -> 
         {"status": "starting", "version": "0.1.0", "models": [{"id": "demo", "state": "loading"}]},
     ) as port:
         said = said_of(port)
-    assert f"taken by Holdfast itself: it serves demo at http://127.0.0.1:{port} already" in said
+    assert f"in use by another Holdfast, which serves demo at http://127.0.0.1:{port} (" in said
     assert f"holdfast chat --url http://127.0.0.1:{port}" in said
     assert f"-p {port + 1} (-p 0: a free one)" in said
 
@@ -68,7 +66,7 @@ def test_a_server_of_the_same_kind_is_told_with_its_address_and_its_models() -> 
 )
 def test_whatever_else_answers_is_another_program(answer: Any) -> None:
     with answering(200, answer) as port:
-        assert "taken by another program; stop it, or take another port: -p" in said_of(port)
+        assert "in use by another program; stop it, or use another port: -p" in said_of(port)
 
 
 def test_who_does_not_speak_http_is_another_program() -> None:
@@ -94,4 +92,6 @@ def test_a_second_server_on_the_port_is_told_who_has_it(tmp_path: Path) -> None:
     finally:
         server.stop()
     assert done.returncode == 2
-    assert f"taken by Holdfast itself: it serves model at {server.url}" in only_line(done.stderr)
+    assert f"in use by another Holdfast, which serves model at {server.url}" in only_line(
+        done.stderr
+    )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.cli.logs import _last_lines, followed
+from holdfast.cli.servers import followed, last_lines
 from tests.fakes.command_line import holdfast, only_line
 
 
@@ -14,14 +14,14 @@ def test_the_last_lines_come_from_older_files_too(tmp_path: Path) -> None:
         )
     for number, first in ((15, 15), (0, 30), (100, 0)):
         with log.open() as file:
-            assert list(_last_lines(log, file, number)) == [str(n) for n in range(first, 30)]
+            assert list(last_lines(log, file, number)) == [str(n) for n in range(first, 30)]
 
 
 def test_following_goes_on_with_the_next_file_and_gives_whole_lines_only(tmp_path: Path) -> None:
     log = tmp_path / "server-1.log"
     log.write_text("old\n")
     reader = log.open()
-    assert list(_last_lines(log, reader, 10)) == ["old"]
+    assert list(last_lines(log, reader, 10)) == ["old"]
     found = followed(log, reader)
     with log.open("a") as file:
         file.write("one\ntwo")
