@@ -23,6 +23,6 @@ def test_everything_that_is_measured_is_printed_and_saved(
 
 def test_a_check_that_fails_says_where_its_findings_are(tmp_path: Path) -> None:
     with pytest.raises(
-        HoldfastError, match=f"ended with code 2; what it found until then is in {tmp_path}"
+        HoldfastError, match=f"ended with code 2; its findings so far are in {tmp_path}"
     ):
         save_machine_check(tmp_path, arguments=["--no-such-option"])

@@ -120,13 +120,13 @@ def test_the_state_of_a_running_server_is_shown_beside() -> None:
     assert answer["models"][0]["name"] == DEMO_ID
 
 
-def test_a_server_that_does_not_tell_keeps_nobody_from_the_list() -> None:
+def test_models_are_listed_when_the_server_does_not_answer() -> None:
     shown = run("ls", "--url", "http://127.0.0.1:9")
     assert DEMO_ID in shown.stdout
-    assert "what is loaded is not known: no answer from http://127.0.0.1:9" in shown.stderr
+    assert "the state of the models is unknown: no answer from http://127.0.0.1:9" in shown.stderr
 
 
-def test_a_name_that_is_none_is_told_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_name_gets_the_nearest_as_a_hint(tmp_path: Path) -> None:
     file = written(tmp_path, f"[models.first]\npath = '{demo_folder()}'\n")
     assert "did you mean first?" in run("info", "frist", "--models", file, code=2).output
 
@@ -161,15 +161,38 @@ def test_what_the_hub_does_not_have_is_told_in_words(hub: HubState, command: str
 
 @pytest.mark.parametrize("command", ["pull", "rm"])
 def test_only_models_of_the_hub_are_pulled_and_removed(hub: HubState, command: str) -> None:
-    assert "this is for models of the Hub only" in run(command, DEMO_ID, code=2).output
+    assert (
+        "is not the id (owner/name) or name of a model of the Hub"
+        in run(command, DEMO_ID, code=2).output
+    )
 
 
-def test_what_is_wrong_with_a_conversion_is_told_before_anything_is_fetched(
+def test_a_conversion_that_cannot_work_is_refused_before_anything_is_fetched(
     hub: HubState, tmp_path: Path
 ) -> None:
-    assert (
-        "--mode q5 is not allowed"
-        in run("convert", MODEL, str(tmp_path / "new"), "--mode", "q5", code=2).output
-    )
-    assert "is there already" in run("convert", MODEL, str(tmp_path), code=2).output
+    new = str(tmp_path / "new")
+    assert "is not one of" in run("convert", MODEL, new, "--mode", "q5", code=2).output
+    assert "already exists" in run("convert", MODEL, str(tmp_path), code=2).output
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_model_is_quantized(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "packed"
+    shown = run(
+        "convert", str(demo_folder()), str(target), "--bits", "4", "--group-size", "32"
+    ).stdout
+    assert f"To serve it: holdfast serve {target}" in shown
+    size = (target / "model.safetensors").stat().st_size
+    assert size < 0.4 * (demo_folder() / "model.safetensors").stat().st_size
+    quantization = json.loads((target / "config.json").read_text())["quantization"]
+    assert (quantization["bits"], quantization["group_size"]) == (4, 32)
+
+
+def test_a_model_that_cannot_be_converted_leaves_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text('{"model_type": "kelp"}')
+    (source / "model.safetensors").write_bytes(b"")
+    output = run("convert", str(source), str(tmp_path / "packed"), "--bits", "4", code=2).output
+    assert "could not be converted: " in output or "is not whole" in output
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -54,13 +54,13 @@ def test_a_service_is_installed_renewed_looked_at_and_removed(
     assert (
         holdfast("service", "status", cwd=tmp_path, variables=system)
         .stdout.splitlines()[1]
-        .startswith("it runs")
+        .startswith("it is running")
     )
     asked(tmp_path)
     (tmp_path / "fails").write_text("enable\n")
     failed = holdfast("service", "install", cwd=tmp_path, variables=system | {"HF_TOKEN": "hf_x"})
     assert failed.returncode == 2
-    assert "HF_TOKEN is not written there" in failed.stderr.splitlines()[0]
+    assert "HF_TOKEN is not copied" in failed.stderr.splitlines()[0]
     assert (
         "`systemctl --user enable --now holdfast.service` failed: no bus"
         in failed.stderr.splitlines()[1]
@@ -139,5 +139,5 @@ def test_settings_come_from_the_same_file_and_variables_and_no_secret_is_written
     without_flag = spec_of(load_settings(file=tmp_path / "own.toml", environ={}, flags={}), {})
     assert list(without_flag.command[-3:]) == ["serve", "--config", str(tmp_path / "own.toml")]
     assert spec.environment == {"HF_HOME": "/hub", "HOLDFAST_LOG_LEVEL": "debug"}
-    with pytest.raises(ServiceFailed, match=r"server\.api_key is not written into a service"):
+    with pytest.raises(ServiceFailed, match=r"server\.api_key is not written to a service"):
         spec_of(load_settings(file=None, environ={}, flags={"server.api_key": "secret"}), {})

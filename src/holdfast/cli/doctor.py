@@ -1,37 +1,47 @@
-"""`holdfast doctor`: what this machine computes with, how fast, what would make it faster, and how
-a model would be run.
+"""`holdfast doctor`: what this machine computes with, how fast, and how it would run a model.
 
-`python -m holdfast.cli.doctor` is the process that measures the machine for `--measure`.
+MLX runs in processes of its own: `python -m holdfast.cli.doctor layout` loads a model, and
+`python -m holdfast.cli.doctor measure` measures the machine.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
+import platform as standard_platform
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from holdfast.cli.output import BAD_INPUT, Json, complain, count_text, load_progress
 from holdfast.cli.settings_command import settings_command
-from holdfast.config import EffectiveSettings
+from holdfast.config import EffectiveSettings, ModelSettings
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from holdfast.cli.diagnosis import Diagnosis
     from holdfast.front.fleet.crash_reports import CrashReport
     from holdfast.front.prompt.dialects import DialectReport
+    from holdfast.machine.device_memory import DeviceMemory
+    from holdfast.machine.platform import PlatformReport
 
 _GIB = 1 << 30
-_LINES_SHOWN = 12  # of a dead worker's log; its report has more
+_SHOWN_LOG_LINES = 12
+_CUDA_WHEELS = {"mlx-cuda-12", "mlx-cuda-13"}
+_UNHIDE_CUDA = "pip install --force-reinstall --no-deps mlx-cuda-13"
+# from a clone: `holdfast` on PyPI is another project
+_INSTALL_CUDA = f"pip install -c constraints.txt '.[cuda]' && {_UNHIDE_CUDA}"
 
 
 @settings_command
@@ -55,7 +65,7 @@ def doctor(
 ) -> None:
     """Check this machine.
 
-    It reports on the machine, MLX, BLAS and memory, measures their speed, says how MODEL would be
+    It reports on the machine, MLX, BLAS and memory, measures their speed, shows how MODEL would be
     run, and gives recommendations.
     """
     if panic_test and not measure:
@@ -64,172 +74,232 @@ def doctor(
         file = save_machine_check(Path.cwd(), arguments=("--panic-test",) if panic_test else ())
         typer.echo(f"saved in {file}; please attach it to an issue")
         return
-    import msgspec
-
-    from holdfast.cli.diagnosis import diagnose
     from holdfast.front.fleet.chosen_catalog import catalog_of
     from holdfast.front.run.run_folder import run_folder
     from holdfast.models.download import check_present
 
     model = effective.settings.model
-    if model.path:  # also a name of models.toml
+    if model.path:  # may be a name in models.toml
         model = catalog_of(effective.settings, os.environ).entries[0].model
-    check_present(model)  # a name that was mistyped is told before anything is measured
-    # MLX compiles into it
+    check_present(model)  # report a misspelled name before anything is measured
+    # MLX writes compiled code into the run folder
     with run_folder(os.environ), load_progress(effective.settings.log) as progress:
         found = diagnose(model, progress=progress)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
-        _show(found)
+        _print_diagnosis(found)
     for problem in found.problems:
         complain(problem)
     if found.problems:
         raise typer.Exit(BAD_INPUT)
 
 
-def _show(found: Diagnosis) -> None:
-    from rich.console import Console
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known without MLX."""
 
-    console = Console(highlight=False, markup=False)
-    machine = found.machine
-    rows = {
-        "system": f"{machine.system}, {machine.architecture}, {machine.usable_cores} usable cores",
-        "memory": f"{_gib(machine.memory.available_bytes)} free of {_gib(machine.memory.total_bytes)}",
-        "python": machine.python,
-    }
-    _section(console, "machine", rows)
-    _section(console, "MLX", _mlx_rows(found))
-    _section(console, "model", _model_rows(found))
-    if found.dialect is not None:
-        _section(console, "tools and thinking", _dialect_rows(found.dialect))
-    if found.last_crash is not None:
-        _section(console, "last worker crash", _crash_rows(found.last_crash))
-    console.print("recommendations", style="bold")
-    for line in found.advice or ("none",):
-        console.print(f"  {line}")
+    system: str
+    architecture: str
+    usable_cores: int
+    memory: DeviceMemory
+    python: str
 
 
-def _section(console: Console, title: str, rows: dict[str, str]) -> None:
-    from rich.table import Table
-    from rich.text import Text
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """Billions of float32 operations per second in matrix products."""
 
-    console.print(title, style="bold")
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 2))
-    table.add_column(min_width=12)
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(Text(name), Text(value))
-    console.print(table)
-    console.print()
+    as_installed_gflops: float
+    in_use_gflops: float  # with the BLAS that replaces MLX's own; else the same number
 
 
-def _mlx_rows(found: Diagnosis) -> dict[str, str]:
-    report, speed = found.platform, found.speed
-    if report is None:
-        return {"state": "does not run, see below"}
-    rows = {
-        "versions": f"mlx {report.mlx_version}, mlx-lm {report.mlx_lm_version}",
-        "device": f"{report.backend} ({report.device_name})",
-    }
-    if report.device == "gpu":
-        rows["working set"] = _gib(report.memory.working_set_bytes)
-    else:
-        rows["BLAS"] = (
-            f"{report.blas}{', replaces the built-in one' if report.blas.in_front else ''}"
+class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model was loaded, and the batch layout that the probe chose."""
+
+    layout: str
+    reason: str
+    model_type: str
+    parameters: int
+    weight_bytes: int
+    compute_dtype: str
+    context_tokens: int
+    note: str
+    seconds: float
+    warnings: tuple[str, ...] = ()
+
+
+class Diagnosis(msgspec.Struct, kw_only=True):
+    """All findings; one is None if its check failed, and `problems` says why."""
+
+    machine: Machine
+    platform: PlatformReport | None = None
+    speed: Speed | None = None
+    model_name: str = ""
+    folder: str = ""
+    model: LayoutCheck | None = None
+    dialect: DialectReport | None = None
+    last_crash: CrashReport | None = None  # of a worker of this user
+    problems: list[str] = []
+    advice: tuple[str, ...] = ()
+
+
+def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None]) -> Diagnosis:
+    """Run all checks: a few seconds, and the time to fetch and load the model."""
+    from holdfast.front.fleet.crash_reports import last_report
+    from holdfast.machine.cores import usable_cores
+    from holdfast.machine.device_memory import memory_report
+    from holdfast.user_folders import crash_reports_folder
+
+    machine = Machine(
+        system=f"{standard_platform.system()} {standard_platform.release()}",
+        architecture=standard_platform.machine(),
+        usable_cores=usable_cores(),
+        memory=memory_report(),
+        python=f"{standard_platform.python_version()} ({sys.executable})",
+    )
+    last_crash = last_report(crash_reports_folder(os.environ))
+    found = Diagnosis(machine=machine, model_name=settings.path, last_crash=last_crash)
+    for stage, check in (
+        ("machine", _check_platform),
+        ("speed", _measure_speed),
+        ("model", _check_model),
+        ("dialect", _check_dialect),
+    ):
+        progress(stage, 0.0)
+        try:
+            check(found, settings, progress)
+        except HoldfastError as error:
+            found.problems.append(str(error))
+        progress(stage, 1.0)
+    found.advice = advice(
+        found.platform,
+        system=standard_platform.system(),
+        architecture=standard_platform.machine(),
+        nvidia_gpu=has_nvidia_gpu(),
+        cuda_wheel=has_cuda_wheel(),
+    )
+    if found.model is not None:
+        found.advice = (*found.model.warnings, *found.advice)
+    return found
+
+
+def _check_platform(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
+    from holdfast.models.measure import platform_in_subprocess
+
+    found.platform = platform_in_subprocess(threads=settings.threads)
+
+
+def _measure_speed(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
+    from holdfast.models.measure import measure_gflops
+
+    if found.platform is None:
+        return
+    installed = measure_gflops(blas=False, threads=settings.threads)
+    in_use = installed
+    if found.platform.blas.in_front:
+        in_use = measure_gflops(blas=True, threads=settings.threads)
+    found.speed = Speed(as_installed_gflops=installed, in_use_gflops=in_use)
+
+
+def _check_model(
+    found: Diagnosis, settings: ModelSettings, progress: Callable[[str, float], None]
+) -> None:
+    from holdfast.models.download import resolve_model, served_id
+
+    found.folder = str(resolve_model(settings, progress=progress))
+    found.model_name = served_id(settings)
+    if found.platform is not None:
+        found.model = check_layout(dataclasses.replace(settings, path=found.folder))
+
+
+def _check_dialect(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
+    from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
+
+    if found.folder:
+        found.dialect = load_tokenizer_bundle(Path(found.folder)).dialect_report
+
+
+def check_layout(settings: ModelSettings) -> LayoutCheck:
+    """Load and probe the model in the folder `settings.path`, in another process.
+
+    Raises HoldfastError with one line.
+    """
+    command = [sys.executable, "-P", "-m", "holdfast.cli.doctor", "layout"]
+    limit = settings.startup_seconds
+    try:
+        done = subprocess.run(
+            command,
+            input=msgspec.json.encode(settings),
+            capture_output=True,
+            timeout=limit,
+            check=False,
         )
-        rows["g++"] = "found" if report.compiler else "missing: fused operations are not compiled"
-    if speed is not None:
-        rows["float32"] = f"{speed.as_installed_gflops:,.1f} GFLOP/s as installed"
-        if report.blas.in_front:
-            factor = speed.in_use_gflops / speed.as_installed_gflops
-            rows["float32"] += (
-                f", {speed.in_use_gflops:,.1f} with {report.blas.name} in front ({factor:.1f} "
-                "times): used"
-            )
-    return rows
+    except subprocess.TimeoutExpired:
+        raise HoldfastError(
+            f"loading and probing took more than {limit:.0f} s (model.startup_seconds)"
+        ) from None
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        raise HoldfastError(f"loading and probing ended with code {done.returncode}: {lines[-1]}")
+    answer = msgspec.json.decode(done.stdout, type=LayoutCheck | str)
+    if isinstance(answer, str):
+        raise HoldfastError(answer)
+    return answer
 
 
-def _model_rows(found: Diagnosis) -> dict[str, str]:
-    model = found.model
-    rows = {"name": found.model_name or "the bundled one"} | (
-        {"folder": found.folder} if found.folder else {}
-    )
-    if model is None:
-        return rows | {"state": "cannot be run, see below"}
-    note = f" ({model.note})" if model.note else ""
-    return rows | {
-        "architecture": f"{model.model_type}, {model.parameters / 1e6:,.1f} million parameters",
-        "weights": f"{model.weight_bytes / (1 << 20):,.0f} MiB, computed in {model.compute_dtype}{note}",
-        "context": f"{model.context_tokens:,} tokens",
-        "layout": f"{model.layout} ({model.reason})",
-        "start": f"{model.seconds:.1f} s to load and probe",
-    }
+def advice(
+    report: PlatformReport | None,
+    *,
+    system: str,
+    architecture: str,
+    nvidia_gpu: bool,
+    cuda_wheel: bool,
+) -> tuple[str, ...]:
+    """Recommendations, the most useful first.
+
+    report: None if MLX does not run. system: Linux or Darwin. architecture: of this Python.
+    """
+    if report is None:
+        return (
+            "MLX does not run here: see the error; `pip install --force-reinstall mlx` may help",
+        )
+    if report.backend != "cpu":
+        return report.recommendations
+    unused_gpu = ""
+    if system == "Darwin" and architecture == "x86_64":
+        unused_gpu = "this Python is built for Intel: install one for Apple silicon (arm64)"
+    elif system == "Darwin":
+        unused_gpu = "Metal is not used: MLX needs macOS 14 or newer, not in a virtual machine"
+    elif nvidia_gpu and cuda_wheel:
+        # both wheels contain mlx/lib/libmlx.so, and the one installed last is used
+        unused_gpu = f"MLX for CUDA is installed, but hidden by the one for CPUs: {_UNHIDE_CUDA}"
+    elif nvidia_gpu:
+        unused_gpu = (
+            "there is an unused NVIDIA GPU: run `make venv` in Holdfast's clone, or there "
+            f"{_INSTALL_CUDA}"
+        )
+    return (*([unused_gpu] if unused_gpu else []), *report.recommendations)
 
 
-def _dialect_rows(dialect: DialectReport) -> dict[str, str]:
-    if dialect.tools == "none":
-        return {"tools": "none: there is no chat template"}
-    shown = {
-        "template": "shown by its chat template",
-        "text": f"told in the system message: {dialect.why}",
-    }[dialect.tools]
-    rows = {
-        "tools": shown,
-        "calls": f"{dialect.family}, {'proven by a round trip' if dialect.proven else f'not proven: {dialect.why}'}",
-        "ids": dialect.ids,
-        "history": f"{'kept' if dialect.calls_kept else 'calls are written into the text'}, "
-        f"{'several calls in one answer' if dialect.parallel else 'one call in each answer'}",
-    }
-    thinking = dialect.thinking
-    if thinking is None:
-        return rows | {"thinking": "no markers are known"}
-    opened = ", opened by the prompt" if thinking.opened_by_prompt else ""
-    efforts: dict[str, list[str]] = {}
-    for effort, options in thinking.efforts.items():
-        efforts.setdefault(json.dumps(options), []).append(effort)
-    switch = "; ".join(f"{', '.join(asked)}: {options}" for options, asked in efforts.items())
-    return rows | {
-        "thinking": f"{thinking.start} … {thinking.end}{opened}",
-        "switch": switch or "none",
-    }
+def has_nvidia_gpu() -> bool:
+    """Whether there is an NVIDIA GPU, with or without MLX for CUDA."""
+    return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
 
 
-def _crash_rows(report: CrashReport) -> dict[str, str]:
-    generated = sum(request.drawn_tokens for request in report.requests)
-    served = (
-        "while it loaded"
-        if report.served_seconds is None
-        else f"after {report.served_seconds:,.0f} s"
-    )
-    count = len(report.requests) + report.more_requests
-    rows = {
-        "when": f"{report.at}, {served}",
-        "model": report.model,
-        "how": report.how,
-        "was serving": f"{count_text(count, 'request')} ({generated:,} tokens generated)",
-        "memory": _gib(report.resident_bytes),
-        "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
-    }
-    if report.refused:
-        rows["refused"] = ", ".join(report.refused)
-    return rows | ({"last lines": "\n".join(report.log[-_LINES_SHOWN:])} if report.log else {})
-
-
-def _gib(size: int) -> str:
-    return f"{size / _GIB:,.1f} GiB"
+def has_cuda_wheel() -> bool:
+    """Whether MLX for CUDA is installed, working or not."""
+    return any(wheel.name in _CUDA_WHEELS for wheel in distributions())
 
 
 def save_machine_check(folder: Path, *, arguments: Sequence[str] = ()) -> Path:
-    """Print findings as they come and save them in a new file in `folder`; returns the file.
+    """Print findings as they arrive and save them in a new file in `folder`; returns the file.
+
+    arguments: `--quick` only checks that everything runs, `--panic-test` tries what has made Macs
+        panic.
 
     Raises HoldfastError.
-
-    arguments: `--quick` only sees that everything runs, `--panic-test` tries what has made Macs
-    panic.
     """
     file = folder / f"holdfast-machine-check-{time.strftime('%Y-%m-%d-%H%M%S')}.md"
-    command = [sys.executable, "-P", "-m", "holdfast.cli.doctor", *arguments]
+    command = [sys.executable, "-P", "-m", "holdfast.cli.doctor", "measure", *arguments]
     with (
         file.open("w", encoding="utf-8") as saved,
         subprocess.Popen(
@@ -245,17 +315,196 @@ def save_machine_check(folder: Path, *, arguments: Sequence[str] = ()) -> Path:
             saved.flush()  # a panic must not lose it
     if process.returncode != 0:
         raise HoldfastError(
-            f"the check ended with code {process.returncode}; what it found until then is in {file}"
+            f"the check ended with code {process.returncode}; its findings so far are in {file}"
         )
     return file
 
 
-def _main() -> None:
-    """Measure the machine; the process that `save_machine_check` starts."""
+def _print_diagnosis(found: Diagnosis) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    machine = found.machine
+    memory = machine.memory
+    rows = {
+        "system": f"{machine.system}, {machine.architecture}, {machine.usable_cores} usable cores",
+        "memory": f"{_gib(memory.available_bytes)} free of {_gib(memory.total_bytes)}",
+        "python": machine.python,
+    }
+    _print_section(console, "machine", rows)
+    _print_section(console, "MLX", _mlx_rows(found))
+    _print_section(console, "model", _model_rows(found))
+    if found.dialect is not None:
+        _print_section(console, "tools and thinking", _dialect_rows(found.dialect))
+    if found.last_crash is not None:
+        _print_section(console, "last worker crash", _crash_rows(found.last_crash))
+    console.print("recommendations", style="bold")
+    for line in found.advice or ("none",):
+        console.print(f"  {line}")
+
+
+def _print_section(console: Console, title: str, rows: dict[str, str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(title, style="bold")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 2))
+    table.add_column(min_width=12)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(value))
+    console.print(table)
+    console.print()
+
+
+def _mlx_rows(found: Diagnosis) -> dict[str, str]:
+    report = found.platform
+    speed = found.speed
+    if report is None:
+        return {"state": "does not run, see below"}
+    rows = {
+        "versions": f"mlx {report.mlx_version}, mlx-lm {report.mlx_lm_version}",
+        "device": f"{report.backend} ({report.device_name})",
+    }
+    if report.device == "gpu":
+        rows["working set"] = _gib(report.memory.working_set_bytes)
+    else:
+        replaces = ", replaces the built-in one" if report.blas.in_front else ""
+        rows["BLAS"] = f"{report.blas}{replaces}"
+        rows["g++"] = "found" if report.compiler else "missing: fused operations are not compiled"
+    if speed is not None:
+        rows["float32"] = f"{speed.as_installed_gflops:,.1f} GFLOP/s as installed"
+        if report.blas.in_front:
+            factor = speed.in_use_gflops / speed.as_installed_gflops
+            rows["float32"] += (
+                f", {speed.in_use_gflops:,.1f} with {report.blas.name} in use ({factor:.1f} times)"
+            )
+    return rows
+
+
+def _model_rows(found: Diagnosis) -> dict[str, str]:
+    model = found.model
+    rows = {"name": found.model_name or "the bundled one"}
+    if found.folder:
+        rows["folder"] = found.folder
+    if model is None:
+        return {**rows, "state": "cannot be run, see below"}
+    note = f" ({model.note})" if model.note else ""
+    size = f"{model.weight_bytes / (1 << 20):,.0f} MiB"
+    return {
+        **rows,
+        "architecture": f"{model.model_type}, {model.parameters / 1e6:,.1f} million parameters",
+        "weights": f"{size}, computed in {model.compute_dtype}{note}",
+        "context": f"{model.context_tokens:,} tokens",
+        "layout": f"{model.layout} ({model.reason})",
+        "start": f"{model.seconds:.1f} s to load and probe",
+    }
+
+
+def _dialect_rows(dialect: DialectReport) -> dict[str, str]:
+    if dialect.tools == "none":
+        return {"tools": "none: there is no chat template"}
+    tools = "rendered by the chat template"
+    if dialect.tools == "text":
+        tools = f"described in the system message: {dialect.why}"
+    proof = "proven by a round trip" if dialect.proven else f"not proven: {dialect.why}"
+    history = "kept" if dialect.calls_kept else "calls are written into the text"
+    parallel = "several calls per answer" if dialect.parallel else "one call per answer"
+    rows = {
+        "tools": tools,
+        "calls": f"{dialect.family}, {proof}",
+        "ids": dialect.ids,
+        "history": f"{history}, {parallel}",
+    }
+    thinking = dialect.thinking
+    if thinking is None:
+        return {**rows, "thinking": "no markers are known"}
+    opened = ", opened by the prompt" if thinking.opened_by_prompt else ""
+    efforts: dict[str, list[str]] = {}
+    for effort, options in thinking.efforts.items():
+        efforts.setdefault(json.dumps(options), []).append(effort)
+    switch = "; ".join(f"{', '.join(names)}: {options}" for options, names in efforts.items())
+    return {
+        **rows,
+        "thinking": f"{thinking.start} … {thinking.end}{opened}",
+        "switch": switch or "none",
+    }
+
+
+def _crash_rows(report: CrashReport) -> dict[str, str]:
+    generated = sum(request.drawn_tokens for request in report.requests)
+    count = len(report.requests) + report.more_requests
+    served = "while it loaded"
+    if report.served_seconds is not None:
+        served = f"after {report.served_seconds:,.0f} s"
+    rows = {
+        "when": f"{report.at}, {served}",
+        "model": report.model,
+        "how": report.how,
+        "was serving": f"{count_text(count, 'request')} ({generated:,} tokens generated)",
+        "memory": _gib(report.resident_bytes),
+        "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
+    }
+    if report.refused:
+        rows["refused"] = ", ".join(report.refused)
+    if report.log:
+        rows["last lines"] = "\n".join(report.log[-_SHOWN_LOG_LINES:])
+    return rows
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:,.1f} GiB"
+
+
+def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
+    from holdfast.machine import platform
+
+    platform.prepare_blas(settings.threads)  # before the first import of MLX
+    load = importlib.import_module("holdfast.worker.engine.load")
+    probe = importlib.import_module("holdfast.worker.engine.probe")
+    kernels = importlib.import_module("holdfast.worker.engine.long_context")
+    sharing = importlib.import_module("holdfast.worker.engine.sharing")
+    began = time.perf_counter()
+    platform.use_device(settings.device)
+    loaded = load.load_model(Path(settings.path), settings, progress=lambda stage, fraction: None)
+    result = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=settings.layout)
+    sharing.choose_sharing(result)
+    return LayoutCheck(
+        layout=result.name,
+        reason=result.reason,
+        model_type=loaded.model_type,
+        parameters=loaded.parameters,
+        weight_bytes=loaded.weight_bytes,
+        compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
+        context_tokens=loaded.context_tokens,
+        note=loaded.note,
+        seconds=time.perf_counter() - began,
+        warnings=(*probe.warnings_about(result), *kernels.warnings_about_kernels(loaded.model)),
+    )
+
+
+def _print_layout() -> None:
+    """Read ModelSettings from stdin; print a LayoutCheck or an error as JSON."""
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelSettings)
+    answer: LayoutCheck | str
+    try:
+        answer = _load_and_probe(settings)
+    except HoldfastError as error:
+        answer = str(error)
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+    sys.stdout.buffer.flush()
+    if "mlx.core" in sys.modules:
+        sys.modules["mlx.core"].clear_streams()
+
+
+def _main(task: str, *arguments: str) -> None:
+    if task == "layout":
+        _print_layout()
+        return
     # before the first import of MLX
     importlib.import_module("holdfast.machine.platform").prepare_blas()
-    importlib.import_module("holdfast.worker.engine.machine_check").main(sys.argv[1:])
+    importlib.import_module("holdfast.worker.engine.machine_check").main(list(arguments))
 
 
 if __name__ == "__main__":
-    _main()
+    _main(*sys.argv[1:])

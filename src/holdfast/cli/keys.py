@@ -1,6 +1,6 @@
 """`holdfast keys …`: named API keys.
 
-The file has hashes only, so a key is shown once, when it is made.
+The file contains only hashes, so a key is shown once, when it is created.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ from holdfast.wire.requests import Priority
 keys = typer.Typer(help="Add, list and remove named API keys.", no_args_is_help=True)
 
 Name: TypeAlias = Annotated[
-    str, typer.Argument(metavar="NAME", help="Whose key it is; memory belongs to the name.")
+    str, typer.Argument(metavar="NAME", help="Name of the key; the cache belongs to the name.")
 ]
 File: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--file",
         metavar="FILE",
-        help="File of keys; default: the one in your settings (server.keys_file).",
+        help="File of keys; default: server.keys_file in your settings.",
     ),
 ]
 Admin: TypeAlias = Annotated[
     bool,
-    typer.Option("--admin", help="It may load and unload models, see and cancel all requests."),
+    typer.Option(
+        "--admin", help="Allow it to load and unload models, and to see and cancel all requests."
+    ),
 ]
 PriorityOption: TypeAlias = Annotated[
     str,
     typer.Option(
         "--priority",
         metavar="interactive|batch",
-        help="Of its requests, at most: batch takes what others leave.",
+        help="Highest priority of its requests; batch yields to interactive.",
     ),
 ]
 MaxRequests: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        "--max-requests", metavar="N", help="Most answers it may have running or waiting at once."
+        "--max-requests", metavar="N", help="Maximum number of its running and waiting answers."
     ),
 ]
 
@@ -68,32 +70,32 @@ def add(
     max_requests: MaxRequests = None,
     file: File = None,
 ) -> None:
-    """Make a key and print it, once.
+    """Create a key and print it, once.
 
-    From the first one on, the server lets nobody in without a key.
+    With the first key, the server starts to refuse requests without one.
     """
     with plain_errors():
         path = _path(file)
         known = read_keys(path) if path.exists() else ()
         if any(key.name == name for key in known):
             raise ConfigError(
-                f"there is a key named {name} already; `holdfast keys rotate {name}` gives it "
-                "another secret"
+                f"there is already a key named {name}; `holdfast keys rotate {name}` replaces its "
+                "secret"
             )
         secret = new_secret()
         made = named_key(
             name, secret, is_admin=admin, priority=_priority(priority), max_requests=max_requests
         )
         write_keys(path, (*known, made))
-        _tell(f"This is the key of {name}; it is not shown again. {_how_it_counts(path)}")
+        _tell(f"This is the key of {name}; it is not shown again. {_how_to_apply(path)}")
         typer.echo(secret)
 
 
 @keys.command("rotate")
 def rotate(name: Name, file: File = None) -> None:
-    """Give a name another key and print it, once.
+    """Replace the key of a name and print the new one, once.
 
-    What the name may do and what was read for it stay.
+    Permissions and the cache stay.
     """
     with plain_errors():
         path = _path(file)
@@ -109,15 +111,15 @@ def rotate(name: Name, file: File = None) -> None:
         )
         write_keys(path, tuple(made if key is old else key for key in known))
         _tell(
-            f"This is the new key of {name}; it replaces the old one, and is not shown again. "
-            f"{_how_it_counts(path)}"
+            f"This is the new key of {name}; it replaces the old one and is not shown again. "
+            f"{_how_to_apply(path)}"
         )
         typer.echo(secret)
 
 
 @keys.command("ls")
 def list_keys(file: File = None) -> None:
-    """List the names and what each may do. The keys themselves are not kept."""
+    """List the names with their permissions. The keys themselves are not stored."""
     with plain_errors():
         path = _path(file)
         known = read_keys(path) if path.exists() else ()
@@ -141,9 +143,9 @@ def list_keys(file: File = None) -> None:
 
 @keys.command("rm")
 def remove(name: Name, file: File = None) -> None:
-    """Remove a key: the server refuses it from then on.
+    """Remove a key.
 
-    The cache of that name is kept for a later key with the same name.
+    The cache stays for a later key with the same name.
     """
     with plain_errors():
         path = _path(file)
@@ -151,15 +153,15 @@ def remove(name: Name, file: File = None) -> None:
         gone = _find(known, name, path)
         left = tuple(key for key in known if key is not gone)
         write_keys(path, left)
-    typer.echo(f"{name} is removed. {_how_it_counts(path)}")
+    typer.echo(f"{name} is removed. {_how_to_apply(path)}")
     if not left:
         typer.echo(
-            f"No keys are left, but clients still need one. To serve without keys, delete {path}"
+            f"No keys are left, but clients still need one. To serve without keys, delete {path}."
         )
 
 
 def _path(file: Path | None) -> Path:
-    """Where the keys are or will be. Raises ConfigError."""
+    """The file of keys, which may not exist yet. Raises ConfigError."""
     if file is not None:
         return expanded(file)
     setting = load_settings(
@@ -170,8 +172,8 @@ def _path(file: Path | None) -> Path:
     )
     if path is None:
         raise ConfigError(
-            "there is no place for keys: name a file with --file FILE, or as server.keys_file in "
-            "the settings"
+            "there is no file for keys: name one with --file FILE, or as server.keys_file in the "
+            "settings"
         )
     return path
 
@@ -187,13 +189,13 @@ def _find(known: tuple[ApiKey, ...], name: str, path: Path) -> ApiKey:
 def _priority(word: str) -> Priority:
     found: tuple[Priority, ...] = tuple(each for each in get_args(Priority) if each == word)
     if not found:
-        raise ConfigError(f"--priority {word}: it is interactive or batch")
+        raise ConfigError(f"--priority {word}: allowed are interactive and batch")
     return found[0]
 
 
-def _how_it_counts(path: Path) -> str:
+def _how_to_apply(path: Path) -> str:
     return f"A running server reads {path} again on SIGHUP (`kill -HUP`) or after a restart."
 
 
 def _tell(text: str) -> None:
-    typer.echo(text, err=True)  # so that the key alone can be piped on
+    typer.echo(text, err=True)  # stdout has only the key, for pipes

@@ -1,8 +1,4 @@
-"""The command line.
-
-A command, or a few that belong together, has a file of its own, and imports what is heavy only when
-it runs.
-"""
+"""The command line. Commands import heavy modules only when they run."""
 
 from __future__ import annotations
 
@@ -26,15 +22,14 @@ from holdfast.cli.servers import load, logs, ps, serve, stop, unload
 from holdfast.cli.service import service
 from holdfast.cli.sessions import sessions
 from holdfast.cli.settings_command import config
-from holdfast.cli.state import state
-from holdfast.cli.store import store
+from holdfast.cli.store import state, store
 
-# entry points of distributions beside this one, each a typer.Typer: `bench/` has one
+# entry points of other distributions, each a typer.Typer, such as that of `bench/`
 FURTHER_COMMANDS = "holdfast.commands"
 
 _HELP = "help"
-_BENCH = "bench"  # of a distribution beside this one
-# What other programs call it, which no likeness of letters would find.
+_BENCH = "bench"
+# names in other programs that no similarity of letters would find
 _ELSEWHERE = {
     "talk": "chat",
     "up": "serve",
@@ -54,10 +49,7 @@ _ELSEWHERE = {
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands.
-
-    `Any`: typer's newer versions have click's types under a private name.
-    """
+    """The group of all commands. `Any`: newer versions of Typer hide click's types."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`help` and `help COMMAND` are `--help` and `COMMAND --help`."""
@@ -66,7 +58,7 @@ class CommandGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; one that is none ends with what may have been meant."""
+        """Find the command, or fail with a suggestion."""
         word = args[0]
         if word not in self.commands and not word.startswith("-"):
             if word in _ELSEWHERE:
@@ -124,11 +116,11 @@ app = typer.Typer(
 
 @app.callback()
 def holdfast(version: Version = False) -> None:
-    """Run language models with MLX for agents. Begin with: holdfast serve"""
+    """Run language models with MLX for agents. Start with: holdfast serve"""
     require_working_folder()
 
 
-_SERVING = "Serve and talk"
+_SERVING = "Serve and chat"
 _SERVERS = "Running servers"
 _KEPT = "Models and data"
 _MACHINE = "This machine"
@@ -140,7 +132,7 @@ for panel, commands in {
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
-# What follows the agent's name is the agent's: options of its own, `--` and all.
+# Everything after the agent's name is passed to the agent.
 app.command(
     rich_help_panel=_SERVING,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},

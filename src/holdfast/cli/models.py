@@ -1,12 +1,14 @@
-"""`holdfast models …`: which models there are here; fetches, removes, judges and converts them."""
+"""`holdfast models …`: lists, pulls, removes, inspects and converts models."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -19,18 +21,25 @@ from holdfast.cli.output import (
     new_table,
     plain_errors,
     print_json,
+    print_rows,
     print_table,
     size_text,
 )
-from holdfast.cli.server_command import ApiKey, Url, address_of
+from holdfast.cli.server_command import ApiKey, Url, address_of, address_of_running
 from holdfast.config import LogSettings, ModelSettings, Settings, default_file, load_settings
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ModelLoadError
 
 if TYPE_CHECKING:
-    from holdfast.cli.conversion import FloatType, Mode
     from holdfast.front.fleet.catalog import Catalog, CatalogEntry
+    from holdfast.machine.device_memory import DeviceMemory
     from holdfast.models.download import ModelSource
+    from holdfast.models.fit import Choice, Need
+    from holdfast.models.stored_size import StoredSize
 
+_GIB = 1 << 30
+_MACHINES = (16 * _GIB, 32 * _GIB, 64 * _GIB)
+_AGENT_TOKENS = (8192, 32768, 131072)
+_MAX_FLOAT32_SHARE = 0.75  # of the memory; larger models stay packed on a CPU (`weight_format`)
 _NOT_USED_YET = "not used yet"
 
 models = typer.Typer(help="List, pull, remove, inspect and convert models.", no_args_is_help=True)
@@ -42,14 +51,14 @@ AnyModel: TypeAlias = Annotated[
     str, typer.Argument(metavar="MODEL", help="A Hub id, a folder, or a name in models.toml.")
 ]
 ModelsFile: TypeAlias = Annotated[
-    Path | None, typer.Option("--models", metavar="FILE", help="File of models; else models.toml.")
+    Path | None,
+    typer.Option("--models", metavar="FILE", help="File of models; default: models.toml."),
 ]
 Revision: TypeAlias = Annotated[
-    str, typer.Option("--revision", help="Branch, tag or commit on the Hub; else the main branch.")
+    str, typer.Option("--revision", help="Branch, tag or commit on the Hub; default: main.")
 ]
 TrustCode: TypeAlias = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", help="Python files of the model may be fetched and run."),
+    bool, typer.Option("--trust-remote-code", help="Fetch and run Python files of the model.")
 ]
 
 
@@ -57,8 +66,9 @@ TrustCode: TypeAlias = Annotated[
 def list_models(
     models_file: ModelsFile = None, url: Url = None, api_key: ApiKey = None, as_json: Json = False
 ) -> None:
-    """List the models that `holdfast serve` would serve, what is left out and why, and their state
-    where a server runs.
+    """List the models that `holdfast serve` would serve, and those it skips with the reason.
+
+    If a server is running, it also shows their state.
     """
     with plain_errors():
         settings = _settings(models_file)
@@ -72,7 +82,7 @@ def list_models(
         if as_json:
             print_json({"server": server, "models": rows, "left_out": left_out})
             return
-        _print_table(rows, is_running=served is not None)
+        _print_models(rows, with_state=served is not None)
         if server is not None:
             typer.echo(f"state: in the server at {server}")
         for each in left_out:
@@ -88,7 +98,7 @@ def pull(
 ) -> None:
     """Fetch a model from the Hub into its cache.
 
-    What is there already is kept and checked; what was cut off goes on.
+    Files in the cache are checked and kept; an interrupted download is resumed.
     """
     from holdfast.models.hub_models import pull_model
     from holdfast.models.loadable import check_loadable
@@ -117,7 +127,7 @@ def remove(
 ) -> None:
     """Remove a model, with all its revisions, from the Hub's cache.
 
-    Folders of yours are never touched.
+    It never deletes other folders.
     """
     from holdfast.models.hub_cache import hub_cache_folder
     from holdfast.models.hub_models import removal_of
@@ -129,7 +139,7 @@ def remove(
         _refuse_loaded(source.name, _running(url, api_key))
         freed = size_text(removal.expected_freed_size)
         if not yes:
-            typer.confirm(f"Remove {source.name} from {cache}? That frees {freed}.", abort=True)
+            typer.confirm(f"Remove {source.name} from {cache}? This frees {freed}.", abort=True)
         removal.execute()
         typer.echo(f"removed {source.name}; {freed} are free again")
 
@@ -138,93 +148,84 @@ def remove(
 def info(
     model: AnyModel, revision: Revision = "", models_file: ModelsFile = None, as_json: Json = False
 ) -> None:
-    """Say how large a model is, whether it fits this machine, and how many agents it would hold.
+    """Show a model's size, whether it fits this machine, and how many agents it can hold.
 
-    Fetches no weights.
+    It fetches no weights.
     """
-    from holdfast.cli.model_fit import fit_of, print_fit
-
     with plain_errors():
         found = fit_of(_any_source(model, revision, _settings(models_file)))
         if as_json:
             print_json(found.as_json())
         else:
-            print_fit(found)
+            _print_fit(found)
 
 
 @models.command("convert")
 def convert(
     model: AnyModel,
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A folder that is not there yet.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")],
     bits: Annotated[
         int | None,
-        typer.Option(
-            "--bits", min=2, max=8, help="Quantize to so many bits; else nothing is packed."
-        ),
+        typer.Option("--bits", min=2, max=8, help="Bits per weight; default: not quantized."),
     ] = None,
     group_size: Annotated[
-        int | None, typer.Option("--group-size", help="Weights that share a scale: 32, 64 or 128.")
+        int | None,
+        typer.Option("--group-size", help="Weights that share a scale: 32, 64 or 128."),
     ] = None,
     mode: Annotated[
-        str, typer.Option("--mode", help="How weights are packed: affine, mxfp4, nvfp4 or mxfp8.")
+        Literal["affine", "mxfp4", "nvfp4", "mxfp8"],
+        typer.Option("--mode", help="Quantization mode."),
     ] = "affine",
     dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", help="Of what is not packed: float16, bfloat16 or float32."),
+        Literal["float16", "bfloat16", "float32"] | None,
+        typer.Option("--dtype", help="Number format of weights that are not quantized."),
     ] = None,
     revision: Revision = "",
     models_file: ModelsFile = None,
     trust_remote_code: TrustCode = False,
 ) -> None:
-    """Convert a model to MLX's format, quantized or not, and check that the result loads and runs."""
-    from msgspec import structs
-
-    from holdfast.cli.conversion import Conversion, checked_target, convert_model
+    """Convert a model to MLX's format with `mlx_lm convert`, quantized or not."""
     from holdfast.models.download import resolve_model
+    from holdfast.models.loadable import check_loadable
+    from holdfast.models.model_folder import checked_tensor_bytes
 
     with plain_errors():
         source = _any_source(model, revision, _settings(models_file))
-        wanted = ModelSettings(
+        target = folder.expanduser().absolute()
+        if os.path.lexists(target):  # before anything is fetched
+            raise ConfigError(f"{target} already exists; name a new folder")
+        settings = ModelSettings(
             path=source.name, revision=source.revision, trust_remote_code=trust_remote_code
         )
-        conversion = Conversion(
-            source="",
-            target=str(checked_target(folder)),  # before anything is fetched
-            bits=bits,
-            group_size=group_size,
-            mode=_mode(mode),
-            dtype=_dtype(dtype),
-            trust_remote_code=trust_remote_code,
-        )
+        options = {
+            "--q-bits": bits,
+            "--q-group-size": group_size,
+            "--q-mode": mode,
+            "--dtype": dtype,
+        }
+        flags = [f"{name}={value}" for name, value in options.items() if value is not None]
+        if bits is not None or mode != "affine":
+            flags.append("--quantize")
+        if trust_remote_code:
+            flags.append("--trust-remote-code")
         with load_progress(LogSettings()) as progress:
-            place = resolve_model(wanted, progress=progress)
+            place = resolve_model(settings, progress=progress)
             progress("converting", 0.0)
-            size = convert_model(structs.replace(conversion, source=str(place)))
+            _run_mlx_lm_convert(place, target, flags)
             progress("ready", 1.0)
-        typer.echo(
-            f"{folder}: {size_text(size)} of weights; it loads and runs. To serve it: holdfast "
-            f"serve {folder}"
-        )
+        check_loadable(target)
+        size = size_text(checked_tensor_bytes(target))
+        typer.echo(f"{folder}: {size} of weights. To serve it: holdfast serve {folder}")
 
 
-def _mode(text: str) -> Mode:
-    mode: Mode = _one_of(text, "--mode", ("affine", "mxfp4", "nvfp4", "mxfp8"))
-    return mode
-
-
-def _dtype(text: str | None) -> FloatType | None:
-    dtype: FloatType | None = (
-        None if text is None else _one_of(text, "--dtype", ("float16", "bfloat16", "float32"))
-    )
-    return dtype
-
-
-def _one_of(text: str, option: str, allowed: tuple[str, ...]) -> Any:
-    if text not in allowed:
-        raise ConfigError(f"{option} {text} is not allowed; allowed: {', '.join(allowed)}")
-    return text
+def _run_mlx_lm_convert(source: Path, target: Path, flags: Iterable[str]) -> None:
+    """Convert in another process, since this one must not import MLX. Raises ModelLoadError."""
+    command = [sys.executable, "-P", "-m", "mlx_lm", "convert", *flags]
+    command += ["--hf-path", str(source), "--mlx-path", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ModelLoadError(f"{source} could not be converted: {lines[-1]}")
 
 
 def _settings(models_file: Path | None) -> Settings:
@@ -239,47 +240,38 @@ def _catalog(settings: Settings) -> Catalog:
 
 
 def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
-    """The place of a model that is named by Hub id, folder or name. Raises ModelLoadError."""
+    """The source of a model named by Hub id, folder or name. Raises ModelLoadError."""
     from holdfast.models.download import model_source
 
-    entry = (
-        _catalog(settings).find(model)
-        or _catalog(replace(settings, model=replace(settings.model, path=model))).entries[0]
-    )
+    entry = _catalog(settings).find(model)
+    if entry is None:
+        named = replace(settings, model=replace(settings.model, path=model))
+        entry = _catalog(named).entries[0]
     return model_source(entry.model.path, revision=revision or entry.model.revision)
 
 
 def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
-    """The same for models of the Hub, also of those that are found in its cache.
-
-    Raises ConfigError for others.
-    """
+    """The source of a model of the Hub, named by id or name. Raises ConfigError for others."""
     from holdfast.models.download import hub_source
     from holdfast.models.hub_cache import hub_cache_folder
     from holdfast.models.hub_models import hub_model_of
 
     entry = _catalog(settings).find(model)
-    source = None if entry is None else hub_model_of(entry.model, hub_cache_folder(os.environ))
-    source = (
-        hub_source(model, revision=revision)
-        if source is None
-        else replace(source, revision=revision or source.revision)
-    )
+    if entry is not None:
+        found = hub_model_of(entry.model, hub_cache_folder(os.environ))
+        if found is not None:
+            return replace(found, revision=revision or found.revision)
+    source = hub_source(model, revision=revision)
     if source is None:
-        raise ConfigError(
-            f"{model} is no id of the Hub (owner/name), and no name of one: this is for models of "
-            "the Hub only"
-        )
+        raise ConfigError(f"{model} is not the id (owner/name) or name of a model of the Hub")
     return source
 
 
 def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
-    """What servers list, by their URL, then by id: the one at `url`, or else all of this user on
-    this machine.
+    """The models of the server at `url`, or else of all the user's servers here: URL → id → model.
 
-    Raises ServerFailed where one refuses to tell.
+    Raises ServerFailed if one does not answer.
     """
-    from holdfast.cli.server_command import address_of_running
     from holdfast.front.run.running_servers import running_servers
 
     if url is None:
@@ -303,26 +295,21 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
 def _first_running(
     url: str | None, api_key: str | None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """The first of these servers and what it lists; none where one refuses to tell, which is
-    complained of.
-    """
+    """The URL and models of the first server; prints a line if one does not answer."""
     from holdfast.cli.server_client import ServerFailed
 
     try:
         return next(iter(_running(url, api_key).items()), (None, None))
     except ServerFailed as error:
-        complain(f"what is loaded is not known: {error}")
+        complain(f"the state of the models is unknown: {error}")
         return None, None
 
 
 def _refuse_loaded(hub_id: str, served: Mapping[str, Mapping[str, Any]]) -> None:
     for server, cards in served.items():
         for name, card in cards.items():
-            if hub_id in (name, *card.get("aliases", ())) and card.get("state") not in (
-                None,
-                "unloaded",
-                "failed",
-            ):
+            is_meant = hub_id in (name, *card.get("aliases", ()))
+            if is_meant and card.get("state") not in (None, "unloaded", "failed"):
                 raise ConfigError(
                     f"{hub_id} is {card['state']} in the server at {server}; unload it first: "
                     f"holdfast unload {name}"
@@ -341,7 +328,7 @@ def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) ->
         "model": entry.model.path or entry.name,
         "revision": entry.model.revision or None,
         "folder": None if folder is None else str(folder),
-        "weight_bytes": None if folder is None else sum(_weights(folder)),
+        "weight_bytes": None if folder is None else _weight_bytes(folder),
         "context_tokens": entry.model.context_tokens,
         "codec": entry.store.codec,
         "pinned": entry.is_pinned,
@@ -354,41 +341,175 @@ def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) ->
     }
 
 
-def _weights(folder: Path) -> Iterator[int]:
+def _weight_bytes(folder: Path) -> int:
     from holdfast.models.model_folder import WEIGHT_FILES
 
-    for file in folder.glob(WEIGHT_FILES):
-        try:
-            yield file.stat().st_size
-        except OSError:  # a link into the cache that leads nowhere
-            continue
+    # a link in the Hub's cache may be broken
+    return sum(file.stat().st_size for file in folder.glob(WEIGHT_FILES) if file.exists())
 
 
-def _print_table(rows: list[dict[str, Any]], *, is_running: bool) -> None:
+def _print_models(rows: list[dict[str, Any]], *, with_state: bool) -> None:
+    state_column = ["state"] if with_state else []
     table = new_table(
-        "name",
-        *(["state"] if is_running else []),
-        "weights",
-        "aliases",
-        "notes",
-        "from",
-        right=("weights",),
+        "name", *state_column, "weights", "aliases", "notes", "from", right=("weights",)
     )
     for row in rows:
         size = "not fetched" if row["folder"] is None else size_text(row["weight_bytes"])
-        state = [row["state"] or "not served"] if is_running else []
+        state = [row["state"] or "not served"] if with_state else []
         origin = row["origin"] or ("comes with Holdfast" if row["name"] == row["model"] else "")
         table.add_row(row["name"], *state, size, ", ".join(row["aliases"]), _notes(row), origin)
     print_table(table)
 
 
 def _notes(row: Mapping[str, Any]) -> str:
-    idle = row["idle_seconds"]
-    notes = [
-        "pinned" if row["pinned"] else "",
-        "" if idle is None else f"idle {idle:g} s",
-        "" if row["context_tokens"] is None else f"context {row['context_tokens']:,}",
-        "" if row["codec"] == "native" else f"codec {row['codec']}",
-        "" if row["draft"] is None else f"draft {row['draft']}: {_NOT_USED_YET}",
-    ]
-    return ", ".join(note for note in notes if note)
+    notes = []
+    if row["pinned"]:
+        notes.append("pinned")
+    if row["idle_seconds"] is not None:
+        notes.append(f"idle {row['idle_seconds']:g} s")
+    if row["context_tokens"] is not None:
+        notes.append(f"context {row['context_tokens']:,}")
+    if row["codec"] != "native":
+        notes.append(f"codec {row['codec']}")
+    if row["draft"] is not None:
+        notes.append(f"draft {row['draft']}: {_NOT_USED_YET}")
+    return ", ".join(notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFit:
+    """A model's size, and how it fits this machine and others."""
+
+    name: str
+    place: str
+    stored: StoredSize
+    context_tokens: int
+    here: Need  # in the number format that this machine computes in
+    usable_bytes: int  # of this machine, now
+    memory: DeviceMemory
+    agents_here: dict[int, int]  # tokens of each agent → number of agents
+    choices: tuple[Choice, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the weights and one agent with a short context fit here."""
+        return next(iter(self.agents_here.values()), 0) > 0
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures, in bytes and tokens."""
+        return {
+            "model": self.name,
+            "place": self.place,
+            "model_type": self.stored.config.get("model_type"),
+            "parameters": self.stored.parameters,
+            "weight_bytes": self.stored.weight_bytes,
+            "bits_per_weight": round(self.stored.bits_per_weight, 2),
+            "context_tokens": self.context_tokens,
+            "this_machine": {
+                "memory_bytes": self.memory.total_bytes,
+                "usable_bytes": self.usable_bytes,
+                **asdict(self.here),
+                "fits": self.fits,
+                "agents": {str(tokens): agents for tokens, agents in self.agents_here.items()},
+            },
+            "choices": [asdict(choice) for choice in self.choices],
+        }
+
+
+def fit_of(source: ModelSource) -> ModelFit:
+    """Read a model's headers and config.json, here or on the Hub. Raises ModelLoadError."""
+    from holdfast.machine.device_memory import memory_report
+    from holdfast.models.context_window import UNKNOWN_CONTEXT_TOKENS, known_context_tokens
+    from holdfast.models.fit import Need, choice_for
+    from holdfast.models.stored_size import size_of_folder, size_on_hub
+    from holdfast.worker.engine.sequence_size import sequence_size_of
+
+    folder = _complete_folder(source)
+    stored = size_on_hub(source) if folder is None else size_of_folder(folder)
+    sequence = sequence_size_of(stored.config)
+    context = known_context_tokens(stored.config) or UNKNOWN_CONTEXT_TOKENS
+    memory = memory_report(working_set_bytes=sequence.working_set_bytes)
+    usable = sequence.working_set_bytes or memory.available_bytes
+    weight_bytes = stored.weight_bytes
+    float32_bytes = 4 * stored.parameters
+    if sequence.is_on_cpu and float32_bytes <= usable * _MAX_FLOAT32_SHARE:
+        weight_bytes = float32_bytes
+    here = Need(
+        weight_bytes=weight_bytes,
+        bytes_per_token=sequence.bytes_per_token,
+        fixed_bytes=sequence.fixed_bytes,
+    )
+    halves = 2 if sequence.is_on_cpu else 1  # KV has 32 bits on a CPU and 16 on a GPU
+    on_gpu = Need(
+        weight_bytes=stored.weight_bytes,
+        bytes_per_token=sequence.bytes_per_token // halves,
+        fixed_bytes=sequence.fixed_bytes // halves,
+    )
+    lengths = [tokens for tokens in _AGENT_TOKENS if tokens <= context] or [context]
+    return ModelFit(
+        name=source.name,
+        place="on the Hub, not fetched" if folder is None else str(folder),
+        stored=stored,
+        context_tokens=context,
+        here=here,
+        usable_bytes=usable,
+        memory=memory,
+        agents_here={tokens: here.agents(tokens, memory_bytes=usable) for tokens in lengths},
+        choices=tuple(
+            choice_for(total, on_gpu, parameters=stored.parameters, context_tokens=context)
+            for total in _MACHINES
+        ),
+    )
+
+
+def _complete_folder(source: ModelSource) -> Path | None:
+    """The model's folder on this machine; None if the Hub has to be asked."""
+    from holdfast.models.hub_cache import local_folder
+    from holdfast.models.loadable import check_loadable
+
+    folder = local_folder(source, os.environ)
+    if folder is None or source.kind != "hub":
+        return folder
+    try:
+        check_loadable(folder)
+    except ModelLoadError:
+        return None
+    return folder
+
+
+def _print_fit(fit: ModelFit) -> None:
+    stored = fit.stored
+    weights = f"{size_text(stored.weight_bytes)}, {stored.bits_per_weight:.1f} bits each"
+    if fit.here.weight_bytes != stored.weight_bytes:
+        weights += f"; {size_text(fit.here.weight_bytes)} in memory here, in float32"
+    kv = f"{size_text(fit.here.bytes_per_token)} per token"
+    if fit.here.fixed_bytes:
+        kv += f", and {size_text(fit.here.fixed_bytes)} per agent"
+    verdict = "it does not fit"
+    if fit.fits:
+        agents = [f"{count:,} of {tokens:,} tokens" for tokens, count in fit.agents_here.items()]
+        verdict = f"it fits; room for agents: {', '.join(agents)}"
+    model_type = stored.config.get("model_type")
+    usable = f"{size_text(fit.usable_bytes)} usable of {size_text(fit.memory.total_bytes)}"
+    print_rows(
+        [
+            ("model", f"{fit.name} ({fit.place})"),
+            ("type", f"{model_type}, {stored.parameters / 1e6:,.1f} million parameters"),
+            ("weights", weights),
+            ("context", f"{fit.context_tokens:,} tokens"),
+            ("KV", kv),
+            ("this machine", usable),
+            ("", verdict),
+        ]
+    )
+    typer.echo("\nOn a machine with a GPU that shares this memory:")
+    for choice in fit.choices:
+        total = f"{choice.total_bytes // _GIB} GB"
+        if choice.agents == 0:
+            typer.echo(f"{total:<12}  too large in every form")
+        else:
+            size = size_text(choice.need.weight_bytes)
+            typer.echo(
+                f"{total:<12}  use it {choice.form} ({size}): room for {choice.agents:,} agents "
+                f"with {choice.tokens:,} tokens each"
+            )

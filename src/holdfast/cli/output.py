@@ -28,19 +28,19 @@ BAD_INPUT = 2
 
 
 def print_json(value: Any) -> None:
-    """A value as JSON; what JSON has no form for, such as a path, as a text."""
+    """Print JSON; values without a JSON form, such as paths, as text."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    """Names and values, one below the other."""
+    """Print names and values, one pair per line."""
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         typer.echo(f"{name:<{width}}  {value}")
 
 
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """A table with these headings and without lines. right: those of numbers."""
+    """A table without lines. right: the columns to align right."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -50,7 +50,7 @@ def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """As wide as the terminal; in a pipe each row is one line, so that it can be searched."""
+    """Print a table as wide as the terminal; in a pipe, each row is one line."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
@@ -61,9 +61,9 @@ def print_table(table: Table) -> None:
 
 @contextlib.contextmanager
 def plain_errors(log_format: str = "text") -> Iterator[None]:
-    """Turn our own errors into one line in the form of the log, and exit code 2.
+    """Turn a HoldfastError into one line in the log's format and exit code 2.
 
-    Anything else is a bug: it keeps its trace.
+    Anything else is a bug and keeps its traceback.
     """
     try:
         yield
@@ -73,9 +73,7 @@ def plain_errors(log_format: str = "text") -> Iterator[None]:
 
 
 def require_working_folder() -> None:
-    """End with one line where the working folder has been deleted: paths and settings files are
-    looked up from there.
-    """
+    """Exit with one line if the working folder was deleted; settings and paths are relative to it."""
     try:
         os.getcwd()
     except OSError as error:
@@ -84,9 +82,7 @@ def require_working_folder() -> None:
 
 
 def complain(message: str, *, log_format: str = "text") -> None:
-    """Print one line to stderr, whatever line breaks the message has; log_format "json": as a line
-    of the log.
-    """
+    """Print the message as one line to stderr. log_format: "json" makes it a line of the log."""
     line = " ".join(message.split())
     if log_format == "json":
         from holdfast.telemetry.logs import JsonLines
@@ -102,7 +98,7 @@ def complain(message: str, *, log_format: str = "text") -> None:
 
 
 def size_text(size: int) -> str:
-    """A number of bytes with three digits or so, in binary units: 1536 is `1.5 KiB`."""
+    """A number of bytes in binary units: 1536 is `1.5 KiB`."""
     shown = float(size)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if shown < 1024:
@@ -112,19 +108,18 @@ def size_text(size: int) -> str:
 
 
 def count_text(number: int, one: str, many: str = "") -> str:
-    """How many there are: `1 block`, `2 blocks`, `1,000 branches`. many: where the plural is not
-    just an s.
-    """
+    """A count with its noun: `1 block`, `2 blocks`, `1,000 branches`. many: an irregular plural."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 @contextlib.contextmanager
 def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
-    """A function `(stage, fraction)` that draws on stderr; the stage "ready" removes what was
-    drawn.
+    """A function `(stage, fraction)` that draws a bar on stderr; the stage "ready" removes it.
+
+    It draws nothing if stderr is not a terminal; the log has the same information.
     """
     if not sys.stderr.isatty() or log.format == "json":
-        yield _ignore
+        yield lambda stage, fraction: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -150,7 +145,7 @@ def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
 
 
 class LoadBar:
-    """One line: the stage under way and how far it is; what is logged meanwhile goes above it.
+    """One line with the current stage and its progress; log lines appear above it.
 
     Called from one thread.
     """
@@ -162,7 +157,7 @@ class LoadBar:
         self._task: TaskID | None = None
 
     def __call__(self, stage: str, fraction: float) -> None:
-        """Show that a stage is so far; one stage follows the other, and "ready" is the last."""
+        """Show the progress of a stage. Stages follow one another; the last is "ready"."""
         if stage == "ready":
             self.stop()
             return
@@ -176,7 +171,7 @@ class LoadBar:
         self._bars.update(self._task, completed=min(1.0, max(0.0, fraction)))
 
     def stop(self) -> None:
-        """Remove the line. Twice is fine; when a worker is started anew it comes back."""
+        """Remove the line. May be called twice; a restarted worker brings the line back."""
         if self._task is not None:
             self._logs_above.close()
             self._bars.stop()
@@ -186,9 +181,7 @@ class LoadBar:
 
 @contextlib.contextmanager
 def _logs_above(console: Console) -> Iterator[None]:
-    """While the line is drawn: lines of the log on the same terminal are printed above it, not into
-    it.
-    """
+    """Print log lines above the drawn line instead of into it."""
     from rich.file_proxy import FileProxy
 
     handlers = [
@@ -204,7 +197,3 @@ def _logs_above(console: Console) -> Iterator[None]:
     finally:
         for handler, stream in moved:
             handler.setStream(stream)
-
-
-def _ignore(stage: str, fraction: float) -> None:
-    """Elsewhere than on a terminal the log says what happens."""

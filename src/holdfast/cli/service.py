@@ -1,4 +1,4 @@
-"""`holdfast service …`: a server that the system starts for one user, through launchd or systemd."""
+"""`holdfast service …`: runs a server as a user service of launchd or systemd."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from holdfast.config import EffectiveSettings, all_specs
 from holdfast.errors import HoldfastError
 from holdfast.whole_file import whole_file
 
-service = typer.Typer(help="Run a server as a service of the system.", no_args_is_help=True)
+service = typer.Typer(help="Run a server as a system service.", no_args_is_help=True)
 
-FAILED = 1
-# What says where things are; secrets are not among them, since others may read what a system keeps
-# of a service.
-_CARRIED = (
+_FAILED = 1
+# Variables that say where things are. Others may read a service's file, so no secrets.
+_COPIED_VARIABLES = (
     "XDG_CACHE_HOME",
     "XDG_CONFIG_HOME",
     "XDG_STATE_HOME",
@@ -36,43 +35,43 @@ _CARRIED = (
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
 )
-_WAY_OF_SECRETS = (
-    "put it into your settings file, make keys with `holdfast keys add`, log in to the Hub with "
+_SECRETS_HINT = (
+    "put it into your settings file, create keys with `holdfast keys add`, log in to the Hub with "
     "`hf auth login`"
 )
 _SECRETS = ("HOLDFAST_SERVER_API_KEY", "HF_TOKEN")
 
 PrintOnly: TypeAlias = Annotated[
-    bool, typer.Option("--print", help="Show the file that would be written, and do nothing.")
+    bool, typer.Option("--print", help="Show the file instead of writing it.")
 ]
 NoStart: TypeAlias = Annotated[
-    bool, typer.Option("--no-start", help="Write the file, and start nothing.")
+    bool, typer.Option("--no-start", help="Write the file, but do not start the service.")
 ]
 LABEL = "io.holdfast.server"  # for launchd
 UNIT = "holdfast.service"  # for systemd
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
-_GRACE_SECONDS = 20.0  # to write down what was read, once no answer runs any more
+_GRACE_SECONDS = 20.0  # to save the cache after the last answer
 
 
 class ServiceFailed(HoldfastError):
-    """The system did not do what it was asked for."""
+    """The service could not be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSystem:
-    """How one system is told of services. Commands are run one after the other."""
+    """How launchd or systemd manages a service. Commands run one after the other."""
 
     file: Path
     content: Callable[[ServiceSpec], bytes]
     start: Sequence[Sequence[str]]
     stop: Sequence[Sequence[str]]
-    forget: Sequence[Sequence[str]]  # after the file is gone
+    forget: Sequence[Sequence[str]]  # after the file was removed
     status: Sequence[str]
     hint: str = ""
 
 
 def service_system(platform: str, environ: Mapping[str, str]) -> ServiceSystem:
-    """The system that runs services here. Raises ServiceFailed where there is none that is known."""
+    """The service system of this platform. Raises ServiceFailed if it is not supported."""
     home = Path(environ.get("HOME") or os.path.expanduser("~"))
     if platform == "darwin":
         domain = f"gui/{os.getuid()}"
@@ -98,7 +97,7 @@ def service_system(platform: str, environ: Mapping[str, str]) -> ServiceSystem:
         stop=((*systemctl, "disable", "--now", UNIT),),
         forget=((*systemctl, "daemon-reload"),),
         status=(*systemctl, "is-active", UNIT),
-        hint="It ends when you log out, unless you run once: loginctl enable-linger",
+        hint="It stops when you log out, unless you run once: loginctl enable-linger",
     )
 
 
@@ -107,9 +106,9 @@ def service_system(platform: str, environ: Mapping[str, str]) -> ServiceSystem:
 def install(
     effective: EffectiveSettings, print_only: PrintOnly = False, no_start: NoStart = False
 ) -> None:
-    """Write the service's file and start it.
+    """Write the service's file and start the service.
 
-    Takes the flags of `serve`; settings files are read at each start.
+    It takes the options of `serve`; the settings file is read at each start.
     """
     with plain_errors():
         system = service_system(sys.platform, os.environ)
@@ -129,66 +128,63 @@ def install(
         typer.echo(f"wrote {system.file}")
         for name in _SECRETS:
             if os.environ.get(name):
-                complain(
-                    f"{name} is not written there, where others may read it; {_WAY_OF_SECRETS}"
-                )
+                complain(f"{name} is not copied: others may read that file; {_SECRETS_HINT}")
         if not no_start:
             _run_all(system.start)
-            typer.echo(
-                f"the service runs; `holdfast ps` shows it, `holdfast logs -f` its log. {system.hint}".rstrip()
-            )
+            started = "the service is running; see `holdfast ps` and `holdfast logs -f`."
+            typer.echo(f"{started} {system.hint}".rstrip())
 
 
 @service.command("uninstall")
 def uninstall() -> None:
-    """End the service in order, and remove its file. What it has kept stays."""
+    """Stop the service and remove its file. Its cache stays."""
     with plain_errors():
         system = service_system(sys.platform, os.environ)
         if not system.file.exists():
             raise ServiceFailed(f"no service is installed: there is no {system.file}")
-        is_there = shutil.which(system.status[0]) is not None  # else nothing can run it
-        if is_there:
+        has_program = shutil.which(system.status[0]) is not None  # else it cannot be running
+        if has_program:
             _run_all(system.stop, may_fail=True)
         with _failures_of(system):
             system.file.unlink()
-        if is_there:
+        if has_program:
             _run_all(system.forget, may_fail=True)
     typer.echo(f"removed {system.file}")
 
 
 @service.command("status")
 def status() -> None:
-    """Say whether a service is installed and runs. The exit code is 1 when it does not."""
+    """Show whether the service is installed and running. If not, exit with code 1."""
     with plain_errors():
         system = service_system(sys.platform, os.environ)
         if not system.file.exists():
             typer.echo(f"not installed: there is no {system.file}")
-            raise typer.Exit(FAILED)
+            raise typer.Exit(_FAILED)
         _require(system)
         done = _run(system.status)
-    runs = done.returncode == 0
     typer.echo(f"installed as {system.file}")
-    typer.echo(
-        "it runs; `holdfast ps` shows what it does"
-        if runs
-        else f"it does not run: {_said(done) or 'nothing is known'}"
-    )
-    if not runs:
-        raise typer.Exit(FAILED)
+    if done.returncode != 0:
+        typer.echo(f"it is not running: {_output(done) or 'unknown'}")
+        raise typer.Exit(_FAILED)
+    typer.echo("it is running; see `holdfast ps`")
 
 
 def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> ServiceSpec:
-    """A service with these settings: flags and variables are written down, and run in this folder.
+    """A service with these settings: its file contains flags, variables and this folder.
 
-    Raises ServiceFailed.
+    Raises ServiceFailed if a flag is a secret.
     """
     file = effective.sources.file
     flags = {key: str(value) for key, value in effective.sources.flags.items() if value is not None}
-    if told := [key for key in flags if all_specs()[key].secret]:
-        raise ServiceFailed(
-            f"{told[0]} is not written into a service, where others may read it; {_WAY_OF_SECRETS}"
-        )
-    arguments = [*(("--config", str(file.absolute())) if file is not None else ())]
+    specs = all_specs()
+    for key in flags:
+        if specs[key].secret:
+            raise ServiceFailed(
+                f"{key} is not written to a service's file, which others may read; {_SECRETS_HINT}"
+            )
+    arguments = []
+    if file is not None:
+        arguments += ["--config", str(file.absolute())]
     if effective.origins["log.file"] == "default":
         arguments += ["--log-file", "auto"]
     path = flags.pop("model.path", "")
@@ -202,7 +198,7 @@ def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> Service
         if name.startswith("HOLDFAST_") and name not in _SECRETS
     }
     named.pop("HOLDFAST_CONFIG", None)  # it is an argument
-    carried = {name: environ[name] for name in _CARRIED if environ.get(name)}
+    carried = {name: environ[name] for name in _COPIED_VARIABLES if environ.get(name)}
     return ServiceSpec(
         command=[*_program(), "serve", *arguments],
         environment=dict(sorted((named | carried).items())),
@@ -212,7 +208,7 @@ def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> Service
 
 
 def _program() -> list[str]:
-    """This very installation's command, as systems want it: by its absolute path."""
+    """The command of this installation, by its absolute path."""
     script = Path(sys.executable).with_name("holdfast")
     return [str(script)] if script.is_file() else [sys.executable, "-P", "-m", "holdfast.cli.main"]
 
@@ -222,15 +218,13 @@ def _run_all(commands: Sequence[Sequence[str]], *, may_fail: bool = False) -> No
         done = _run(command)
         if done.returncode != 0 and not may_fail:
             raise ServiceFailed(
-                f"the file is written, but `{' '.join(command)}` failed: {_said(done)}"
+                f"the file is written, but `{' '.join(command)}` failed: {_output(done)}"
             )
 
 
 def _require(system: ServiceSystem) -> None:
     if shutil.which(system.status[0]) is None:
-        raise ServiceFailed(
-            f"there is no {system.status[0]} on this machine, which would run the service"
-        )
+        raise ServiceFailed(f"there is no {system.status[0]} on this machine to run the service")
 
 
 @contextlib.contextmanager
@@ -247,32 +241,29 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _said(done: subprocess.CompletedProcess[str]) -> str:
+def _output(done: subprocess.CompletedProcess[str]) -> str:
     return " ".join((done.stderr or done.stdout).split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """A server as a service: what is run, with which variables, and how long its running answers
-    may go on at its end.
-    """
+    """A server as a service."""
 
     command: Sequence[str]  # the program's absolute path and its arguments
-    folder: str  # in which it runs: what is meant by relative paths
+    folder: str  # that it runs in, for relative paths
     environment: Mapping[str, str] = field(default_factory=dict)
     shutdown_seconds: float = 10.0
 
     @property
     def stop_seconds(self) -> int:
-        """How long an end in order may take in all; afterwards the system ends it by force."""
+        """How long stopping may take; then the system kills the server."""
         return int(self.shutdown_seconds + _GRACE_SECONDS)
 
 
 def launchd_plist(spec: ServiceSpec) -> bytes:
-    """The property list of an agent: started at login, again after a crash, and left alone after an
-    end in order.
+    """The property list of a launchd agent: started at login, restarted after a crash.
 
-    Its log is in the state folder; launchd would write one that nobody rotates.
+    It names no log file: launchd would never rotate it, so the server writes its own.
     """
     return plistlib.dumps(
         {
@@ -282,20 +273,18 @@ def launchd_plist(spec: ServiceSpec) -> bytes:
             "WorkingDirectory": spec.folder,
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
-            "ThrottleInterval": 10,  # seconds between two starts: settings that are wrong stay so
+            "ThrottleInterval": 10,  # seconds between two starts
             "ExitTimeOut": spec.stop_seconds,
-            "ProcessType": "Interactive",  # else macOS slows it down as work in the background
+            "ProcessType": "Interactive",  # otherwise macOS throttles it as background work
         }
     )
 
 
 def systemd_unit(spec: ServiceSpec) -> str:
-    """A user's unit: started with the user's session, again after a crash, and left alone after an
-    end in order.
-    """
+    """A systemd user unit: started with the user's session, restarted after a crash."""
     lines = [
         "[Unit]",
-        "Description=Holdfast, a server of language models",
+        "Description=Holdfast, a server for language models",
         "StartLimitIntervalSec=300",
         "StartLimitBurst=5",
         "",
@@ -305,12 +294,12 @@ def systemd_unit(spec: ServiceSpec) -> str:
         f"WorkingDirectory={spec.folder.replace('%', '%%')}",
         "ExecStart=" + " ".join(_quoted(word, in_command=True) for word in spec.command),
         "ExecReload=kill -HUP $MAINPID",
-        "# The front alone is asked to end: it lets answers end, then its workers.",
+        "# Only the front gets the signal: it finishes the answers, then stops its workers.",
         "KillMode=mixed",
         f"TimeoutStopSec={spec.stop_seconds}",
         "Restart=on-failure",
         "RestartSec=2",
-        "# Settings that cannot be used do not become better by trying again.",
+        "# Invalid settings stay invalid after a restart.",
         "RestartPreventExitStatus=2",
         "",
         "[Install]",
@@ -320,9 +309,7 @@ def systemd_unit(spec: ServiceSpec) -> str:
 
 
 def _quoted(word: str, *, in_command: bool = False) -> str:
-    """A word as systemd reads it back: quotes, its specifiers (%), and in commands its variables
-    ($).
-    """
+    """Quote a word for systemd, with its specifiers (%) and, in commands, its variables ($)."""
     if _PLAIN.fullmatch(word):
         return word
     escaped = (

@@ -1,4 +1,4 @@
-"""`holdfast sessions …`: named branches of what a running server keeps."""
+"""`holdfast sessions …`: named branches of a running server's prefix cache."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _NEVER = "never"
 sessions = typer.Typer(help="Show, pin, fork, close and move sessions.", no_args_is_help=True)
 
 Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The session.")]
-Pin: TypeAlias = Annotated[bool, typer.Option("--pin", help="Keep what it has read from eviction.")]
+Pin: TypeAlias = Annotated[bool, typer.Option("--pin", help="Never evict its blocks.")]
 Ttl: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--ttl",
         metavar="TIME",
-        help="How long it lives after its last use, such as 12h or 30d, or `never`.",
+        help="Lifetime after its last use, such as 12h or 30d, or `never`.",
     ),
 ]
 
@@ -39,7 +39,7 @@ Ttl: TypeAlias = Annotated[
 @sessions.command("ls")
 @server_command
 def list_sessions(server: ServerClient, as_json: Json = False) -> None:
-    """List the sessions, the last used first."""
+    """List the sessions, the most recently used first."""
     found = _ask(server, "list")["data"]
     if as_json:
         print_json(found)
@@ -61,13 +61,13 @@ def show(server: ServerClient, session_id: Id, as_json: Json = False) -> None:
 def open_session(
     server: ServerClient,
     session_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Its name; else one is made up.")
+        str | None, typer.Argument(metavar="[ID]", help="Its name; default: a generated one.")
     ] = None,
     pin: Pin = False,
     ttl: Ttl = None,
     as_json: Json = False,
 ) -> None:
-    """Begin a session. Requests that name one that is not there do so by themselves."""
+    """Open a session. A request that names a new session opens it, too."""
     _print(
         _ask(server, "open", json={"pinned": pin} | _named(session_id) | _ttl(ttl)), as_json=as_json
     )
@@ -80,13 +80,13 @@ def fork(
     session_id: Id,
     new_id: Annotated[
         str | None,
-        typer.Argument(metavar="[NEW]", help="Name of the new one; else one is made up."),
+        typer.Argument(metavar="[NEW]", help="Name of the new one; default: a generated one."),
     ] = None,
     pin: Pin = False,
     ttl: Ttl = None,
     as_json: Json = False,
 ) -> None:
-    """Begin a session where another one is; both go on from there."""
+    """Open a session that continues from the current state of another one."""
     _print(
         _ask(server, "fork", session_id, json={"pinned": pin} | _named(new_id) | _ttl(ttl)),
         as_json=as_json,
@@ -96,7 +96,7 @@ def fork(
 @sessions.command("pin")
 @server_command
 def pin_session(server: ServerClient, session_id: Id) -> None:
-    """Keep what a session has read from eviction."""
+    """Never evict a session's blocks."""
     _print(_ask(server, "update", session_id, json={"pinned": True}))
 
 
@@ -114,10 +114,10 @@ def close_session(
     session_id: Id,
     forget: Annotated[
         bool,
-        typer.Option("--forget", help="Delete what it has read, as far as nobody else needs it."),
+        typer.Option("--forget", help="Also delete its blocks, except those that others use."),
     ] = False,
 ) -> None:
-    """End a session."""
+    """Close a session."""
     _ask(server, "close", session_id, params={"forget": "true"} if forget else {})
     typer.echo(f"closed {session_id}")
 
@@ -128,13 +128,11 @@ def export_session(
     server: ServerClient,
     session_id: Id,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the file if it is there.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Write a session with everything that is kept of it into a file."""
+    """Write a session and its blocks to a file."""
     if file.exists() and not force:
-        raise ConfigError(f"{file} is there already; --force replaces it")
+        raise ConfigError(f"{file} already exists; --force replaces it")
     size = server.download(_path("export", session_id), file)
     typer.echo(f"wrote {file}, {size_text(size)}")
 
@@ -143,15 +141,15 @@ def export_session(
 @server_command
 def import_session(
     server: ServerClient,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `export` has written.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `export`.")],
     session_id: Annotated[
-        str | None, typer.Option("--id", help="Its name here; else as in the file.")
+        str | None, typer.Option("--id", help="Its name here; default: as in the file.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Take in a session from a file.
+    """Read a session from a file.
 
-    Only of the same model, with the same weights, tokenizer and codec.
+    It has to come from the same model, with the same weights, tokenizer and codec.
     """
     with file.open("rb") as content:
         _print(_ask(server, "import", params=_named(session_id), content=content), as_json=as_json)
@@ -190,25 +188,17 @@ def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
     if as_json:
         print_json(session)
         return
+    cached = f"{session['kept_tokens']:,} cached ({session['ram_tokens']:,} in RAM)"
+    branches = count_text(session["branches"], "branch", "branches")
+    hot = ""
+    if session["live_tokens"]:
+        hot = f"{session['live_tokens']:,} tokens: the next turn continues without a copy"
     rows = [
         ("session", session["id"]),
         ("model", session["model"]),
-        (
-            "tokens",
-            f"{session['tokens']:,}, {session['kept_tokens']:,} of them kept "
-            f"({session['ram_tokens']:,} in RAM)",
-        ),
-        (
-            "hot",
-            f"{session['live_tokens']:,} tokens: the next turn begins without a copy"
-            if session["live_tokens"]
-            else "",
-        ),
-        (
-            "size",
-            f"{size_text(session['kept_bytes'])} in "
-            f"{count_text(session['branches'], 'branch', 'branches')}",
-        ),
+        ("tokens", f"{session['tokens']:,}, {cached}"),
+        ("hot", hot),
+        ("size", f"{size_text(session['kept_bytes'])} in {branches}"),
         ("requests", f"{session['requests']:,}"),
         ("last used", _time(session["last_used_at"])),
         ("ends", _NEVER if session["expires_at"] is None else _time(session["expires_at"])),
@@ -222,15 +212,15 @@ def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
 
 
 def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
-    numbers = ("tokens", "kept", "in RAM", "hot", "size", "requests")
+    numbers = ("tokens", "cached", "in RAM", "hot", "size", "requests")
     table = new_table("session", *numbers, "last used", "pinned", right=numbers)
     for session in found:
-        counts = [
-            f"{session[name]:,}" for name in ("tokens", "kept_tokens", "ram_tokens", "live_tokens")
-        ]
         table.add_row(
             session["id"],
-            *counts,
+            f"{session['tokens']:,}",
+            f"{session['kept_tokens']:,}",
+            f"{session['ram_tokens']:,}",
+            f"{session['live_tokens']:,}",
             size_text(session["kept_bytes"]),
             f"{session['requests']:,}",
             _time(session["last_used_at"]),

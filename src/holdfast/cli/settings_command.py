@@ -1,7 +1,8 @@
-"""Commands that take settings: every setting with a flag of its own becomes an option, all others
-are reached by --set.
+"""Commands that take settings, and `holdfast config`, which shows the settings in force.
 
-`--help` shows the options that most people need, `--help-all` all of them. `holdfast config` shows the settings in force."""
+A setting with a flag becomes an option, any other is reached by --set. `--help` shows the options
+that most people need, `--help-all` all of them.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +27,20 @@ from holdfast.config import (
 from holdfast.config_sources import SettingSpec, describe
 from holdfast.errors import ConfigError
 
-_PREFIX = "setting_"  # of the names of parameters
+_PREFIX = "setting_"  # of parameter names
 _PANEL = "Settings"
-# by the section of the setting
+# section → panel
 _PANELS = {"model": "Model", "server": "Server", "store": "Store", "log": "Log"}
 _SHOWN = (
-    *(
-        "model.path",
-        "model.name",
-        "model.context_tokens",
-        "server.host",
-        "server.port",
-        "server.api_key",
-    ),
-    *("store.folder", "log.level", "log.file"),
+    "model.path",
+    "model.name",
+    "model.context_tokens",
+    "server.host",
+    "server.port",
+    "server.api_key",
+    "store.folder",
+    "log.level",
+    "log.file",
 )
 
 ConfigFile: TypeAlias = Annotated[
@@ -48,7 +49,7 @@ ConfigFile: TypeAlias = Annotated[
         "--config",
         metavar="FILE",
         rich_help_panel=_PANEL,
-        help="Settings file; else ./holdfast.toml.",
+        help="Settings file; default: ./holdfast.toml.",
     ),
 ]
 FurtherSettings: TypeAlias = Annotated[
@@ -57,7 +58,7 @@ FurtherSettings: TypeAlias = Annotated[
         "--set",
         metavar="KEY=VALUE",
         rich_help_panel=_PANEL,
-        help="Any setting by its key; may be repeated.",
+        help="Any setting, by its key; can be repeated.",
     ),
 ]
 
@@ -86,9 +87,7 @@ def settings_command(
 ) -> Callable[..., None]:
     """Give a command `(effective, **own options)` an option for each setting, and plain errors.
 
-    shown: keys of the settings that `--help` shows. left_out: keys that mean nothing to this
-    command. Typer reads the signature that is put together here, so a new setting needs no line in
-    the command line.
+    shown: keys of the settings that `--help` shows. left_out: keys that this command ignores.
     """
     own = own_parameters(command)
     specs = [spec for spec in all_specs().values() if spec.flag and spec.key not in left_out]
@@ -119,9 +118,9 @@ def _name(spec: SettingSpec) -> str:
 def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
     """The option (or the argument MODEL) of one setting.
 
-    All are texts: `config` converts and checks, for all sources.
+    Values are texts, which `config` converts and checks, as it does for all sources.
     """
-    default = describe(spec, spec.default) or False  # as help shows it; False: nothing
+    default = describe(spec, spec.default) or False  # False: help shows no default
     panel = _PANELS.get(spec.key.partition(".")[0], _PANEL)
     if spec.flag.startswith("--"):
         if spec.kind == "switch":
@@ -166,14 +165,14 @@ def _effective(
 
 
 def option(name: str, annotation: Any) -> inspect.Parameter:
-    """A parameter that is None where it is not given. annotation: as Typer takes it."""
+    """A keyword parameter for Typer with the default None."""
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
 
 
 def own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
-    """A command's parameters but the first, by keyword."""
+    """A command's parameters except the first, as keyword parameters."""
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
 
@@ -181,7 +180,7 @@ def own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
 def with_parameters(
     run: Callable[..., None], parameters: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """The function, which takes keywords, with these as its signature."""
+    """Give a function that takes keywords this signature, which Typer reads."""
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -194,9 +193,9 @@ def config(
         bool, typer.Option("--json", help="Print JSON: key → value and origin.")
     ] = False,
 ) -> None:
-    """Show the settings in force.
+    """Show the settings in force, and the source of each.
 
-    It says where each of them comes from. It takes the same options as `serve`.
+    It takes the same options as `serve`.
     """
     if as_json:
         print_json(_rows(effective))
@@ -205,9 +204,7 @@ def config(
 
 
 def _rows(effective: EffectiveSettings) -> dict[str, dict[str, Any]]:
-    """Key → value (as a JSON value; what stands for no number as its word, a secret as whether it
-    is set) and origin.
-    """
+    """Key → value and origin; "auto" and "off" are shown as words, a secret as "(set)"."""
     rows = {}
     for key, spec in all_specs().items():
         value, shown = value_of(effective.settings, key), shown_value(effective.settings, key)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.layout_check import check_layout
+from holdfast.cli.doctor import check_layout
 from holdfast.config import ModelSettings
 from holdfast.errors import HoldfastError
 from tests.fakes.tiny_models import write_tiny

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.diagnosis import advice, has_cuda_wheel, has_nvidia_gpu
+from holdfast.cli.doctor import advice, has_cuda_wheel, has_nvidia_gpu
 from holdfast.machine.blas import BlasReport
 from holdfast.machine.device_memory import DeviceMemory
 from holdfast.machine.platform import PlatformReport

@@ -104,8 +104,8 @@ def test_everything_that_is_kept_is_listed_with_its_size_and_bound_and_cleared_w
     ("arguments", "part"),
     [
         (["keys"], "keys are not deleted here: `holdfast keys rm NAME` removes one"),
-        (["everything"], "nothing that is kept is called everything; there are: store, responses"),
-        ([], "say what to delete, or --all"),
+        (["everything"], "there is no state called everything; there are: store, responses"),
+        ([], "name what to delete, or --all"),
     ],
 )
 def test_what_cannot_be_cleared_is_one_line(
