@@ -217,7 +217,7 @@ def test_without_a_terminal_no_agent_is_started_on_a_demonstration_model_unless_
         assert not agent.was_started
         allowed = launched(server.url, "--allow-demo", "claude", "exit=0")
     assert refused.exit_code == 2
-    assert "holdfast-demo is a demonstration of three million parameters" in refused.output
+    assert "holdfast-demo is a demonstration model with three million parameters" in refused.output
     assert "holdfast serve mlx-community/" in refused.output
     assert "--allow-demo" in refused.output
     assert allowed.exit_code == 0
@@ -232,7 +232,7 @@ def test_on_a_terminal_the_user_is_asked_about_a_demonstration_model(
     with running_server() as server:
         server.models = [DEMO_ID]
         with in_terminal(machine, "--url", server.url, "claude", "exit=0") as terminal:
-            terminal.wait_for(r"Start it all the same\? \[y/N\]")
+            terminal.wait_for(r"Start it anyway\? \[y/N\]")
             terminal.type(typed + ENTER)
             assert terminal.wait() == code
     assert agent.was_started == (code == 0)
@@ -291,12 +291,12 @@ def test_a_server_that_is_not_there_is_said_to_be_so_and_how_to_start_one(machin
 @pytest.mark.parametrize(
     ("arguments", "key", "said"),
     [
-        (("claude",), "wrong", "not its key"),
-        (("claude",), "", "The key given is missing"),
+        (("claude",), "wrong", "The key is wrong"),
+        (("claude",), "", "The key is missing"),
         (("--model", "gpt", "claude"), KEY, "does not serve gpt; it serves: " + MODEL),
         (("--small-model", "gpt", "claude"), KEY, "does not serve gpt"),
         (("clade",), KEY, "Did you mean claude?"),
-        (("emacs",), KEY, "It knows: claude, codex"),
+        (("emacs",), KEY, "The agents are: claude, codex"),
         (
             ("claude", "--url", "x"),
             KEY,

@@ -1,10 +1,7 @@
-"""The coding agents that `holdfast launch` knows: what each has to be told so that it speaks to
-this server.
+"""The coding agents of `holdfast launch`, and how each is configured for a server.
 
-An agent is a function from the server to what is added for one run, and a line in AGENTS. Nothing
-here writes to the agent's own
-configuration: settings come as variables, as options, or as files of a folder that is gone after
-    the run.
+An agent is a function from the server to an AgentSetup, and an entry in AGENTS. Agents are configured
+by variables, options, and files in a temporary folder; their own configuration is never changed.
 """
 
 from __future__ import annotations
@@ -17,30 +14,30 @@ from typing import Any
 
 from holdfast.models.context_window import LONGEST_ANSWER_TOKENS, planned_answer_tokens
 
-NO_KEY = "none"  # for agents that want some key, where the server wants none
+NO_KEY = "none"  # some agents insist on a key
 _PROVIDER = "holdfast"
-# Claude Code keeps them free beside the longest answer, however small the context is
+# Claude Code keeps them free in addition to the longest answer, in a context of any size
 _CLAUDE_SPARE_TOKENS = 13_000
-# of the context; its own default is 0.7, which is less than its first prompt takes of 32,768 tokens
+# share of the context; its default of 0.7 is less than its first prompt in 32,768 tokens
 _QWEN_COMPACTS_AT = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentTarget:
-    """The server and models that an agent is to use. api_key is empty where the server wants none."""
+    """The server and the models for an agent. api_key is empty if the server needs none."""
 
     url: str
     api_key: str
     model: str
     small_model: str
     context_tokens: int | None
-    """None while the model has not been loaded yet: agents then go by what they assume."""
+    """None before the model was loaded: the agent then uses its own assumption."""
     folder: Path
-    """For files of this run."""
+    """For temporary files."""
 
     @property
     def key(self) -> str:
-        """A key in any case."""
+        """The key, or a placeholder."""
         return self.api_key or NO_KEY
 
     @property
@@ -52,9 +49,7 @@ class AgentTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSetup:
-    """What one run of an agent gets: options that stand before the user's, variables, and files of
-    the run's folder by name.
-    """
+    """Options to put before the user's, variables, and files (name → text) in the target's folder."""
 
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -63,12 +58,12 @@ class AgentSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class CodingAgent:
-    """One agent: its program, how people get it, and its setup.
+    """One agent: its program, how to install it, and its setup.
 
-    own_tokens: about what its prompt and tools take, measured (docs/reference/tested-agents.md).
-    usable_share: the part of the context after which it compacts the conversation, with the setup
-        that it gets here.
-    resume: the arguments that continue a conversation, the latest one first.
+    own_tokens: approximate size of its prompt and tools, as measured
+        (docs/reference/tested-agents.md).
+    usable_share: the part of the context after which it compacts, with the setup below.
+    resume: arguments that continue a conversation, that of the latest one first.
     """
 
     title: str
@@ -81,9 +76,7 @@ class CodingAgent:
 
 
 def _claude(target: AgentTarget) -> AgentSetup:
-    """Settings of the run, not variables alone: the `env` of the user's own settings would outdo
-    those.
-    """
+    """Uses a settings file: variables alone would lose to `env` in the user's settings."""
     environment = {
         "ANTHROPIC_BASE_URL": target.url,
         "ANTHROPIC_AUTH_TOKEN": target.key,
@@ -95,9 +88,9 @@ def _claude(target: AgentTarget) -> AgentSetup:
         "ANTHROPIC_SMALL_FAST_MODEL": target.small_model,
         "CLAUDE_CODE_USE_BEDROCK": "0",
         "CLAUDE_CODE_USE_VERTEX": "0",
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line at the top of the prompt that changes
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a changing line at the top of the prompt
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "ENABLE_TOOL_SEARCH": "true",  # off by default for hosts other than Anthropic's
+        "ENABLE_TOOL_SEARCH": "true",  # off by default for other hosts than Anthropic's
     }
     if target.context_tokens is not None:
         environment |= _claude_limits(target.context_tokens)
@@ -110,15 +103,12 @@ def _claude(target: AgentTarget) -> AgentSetup:
 
 
 def _claude_limits(context_tokens: int) -> dict[str, str]:
-    """Have Claude Code compact when three quarters of the context are used (a larger part of a
-    large context).
+    """Make Claude Code compact when three quarters of a small context are used.
 
-    It assumes a million tokens for a model that it does not know, and compacts at: context -
-    longest answer (20,000 at most)
-    - 13,000. In a context of 32,768 tokens its own prompt is longer than that, so it would compact
-      before every turn. So a small
-    context is named larger than it is: an eighth of the real one stays free for the answer, and an
-    eighth to spare.
+    Claude Code assumes a million tokens for an unknown model, and compacts at: context - longest
+    answer (at most 20,000) - 13,000. With the true size of a context of 32,768 tokens it would compact
+    before every turn, as its own prompt is longer than that. So it gets a larger size, with which an
+    eighth of the real context stays free for the answer, and another eighth in reserve.
     """
     eighth = context_tokens // 8
     named = context_tokens + max(0, _CLAUDE_SPARE_TOKENS - eighth)
@@ -136,7 +126,7 @@ def _codex(target: AgentTarget) -> AgentSetup:
     values |= {f"model_providers.{_PROVIDER}.{name}": value for name, value in provider.items()}
     if target.context_tokens is not None:
         values["model_context_window"] = target.context_tokens
-    # JSON texts and numbers are TOML too.
+    # JSON strings and numbers are valid TOML
     options = tuple(
         part
         for name, value in values.items()
@@ -172,9 +162,7 @@ def _opencode(target: AgentTarget) -> AgentSetup:
 
 
 def _aider(target: AgentTarget) -> AgentSetup:
-    """A file of variables, since those of the project's and the user's .env would outdo the
-    environment.
-    """
+    """Uses a file of variables: the environment would lose to the project's and the user's .env."""
     model, small = f"openai/{target.model}", f"openai/{target.small_model}"
     variables, limits = target.folder / "aider.env", target.folder / "models.json"
     named = {"OPENAI_API_KEY": target.key, "AIDER_OPENAI_API_KEY": target.key}
@@ -206,9 +194,7 @@ def _aider(target: AgentTarget) -> AgentSetup:
 
 
 def _qwen(target: AgentTarget) -> AgentSetup:
-    """The context goes into a file of defaults, which the user's own settings outdo: no option or
-    variable takes it.
-    """
+    """The context goes into a file of defaults: there is no option or variable for it."""
     options = (
         "--auth-type",
         "openai",

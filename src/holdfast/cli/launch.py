@@ -1,4 +1,4 @@
-"""`holdfast launch`: a coding agent, set up for a running server for the length of this run."""
+"""`holdfast launch`: runs a coding agent that is configured for a running server."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ from holdfast.cli.server_command import ApiKey, ServerAddress, Url, address_of
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.cli.server_client import ServerClient
+    pass
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-# it sends them to the agent as well, and what they mean is the agent's affair
-_OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-_ROOM_TOKENS = 4_000  # for a task beside the agent's own prompt
-_TRUSTED_TOO = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")  # by what runs on Node, and by Codex
-_NOT_FOUND = 127  # as shells say it
-_REAL_MODEL = "mlx-community/Qwen3-4B-4bit"  # small, and with 40,960 tokens of context
-DECLINED = 1  # exit code
-_OPTIONS_OF_NO_AGENT = ("--allow-demo", "--small-model")  # the others may also be an agent's
+_IGNORED = (signal.SIGINT, signal.SIGQUIT)  # the terminal sends them to the agent, too
+_TASK_TOKENS = 4_000  # for a task, in addition to the agent's own prompt
+_CERTIFICATE_VARIABLES = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")  # agents on Node; Codex
+_NOT_FOUND = 127  # exit codes
+_DECLINED = 1
+_REAL_MODEL = "mlx-community/Qwen3-4B-4bit"  # small, with 40,960 tokens of context
+_OPTIONS_OF_NO_AGENT = ("--allow-demo", "--small-model")  # agents may have the others
 
 
 class LaunchFailed(HoldfastError):
-    """The agent cannot be started as asked for."""
+    """The agent cannot be started with these arguments."""
 
 
 def launch(
@@ -70,21 +69,22 @@ def launch(
         ),
     ] = None,
     allow_demo: Annotated[
-        bool, typer.Option("--allow-demo", help="Start it on the bundled demonstration model too.")
+        bool, typer.Option("--allow-demo", help="Allow the bundled demonstration model.")
     ] = False,
     print_only: Annotated[
-        bool, typer.Option("--print", help="Show what would be run, and run nothing.")
+        bool, typer.Option("--print", help="Show the command instead of running it.")
     ] = False,
 ) -> None:
     """Start a coding agent on a running server.
 
-    The agent's own configuration stays as it is. What follows AGENT is passed to the agent.
+    It does not change the agent's own configuration. Everything after AGENT is passed to the agent.
     """
     if not agent:
         _list_agents()
         return
+    arguments = arguments or []
     with plain_errors():
-        chosen = _chosen(agent, arguments or [])
+        chosen = _chosen_agent(agent, arguments)
         program = shutil.which(chosen.program)
         if program is None and not print_only:
             complain(
@@ -97,103 +97,115 @@ def launch(
             target = _target(address, models=(model, small_model), folder=Path(folder))
             _warn_of_small_context(chosen, target)
             setup = chosen.setup(target)
-            command = [program or chosen.program, *setup.options, *_without_dashes(arguments or [])]
+            # the `--` that other launchers need before the agent's arguments is not passed on
+            passed = arguments[1:] if arguments[:1] == ["--"] else arguments
+            command = [program or chosen.program, *setup.options, *passed]
             if print_only:
-                typer.echo(_shown([chosen.program, *command[1:]], setup, secret=target.api_key))
+                typer.echo(
+                    _shell_text([chosen.program, *command[1:]], setup, secret=target.api_key)
+                )
                 return
-            complain(_chosen_server(target, address))
-            _ask_about_demo(target, is_allowed=allow_demo)
+            complain(_server_line(target, address))
+            _check_demo(target, is_allowed=allow_demo)
             for name, text in setup.files.items():
                 (target.folder / name).write_text(text)
-            trust = _trust(os.environ, target, certificate=address.certificate)
-            code = _run(
-                command,
-                {**os.environ, **_proxies(os.environ, target.url), **trust, **setup.environment},
-            )
+            certificates = _certificates(target, certificate=address.certificate)
+            environment = {**_no_proxy(target.url), **certificates, **setup.environment}
+            code = _run(command, {**os.environ, **environment})
         if _is_interactive():
-            named = {
+            options = {
                 "--url": url,
                 "--api-key": "KEY" if api_key else None,
                 "--model": model,
                 "--small-model": small_model,
             }
-            complain(_way_back(agent, chosen, named=named, allow_demo=allow_demo))
+            complain(_resume_line(agent, options, allow_demo=allow_demo))
     raise typer.Exit(code)
 
 
 def _list_agents() -> None:
     for name, agent in AGENTS.items():
-        where = shutil.which(agent.program)
-        typer.echo(f"{name:<10}{agent.title:<13}{where or f'not installed: {agent.install}'}")
+        place = shutil.which(agent.program) or f"not installed: {agent.install}"
+        typer.echo(f"{name:<10}{agent.title:<13}{place}")
     typer.echo("\nholdfast launch NAME starts one. For other clients see docs/guides/clients.md")
 
 
-def _chosen(name: str, arguments: Sequence[str]) -> CodingAgent:
-    """The agent of this name. Raises LaunchFailed, also for options of `launch` after the name."""
+def _chosen_agent(name: str, arguments: Sequence[str]) -> CodingAgent:
+    """The agent of this name.
+
+    Raises LaunchFailed, also if an option of `launch` follows the name.
+    """
     if name not in AGENTS:
         near = get_close_matches(name, AGENTS, n=1)
-        hint = (
-            f"Did you mean {near[0]}?"
-            if near
-            else f"It knows: {', '.join(AGENTS)}; others: see docs/guides/clients.md"
-        )
-        raise LaunchFailed(f"launch does not know the agent {name}. {hint}")
+        hint = f"The agents are: {', '.join(AGENTS)}; for others see docs/guides/clients.md"
+        if near:
+            hint = f"Did you mean {near[0]}?"
+        raise LaunchFailed(f"there is no agent {name}. {hint}")
     options = [argument.partition("=")[0] for argument in arguments]
+    if options[:1] == ["--"]:
+        return AGENTS[name]
     misplaced = [option for option in options if option in _OPTIONS_OF_NO_AGENT]
     if options[:1] == ["--url"]:
         misplaced = ["--url"]
-    if misplaced and options[0] != "--":
+    if misplaced:
         raise LaunchFailed(
             f"put launch's options before the agent's name: holdfast launch {misplaced[0]} … {name}"
         )
     return AGENTS[name]
 
 
-def _without_dashes(arguments: Sequence[str]) -> Sequence[str]:
-    """The agent's arguments without the `--` that may stand before them, as other launchers want
-    it.
-    """
-    return arguments[1:] if arguments[:1] == ["--"] else arguments
-
-
 def _target(
     address: ServerAddress, *, models: tuple[str | None, str | None], folder: Path
 ) -> AgentTarget:
-    """What the server says of itself. Raises ServerFailed, in words that say what to do."""
+    """The server and the models for the agent. Raises ServerFailed with a hint."""
     from holdfast.cli.server_client import ServerClient, ServerFailed
 
-    url, api_key = address.url, address.api_key
-    with ServerClient(url=url, api_key=api_key, certificate=address.certificate) as server:
+    with ServerClient(
+        url=address.url, api_key=address.api_key, certificate=address.certificate
+    ) as server:
         try:
-            served = _served(server)
+            served = {str(card["id"]): card.get("max_model_len") for card in server.models()}
         except ServerFailed as error:
-            said = f"no server is running at {url}" if _is_refused(str(error)) else str(error)
-            raise ServerFailed(
-                f"{_sentence(said)} {_way_out(str(error), api_key)}".rstrip()
-            ) from None
+            raise ServerFailed(_with_hint(str(error), address)) from None
         url = server.url
-    wanted = [model for model in models if model is not None and model not in served]
-    if wanted or not served:
+    unknown = [model for model in models if model is not None and model not in served]
+    if unknown or not served:
         raise ServerFailed(
-            f"{url} does not serve {wanted[0] if wanted else 'any model'}; it serves: "
+            f"{url} does not serve {unknown[0] if unknown else 'any model'}; it serves: "
             f"{', '.join(served)}"
         )
     model = models[0] or next(iter(served))
-    small = models[1] or model
     return AgentTarget(
         url=url,
-        api_key=api_key,
+        api_key=address.api_key,
         model=model,
-        small_model=small,
+        small_model=models[1] or model,
         context_tokens=served[model],
         folder=folder.resolve(),
     )
 
 
-def _chosen_server(target: AgentTarget, address: ServerAddress) -> str:
-    """Which server and model the agent gets: it may be another server than the one that the user
-    thinks of.
-    """
+def _with_hint(error: str, address: ServerAddress) -> str:
+    """The error with what the user can do."""
+    if "not trusted" in error or "speak TLS" in error:
+        return f"{error}."
+    hint = "Is that a Holdfast? --url URL names another server"
+    if "no answer from" in error:
+        hint = (
+            "Start one in another terminal: holdfast serve. If it runs elsewhere: holdfast launch "
+            "--url URL …"
+        )
+        if "Connection refused" in error:
+            error = f"no server is running at {address.url}"
+    elif "answers 401" in error:
+        verdict = "wrong" if address.api_key else "missing"
+        hint = f"The key is {verdict}: holdfast launch --api-key KEY …"
+    stop = "" if error.endswith((".", "?", "!", "…")) else "."
+    return f"{error}{stop} {hint}"
+
+
+def _server_line(target: AgentTarget, address: ServerAddress) -> str:
+    """Which server and model the agent gets; it may not be the one that the user expects."""
     facts = [f"model {target.model}"]
     if target.context_tokens is not None:
         facts.append(f"context {target.context_tokens:,} tokens")
@@ -202,140 +214,98 @@ def _chosen_server(target: AgentTarget, address: ServerAddress) -> str:
     return f"using the server at {target.url} ({', '.join(facts)})"
 
 
-def _ask_about_demo(target: AgentTarget, *, is_allowed: bool) -> None:
-    """The bundled model answers an agent's prompt with minutes of gibberish.
+def _check_demo(target: AgentTarget, *, is_allowed: bool) -> None:
+    """Ask before the bundled model is used: it answers an agent with minutes of gibberish.
 
-    Raises LaunchFailed, or Exit if it is declined.
+    Raises LaunchFailed, or Exit if the user declines.
     """
     from holdfast.models.demo import is_demo
 
     if is_allowed or not is_demo(target.model):
         return
-    about = (
-        f"{target.model} is a demonstration of three million parameters; it cannot do an agent's "
-        "work"
+    warning = (
+        f"{target.model} is a demonstration model with three million parameters and cannot do an "
+        f"agent's work. Serve a real model, for example: holdfast serve {_REAL_MODEL}"
     )
-    way_out = f"Serve a real model, for example: holdfast serve {_REAL_MODEL}"
     if not _is_interactive():
-        raise LaunchFailed(
-            f"{about}. {way_out}. To start the agent all the same: holdfast launch --allow-demo …"
-        )
-    complain(f"{about}. {way_out}")
-    if not typer.confirm("Start it all the same?", err=True):
-        raise typer.Exit(DECLINED)
+        raise LaunchFailed(f"{warning}. To start the agent anyway: holdfast launch --allow-demo …")
+    complain(warning)
+    if not typer.confirm("Start it anyway?", err=True):
+        raise typer.Exit(_DECLINED)
 
 
 def _is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _way_back(
-    name: str, agent: CodingAgent, *, named: Mapping[str, str | None], allow_demo: bool
-) -> str:
-    """How to continue: the command that the agent itself prints names files of this run, which are
-    gone.
-    """
-    options = [
-        part for option, value in named.items() if value for part in (option, shlex.quote(value))
-    ]
-    command = " ".join(
-        ["holdfast launch", *options, *(["--allow-demo"] if allow_demo else []), name]
-    )
-    return (
-        f"to continue this conversation: {' or '.join(f'{command} {way}' for way in agent.resume)}"
-    )
+def _resume_line(name: str, options: Mapping[str, str | None], *, allow_demo: bool) -> str:
+    """How to continue. The command that the agent itself prints names this run's deleted files."""
+    words = ["holdfast launch"]
+    for option, value in options.items():
+        if value:
+            words += [option, shlex.quote(value)]
+    if allow_demo:
+        words.append("--allow-demo")
+    command = " ".join([*words, name])
+    commands = [f"{command} {resume}" for resume in AGENTS[name].resume]
+    return f"to continue this conversation: {' or '.join(commands)}"
 
 
-def _trust(environ: Mapping[str, str], target: AgentTarget, *, certificate: str) -> dict[str, str]:
-    """Variables by which agents trust what we have trusted, beside what they trust anyway."""
-    # Node does not look at SSL_CERT_FILE, though it is what we go by.
-    named = environ.get("SSL_CERT_FILE", "") if target.url.startswith("https:") else ""
-    ours = [os.path.abspath(path) for path in (certificate, named) if path]
-    return {
-        name: _in_one_file(name, [environ.get(name, ""), *ours], target.folder)
-        for name in _TRUSTED_TOO
-        if ours
-    }
-
-
-def _in_one_file(name: str, paths: Sequence[str], folder: Path) -> str:
-    """The file that holds what all these hold; "" is none."""
-    several = [path for path in dict.fromkeys(paths) if path and os.path.isfile(path)]
-    if len(several) < 2:
-        return next(iter(several), paths[-1])
-    joined = folder / f"{name.lower()}.pem"
-    joined.write_text("\n".join(Path(path).read_text() for path in several))
-    return str(joined)
+def _certificates(target: AgentTarget, *, certificate: str) -> dict[str, str]:
+    """Variables that make the agent trust what this command trusts, and what it trusts anyway."""
+    ours = [certificate] if certificate else []
+    # Node ignores SSL_CERT_FILE, which this command uses
+    if target.url.startswith("https:") and os.environ.get("SSL_CERT_FILE"):
+        ours.append(os.environ["SSL_CERT_FILE"])
+    if not ours:
+        return {}
+    variables = {}
+    for name in _CERTIFICATE_VARIABLES:
+        paths = dict.fromkeys([os.environ.get(name, ""), *map(os.path.abspath, ours)])
+        existing = [Path(path) for path in paths if path and os.path.isfile(path)]
+        variables[name] = str(existing[0]) if existing else os.path.abspath(ours[-1])
+        if len(existing) > 1:
+            joined = target.folder / f"{name.lower()}.pem"
+            joined.write_text("\n".join(path.read_text() for path in existing))
+            variables[name] = str(joined)
+    return variables
 
 
 def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
-    """An agent whose own prompt leaves too little room compacts the conversation before every turn,
-    or for ever.
-    """
+    """An agent with too little room compacts the conversation before every turn, or forever."""
     if target.context_tokens is None:
         return
-    needed = ceil((agent.own_tokens + _ROOM_TOKENS) / agent.usable_share)
+    needed = ceil((agent.own_tokens + _TASK_TOKENS) / agent.usable_share)
     if target.context_tokens < needed:
-        shortage = (
+        complain(
             f"{target.model} has a {target.context_tokens:,}-token context, but {agent.title} "
-            f"needs at least {needed:,}"
+            f"needs at least {needed:,}: serve it with a longer --context, or serve a different "
+            "model"
         )
-        complain(f"{shortage}: serve it with a longer --context, or serve a different model")
 
 
-def _served(server: ServerClient) -> Mapping[str, int | None]:
-    """The context of each model that the server serves."""
-    return {str(model["id"]): model.get("max_model_len") for model in server.models()}
-
-
-def _sentence(words: str) -> str:
-    return words if words.endswith((".", "?", "!", "…")) else f"{words}."
-
-
-def _is_refused(error: str) -> bool:
-    return "no answer from" in error and "Connection refused" in error
-
-
-def _way_out(error: str, api_key: str) -> str:
-    if "not trusted" in error or "speak TLS" in error:
-        return ""  # it says so itself
-    if "no answer from" in error:
-        return (
-            "Start one in another terminal: holdfast serve. If it runs elsewhere: holdfast launch "
-            "--url URL …"
-        )
-    if "answers 401" in error:
-        return (
-            f"The key given is {'not its key' if api_key else 'missing'}: holdfast launch "
-            "--api-key KEY …"
-        )
-    return "Is that a Holdfast? --url URL names another server"
-
-
-def _proxies(environ: Mapping[str, str], url: str) -> dict[str, str]:
-    """Keep agents from asking a proxy for this machine."""
+def _no_proxy(url: str) -> dict[str, str]:
+    """Variables that keep the agent from using a proxy for this machine."""
     from holdfast.cli.server_client import is_loopback
 
-    host = urlsplit(url).hostname
-    if host is None or not is_loopback(url):
+    if not is_loopback(url):
         return {}
-    before = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
-    without = ",".join([*([before] if before else []), host])
-    return {"NO_PROXY": without, "no_proxy": without}
+    before = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    host = urlsplit(url).hostname or ""
+    hosts = f"{before},{host}" if before else host
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the agent in this terminal to its end; returns its exit code, 128 + N where a signal N
-    ended it.
-    """
+    """Run the agent in this terminal; returns its exit code, or 128 + N if signal N ended it."""
     started: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _frame: object) -> None:
         for process in started:
             process.send_signal(number)
 
-    # Functions in both cases, since what is ignored here would be ignored by the agent too.
-    handlers = dict.fromkeys(_FORWARDED, forward) | dict.fromkeys(_OF_THE_TERMINAL, lambda *_: None)
+    # not SIG_IGN, which the agent would inherit
+    handlers = dict.fromkeys(_FORWARDED, forward) | dict.fromkeys(_IGNORED, lambda *_: None)
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         started.append(subprocess.Popen(command, env=dict(environment)))
@@ -346,11 +316,10 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _shown(command: Sequence[str], setup: AgentSetup, *, secret: str) -> str:
-    """What would be run, as a shell takes it; the key is left out."""
-    lines = [f"{name}={shlex.quote(value)} \\" for name, value in setup.environment.items()] + [
-        shlex.join(command)
-    ]
+def _shell_text(command: Sequence[str], setup: AgentSetup, *, secret: str) -> str:
+    """The command as text for a shell, without the key."""
+    lines = [f"{name}={shlex.quote(value)} \\" for name, value in setup.environment.items()]
+    lines.append(shlex.join(command))
     for name, text in setup.files.items():
         lines += ["", f"# {name} (temporary, deleted when the agent exits):", *text.splitlines()]
     shown = "\n".join(lines)
