@@ -6,11 +6,13 @@ Each carries its numbers; `front/server/problem.py` alone turns them into status
 from __future__ import annotations
 
 import enum
-
-from holdfast.nearest import nearest_names
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 
 _LONGEST_SHOWN = 100
 _MOST_NAMES = 8
+_MOST_NEAR_NAMES = 3
+_MIN_LIKENESS = 0.5
 
 
 class SessionFailure(enum.Enum):
@@ -241,3 +243,28 @@ class ModelLoadError(HoldfastError):
 
 class NoSuchModel(ModelLoadError):
     """There is no such model where it was looked for: on the Hub, or in its cache."""
+
+
+def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Known names similar to a name, the nearest first: ignores case and what stands before a /."""
+    wanted = name.lower()
+    scored = []
+    for other in known:
+        folded = other.lower()
+        likeness = max(_likeness(wanted, folded), _likeness(_last(wanted), _last(folded)))
+        if likeness >= _MIN_LIKENESS:
+            scored.append((-likeness, other))
+    return tuple(other for _, other in sorted(scored)[:_MOST_NEAR_NAMES])
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _likeness(wanted: str, other: str) -> float:
+    """0 to 1, plus 0.3 if one name is a part of the other."""
+    is_part = bool(other and wanted) and (other in wanted or wanted in other)
+    matcher = SequenceMatcher(a=other, b=wanted)
+    if not is_part and matcher.quick_ratio() < _MIN_LIKENESS:  # cheap upper bound of the ratio
+        return 0.0
+    return matcher.ratio() + 0.3 * is_part

@@ -14,11 +14,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.claims import claim
 from holdfast.cli.main import app
+from holdfast.files import CLAIM_PREFIX, claim
 from holdfast.front.run.running_servers import RunningServer, write_down
 from holdfast.store.store import BlockStore
-from holdfast.user_folders import CLAIM_PREFIX
 from tests.fakes.stored_blocks import make_chain
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.claims import claim
+from holdfast.files import CLAIM_PREFIX, claim
 from holdfast.front.run.running_servers import RunningServer, write_down
 from holdfast.store.store import BlockStore
-from holdfast.user_folders import CLAIM_PREFIX
 from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.stored_blocks import FINGERPRINT, make_chain
 

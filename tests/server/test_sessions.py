@@ -160,8 +160,7 @@ def test_a_session_goes_from_one_server_to_another_as_a_file(
     file = tmp_path / "moving.session"
     assert "wrote" in run(server, "export", "moving", str(file), tenant="from").stdout
     assert (
-        "already exists"
-        in run(server, "export", "moving", str(file), tenant="from", code=2).stderr
+        "already exists" in run(server, "export", "moving", str(file), tenant="from", code=2).stderr
     )
     other = start(model_folder, tmp_path / "other")
     came = shown(other, "import", str(file), "--id", "moved", tenant="to")

@@ -144,10 +144,10 @@ class Diagnosis(msgspec.Struct, kw_only=True):
 
 def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None]) -> Diagnosis:
     """Run all checks: a few seconds, and the time to fetch and load the model."""
+    from holdfast.files import crash_reports_folder
     from holdfast.front.fleet.crash_reports import last_report
     from holdfast.machine.cores import usable_cores
     from holdfast.machine.device_memory import memory_report
-    from holdfast.user_folders import crash_reports_folder
 
     machine = Machine(
         system=f"{standard_platform.system()} {standard_platform.release()}",

@@ -14,6 +14,7 @@ import typer
 from holdfast.cli.output import plain_errors
 from holdfast.config import default_file, load_settings
 from holdfast.errors import ConfigError
+from holdfast.files import expanded
 from holdfast.front.server.access import (
     OFF,
     ApiKey,
@@ -24,7 +25,6 @@ from holdfast.front.server.access import (
     read_keys,
     write_keys,
 )
-from holdfast.user_folders import expanded
 from holdfast.wire.requests import Priority
 
 keys = typer.Typer(help="Add, list and remove named API keys.", no_args_is_help=True)

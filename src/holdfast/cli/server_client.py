@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from holdfast.errors import HoldfastError
-from holdfast.whole_file import whole_file
+from holdfast.files import atomic_write
 
 CONNECT_SECONDS = 10.0
 
@@ -129,7 +129,7 @@ class ServerClient:
                     raise self._refused(
                         response.status_code, response.read().decode(errors="replace")
                     )
-                with whole_file(target) as file:
+                with atomic_write(target) as file:
                     for piece in response.iter_bytes():
                         file.write(piece)
                 return target.stat().st_size

@@ -20,7 +20,7 @@ from holdfast.cli.output import complain, plain_errors
 from holdfast.cli.settings_command import settings_command
 from holdfast.config import EffectiveSettings, all_specs
 from holdfast.errors import HoldfastError
-from holdfast.whole_file import whole_file
+from holdfast.files import atomic_write
 
 service = typer.Typer(help="Run a server as a system service.", no_args_is_help=True)
 
@@ -123,7 +123,7 @@ def install(
             _run_all(system.stop, may_fail=True)
         with _failures_of(system):
             system.file.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(system.file) as file:
+            with atomic_write(system.file) as file:
                 file.write(content)
         typer.echo(f"wrote {system.file}")
         for name in _SECRETS:

@@ -80,8 +80,8 @@ def list_models(folder: Folder = None, config: Config = None, as_json: Json = Fa
 @store.command("stat")
 def show_store(folder: Folder = None, config: Config = None, as_json: Json = False) -> None:
     """Show the size of the store, its limit, and anything unusual."""
-    from holdfast.store.inspect import summarize_store
     from holdfast.store.budget import store_limits
+    from holdfast.store.inspect import summarize_store
 
     with _plain_failures():
         settings = _store_settings(folder, config)
@@ -115,8 +115,8 @@ def prune(folder: Folder = None, config: Config = None) -> None:
 
     Unreachable blocks go first, then the least recently used.
     """
-    from holdfast.store.inspect import prune_store
     from holdfast.store.budget import store_limits
+    from holdfast.store.inspect import prune_store
 
     with _plain_failures():
         settings = _store_settings(folder, config)
@@ -355,10 +355,10 @@ def _state_kinds(config: Path | None) -> list[StateKind]:
 
 
 def _kinds_beside_store(settings: Settings) -> list[StateKind]:
+    from holdfast.files import caches_folder, state_folder
     from holdfast.front.fleet.compiled_code import MOST_KINDS
     from holdfast.front.fleet.crash_reports import MOST_REPORTS
     from holdfast.front.server.access import key_file_of
-    from holdfast.user_folders import caches_folder, state_folder
 
     def folder_kind(place: Path, what: str, bound: str) -> StateKind:
         return StateKind(
@@ -401,9 +401,9 @@ def _kinds_beside_store(settings: Settings) -> list[StateKind]:
 
 def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
     from holdfast.store.answers import MOST_BYTES, clear_answers
+    from holdfast.store.budget import store_limits
     from holdfast.store.inspect import clear_store, summarize_store
     from holdfast.store.response_database import clear_responses
-    from holdfast.store.budget import store_limits
 
     def is_used_by(server: RunningServer) -> bool:
         return server.store_folder == str(folder)

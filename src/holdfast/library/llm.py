@@ -13,6 +13,7 @@ from typing import TypeAlias, Unpack, cast, overload
 
 from holdfast.config import Settings, load_settings
 from holdfast.errors import ModelLoadError
+from holdfast.files import hash_cache_file
 from holdfast.front.prompt.embed import embedding_of, embedding_sequences
 from holdfast.front.prompt.prepare import prepare
 from holdfast.front.prompt.read_prompts import PromptReader, ReadPrompt
@@ -40,7 +41,6 @@ from holdfast.library.sessions import Sessions
 from holdfast.models.download import resolve_model, served_id
 from holdfast.store.answers import AnswerFile
 from holdfast.store.folder import library_folder
-from holdfast.user_folders import hash_cache_file
 from holdfast.wire.assignment import WorkerSettings
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import ModelInfo, WorkerFailed

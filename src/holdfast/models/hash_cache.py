@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from holdfast.whole_file import whole_file
+from holdfast.files import atomic_write
 
 CACHE_FORMAT = 1
 MOST_ENTRIES = 1024
@@ -145,7 +145,7 @@ def _is_ours_alone(status: os.stat_result) -> bool:
 
 def _replace(path: Path, content: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         file.write(content)
 
 

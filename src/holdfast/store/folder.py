@@ -34,10 +34,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.claims import LOCK, abandoned, claim, try_lock
 from holdfast.config import StoreSettings
+from holdfast.files import LOCK, abandoned, claim, expanded, store_folder, try_lock
 from holdfast.store.block import KEY_BYTES, BlockKey, StoreRefused
-from holdfast.user_folders import expanded, store_folder
 
 AUTO, OFF = "auto", "off"  # values of the setting store.folder
 MARKER_STEM = "HOLDFAST-STORE-"

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.files import sync_to_drive
 from holdfast.store.block import KEY_BYTES, BadBlock, Block, BlockKey, BlockMissing, Entry, Part
 from holdfast.store.block_file import read_block, read_header, write_buffers
 from holdfast.store.folder import (
@@ -23,7 +24,6 @@ from holdfast.store.folder import (
     sync_by_name,
     sync_folder,
 )
-from holdfast.whole_file import sync_to_drive
 from holdfast.wire.figures import StoreFigures
 
 

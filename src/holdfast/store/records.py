@@ -12,8 +12,8 @@ from pathlib import Path
 
 import xxhash
 
+from holdfast.files import sync_to_drive
 from holdfast.store.folder import StoreFolder, sync_folder
-from holdfast.whole_file import sync_to_drive
 
 SUFFIX = ".session"
 _NAME = re.compile(r"[0-9a-f]{32}")

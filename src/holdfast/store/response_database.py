@@ -14,7 +14,7 @@ from typing import Final
 
 import xxhash
 
-from holdfast.claims import Claim, claim, sweep
+from holdfast.files import Claim, claim, sweep
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import StoreFolder
 from holdfast.store.tables import DAMAGE_SIGNS, make_tables, use_write_ahead_log

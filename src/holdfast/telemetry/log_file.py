@@ -18,7 +18,7 @@ from typing import TextIO
 
 from holdfast.config import LogSettings
 from holdfast.errors import ConfigError
-from holdfast.user_folders import expanded
+from holdfast.files import expanded
 
 LOG_SUFFIX = ".log"  # those that were set aside end with a number more: server-8321.log.1
 AUTO, OFF, BACKGROUND = "auto", "off", "background"

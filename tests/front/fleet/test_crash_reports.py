@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.files import crash_reports_folder
 from holdfast.front.fleet.crash_reports import (
     MOST_REPORTS,
     MOST_REQUESTS,
@@ -14,7 +15,6 @@ from holdfast.front.fleet.crash_reports import (
     report_of,
     write_report,
 )
-from holdfast.user_folders import crash_reports_folder
 from holdfast.wire.figures import WorkerStatistics
 
 

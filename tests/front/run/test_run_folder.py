@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.claims import claim
 from holdfast.errors import ConfigError
+from holdfast.files import CLAIM_PREFIX, claim
 from holdfast.front.run.run_folder import run_folder
-from holdfast.user_folders import CLAIM_PREFIX
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.claims import claim
+from holdfast.files import CLAIM_PREFIX, claim
 from holdfast.front.run.running_servers import RunningServer, running_servers, write_down
-from holdfast.user_folders import CLAIM_PREFIX
 
 
 def a_server(pid: int, *, started_at: float) -> RunningServer:

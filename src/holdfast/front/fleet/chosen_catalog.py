@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.config import Settings, config_folders
-from holdfast.errors import ModelLoadError
+from holdfast.errors import ModelLoadError, nearest_names
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry, LeftOut
 from holdfast.front.fleet.catalog_file import (
     FILE_NAME,
@@ -22,7 +22,6 @@ from holdfast.models.context_window import known_context_tokens
 from holdfast.models.download import model_source, served_id
 from holdfast.models.hub_cache import cached_models, hub_cache_folder
 from holdfast.models.loadable import check_loadable
-from holdfast.nearest import nearest_names
 
 _SIGNS = ("config.json", ".gguf")  # of a model, as ends of names
 

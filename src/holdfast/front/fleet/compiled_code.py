@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from holdfast.whole_file import whole_file
+from holdfast.files import atomic_write
 
 _NAME = "mlx"  # MLX's own, in the folder for temporary files
 MOST_KINDS = 4  # of machines and systems; the longest unused go
@@ -93,7 +93,7 @@ def _copy_whole(path: Path, place: Path) -> None:
     could never be loaded.
     """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.open("rb") as file, whole_file(place) as out:
+    with path.open("rb") as file, atomic_write(place) as out:
         shutil.copyfileobj(file, out)
         out.flush()
         os.fsync(out.fileno())

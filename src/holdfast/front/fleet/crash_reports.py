@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.whole_file import whole_file
+from holdfast.files import atomic_write
 from holdfast.wire.figures import WorkerStatistics
 
 MOST_REPORTS = 20  # the oldest go
@@ -102,7 +102,7 @@ def write_report(folder: str, report: CrashReport) -> None:
     place = Path(folder)
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with whole_file(place / f"{report.at.replace(':', '-')}-{report.pid}{_SUFFIX}") as file:
+        with atomic_write(place / f"{report.at.replace(':', '-')}-{report.pid}{_SUFFIX}") as file:
             file.write(msgspec.json.format(msgspec.json.encode(report), indent=2))
         for path in _reports(place)[:-MOST_REPORTS]:
             with contextlib.suppress(FileNotFoundError):  # another server has just done so

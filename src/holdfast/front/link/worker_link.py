@@ -17,9 +17,8 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from holdfast.claims import Claim, claim
 from holdfast.errors import WorkerUnavailable
-from holdfast.user_folders import CLAIM_PREFIX
+from holdfast.files import CLAIM_PREFIX, Claim, claim
 from holdfast.wire.commands import (
     SHUT_DOWN,
     TELL_STATISTICS,

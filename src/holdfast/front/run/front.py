@@ -27,6 +27,12 @@ import uvloop
 from holdfast import __version__
 from holdfast.config import EffectiveSettings, LogLevel, Settings
 from holdfast.errors import WorkerUnavailable
+from holdfast.files import (
+    compiled_code_folder,
+    crash_reports_folder,
+    hash_cache_file,
+    logs_folder,
+)
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry
 from holdfast.front.fleet.chosen_catalog import catalog_of
 from holdfast.front.fleet.model_slot import ModelFiles
@@ -43,12 +49,6 @@ from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
 from holdfast.telemetry.log_file import LogFile, log_uncaught, open_log_file
 from holdfast.telemetry.logs import configure_logging
-from holdfast.user_folders import (
-    compiled_code_folder,
-    crash_reports_folder,
-    hash_cache_file,
-    logs_folder,
-)
 from holdfast.wire.assignment import WorkerSettings
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from holdfast.claims import Claim, claim, sweep
 from holdfast.errors import ConfigError
+from holdfast.files import CLAIM_PREFIX, Claim, caches_folder, claim, sweep
 from holdfast.front.link.worker_link import SHORT_FOLDER
-from holdfast.user_folders import CLAIM_PREFIX, caches_folder
 
 _VARIABLE = "TMPDIR"
 

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.claims import living
+from holdfast.files import CLAIM_PREFIX, atomic_write, caches_folder, living
 from holdfast.front.link.worker_link import SHORT_FOLDER
-from holdfast.user_folders import CLAIM_PREFIX, caches_folder
-from holdfast.whole_file import whole_file
 
 _FILE = "server.json"
 
@@ -34,7 +32,7 @@ class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_down(server: RunningServer, folder: Path) -> None:
     """Say in a run folder which server it belongs to. Raises OSError."""
-    with whole_file(folder / _FILE) as file:
+    with atomic_write(folder / _FILE) as file:
         file.write(msgspec.json.encode(server))
 
 

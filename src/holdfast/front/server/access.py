@@ -23,9 +23,8 @@ from starlette.requests import Request
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import ConfigError, ServerStopping
+from holdfast.files import atomic_write, configuration_folder, expanded, sync_to_drive
 from holdfast.front.server.problem import RequestRefused
-from holdfast.user_folders import configuration_folder, expanded
-from holdfast.whole_file import sync_to_drive, whole_file
 from holdfast.wire.requests import Priority
 
 AUTO, OFF = "auto", "off"
@@ -134,7 +133,7 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
     """Replace the file atomically, readable by its owner only. Raises ConfigError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
+        with atomic_write(path) as file:
             file.write(
                 msgspec.json.format(msgspec.json.encode(KeyFile(keys=tuple(keys))), indent=2)
                 + b"\n"

@@ -16,7 +16,7 @@ import secrets
 import zlib
 from pathlib import Path
 
-from holdfast.whole_file import first_file
+from holdfast.files import atomic_create
 
 _KEY_BYTES, _MARK_BYTES = 32, 16
 _KEY_FILE = "seal.key"
@@ -108,7 +108,7 @@ def _key_in(folder: Path | None) -> bytes:
     path = folder / _KEY_FILE
     try:
         if not path.exists():
-            with first_file(path) as file:
+            with atomic_create(path) as file:
                 file.write(key)
         kept = path.read_bytes()
         return kept if len(kept) == _KEY_BYTES else key

@@ -24,8 +24,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from holdfast.files import sync_to_drive
 from holdfast.machine import platform
-from holdfast.whole_file import sync_to_drive
 from holdfast.worker.engine.sampling_draw import nucleus_threshold
 from holdfast.worker.kv.codec import to_bytes
 from holdfast.worker.kv.snapshot import KVBlock

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.claims import LOCK, abandoned, claim, sweep
+from holdfast.files import LOCK, abandoned, claim, sweep
 
 PREFIX = "ours."
 HOLDS = """
 import pathlib, sys
-from holdfast.claims import claim
+from holdfast.files import claim
 print(claim(pathlib.Path(sys.argv[1]), prefix="ours.").folder, flush=True)
 sys.stdin.read()
 """

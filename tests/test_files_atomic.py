@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.whole_file import first_file, sync_to_drive, whole_file
+from holdfast.files import atomic_create, atomic_write, sync_to_drive
 
 F_FULLFSYNC = 51  # as macOS numbers it; Linux has none
 
@@ -17,7 +17,7 @@ F_FULLFSYNC = 51  # as macOS numbers it; Linux has none
 def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.write_bytes(b"before")
-    with whole_file(target) as file:
+    with atomic_write(target) as file:
         file.write(b"after")
         file.flush()
         assert target.read_bytes() == b"before"
@@ -40,9 +40,9 @@ def test_nothing_stays_of_a_file_that_was_not_finished(
 
 def test_of_several_that_begin_at_once_the_first_that_is_whole_stays(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    with first_file(target) as slow:
+    with atomic_create(target) as slow:
         slow.write(b"second")
-        with first_file(target) as fast:
+        with atomic_create(target) as fast:
             fast.write(b"first")
     assert target.read_bytes() == b"first"
     assert target.stat().st_mode & 0o077 == 0
@@ -56,21 +56,21 @@ def test_without_hard_links_a_file_takes_its_place_all_the_same(
         raise PermissionError
 
     monkeypatch.setattr("os.link", refused)
-    with first_file(tmp_path / "file") as file:
+    with atomic_create(tmp_path / "file") as file:
         file.write(b"whole")
     assert (tmp_path / "file").read_bytes() == b"whole"
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def _begin_and_fail(target: Path, failure: type[BaseException]) -> None:
-    with whole_file(target) as file:
+    with atomic_write(target) as file:
         file.write(b"aft")
         raise failure
 
 
 def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path: Path) -> None:
     path = tmp_path / ("n" * 255)
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         file.write(b"whole")
     assert [found.name for found in tmp_path.iterdir()] == [path.name]
 

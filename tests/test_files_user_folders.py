@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
+from holdfast.files import expanded, store_folder
 from holdfast.front.server.access import key_file_of
-from holdfast.user_folders import expanded, store_folder
 
 
 def test_homes_are_filled_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_homes_are_filled_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_of_a_user_that_there_is_not_no_folder_is_made() -> None:
     for path in ("~nobody-at-all", "~nobody-at-all/keys.json"):
-        with pytest.raises(ConfigError, match="no home folder of ~nobody-at-all"):
+        with pytest.raises(ConfigError, match="~nobody-at-all has no home folder"):
             key_file_of(path, {})
 
 

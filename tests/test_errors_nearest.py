@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.nearest import nearest_names
+from holdfast.errors import nearest_names
 
 KNOWN = ("mlx-community/Qwen3-Coder-30B-4bit", "coder", "kelp")
 

@@ -1,0 +1,276 @@
+"""Files and folders: the user's folders, atomic writes, and folders claimed by a process.
+
+A claimed folder belongs to one process for as long as that lives, even if it ends with `kill -9`: the
+process holds a lock (flock) on a file in the folder. The kernel releases it with the process, it
+needs no process ids, and other programs do not inherit it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from holdfast.errors import ConfigError
+
+CLAIM_PREFIX = "holdfast."  # of claimed folders; short, because paths of sockets are limited
+LOCK = "lock"
+_CLAIM_ATTEMPTS = 100
+_NO_FULL_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOTTY}
+_MAX_NAME_CHARACTERS = 60  # of up to 4 bytes; file systems allow 255 bytes
+
+
+def expanded(path: str | Path) -> Path:
+    """An absolute path, with `~` and `~user` replaced by the home folder.
+
+    Raises ConfigError if that user has none.
+    """
+    found = os.path.expanduser(path)
+    if str(found).startswith("~"):
+        raise ConfigError(
+            f"{path}: {Path(found).parts[0]} has no home folder; for a folder of that name write "
+            f"./{found}"
+        )
+    return Path(found).absolute()
+
+
+def caches_folder(environ: Mapping[str, str]) -> Path:
+    """Holdfast's folder among the user's caches. Raises RuntimeError if the user has no home.
+
+    Like all folders here, it may not exist yet.
+    """
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]).absolute() / "holdfast"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "holdfast"
+
+
+def state_folder(environ: Mapping[str, str]) -> Path:
+    """Holdfast's folder for state that is no cache, such as logs. Raises RuntimeError as above."""
+    if environ.get("XDG_STATE_HOME"):
+        return Path(environ["XDG_STATE_HOME"]).absolute() / "holdfast"
+    on_mac = sys.platform == "darwin"
+    return Path.home() / ("Library/Application Support" if on_mac else ".local/state") / "holdfast"
+
+
+def store_folder(environ: Mapping[str, str]) -> Path:
+    """The default folder of the store. Raises RuntimeError as above.
+
+    macOS may empty ~/Library/Caches when the disk is full, so there it is in
+    ~/Library/Application Support.
+    """
+    if sys.platform == "darwin" and not environ.get("XDG_CACHE_HOME"):
+        return state_folder(environ) / "store"
+    return caches_folder(environ) / "store"
+
+
+def logs_folder(environ: Mapping[str, str]) -> Path:
+    """The folder for log files. Raises RuntimeError as above."""
+    return state_folder(environ) / "logs"
+
+
+def crash_reports_folder(environ: Mapping[str, str]) -> str:
+    """The folder for reports of crashed workers; empty if the user has no home."""
+    try:
+        return str(state_folder(environ) / "crashes")
+    except RuntimeError:
+        return ""
+
+
+def configuration_folder(environ: Mapping[str, str]) -> Path:
+    """Holdfast's folder among the user's settings. Raises RuntimeError as above."""
+    if environ.get("XDG_CONFIG_HOME"):
+        return Path(environ["XDG_CONFIG_HOME"]).absolute() / "holdfast"
+    return (Path(environ["HOME"]) if environ.get("HOME") else Path.home()) / ".config" / "holdfast"
+
+
+def hash_cache_file(environ: Mapping[str, str]) -> str:
+    """The file that keeps hashes of model files; empty if the user has no home."""
+    return _in_caches(environ, "hashes", "model-files.json")
+
+
+def compiled_code_folder(environ: Mapping[str, str]) -> str:
+    """The folder that keeps the code MLX compiles; empty if the user has no home."""
+    return _in_caches(environ, "compiled")
+
+
+def _in_caches(environ: Mapping[str, str], *names: str) -> str:
+    try:
+        return str(caches_folder(environ).joinpath(*names))
+    except RuntimeError:
+        return ""
+
+
+def sync_to_drive(file: int) -> None:
+    """Make an open file, and all that was synced before, survive a power cut.
+
+    On macOS fsync leaves data in the drive's cache; only F_FULLFSYNC flushes it, and takes longer.
+    Some volumes, mostly network ones, do not support it. Source: Apple's fsync(2) and fcntl(2).
+    """
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:
+        try:
+            fcntl.fcntl(file, full_sync)
+            return
+        except OSError as error:
+            if error.errno not in _NO_FULL_SYNC:
+                raise
+    os.fsync(file)
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, readable by its owner only. It replaces `path` when the block succeeds.
+
+    To survive a power cut it has to be synced inside the block.
+    """
+    with _written_beside(path, place=os.replace) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def atomic_create(path: Path) -> Iterator[IO[bytes]]:
+    """Like `atomic_write`, but keeps a file that exists: concurrent writers all get the same one."""
+    with _written_beside(path, place=_place_if_first) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, *, place: Callable[[str, Path], None]) -> Iterator[IO[bytes]]:
+    prefix = f".{path.name[:_MAX_NAME_CHARACTERS]}."
+    handle, fresh = tempfile.mkstemp(prefix=prefix, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        place(fresh, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
+        raise
+
+
+def _place_if_first(fresh: str, path: Path) -> None:
+    try:
+        os.link(fresh, path)
+    except FileExistsError:
+        pass
+    except OSError:  # no hard links on this file system: the last writer wins
+        os.replace(fresh, path)
+        return
+    os.unlink(fresh)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A folder that this process has claimed."""
+
+    folder: Path
+    file: int  # open and locked
+
+    def give_back(self) -> None:
+        """Remove the folder and everything in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self.file)
+
+
+def claim(parent: Path, *, prefix: str) -> Claim:
+    """Create a folder in `parent` that only its owner can access, and claim it. Raises OSError."""
+    for _ in range(_CLAIM_ATTEMPTS):
+        folder = parent / f"{prefix}{secrets.token_hex(6)}"
+        folder.mkdir(mode=0o700)
+        file = lock_file(folder)
+        if file is None:  # another process took the unlocked folder for an abandoned one
+            continue
+        try:
+            if try_lock(file) and folder.is_dir():
+                return Claim(folder=folder, file=file)
+        except OSError:  # a file system without locks
+            os.close(file)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        os.close(file)
+    raise OSError(errno.EBUSY, "other processes remove every new folder as abandoned", str(parent))
+
+
+@contextlib.contextmanager
+def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
+    """Those folders whose owners are dead. Nobody else gets them before the context ends.
+
+    Raises OSError.
+    """
+    files: list[int] = []
+    found: list[Path] = []
+    try:
+        for folder in folders:
+            file = lock_file(folder)
+            if file is None:  # its owner has just removed it
+                continue
+            files.append(file)
+            if try_lock(file):
+                found.append(folder)
+        yield found
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def sweep(parent: Path, *, prefix: str) -> None:
+    """Remove the folders that dead processes of this user left in `parent`, as far as possible."""
+    with contextlib.suppress(OSError), abandoned(_own_folders(parent, prefix)) as folders:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def living(parent: Path, *, prefix: str) -> list[Path]:
+    """The folders in `parent` whose owners, processes of this user, live. Raises OSError."""
+    found = []
+    for folder in _own_folders(parent, prefix):
+        with contextlib.suppress(FileNotFoundError):
+            file = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if not try_lock(file):
+                    found.append(folder)
+            finally:
+                os.close(file)
+    return found
+
+
+def lock_file(folder: Path) -> int | None:
+    """Open the lock file of a folder; None if the folder is gone."""
+    try:
+        return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileNotFoundError:
+        return None
+
+
+def try_lock(file: int) -> bool:
+    """Lock an open file; False if another process has the lock.
+
+    Raises OSError if the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _own_folders(parent: Path, prefix: str) -> list[Path]:
+    """Folders with that prefix that belong to this user; `parent` may be shared with others."""
+    found = []
+    with os.scandir(parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False):
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700:
+                    found.append(Path(entry.path))
+    return found
