@@ -20,9 +20,8 @@ from dataclasses import dataclass
 
 from holdfast.config import SchedulerSettings
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.packed import TOKEN_BYTES
 from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.token_ids import TOKEN_BYTES, TokenIds
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.prefix.in_flight import InFlightPrefills

@@ -31,8 +31,10 @@ from holdfast.wire.commands import SequenceRequest  # noqa: E402
 from holdfast.wire.requests import SamplingParams  # noqa: E402
 from holdfast.worker.engine.engine import Engine  # noqa: E402
 from holdfast.worker.engine.host_draw import ManyKept, WeighedRow, draw_on_host  # noqa: E402
-from holdfast.worker.engine.host_rows import rows_of  # noqa: E402
-from holdfast.worker.engine.host_scores import score_on_host  # noqa: E402
+from holdfast.worker.engine.host_rows import (  # noqa: E402
+    rows_of,
+    score_on_host,
+)
 from holdfast.worker.engine.plan import Span, StepPlan  # noqa: E402
 from holdfast.worker.engine.probe import choose_layout  # noqa: E402
 from holdfast.worker.engine.sampling_draw import draw, draw_key, draw_kind, largest  # noqa: E402

@@ -15,9 +15,8 @@ from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import SamplingParams
 from holdfast.wire.token_ids import TokenIds
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.keeping import Kept
 from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
-from holdfast.worker.engine.sequence import Prefix
+from holdfast.worker.engine.sequence import Kept, Prefix
 from holdfast.worker.kv.snapshot import KVBlock, StateCheckpoint, can_be_kept
 from tests.fakes.architectures import KEEPABLE, probed
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE

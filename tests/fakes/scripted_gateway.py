@@ -33,8 +33,13 @@ from holdfast.wire.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from holdfast.wire.prompt import EncodedPrompt
-from holdfast.wire.requests import EmbeddingRequest, GenerationRequest, RankRequest, SamplingParams
+from holdfast.wire.requests import (
+    EmbeddingRequest,
+    EncodedPrompt,
+    GenerationRequest,
+    RankRequest,
+    SamplingParams,
+)
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 from tests.fakes import toy_tokenizers
 from tests.fakes.hub_library import idle_library

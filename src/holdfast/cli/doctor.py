@@ -463,7 +463,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
     load = importlib.import_module("holdfast.worker.engine.load")
     probe = importlib.import_module("holdfast.worker.engine.probe")
     kernels = importlib.import_module("holdfast.worker.engine.long_context")
-    sharing = importlib.import_module("holdfast.worker.engine.sharing")
+    sharing = importlib.import_module("holdfast.worker.engine.layouts")
     began = time.perf_counter()
     platform.use_device(settings.device)
     loaded = load.load_model(Path(settings.path), settings, progress=lambda stage, fraction: None)

@@ -25,7 +25,7 @@ from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import extended, json_response, parse, read_body
 from holdfast.front.server.services import Services, model_of
 from holdfast.telemetry.request_log import RECORD
-from holdfast.wire.prompt import EncodedPrompt
+from holdfast.wire.requests import EncodedPrompt
 from holdfast.wire.token_ids import TokenIds
 
 MOST_CHARACTERS = 8_000_000  # of a text: tokenizing them takes about as many microseconds

@@ -12,7 +12,7 @@ from holdfast.front.prompt.answer_frame import AnswerFrame
 from holdfast.front.prompt.answer_meaning import AnswerMeaning, meaning, meaning_of_text
 from holdfast.front.prompt.known_answers import KnownAnswers, PastAnswers
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
-from holdfast.wire.prompt import PlacedAnswer
+from holdfast.wire.requests import PlacedAnswer
 
 THINKS = ModelDialect(reasoning=ReasoningFormat(start="<think>", end="</think>"))
 FRAME = AnswerFrame(headers=("A:",), ends=("|",))

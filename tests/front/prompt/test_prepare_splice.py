@@ -12,7 +12,7 @@ from holdfast.front.prompt.prepare import splice
 from holdfast.front.prompt.token_memory import TokenMemory
 from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, load_tokenizer
 from holdfast.models.demo import demo_folder
-from holdfast.wire.prompt import PlacedAnswer, PromptText
+from holdfast.wire.requests import PlacedAnswer, PromptText
 
 MARK = "|"
 

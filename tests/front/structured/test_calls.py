@@ -17,8 +17,13 @@ from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
 from holdfast.front.structured.calls import can_constrain
 from holdfast.front.toolcalls.dialect import Call, ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES
-from holdfast.wire.prompt import PromptText
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, ToolChoice
+from holdfast.wire.requests import (
+    ChatPrompt,
+    GenerationRequest,
+    OutputFormat,
+    PromptText,
+    ToolChoice,
+)
 from tests.fakes.grammar_walker import accepts, demo_token_ids, random_answer
 from tests.fakes.schemas import AGENTS
 from tests.fakes.told_answers import told

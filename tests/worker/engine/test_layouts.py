@@ -10,11 +10,10 @@ import pytest
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams
 from holdfast.wire.token_ids import TokenIds
-from holdfast.worker.engine.head_seam import HeadSeam
+from holdfast.worker.engine.head_seam import HeadSeam, StepLogits
 from holdfast.worker.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
-from holdfast.worker.engine.step_logits import StepLogits
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.foreign import ForeignState
 from holdfast.worker.kv.full import FullKV

@@ -13,8 +13,8 @@ import mlx.core as mx
 import pytest
 
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.keeping import Kept, keep_everything
 from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.engine.sequence import Kept, keep_everything
 from holdfast.worker.kv.codec import check_values, pack, to_bytes
 from holdfast.worker.kv.form import ArrayForm
 from holdfast.worker.kv.snapshot import KVBlock, SnapshotMismatch

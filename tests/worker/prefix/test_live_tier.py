@@ -15,8 +15,8 @@ import pytest
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import CacheOutcome, CacheReport
 from holdfast.wire.sessions import SessionCommand
+from holdfast.worker.engine.layouts import choose_sharing
 from holdfast.worker.engine.sequence import Prefix
-from holdfast.worker.engine.sharing import choose_sharing
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.kv.snapshot import SnapshotMismatch
 from holdfast.worker.prefix.live import LiveChain

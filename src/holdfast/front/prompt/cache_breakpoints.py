@@ -19,8 +19,7 @@ from holdfast.front.prompt.control_tokens import Guard
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import well_formed
 from holdfast.wire.commands import PinnedPrefix
-from holdfast.wire.prompt import PromptTokens
-from holdfast.wire.requests import CacheBreakpoint, ChatPrompt, Prompt
+from holdfast.wire.requests import CacheBreakpoint, ChatPrompt, Prompt, PromptTokens
 
 _MARK = "\ue0f3{}\ue0f4"  # private use, as the template's own
 _MARKS = re.compile("\ue0f3([0-9]+)\ue0f4")

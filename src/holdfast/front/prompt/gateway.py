@@ -24,10 +24,10 @@ from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.structured.answer import is_constrained
 from holdfast.wire.events import ModelInfo
 from holdfast.wire.output import Embedding, Relevance
-from holdfast.wire.prompt import EncodedPrompt
 from holdfast.wire.requests import (
     ChatPrompt,
     EmbeddingRequest,
+    EncodedPrompt,
     GenerationRequest,
     Prompt,
     RankRequest,

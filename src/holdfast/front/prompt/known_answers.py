@@ -23,7 +23,7 @@ from holdfast.front.prompt.answer_frame import AnswerFrame
 from holdfast.front.prompt.answer_meaning import AnswerMeaning, meaning_of_message
 from holdfast.front.prompt.conversation import REASONING_FIELDS
 from holdfast.store.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
-from holdfast.wire.prompt import PlacedAnswer
+from holdfast.wire.requests import PlacedAnswer
 
 ReadMeaning: TypeAlias = Callable[[str], AnswerMeaning]
 """What a piece of a rendered conversation says."""

@@ -33,8 +33,14 @@ from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
 from holdfast.wire.events import ModelInfo
-from holdfast.wire.prompt import PlacedAnswer, PromptText, PromptTokens
-from holdfast.wire.requests import SAMPLING_RANGES, ChatPrompt, GenerationRequest
+from holdfast.wire.requests import (
+    SAMPLING_RANGES,
+    ChatPrompt,
+    GenerationRequest,
+    PlacedAnswer,
+    PromptText,
+    PromptTokens,
+)
 from holdfast.wire.token_ids import TokenIds
 
 # No text of a language has so many characters per token on average. A longer text is first judged

@@ -26,8 +26,13 @@ from holdfast.telemetry.traces import Traces
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.output import Embedding, OutputEvent, Relevance
-from holdfast.wire.prompt import EncodedPrompt
-from holdfast.wire.requests import EmbeddingRequest, GenerationRequest, RankRequest, SamplingParams
+from holdfast.wire.requests import (
+    EmbeddingRequest,
+    EncodedPrompt,
+    GenerationRequest,
+    RankRequest,
+    SamplingParams,
+)
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 
 # Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and

@@ -32,8 +32,7 @@ from holdfast.front.structured.lark import (
 from holdfast.front.structured.schema import SchemaBounds, SchemaFault
 from holdfast.front.structured.tools import callable_tools, is_strict
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
-from holdfast.wire.prompt import PromptText
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat
+from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, PromptText
 
 _MOST_CHARACTERS: Final = 20_000  # of a regular expression, a grammar, or all choices together
 ThoughtState: TypeAlias = Literal["open", "possible", "none"]

@@ -27,15 +27,20 @@ from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import RequestId, SamplingParams
 from holdfast.wire.token_ids import TokenIds
 from holdfast.worker.engine.constraints import Constraints
-from holdfast.worker.engine.keeping import Kept, keep_due, keep_everything
+from holdfast.worker.engine.head_seam import StepLogits
 from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.engine.masking import limits_of
 from holdfast.worker.engine.pending import PendingStep, launch, results_of, tell_constraints
 from holdfast.worker.engine.plan import KeepPolicy, Span, SpanResult, StepPlan
-from holdfast.worker.engine.sampling import advance, sample
+from holdfast.worker.engine.sampling import advance, limits_of, sample
 from holdfast.worker.engine.scoring import prompt_logprobs
-from holdfast.worker.engine.sequence import EngineSequence, Prefix, SequenceSpan
-from holdfast.worker.engine.step_logits import StepLogits
+from holdfast.worker.engine.sequence import (
+    EngineSequence,
+    Kept,
+    Prefix,
+    SequenceSpan,
+    keep_due,
+    keep_everything,
+)
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.form import ModelForm
 from holdfast.worker.kv.live import LiveState

@@ -45,7 +45,7 @@ _OWN_CODE = (
     "worker/engine/head_seam.py",
     "worker/engine/weight_format.py",
     "worker/engine/host_attention.py",
-    "worker/engine/keeping.py",
+    "worker/engine/sequence.py",
     "worker/engine/layouts.py",
     "worker/engine/views.py",
     "worker/kv/*.py",

@@ -12,12 +12,15 @@ seam the rows take its place, and since MLX is lazy, no layer is computed for it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+
+from holdfast.wire.requests import RequestId
 
 HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
 
@@ -113,3 +116,39 @@ class HeadSeam:
         finally:
             self._instead = None
         return logits.reshape(-1, logits.shape[-1])
+
+
+def _as_they_are(logits: mx.array) -> mx.array:
+    return logits
+
+
+@dataclass(frozen=True, slots=True)
+class LaterLogits:
+    """Logits of consecutive positions, computed when they are asked for, of as many of them as are
+    asked for.
+
+    source: [positions, …], what `project` turns into logits, [positions, vocabulary].
+    """
+
+    source: mx.array
+    project: Callable[[mx.array], mx.array] = _as_they_are
+
+    def __len__(self) -> int:
+        return self.source.shape[0]
+
+    def of(self, start: int, stop: int) -> mx.array:
+        """Logits of some of the positions, lazily."""
+        return self.project(self.source[start:stop])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLogits:
+    """drawn: [spans that draw, vocabulary], in the order of the spans, None when none does. scored:
+    by the span's request.
+
+    hidden: [rows, hidden], by the span's request, of those that are to be pooled.
+    """
+
+    drawn: mx.array | None = None
+    scored: Mapping[RequestId, LaterLogits] = field(default_factory=dict)
+    hidden: Mapping[RequestId, mx.array] = field(default_factory=dict)

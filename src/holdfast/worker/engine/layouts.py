@@ -18,9 +18,8 @@ from typing import Any
 import mlx.core as mx
 
 from holdfast.wire.requests import RequestId
-from holdfast.worker.engine.head_seam import HeadSeam
+from holdfast.worker.engine.head_seam import HeadSeam, LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
-from holdfast.worker.engine.step_logits import LaterLogits, StepLogits
 from holdfast.worker.engine.views import GatherView, RowsView, SpanView, StateView, StepContext
 from holdfast.worker.kv.foreign import ForeignState
 from holdfast.worker.kv.kinds import fresh_layer
@@ -304,3 +303,23 @@ def _places(starts: Sequence[int], wanted: Mapping[RequestId, range]) -> dict[Re
         for start, (request_id, rows) in places
         if rows
     }
+
+
+def choose_sharing(runner: Runner, *, composes_attention: bool | None = None) -> None:
+    """Have the runner's layers share or not, and add to its reason why.
+
+    composes_attention: whether attention takes parts as they are; None: as the device has it.
+    """
+    takes_parts = (
+        StepContext().composes_attention if composes_attention is None else composes_attention
+    )
+    if not any(leaf.can_share for layer in runner.fresh_layers() for leaf in layer.leaves()):
+        return
+    if not runner.attends_to_parts:
+        runner.shares, why = False, "attention outside the seam takes one buffer"
+    elif takes_parts:
+        runner.shares, why = True, "attention takes several buffers as they are"
+    else:
+        runner.shares, why = False, "fused attention takes one buffer"
+    held = "held once" if runner.shares else "held once while parked, and copied while they run"
+    runner.reason += f"; common beginnings are {held}: {why}"

@@ -15,12 +15,11 @@ import numpy as np
 from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import RequestId
 from holdfast.worker.engine.constraints import SequenceConstraint
-from holdfast.worker.engine.keeping import Kept
+from holdfast.worker.engine.head_seam import LaterLogits
 from holdfast.worker.engine.plan import SpanResult
 from holdfast.worker.engine.sampling import DrawnRows
 from holdfast.worker.engine.scoring import drawn_logprobs
-from holdfast.worker.engine.sequence import SequenceSpan
-from holdfast.worker.engine.step_logits import LaterLogits
+from holdfast.worker.engine.sequence import Kept, SequenceSpan
 
 NOT_A_NUMBER = "the model's output is not a number at this position, or nothing is left to draw"
 NOTHING_ALLOWED = "the grammar allows only tokens here that the request bans"

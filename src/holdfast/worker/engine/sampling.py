@@ -1,29 +1,100 @@
-"""Draw one token for each row of a step's logits, on the device, for rows of any mix of parameters.
+"""Sample one token for each row of a step's logits, on the device, for rows with any mix of
+parameters.
 
 Nothing is read back from a GPU. On a CPU, rows of large vocabularies go to numpy (`host_draw`,
-`host_scores`), which waits.
-Order: logit bias, repetition, presence and frequency penalties; log-probabilities are taken there;
-    then the mask of a grammar,
-temperature, top-k, top-p, min-p, the draw. A row's token depends on its logits, its parameters, its
-mask, its seed and its
-position only. Device thread only.
+`host_rows`), which waits for them.
+
+Order: logit bias; repetition, presence and frequency penalties; then log-probabilities are taken;
+then the grammar's mask, temperature, top-k, top-p, min-p and the draw. A row's token depends only
+on its logits, parameters, mask, seed and position. Device thread only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
+import numpy as np
 
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams
+from holdfast.worker.engine.constraints import SequenceConstraint
+from holdfast.worker.engine.grammars import Words
 from holdfast.worker.engine.host_draw import draw_on_host, drawing_pays
-from holdfast.worker.engine.host_rows import rows_of
-from holdfast.worker.engine.host_scores import Scores, score_on_host, scoring_pays
-from holdfast.worker.engine.masking import NO_LIMITS, RowLimits, with_forced, with_masks
+from holdfast.worker.engine.host_rows import Scores, rows_of, score_on_host, scoring_pays
 from holdfast.worker.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind, largest
 from holdfast.worker.engine.sampling_edits import RowEdits, apply_edits
+
+_ANY_TOKEN = np.int32(-1)  # a word with all bits set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLimits:
+    """words: int32 [rows, at least vocab / 32], None when no row is masked. forced: token by row,
+    whatever its logits say.
+    """
+
+    words: Words | None
+    forced: Mapping[int, int]
+
+
+NO_LIMITS = RowLimits(words=None, forced={})
+
+
+def limits_of(constraints: Sequence[SequenceConstraint | None], *, words_per_row: int) -> RowLimits:
+    """What the rows may draw, one constraint or None for each.
+
+    A constraint that allows nothing has a `failure` afterwards.
+    """
+    if not any(constraints):
+        return NO_LIMITS
+    words = np.empty((len(constraints), words_per_row), np.int32)
+    forced: dict[int, int] = {}
+    is_masked = False
+    for row, constraint in enumerate(constraints):
+        token = None if constraint is None else constraint.forced_token()
+        if token is not None:
+            forced[row] = token
+        if constraint is not None and token is None and constraint.fill(words[row]):
+            is_masked = True
+        else:
+            words[row] = _ANY_TOKEN
+    return RowLimits(words=words if is_masked else None, forced=forced)
+
+
+def with_masks(logits: mx.array, limits: RowLimits) -> mx.array:
+    """Logits with -inf where a token may not be drawn; NaN stays, and so do rows without a mask.
+
+    Lazy.
+
+    logits: any float dtype [rows, vocab].
+    """
+    if limits.words is None:
+        return logits
+    rows, columns = logits.shape
+    additions = _additions(logits.dtype)[mx.array(limits.words.view(np.uint8))]
+    return logits + additions.reshape(rows, -1)[:, :columns]
+
+
+def with_forced(tokens: mx.array, limits: RowLimits) -> mx.array:
+    """Drawn tokens, with those in their place that have to come. Lazy. tokens: uint32 [rows]."""
+    if not limits.forced:
+        return tokens
+    forced = np.full(tokens.shape, -1, np.int32)
+    forced[list(limits.forced)] = list(limits.forced.values())
+    there = mx.array(forced)
+    return mx.where(there >= 0, there.astype(tokens.dtype), tokens)
+
+
+@cache
+def _additions(dtype: mx.Dtype) -> mx.array:
+    """[256, 8]: what a byte of a mask adds to the logits of its eight tokens."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    table = mx.array(np.where(bits, np.float32(0), np.float32(-np.inf))).astype(dtype)
+    mx.eval(table)
+    return table
 
 
 @dataclass(slots=True, kw_only=True)

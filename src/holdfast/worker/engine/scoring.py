@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 
 from holdfast.wire.events import TokenLogprob
-from holdfast.worker.engine.host_scores import Scores
+from holdfast.worker.engine.head_seam import LaterLogits
+from holdfast.worker.engine.host_rows import Scores
 from holdfast.worker.engine.sampling import DrawnRows, score_tokens
-from holdfast.worker.engine.step_logits import LaterLogits
 
 # of float32 logits that are there at a time; half as much more where the model computes in 16 bits
 PIECE_BYTES = 32 << 20

@@ -27,8 +27,7 @@ from holdfast.worker.prefix.live import LiveChain
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from holdfast.worker.engine.keeping import Kept
-    from holdfast.worker.engine.sequence import Prefix
+    from holdfast.worker.engine.sequence import Kept, Prefix
     from holdfast.worker.kv.live import LiveState
 
 

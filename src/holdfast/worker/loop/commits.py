@@ -16,7 +16,7 @@ from holdfast.worker.loop.parts import Cache, StepEngine
 from holdfast.worker.loop.sequences import LiveSequence
 
 if TYPE_CHECKING:
-    from holdfast.worker.engine.keeping import Kept
+    from holdfast.worker.engine.sequence import Kept
 
 
 @dataclass(frozen=True, slots=True)

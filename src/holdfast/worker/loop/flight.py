@@ -10,7 +10,7 @@ from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.loop.sequences import LiveSequence
 
 if TYPE_CHECKING:
-    from holdfast.worker.engine.keeping import Kept
+    from holdfast.worker.engine.sequence import Kept
 
 
 def _nothing_kept() -> Sequence[Kept]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from holdfast.errors import InvalidRequest, QueueFull
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import FinishReason
-from holdfast.wire.packed import common_tokens
+from holdfast.wire.token_ids import common_tokens
 from holdfast.worker.loop.cache_steps import CacheSteps
 from holdfast.worker.loop.ledger import Ledger
 from holdfast.worker.loop.lifetimes import Lifetimes

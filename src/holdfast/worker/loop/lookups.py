@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from holdfast.store.block import BlockKey
-from holdfast.wire.packed import TOKEN_BYTES
 from holdfast.wire.requests import RequestId
+from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.loop.parts import Cache
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.prefix.in_flight import InFlightPrefills

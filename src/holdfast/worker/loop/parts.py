@@ -18,8 +18,7 @@ from holdfast.worker.prefix.lookup import Lookup
 from holdfast.worker.prefix.piece import Cursor
 
 if TYPE_CHECKING:  # at run time they bring MLX with them
-    from holdfast.worker.engine.keeping import Kept
-    from holdfast.worker.engine.sequence import Prefix
+    from holdfast.worker.engine.sequence import Kept, Prefix
     from holdfast.worker.kv.live import LiveState
 
 Step = TypeVar("Step")  # a step under way; only the engine knows what is in it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from holdfast.wire.commands import ReadAheadRun
-from holdfast.wire.packed import common_tokens
+from holdfast.wire.token_ids import common_tokens
 from holdfast.worker.loop.sequences import LiveSequence
 
 _MOST_REMEMBERED = 32

@@ -38,12 +38,11 @@ from holdfast.worker.engine.fingerprint import (
     runs_own_code,
 )
 from holdfast.worker.engine.grammars import Grammars
-from holdfast.worker.engine.layouts import Runner
+from holdfast.worker.engine.layouts import Runner, choose_sharing
 from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.long_context import warnings_about_kernels
 from holdfast.worker.engine.mlx_lm_import import mlx_lm_version
 from holdfast.worker.engine.probe import choose_layout, warnings_about
-from holdfast.worker.engine.sharing import choose_sharing
 from holdfast.worker.engine.weight_format import give_back_freed_memory
 from holdfast.worker.kv.codec import can_keep
 from holdfast.worker.kv.form import HeadsForm

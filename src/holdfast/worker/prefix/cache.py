@@ -19,10 +19,9 @@ from holdfast.store.block import Block, BlockKey, BlockKind, ReadFailed, StoredB
 from holdfast.store.store import BlockStore
 from holdfast.wire.events import CacheOutcome
 from holdfast.wire.figures import CacheFigures
-from holdfast.wire.packed import TOKEN_BYTES
-from holdfast.worker.engine.keeping import Kept
+from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy
-from holdfast.worker.engine.sequence import Prefix
+from holdfast.worker.engine.sequence import Kept, Prefix
 from holdfast.worker.kv.codec import (
     Description,
     Payload,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome
-from holdfast.wire.packed import TOKEN_BYTES, common_tokens
+from holdfast.wire.token_ids import TOKEN_BYTES, common_tokens
 from holdfast.worker.prefix.piece import Cursor, Piece
 from holdfast.worker.prefix.reuse import Shortfall
 from holdfast.worker.prefix.tree import Standing

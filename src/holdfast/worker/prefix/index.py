@@ -19,7 +19,7 @@ from holdfast.store.block import Block, BlockKey, BlockKind
 from holdfast.store.budget import by_place
 from holdfast.wire.events import CacheOutcome
 from holdfast.wire.figures import CacheFigures
-from holdfast.wire.packed import TOKEN_BYTES
+from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.prefix.branch import Branch, branch_of
 from holdfast.worker.prefix.disk import DiskIndex, DiskSide
 from holdfast.worker.prefix.evicted import EvictionHistory

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from holdfast.store.block import BlockKey
-from holdfast.wire.packed import common_tokens
 from holdfast.wire.requests import RequestId
+from holdfast.wire.token_ids import common_tokens
 from holdfast.worker.prefix.piece import Cursor
 
 if TYPE_CHECKING:

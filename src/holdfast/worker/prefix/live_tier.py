@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from holdfast.store.block import BlockKey
-from holdfast.wire.packed import TOKEN_BYTES, common_tokens
+from holdfast.wire.token_ids import TOKEN_BYTES, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.codec import Payload, pack
 from holdfast.worker.kv.form import Codec, ModelForm

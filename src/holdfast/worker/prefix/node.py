@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.store.block import BlockKey
-from holdfast.wire.packed import TOKEN_BYTES, common_tokens
+from holdfast.wire.token_ids import TOKEN_BYTES, common_tokens
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome
-from holdfast.wire.packed import TOKEN_BYTES
+from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.prefix.evicted import EvictionHistory
 from holdfast.worker.prefix.piece import Piece
 from holdfast.worker.prefix.reuse import ReusePlan, Shortfall

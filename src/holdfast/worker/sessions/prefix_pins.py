@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.commands import PinnedPrefix
-from holdfast.wire.packed import TOKEN_BYTES
+from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.sessions.pins import SessionPins
 from holdfast.worker.sessions.record import Session

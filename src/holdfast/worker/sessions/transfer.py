@@ -20,8 +20,8 @@ from typing import TypeAlias, TypeVar
 
 from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.store.block import BlockKey, ReadFailed
-from holdfast.wire.packed import TOKEN_BYTES
 from holdfast.wire.sessions import SessionCommand
+from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.engine.fingerprint import is_outdated
 from holdfast.worker.kv.codec import Content, check_values, to_bytes
 from holdfast.worker.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint

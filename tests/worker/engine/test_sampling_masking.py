@@ -12,8 +12,16 @@ from msgspec.structs import replace
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams
 from holdfast.wire.token_ids import TokenIds
-from holdfast.worker.engine.masking import NO_LIMITS, RowLimits, limits_of, with_masks
-from holdfast.worker.engine.sampling import DrawnRows, RowState, row_state, sample
+from holdfast.worker.engine.sampling import (
+    NO_LIMITS,
+    DrawnRows,
+    RowLimits,
+    RowState,
+    limits_of,
+    row_state,
+    sample,
+    with_masks,
+)
 from tests.fakes.reference_sampler import log_probabilities
 
 SAMPLINGS = (

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import asdict
 
 from holdfast.errors import SessionFailure, SessionRefused
-from holdfast.library.sessions import Sessions
+from holdfast.library.llm import Sessions
 from holdfast.wire.sessions import SESSION_OPERATIONS, OperationName, SessionAnswer, SessionCommand
 from tests.fakes.scripted_gateway import SESSION
 

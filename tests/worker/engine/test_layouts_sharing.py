@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.worker.engine.layouts import RowsRunner, Runner, SoloRunner, SplitRunner
-from holdfast.worker.engine.sharing import choose_sharing
+from holdfast.worker.engine.layouts import (
+    RowsRunner,
+    Runner,
+    SoloRunner,
+    SplitRunner,
+    choose_sharing,
+)
 from tests.fakes.tiny_models import kept_tiny
 
 
