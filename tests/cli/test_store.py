@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli.main import app
 from holdfast.files import CLAIM_PREFIX, claim
-from holdfast.front.run.running_servers import RunningServer, write_down
+from holdfast.front.run.running_servers import RunningServer, write_server
 from holdfast.store.store import BlockStore
 from tests.fakes.stored_blocks import make_chain
 
@@ -96,11 +96,11 @@ def test_a_server_that_uses_another_store_is_named(folder: Path, tmp_path: Path)
         log_file="",
         certificate="",
     )
-    write_down(server, running.folder)
+    write_server(server, running.folder)
     named = f"the server at http://here uses another store; to see it: --store {tmp_path / 'other'}"
     for command in ("ls", "stat"):
         assert named in run(command, "--store", str(folder), **places).stderr
-    write_down(msgspec.structs.replace(server, store_folder=str(folder)), running.folder)
+    write_server(msgspec.structs.replace(server, store_folder=str(folder)), running.folder)
     assert "http://here" not in run("ls", "--store", str(folder), **places).stderr
     running.give_back()
 

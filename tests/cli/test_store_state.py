@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.files import CLAIM_PREFIX, claim
-from holdfast.front.run.running_servers import RunningServer, write_down
+from holdfast.front.run.running_servers import RunningServer, write_server
 from holdfast.store.store import BlockStore
 from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.stored_blocks import FINGERPRINT, make_chain
@@ -79,7 +79,7 @@ def test_everything_that_is_kept_is_listed_with_its_size_and_bound_and_cleared_w
         log_file="",
         certificate="",
     )
-    write_down(server, with_a_server.folder)
+    write_server(server, with_a_server.folder)
     for name in ("store", "responses", "compiled"):
         refused = holdfast("state", "clear", name, "--yes", cwd=tmp_path, variables=kept)
         assert f"{name} is in use by the server at http://127.0.0.1:1" in only_line(refused.stderr)

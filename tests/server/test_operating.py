@@ -103,7 +103,7 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(
     write_settings(folders, level="debug")
     started.process.send_signal(signal.SIGHUP)
     until(
-        lambda: "the level of the log is debug; it was info" in started.log(),
+        lambda: "the log level is debug; it was info" in started.log(),
         "the settings are read again",
     )
     until(

@@ -75,7 +75,7 @@ def doctor(
         typer.echo(f"saved in {file}; please attach it to an issue")
         return
     from holdfast.front.fleet.chosen_catalog import catalog_of
-    from holdfast.front.run.run_folder import run_folder
+    from holdfast.front.run.running_servers import run_folder
     from holdfast.models.download import check_present
 
     model = effective.settings.model

@@ -54,10 +54,10 @@ def test_a_key_is_part_of_the_example_but_never_shown(capsys: pytest.CaptureFixt
         ),
         (
             CacheFigures(store=StoreFigures(model="m", mode="memory-only")),
-            "store  /kept CANNOT BE WRITTEN: what is read is kept in",
+            "store  /kept CANNOT BE WRITTEN: the cache is in RAM",
         ),
-        (CacheFigures(), "store  off: what is read is kept in RAM"),
-        (None, "store  nothing is kept: the layout rows"),
+        (CacheFigures(), "store  off: the cache is in RAM"),
+        (None, "store  no cache: the layout rows"),
     ],
 )
 def test_people_read_where_what_is_read_is_kept_and_whether_it_can_be(

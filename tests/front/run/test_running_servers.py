@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.files import CLAIM_PREFIX, claim
-from holdfast.front.run.running_servers import RunningServer, running_servers, write_down
+from holdfast.front.run.running_servers import RunningServer, running_servers, write_server
 
 
 def a_server(pid: int, *, started_at: float) -> RunningServer:
@@ -33,7 +33,7 @@ def test_servers_that_live_are_found_the_oldest_first_and_those_that_have_ended_
     )
     # the fourth is of something else, such as `doctor`
     for held, server in zip(claims, (young, old, ended), strict=False):
-        write_down(server, held.folder)
+        write_server(server, held.folder)
     claims[2].give_back()
     (claims[3].folder / "server.json").write_text("{half")
     assert running_servers(environ) == [old, young]

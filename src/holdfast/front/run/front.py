@@ -1,9 +1,6 @@
-"""The server: puts the rooms together from the settings and runs them.
+"""The server process: builds everything from the settings and runs it. It never imports MLX.
 
-This process never imports MLX.
-
-The worker process is started first; what the front itself imports, it imports while the worker
-loads.
+It starts the worker first, and imports the web application while the worker loads.
 """
 
 from __future__ import annotations
@@ -37,11 +34,9 @@ from holdfast.front.fleet.catalog import Catalog, CatalogEntry
 from holdfast.front.fleet.chosen_catalog import catalog_of
 from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency
-from holdfast.front.run.addresses import lan_addresses
-from holdfast.front.run.ready import ReadyModel, ReadyServer, announce
+from holdfast.front.run.ready import ReadyModel, ReadyServer, announce, lan_addresses
 from holdfast.front.run.reload import Hangups, Reload, ReloadedSettings, reload_keys
-from holdfast.front.run.run_folder import run_folder
-from holdfast.front.run.running_servers import RunningServer, write_down
+from holdfast.front.run.running_servers import RunningServer, run_folder, write_server
 from holdfast.front.server.access import key_file_of, read_keys
 from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.download import resolve_model
@@ -56,7 +51,7 @@ if TYPE_CHECKING:
 
     from holdfast.front.server.run import ServerCertificate
 
-WANTED_OPEN_FILES = 8192  # each client is one; macOS starts with 256
+WANTED_OPEN_FILES = 8192  # one per client; macOS allows 256 by default
 BROKEN = 1  # exit code
 STOPPED_EARLY = "stopped before the model was ready"
 
@@ -67,27 +62,24 @@ logger = logging.getLogger("holdfast.front.run")
 def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, fraction: None) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code.
 
-    `progress` gets stages and fractions of loading, "ready" at its end. Raises ModelLoadError or
-    ConfigError (exit code 2) when the model or the address cannot be used.
+    progress: called with stages and fractions of loading, at last with "ready". Raises
+    ModelLoadError or ConfigError (exit code 2) if the model or the address cannot be used.
     """
     started_at = time.monotonic()
     settings = _with_store_folder(effective.settings)
     hangups = Hangups()
     log_file = _log_file(settings)
     configure_logging(settings.log, file=log_file)
-    signal.signal(signal.SIGTERM, _end_at_once)
+    signal.signal(signal.SIGTERM, _exit_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
     certificate = _certificate(settings)
     _check_keys(settings)
     catalog = catalog_of(settings, os.environ)
-    for left_out in (each for each in catalog.left_out if each.is_asked_for):
-        logger.warning(
-            "model %s is left out (%s): %s", left_out.name, left_out.origin, left_out.reason
-        )
-    if not catalog.entries[0].is_pinned:
-        # the one that was named, or is the only one
-        for entry in catalog.entries[: len(catalog.at_start)][:1]:
-            resolve_model(entry.model, progress=progress)
+    for each in catalog.left_out:
+        if each.is_asked_for:
+            logger.warning("model %s is left out (%s): %s", each.name, each.origin, each.reason)
+    if catalog.at_start and not catalog.entries[0].is_pinned:
+        resolve_model(catalog.entries[0].model, progress=progress)  # the only or the named one
     try:
         with (
             run_folder(os.environ) as private,
@@ -96,7 +88,7 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
             front = Front(
                 settings, catalog, progress=progress, started_at=started_at, certificate=certificate
             )
-            front.tells_of_itself(private, log_file=log_file)
+            front.describe_in(private, log_file=log_file)
             front.reloads.append(ReloadedSettings(effective, on_level=front.set_log_level).reload)
             runner.run(front.serve(lambda: hangups.reload_on(front.reloads)))
     except WorkerUnavailable as error:
@@ -117,10 +109,11 @@ class Front:
         started_at: float,
         certificate: ServerCertificate | None = None,
     ) -> None:
-        self._settings, self._started_at, self._certificate = settings, started_at, certificate
-        # on SIGHUP
+        self._settings = settings
+        self._started_at = started_at
+        self._certificate = certificate
         self.reloads: list[Reload] = [] if certificate is None else [certificate.reload]
-        self._folder_of_record: Path | None = None
+        self._run_folder: Path | None = None
         self._log_path = ""
         self._was_ready = False
         self._residency = Residency(
@@ -153,20 +146,20 @@ class Front:
         )
 
     def set_log_level(self, level: LogLevel) -> None:
-        """Have all workers log what is so severe, from now on."""
+        """Change the log level of all workers."""
         self._settings = replace(self._settings, log=replace(self._settings.log, level=level))
         self._residency.set_log_level(level)
 
-    def tells_of_itself(self, folder: Path, *, log_file: LogFile | None) -> None:
-        """Once it listens, it is to say in this folder who and where it is."""
-        self._folder_of_record = folder
+    def describe_in(self, folder: Path, *, log_file: LogFile | None) -> None:
+        """Describe the server in this run folder as soon as it listens."""
+        self._run_folder = folder
         self._log_path = "" if log_file is None else str(log_file.path)
 
     async def serve(self, on_begin: Callable[[], None] = lambda: None) -> None:
-        """Start the worker, then everything else; serve until a signal; end everything in order.
-        on_begin: called in the loop.
+        """Start the worker, then everything else; serve until a signal; stop everything in order.
 
-        Raises ModelLoadError, ConfigError and WorkerUnavailable for what makes serving impossible.
+        on_begin: called in the event loop. Raises ModelLoadError, ConfigError and
+        WorkerUnavailable if it cannot serve.
         """
         signals = _EarlySignals()
         on_begin()
@@ -190,9 +183,7 @@ class Front:
             app = build_application(self._settings, self._residency)
             self.reloads.append(partial(reload_keys, app.state.services.keys))
             self.reloads.append(app.state.reloaded_catalog.reload)
-            # while the lines above were busy: nobody listens yet, and there is nothing to be
-            # stopped
-            if signals.came:
+            if signals.came:  # during the lines above, when there was nothing to stop yet
                 return
             listening = asyncio.Event()
             server = http.server(
@@ -200,27 +191,27 @@ class Front:
             )
             signals.disarm()
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-            await asyncio.sleep(0)  # by now it has taken the signals over
+            await asyncio.sleep(0)  # now it handles the signals
             server.should_exit = signals.came
             host, port = listener.getsockname()[:2]
             url = http.url_of(listener, scheme=self._settings.server.scheme)
-            self._write_down(url, port)
+            self._describe(url, port)
             loading = asyncio.create_task(self._announce(app, listening, url, host), name="ready")
             await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
             if loading.done() and loading.exception() is not None:
                 server.should_exit = True
             await serving
             if not loading.done():
-                signals.came = True  # the HTTP server had taken them over
+                signals.came = True  # the HTTP server handled it
                 loading.cancel()
             await asyncio.wait((loading,))
             if (traces := app.state.services.traces) is not None:
                 await asyncio.to_thread(traces.close)
         if not loading.cancelled():
-            loading.result()  # raises what made loading fail
+            loading.result()  # raises if loading failed
 
-    def _write_down(self, url: str, port: int) -> None:
-        if self._folder_of_record is None:
+    def _describe(self, url: str, port: int) -> None:
+        if self._run_folder is None:
             return
         server = RunningServer(
             pid=os.getpid(),
@@ -234,7 +225,7 @@ class Front:
             and os.path.abspath(self._settings.server.tls_cert),
         )
         try:
-            write_down(server, self._folder_of_record)
+            write_server(server, self._run_folder)
         except OSError as error:
             logger.warning("`holdfast ps` will not find this server: %s", error)
 
@@ -247,11 +238,10 @@ class Front:
 
         first, *_ = statuses = self._residency.statuses()
         if first.state == "ready":
-            await app.state.bundles.read(first.id)  # raises what is wrong with its tokenizer
+            await app.state.bundles.read(first.id)  # raises if its tokenizer is broken
         figures = (await self._residency.statistics()).get(first.id)
         gc.collect()
-        # what is there now stays: later collections, which delay tokens, need not look at it
-        gc.freeze()
+        gc.freeze()  # later collections, which delay tokens, skip what exists now
         needs_key: bool = app.state.services.needs_key
         ready = ReadyServer(
             url=url,
@@ -271,21 +261,20 @@ class Front:
 
 
 def _files(entry: CatalogEntry) -> ModelFiles:
-    """Where the files of a model are; any thread. Raises ModelLoadError."""
+    """The folder and size of a model; any thread. Raises ModelLoadError."""
     folder = _folder_alone(entry).folder
     return ModelFiles(folder=folder, weight_bytes=checked_tensor_bytes(folder))
 
 
 def _folder_alone(entry: CatalogEntry) -> ModelFiles:
-    """As `_files`, without the size of its weights, which tells who may be loaded beside whom."""
+    """Like `_files`, without the size, which matters only among several models."""
     return ModelFiles(folder=resolve_model(entry.model, progress=lambda stage, fraction: None))
 
 
 class _EarlySignals:
-    """SIGINT and SIGTERM before the HTTP server takes them over: they cancel the task that made
-    this. Ignored afterwards.
+    """SIGINT and SIGTERM before the HTTP server handles them: they cancel the current task.
 
-    When the HTTP server is done with them, one more ends the process at once.
+    After the HTTP server has stopped, one more signal exits at once.
     """
 
     def __init__(self) -> None:
@@ -294,24 +283,20 @@ class _EarlySignals:
         self._loop = asyncio.get_running_loop()
         self._armed, self._ends_at_next = True, False
         for number in (signal.SIGINT, signal.SIGTERM):
-            # not add_signal_handler: uvloop would go on calling that one beside uvicorn's
+            # not add_signal_handler: uvloop would keep calling it in addition to uvicorn's
             signal.signal(number, self._cancel)
 
     def disarm(self) -> None:
-        """From now on signals are another's, or there is nothing left to be cut short."""
+        """Stop cancelling: the HTTP server handles signals now."""
         self._armed = False
 
     def end_at_next(self) -> None:
-        """All that is left is to wait for the workers, which persist what they have and end by
-        themselves when we are gone.
-        """
+        """Exit at the next signal: only the workers are left, which flush and exit on their own."""
         self._armed, self._ends_at_next = False, True
 
     def _cancel(self, number: int, frame: FrameType | None) -> None:
         if self._ends_at_next:
-            logger.warning(
-                "ended at once; the workers write down what they have and end by themselves"
-            )
+            logger.warning("forced exit; workers flush their cache and exit on their own")
             logging.shutdown()
             os._exit(128 + number)
         self.came = True
@@ -319,22 +304,20 @@ class _EarlySignals:
             self._loop.call_soon_threadsafe(self._cut_short)
 
     def _cut_short(self) -> None:
-        # asked only now: the signal may have come while the loop was busy
+        # checked here: the signal may have arrived while the loop was busy
         if self._armed and self._task is not None:
             self._task.cancel()
 
 
-def _end_at_once(number: int, frame: FrameType | None) -> None:
-    """SIGTERM before there is anything to be ended in order; a download may be under way, which
-    goes on the next time.
-    """
+def _exit_at_once(number: int, frame: FrameType | None) -> None:
+    """SIGTERM before anything is running; an interrupted download resumes next time."""
     logger.info(STOPPED_EARLY)
     logging.shutdown()
     os._exit(0)
 
 
 def _log_file(settings: Settings) -> LogFile | None:
-    """The file for the log, if there is to be one. Raises ConfigError."""
+    """The log file, if there is one. Raises ConfigError."""
     file = open_log_file(
         settings.log, folder=lambda: logs_folder(os.environ), name=f"server-{settings.server.port}"
     )
@@ -353,7 +336,7 @@ def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:
 
 
 def _certificate(settings: Settings) -> ServerCertificate | None:
-    """Read before all that takes its time. Raises ConfigError."""
+    """Fail early. Raises ConfigError."""
     if not settings.server.tls_cert:
         return None
     from holdfast.front.server.run import certificate_of
@@ -362,7 +345,7 @@ def _certificate(settings: Settings) -> ServerCertificate | None:
 
 
 def _check_keys(settings: Settings) -> None:
-    """Read before all that takes its time. Raises ConfigError."""
+    """Fail early. Raises ConfigError."""
     if (path := key_file_of(settings.server.keys_file, os.environ)) is not None:
         read_keys(path)
 

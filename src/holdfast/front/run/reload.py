@@ -1,6 +1,4 @@
-"""SIGHUP: what a running server takes in anew, each with one line in the log; and the terminal
-whose end sends it too.
-"""
+"""SIGHUP: what a running server reloads. A closed terminal sends the same signal."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.front.fleet.residency import Residency
     from holdfast.front.server.access import KeyRing
 
-# takes in one thing anew, in the loop, and says in one line of the log what came of it
+# reloads one thing, in the event loop, and logs the result in one line
 Reload: TypeAlias = Callable[[], None]
 
 _LEVEL = "log.level"
@@ -29,45 +27,43 @@ _log = logging.getLogger("holdfast.front.run")
 
 
 class ReloadedSettings:
-    """The settings, read again from where they came from.
-
-    Of these the level of the log can change; all others need a restart.
-    """
+    """Reloads the settings. Only the log level can change; all others need a restart."""
 
     def __init__(
         self, effective: EffectiveSettings, *, on_level: Callable[[LogLevel], None]
     ) -> None:
-        """on_level: told the level of the log when that has changed."""
+        """on_level: called with a changed log level."""
         self._at_start = self._current = effective
         self._on_level = on_level
 
     def reload(self) -> None:
-        """Read them again; if they cannot be used, all stays as it is."""
+        """Read the settings again; if they are invalid, nothing changes."""
         try:
             read = self._at_start.read_again()
         except ConfigError as error:
-            _log.error("the settings stay as they are: %s", error)
+            _log.error("the settings are not reloaded: %s", error)
             return
         before, level = self._current.settings.log.level, read.settings.log.level
         set_level(read.settings.log)
         if level != before:
             self._on_level(level)
         self._current = read
-        said = f"the level of the log is {level}" + (
-            ", as before" if before == level else f"; it was {before}"
-        )
+        change = ", as before" if before == level else f"; it was {before}"
         changed = [
             key
             for key in read.origins
             if key != _LEVEL
             and value_of(read.settings, key) != value_of(self._at_start.settings, key)
         ]
-        needs = f"; changed, but only after a restart: {', '.join(changed)}" if changed else ""
-        _log.warning("%s%s", said, needs) if changed else _log.info("%s", said)
+        if changed:
+            pending = ", ".join(changed)
+            _log.warning("the log level is %s%s; after a restart: %s", level, change, pending)
+        else:
+            _log.info("the log level is %s%s", level, change)
 
 
 def reload_keys(keys: KeyRing) -> None:
-    """Read the file of API keys again; if it cannot be used, they stay as they are."""
+    """Read the file of API keys again; if it is invalid, nothing changes."""
     try:
         _log.info("%s", keys.reload())
     except ConfigError as error:
@@ -75,48 +71,43 @@ def reload_keys(keys: KeyRing) -> None:
 
 
 class ReloadedCatalog:
-    """The catalog of models, read again on a thread: there may be many folders to be looked
-    through.
-    """
+    """Reloads the catalog of models, on a thread, since it may search many folders."""
 
     def __init__(self, read: Callable[[], Catalog], residency: Residency) -> None:
-        """read: raises ConfigError and ModelLoadError for what cannot be used."""
+        """read: may raise ConfigError and ModelLoadError."""
         self._read, self._residency = read, residency
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def reload(self) -> None:
-        """Begin to read it again; if it cannot be used, all stays as it is."""
+        """Start to read the catalog again; if it is invalid, nothing changes."""
         task = asyncio.create_task(self.take_in(), name="catalog read again")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def take_in(self) -> None:
-        """Read it again and serve what it says. One after another."""
+        """Read the catalog again and serve it. Calls run one after another."""
         async with self._lock:
             try:
                 catalog = await asyncio.to_thread(self._read)
             except (ConfigError, ModelLoadError) as error:
-                _log.error("the catalog stays as it is: %s", error)
+                _log.error("the catalog is not reloaded: %s", error)
                 return
-            _log.info(
-                "the catalog has been read again: %s", await self._residency.take_catalog(catalog)
-            )
+            changes = await self._residency.take_catalog(catalog)
+            _log.info("the catalog is reloaded: %s", changes)
 
 
 class Hangups:
-    """What SIGHUP does: it reloads, or ends the server as SIGTERM does when it means that its
-    terminal was closed.
-    """
+    """What SIGHUP does: it reloads, or stops the server if its terminal was closed."""
 
     def __init__(self) -> None:
-        """Where SIGHUP is ignored (nohup), the end of the terminal ends nothing."""
+        """If SIGHUP is ignored (nohup), the server outlives its terminal."""
         self._ends_with_terminal = (
             signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
         )
 
     def reload_on(self, reloads: Sequence[Reload]) -> None:
-        """From now on SIGHUP does all of this. On the main thread, in the loop."""
+        """Make SIGHUP run these. Main thread, in the event loop."""
         loop = asyncio.get_running_loop()
 
         def hung_up(number: int, frame: FrameType | None) -> None:
@@ -134,7 +125,7 @@ class Hangups:
 
 
 def _has_terminal() -> bool:
-    """Whether this process has a terminal that controls it."""
+    """Whether this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:

@@ -1,43 +1,54 @@
-"""The servers of this user on this machine: each says in its run folder where it is, and its lock
-says that it lives.
+"""The folder of a running server, and the list of servers that run.
+
+A server's folder holds what it needs only while it runs: sockets, sessions in transfer, temporary
+files. It is among the user's caches, private, and removed at the end. The next server removes what a
+killed one left. A file in it describes the server; its lock tells whether the server lives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from holdfast.files import CLAIM_PREFIX, atomic_write, caches_folder, living
+from holdfast.errors import ConfigError
+from holdfast.files import (
+    CLAIM_PREFIX,
+    Claim,
+    atomic_write,
+    caches_folder,
+    claim,
+    living,
+    sweep,
+)
 from holdfast.front.link.worker_link import SHORT_FOLDER
 
 _FILE = "server.json"
+_TMPDIR = "TMPDIR"
+
+logger = logging.getLogger("holdfast.front.run")
 
 
 class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that listens. Paths are empty where there is none."""
+    """A listening server. A path is empty if there is none."""
 
     pid: int
-    url: str  # as this machine reaches it
+    url: str  # for this machine
     port: int
     started_at: float  # Unix time
     version: str
     store_folder: str
     log_file: str
-    certificate: str  # file of what it shows its clients
-
-
-def write_down(server: RunningServer, folder: Path) -> None:
-    """Say in a run folder which server it belongs to. Raises OSError."""
-    with atomic_write(folder / _FILE) as file:
-        file.write(msgspec.json.encode(server))
+    certificate: str  # file of the TLS certificate
 
 
 def running_servers(environ: Mapping[str, str]) -> list[RunningServer]:
-    """All that live, the oldest first."""
+    """This user's servers on this machine, the oldest first."""
     places = {Path(tempfile.gettempdir()), SHORT_FOLDER}
     with contextlib.suppress(RuntimeError):
         places.add(caches_folder(environ) / "run")
@@ -46,7 +57,52 @@ def running_servers(environ: Mapping[str, str]) -> list[RunningServer]:
         with contextlib.suppress(OSError):
             for folder in living(place, prefix=CLAIM_PREFIX):
                 with contextlib.suppress(OSError, msgspec.DecodeError):
-                    found.append(
-                        msgspec.json.decode((folder / _FILE).read_bytes(), type=RunningServer)
-                    )
+                    content = (folder / _FILE).read_bytes()
+                    found.append(msgspec.json.decode(content, type=RunningServer))
     return sorted(found, key=lambda server: (server.started_at, server.pid))
+
+
+def write_server(server: RunningServer, folder: Path) -> None:
+    """Describe a server in its run folder, where `running_servers` finds it. Raises OSError."""
+    with atomic_write(folder / _FILE) as file:
+        file.write(msgspec.json.encode(server))
+
+
+@contextlib.contextmanager
+def run_folder(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Create a folder for this process; all temporary files of it and its children go there.
+
+    It changes TMPDIR and `tempfile.tempdir`, so it is only for a process of our own. Raises
+    ConfigError if no folder can be created.
+    """
+    try:
+        claimed = _claimed(environ)
+    except OSError as error:
+        raise ConfigError(f"there is no place for temporary files: {error}") from error
+    before = tempfile.tempdir
+    variable_before = os.environ.get(_TMPDIR)
+    tempfile.tempdir = str(claimed.folder)
+    os.environ[_TMPDIR] = str(claimed.folder)
+    try:
+        yield claimed.folder
+    finally:
+        tempfile.tempdir = before
+        if variable_before is None:
+            del os.environ[_TMPDIR]
+        else:
+            os.environ[_TMPDIR] = variable_before
+        claimed.give_back()
+
+
+def _claimed(environ: Mapping[str, str]) -> Claim:
+    shared = Path(tempfile.gettempdir())
+    for place in {shared, SHORT_FOLDER}:
+        sweep(place, prefix=CLAIM_PREFIX)
+    try:
+        place = caches_folder(environ) / "run"
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sweep(place, prefix=CLAIM_PREFIX)
+        return claim(place, prefix=CLAIM_PREFIX)
+    except (OSError, RuntimeError) as error:  # read-only, full, without locks; or no home
+        logger.info("temporary files are in %s: %s", shared, error)
+        return claim(shared, prefix=CLAIM_PREFIX)

@@ -1,6 +1,6 @@
-"""Puts the HTTP front together.
+"""Builds the web application, and keeps macOS awake while requests run.
 
-Imported while a worker loads: the web framework and the tokenizer take their time.
+Imported while a worker loads, because importing the web framework and the tokenizer takes time.
 """
 
 from __future__ import annotations
@@ -39,18 +39,15 @@ from holdfast.store.response_thread import ResponseStore
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.traces import open_traces
 
-PROGRAM = "caffeinate"  # macOS' own
-# an agent's next request comes within a moment: one program for a whole conversation
+PROGRAM = "caffeinate"  # part of macOS
+# an agent's next request follows soon, so one program lasts for a whole conversation
 LINGER_SECONDS = 5.0
 
 _log = logging.getLogger("holdfast.front.run")
 
 
 class Awake:
-    """Keeps macOS awake from the first running request to the last, and does nothing elsewhere.
-
-    Loop's thread only.
-    """
+    """Keeps macOS awake while requests run; does nothing elsewhere. Event loop's thread only."""
 
     def __init__(
         self, *, platform: str = sys.platform, linger_seconds: float = LINGER_SECONDS
@@ -61,7 +58,7 @@ class Awake:
         self._end: asyncio.TimerHandle | None = None
 
     def running(self, requests: int) -> None:
-        """So many run from now on."""
+        """Take the new number of running requests."""
         if self._program is None:
             return
         if self._end is not None:
@@ -73,30 +70,30 @@ class Awake:
             self._end = asyncio.get_running_loop().call_later(self._linger_seconds, self.close)
 
     def close(self) -> None:
-        """The machine may sleep."""
+        """Let the machine sleep."""
         if self._child is not None:
-            self._child.kill()  # it has nothing to put in order, and is gone at once
+            self._child.kill()
             self._child.wait()
             self._child = None
 
     def _begin(self, program: str) -> None:
         if self._child is not None and self._child.poll() is None:
             return
-        try:  # -i: no sleep of an idle system; -w: it ends with this process, however that ends
+        try:  # -i: prevents idle sleep; -w: exits with this process
             self._child = subprocess.Popen(
                 [program, "-i", "-w", str(os.getpid())], stdin=subprocess.DEVNULL
             )
         except OSError as error:
-            _log.warning("the machine may fall asleep while requests run: %s: %s", program, error)
+            _log.warning("the machine may sleep while requests run: %s: %s", program, error)
             self._program = None
 
 
 def build_application(
     settings: Settings, residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS
 ) -> Starlette:
-    """The application over the models of a residency.
+    """The application for the models of a residency.
 
-    Raises ConfigError when what it is told to use is not installed.
+    Raises ConfigError if an optional package is missing.
     """
     store = Path(settings.store.folder) if is_folder(settings.store) else None
     answers = AnswerFile(store) if store else None

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.files import CLAIM_PREFIX, claim
-from holdfast.front.run.run_folder import run_folder
+from holdfast.front.run.running_servers import run_folder
 
 
 @pytest.fixture
