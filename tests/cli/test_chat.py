@@ -376,7 +376,7 @@ def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path
         started = children() - before
         assert len(started) >= 2  # the server and its worker
         with pytest.raises(ServerFailed, match="401"):  # nobody else on the machine can use it
-            ServerClient(url=client.url, use_proxies=False).model_ids()
+            ServerClient(url=client.url).model_ids()
     assert not any(psutil.pid_exists(pid) for pid in started)
 
 
