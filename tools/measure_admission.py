@@ -24,9 +24,9 @@ from holdfast.wire.requests import SamplingParams
 from holdfast.wire.token_ids import TOKEN_BYTES, TokenIds
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.loop.sequences import LiveSequence
+from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.prefix.in_flight import InFlightPrefills
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.keys import pack_tokens
 from holdfast.worker.prefix.lookup import Lookup
 from holdfast.worker.scheduler.decision import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
@@ -84,7 +84,7 @@ def admit(
     scheduler.begin_behind(request.request_id, plan.tokens)
     decision = scheduler.next_step()
     assert len(decision.admitted) == 1
-    assert all(piece.key in lookup.fetched for piece in plan.pieces)
+    assert all(piece.key in lookup.fetched for piece in plan.blocks)
     index.accept(plan)
     report = lookup.report(lookup_seconds=0.0, waited_seconds=0.0, restore_seconds=0.0)
     lookup.release()

@@ -22,7 +22,7 @@ from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.index_supervisor import IndexSupervisor
 from holdfast.store.inspect import verify_store
 from holdfast.store.store import BlockStore
-from holdfast.worker.prefix.keys import child_key, pack_tokens, root_key
+from holdfast.worker.prefix.chain import child_key, pack_tokens, root_key
 
 MODEL = "speed"
 PARTS = 56  # keys and values of 28 layers

@@ -12,13 +12,11 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import CacheOutcome
 from holdfast.wire.figures import CacheFigures
 from holdfast.worker.engine.plan import KeepPolicy, StepPlan
-from holdfast.worker.prefix.eviction import EvictionOrder
-from holdfast.worker.prefix.keys import pack_tokens
-from holdfast.worker.prefix.live import LiveChain
-from holdfast.worker.prefix.lookup import Lookup
+from holdfast.worker.prefix.chain import ChainBlock, Cursor, pack_tokens
+from holdfast.worker.prefix.lookup import LiveChain, Lookup
 from holdfast.worker.prefix.no_cache import NothingLive
-from holdfast.worker.prefix.piece import Cursor, Piece
-from holdfast.worker.prefix.reuse import ReusePlan, Shortfall
+from holdfast.worker.prefix.planning import ReusePlan, Shortfall
+from holdfast.worker.prefix.tiers import EvictionOrder
 from tests.fakes.fake_engine import FakeEngine
 
 BLOCK = 4  # tokens
@@ -78,16 +76,15 @@ class FakeCache:
         while chain[: end + 4 * BLOCK] in self.blocks and end + 4 * BLOCK < len(chain):
             end += 4 * BLOCK
         keys = tuple(chain[:at] for at in range(4 * BLOCK, end + 1, 4 * BLOCK))
-        pieces = tuple(Piece(key, "kv", index * BLOCK, BLOCK) for index, key in enumerate(keys))
+        blocks = tuple(
+            ChainBlock(key, BLOCK, (index + 1) * BLOCK) for index, key in enumerate(keys)
+        )
         plan = ReusePlan(
             cursor=Cursor(b""),
-            pieces=pieces,
-            keys=keys,
+            blocks=blocks,
             shortfall=Shortfall(CacheOutcome.NEW_TOKENS),
         )
-        lookup = Lookup(
-            chain, tenant, plan, self.order.held_until_closed(keys), asked_at=time.perf_counter()
-        )
+        lookup = Lookup(chain, tenant, plan, self.order.pinned(keys), asked_at=time.perf_counter())
         if self.on_disk and keys:
             lookup.awaited = dict.fromkeys(keys)  # type: ignore[arg-type]
         self.lookups.append(lookup)

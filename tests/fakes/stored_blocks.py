@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from holdfast.store.block import Block, BlockKey, BlockKind, StoredBlock
 from holdfast.store.block_file import encode_block, write_buffers
 from holdfast.store.folder import StoreFolder, fingerprint_id
-from holdfast.worker.prefix.keys import child_key, pack_tokens, root_key
+from holdfast.worker.prefix.chain import child_key, pack_tokens, root_key
 
 FINGERPRINT = "model one"
 

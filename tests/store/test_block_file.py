@@ -18,7 +18,7 @@ from holdfast.store.block_file import (
     write_buffers,
 )
 from holdfast.store.folder import fingerprint_id
-from holdfast.worker.prefix.keys import child_key, pack_tokens, root_key
+from holdfast.worker.prefix.chain import child_key, pack_tokens, root_key
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, file_bytes, make_block, write_file
 
 

@@ -24,7 +24,7 @@ from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.kv.snapshot import KVBlock
-from holdfast.worker.prefix.live import LiveChain
+from holdfast.worker.prefix.lookup import LiveChain
 from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt, tiny_worker
 from tests.fakes.live_state import open_sequences
 from tests.fakes.poison import rewrite, with_value, with_values
@@ -263,7 +263,7 @@ def tokens_kept(subject: CachingWorker) -> set[int]:
     found: set[int] = set()
     for key in subject.index._tree:
         if subject.index._tree.has_node(key):
-            packed = subject.index._tree.standing(key).packed
+            packed = subject.index._tree.place_of(key)[0].packed
             found.update(
                 int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)
             )

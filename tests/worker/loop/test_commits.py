@@ -7,7 +7,7 @@ import pytest
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.loop.commits import Commits
 from holdfast.worker.loop.sequences import LiveSequence
-from holdfast.worker.prefix.piece import Cursor
+from holdfast.worker.prefix.chain import Cursor
 from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine
 from tests.fakes.looped_worker import request
 

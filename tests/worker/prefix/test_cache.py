@@ -18,7 +18,7 @@ from holdfast.worker.engine.sequence import Kept, keep_everything
 from holdfast.worker.kv.codec import check_values, pack, to_bytes
 from holdfast.worker.kv.form import ArrayForm
 from holdfast.worker.kv.snapshot import KVBlock, SnapshotMismatch
-from holdfast.worker.prefix.keys import pack_tokens
+from holdfast.worker.prefix.chain import pack_tokens
 from tests.fakes.architectures import KEEPABLE, probed
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.poison import rewrite, with_meta

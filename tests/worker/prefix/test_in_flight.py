@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.prefix.in_flight import InFlightPrefill, InFlightPrefills
-from holdfast.worker.prefix.keys import pack_tokens
 
 CHAIN = [*range(100)]
 

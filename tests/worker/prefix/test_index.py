@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 from holdfast.wire.events import CacheOutcome, Divergence
+from holdfast.worker.prefix.chain import ChainBlock, ChainState, pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.keys import pack_tokens
-from holdfast.worker.prefix.piece import Piece
-from holdfast.worker.prefix.ram import Residence
-from holdfast.worker.prefix.reuse import Shortfall
+from holdfast.worker.prefix.planning import Shortfall
+from holdfast.worker.prefix.tiers import Residence
 from tests.fakes.chains import insert_at, keep_checkpoint, plan_of, read_chain, stored
 from tests.fakes.disk_side import FakeDisk
 from tests.fakes.payloads import Weight
@@ -27,7 +26,7 @@ def test_what_was_read_is_planned_to_the_token_and_the_rest_is_explained() -> No
         Shortfall(CacheOutcome.COMPLETE),
         (),
     )
-    assert whole.pieces == (Piece(first.key, "kv", 0, 4, 0), Piece(second.key, "kv", 4, 4, 0))
+    assert whole.blocks == (ChainBlock(first.key, 4, 4), ChainBlock(second.key, 4, 8))
     assert plan_of(memory, [*CHAIN, 9]).shortfall == Shortfall(CacheOutcome.NEW_TOKENS)
     diverging = plan_of(memory, [1, 2, 3, 4, 5, 9, 9])
     found = Divergence(position=5, stored_token_id=6, prompt_token_id=9)
@@ -35,8 +34,8 @@ def test_what_was_read_is_planned_to_the_token_and_the_rest_is_explained() -> No
         5,
         Shortfall(CacheOutcome.DIVERGED, divergence=found),
     )
-    assert [piece.tokens for piece in diverging.pieces] == [4, 1]
-    assert [piece.tokens for piece in plan_of(memory, CHAIN, limit=6).pieces] == [4, 2]
+    assert [piece.tokens for piece in diverging.blocks] == [4, 1]
+    assert [piece.tokens for piece in plan_of(memory, CHAIN, limit=6).blocks] == [4, 2]
     limited = plan_of(memory, CHAIN, limit=4)
     assert (limited.tokens, limited.shortfall, limited.keys) == (
         4,
@@ -73,9 +72,9 @@ def test_a_model_with_states_is_resumed_at_the_last_boundary_within_the_limit() 
     last = keep_checkpoint(memory, CHAIN, nbytes=5)
     assert last is not None
     exact = plan_of(memory, CHAIN, anywhere=False)
-    assert (exact.tokens, exact.checkpoint, exact.shortfall) == (
+    assert (exact.tokens, exact.state, exact.shortfall) == (
         8,
-        Piece(last.key, "state", 8),
+        ChainState(last.key, 8),
         Shortfall(CacheOutcome.COMPLETE),
     )
     repeated = plan_of(memory, CHAIN, anywhere=False, limit=7)
@@ -95,9 +94,9 @@ def test_what_is_stored_is_not_stored_again() -> None:
     assert keep_checkpoint(memory, CHAIN[:4]) is not None
     assert keep_checkpoint(memory, CHAIN[:4]) is None
     (overlapping,) = read_chain(memory, [1, 2, 3, 9, 9])
-    assert plan_of(memory, [1, 2, 3, 9, 9]).pieces == (
-        Piece(first.key, "kv", 0, 3, 0),
-        Piece(overlapping.key, "kv", 3, 2, 0),
+    assert plan_of(memory, [1, 2, 3, 9, 9]).blocks == (
+        ChainBlock(first.key, 3, 3),
+        ChainBlock(overlapping.key, 2, 5),
     )
     memory.check_invariants()
 
@@ -239,7 +238,7 @@ def test_what_the_disk_loses_stays_in_ram_and_is_offered_again() -> None:
         0,
     )
     disk.put(unsaved)
-    memory.save_again(unsaved)
+    memory.begin_saving(unsaved)
     memory.disk_changed(stored=disk.write().stored)
     assert memory.residence(first.key) is Residence.BOTH
     assert memory.unsaved() == ()
@@ -323,9 +322,9 @@ def test_of_what_was_forgotten_after_it_was_planned_nothing_is_whole() -> None:
     memory = library()
     first, second = read_chain(memory, CHAIN)
     plan = plan_of(memory, CHAIN)
-    assert memory.whole(plan.pieces) == [first.key, second.key]
+    assert memory.whole(plan.blocks) == [first.key, second.key]
     memory.forget([second.key], cause=CacheOutcome.FORGOTTEN)
-    assert memory.whole(plan.pieces) == [first.key]
+    assert memory.whole(plan.blocks) == [first.key]
 
 
 def test_what_could_not_be_read_is_planned_no_more_even_while_it_is_saved() -> None:

@@ -12,9 +12,9 @@ from holdfast.store.folder import fingerprint_id
 from holdfast.store.store import BlockStore
 from holdfast.wire.events import CacheOutcome
 from holdfast.worker.engine.plan import BLOCK_TOKENS
+from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.keys import pack_tokens
-from holdfast.worker.prefix.reuse import Shortfall
+from holdfast.worker.prefix.planning import Shortfall
 from tests.fakes.chains import plan_of, stored
 from tests.fakes.payloads import Weight
 
@@ -37,10 +37,10 @@ def restored_tokens(
     plan = plan_of(library, chain, tenant=tenant)
     assert plan.to_read == plan.keys
     tokens = b""
-    for piece in plan.pieces:
-        (part,) = store.read(piece.key).result().parts
-        own = bytes(part).removesuffix(tenant.encode())
-        tokens += own[4 * piece.offset : 4 * (piece.offset + piece.tokens)]
+    for block in plan.blocks:
+        (part,) = store.read(block.key).result().parts
+        whole = bytes(part).removesuffix(tenant.encode())
+        tokens += whole[len(tokens) - 4 * block.start : 4 * block.tokens]
     library.accept(plan)
     return tokens
 
@@ -65,7 +65,7 @@ def test_another_process_restores_every_branch_of_every_tenant(tmp_path: Path) -
         changes = store.changes()
         assert library.disk_changed(stored=changes.stored, lost=changes.lost) == ()
         library.check_invariants()
-        assert library.unsaved_keys == 0
+        assert library.unsaved() == () and not library._disk._saving
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as store:
         library = PrefixIndex(fingerprint=FINGERPRINT, ram_budget_bytes=0, disk=store)
         assert library.load() == len(store.entries())

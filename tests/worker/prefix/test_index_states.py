@@ -13,11 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome
+from holdfast.worker.prefix.chain import Cursor, child_key, pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.keys import child_key, pack_tokens
-from holdfast.worker.prefix.piece import Cursor
-from holdfast.worker.prefix.ram import Residence
-from holdfast.worker.prefix.reuse import ReusePlan
+from holdfast.worker.prefix.planning import ReusePlan
+from holdfast.worker.prefix.tiers import Residence
 from tests.fakes.chains import keep_checkpoint, plan_of, stored
 from tests.fakes.disk_side import FakeDisk
 from tests.fakes.payloads import Weight
@@ -177,20 +176,18 @@ class IndexStates(RuleBasedStateMachine):
         assert (plan.shortfall.outcome is CacheOutcome.COMPLETE) == (
             plan.tokens == min(limit, len(chain))
         )
-        assert (plan.checkpoint is not None) == (not anywhere and stored > 0)
+        assert (plan.state is not None) == (not anywhere and stored > 0)
         end = 0
-        for piece in plan.pieces:
-            assert piece.start == end
-            given = self.given[piece.key]
-            own = given.chain[given.start :]
-            assert own[piece.offset : piece.offset + piece.tokens] == tuple(
-                chain[end : end + piece.tokens]
-            )
-            self.assert_is_where_it_is_said_to_be(piece.key, is_on_disk=piece.key in plan.to_read)
-            end += piece.tokens
+        for block in plan.blocks:
+            given = self.given[block.key]
+            assert given.start == block.start <= end < block.end
+            whole = given.chain[given.start :]
+            assert whole[end - block.start : block.tokens] == tuple(chain[end : block.end])
+            self.assert_is_where_it_is_said_to_be(block.key, is_on_disk=block.key in plan.to_read)
+            end = block.end
         assert end == plan.tokens
-        if plan.checkpoint is not None:
-            key = plan.checkpoint.key
+        if plan.state is not None:
+            key = plan.state.key
             self.assert_is_where_it_is_said_to_be(key, is_on_disk=key in plan.to_read)
         if is_accepted:
             self.fetch_and_accept(plan)
@@ -311,7 +308,7 @@ class IndexStates(RuleBasedStateMachine):
         for block in self.index.unsaved():
             assert self.disk is not None
             self.disk.put(block)
-            self.index.save_again(block)
+            self.index.begin_saving(block)
 
     @precondition(lambda self: self.given)
     @rule(pick=picks)

@@ -19,7 +19,7 @@ from holdfast.worker.engine.layouts import choose_sharing
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.kv.snapshot import SnapshotMismatch
-from holdfast.worker.prefix.live import LiveChain
+from holdfast.worker.prefix.lookup import LiveChain
 from tests.fakes.architectures import probed
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.failing_engine import FailingOnce

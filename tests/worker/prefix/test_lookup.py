@@ -3,23 +3,22 @@ from __future__ import annotations
 import pytest
 
 from holdfast.wire.events import CacheOutcome, Divergence
-from holdfast.worker.prefix.eviction import EvictionOrder
+from holdfast.worker.prefix.chain import ChainBlock, Cursor
 from holdfast.worker.prefix.lookup import Lookup
-from holdfast.worker.prefix.piece import Cursor, Piece
-from holdfast.worker.prefix.reuse import ReusePlan, Shortfall
+from holdfast.worker.prefix.planning import ReusePlan, Shortfall
+from holdfast.worker.prefix.tiers import EvictionOrder
 
 
 def lookup(shortfall: Shortfall, *, order: EvictionOrder | None = None) -> Lookup:
     """Eight tokens are there, five of them on disk."""
-    pieces = (Piece(b"a", "kv", 0, 3), Piece(b"b", "kv", 3, 4), Piece(b"c", "kv", 7, 1))
+    blocks = (ChainBlock(b"a", 3, 3), ChainBlock(b"b", 4, 7), ChainBlock(b"c", 1, 8))
     plan = ReusePlan(
         cursor=Cursor(b"root"),
-        pieces=pieces,
+        blocks=blocks,
         shortfall=shortfall,
-        keys=(b"a", b"b", b"c"),
         to_read=(b"b", b"c"),
     )
-    hold = (order or EvictionOrder()).held_until_closed(plan.keys)
+    hold = (order or EvictionOrder()).pinned(plan.keys)
     return Lookup(chain=b"", tenant="", plan=plan, hold=hold, asked_at=10.0)
 
 

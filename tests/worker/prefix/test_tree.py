@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from holdfast.store.block import BlockKey
 from holdfast.wire.events import Divergence
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.prefix.keys import child_key, pack_tokens, root_key
-from holdfast.worker.prefix.piece import Piece
+from holdfast.worker.prefix.chain import ChainBlock, ChainState, child_key, pack_tokens, root_key
 from holdfast.worker.prefix.tree import PrefixTree
 from tests.fakes.chains import a_block, a_checkpoint, match, named, store_chain
 
@@ -76,11 +75,11 @@ def test_a_branch_inside_a_block_uses_a_part_of_it() -> None:
     (first,) = store_chain(tree, ROOT, [1, 2, 3, 4, 5])
     (second,) = store_chain(tree, ROOT, [1, 2, 3, 9, 9])
     found = match(tree, [1, 2, 3, 9, 9, 7], root=ROOT)
-    assert found.pieces == (Piece(first, "kv", 0, 3), Piece(second, "kv", 3, 2))
+    assert found.blocks == (ChainBlock(first, 3, 3), ChainBlock(second, 2, 5))
     assert found.divergence is None
     assert (found.end.parent_key, found.end.parent_tokens, found.end.position) == (second, 2, 5)
     found = match(tree, [1, 2, 8], root=ROOT)
-    assert found.pieces == (Piece(first, "kv", 0, 2),)
+    assert found.blocks == (ChainBlock(first, 2, 2),)
     assert found.divergence == Divergence(position=2, stored_token_id=3, prompt_token_id=8)
 
 
@@ -105,11 +104,11 @@ def test_states_are_listed_as_far_as_the_match_goes() -> None:
         assert tree.insert(a_checkpoint(key, parent_key=parent, position=position))
     (branch,) = store_chain(tree, ROOT, [1, 2, 9])
     tree.insert(a_checkpoint(named("s3'"), parent_key=branch, position=3))
-    s2, s3, s5 = (Piece(named(f"s{position}"), "state", position) for position in (2, 3, 5))
-    assert match(tree, [1, 2, 3, 4, 5, 6], root=ROOT).checkpoints == (s2, s3, s5)
-    assert match(tree, [1, 2, 3, 4, 9], root=ROOT).checkpoints == (s2, s3)
-    assert match(tree, [1, 2, 9], root=ROOT).checkpoints == (s2, Piece(named("s3'"), "state", 3))
-    assert match(tree, [1], root=ROOT).checkpoints == ()
+    s2, s3, s5 = (ChainState(named(f"s{position}"), position) for position in (2, 3, 5))
+    assert match(tree, [1, 2, 3, 4, 5, 6], root=ROOT).states == (s2, s3, s5)
+    assert match(tree, [1, 2, 3, 4, 9], root=ROOT).states == (s2, s3)
+    assert match(tree, [1, 2, 9], root=ROOT).states == (s2, ChainState(named("s3'"), 3))
+    assert match(tree, [1], root=ROOT).states == ()
 
 
 def chain_cut_at(
@@ -144,13 +143,13 @@ def test_blocks_of_another_process_that_are_cut_elsewhere_fit_in() -> None:
     assert insert_all(tree, theirs) == [False, False, True]
     tree.check_invariants()
     found = match(tree, [1, 2, 3, 4, 5, 7, 8], root=ROOT)
-    assert found.pieces == (
-        Piece(ours[0][0], "kv", 0, 3),
-        Piece(ours[1][0], "kv", 3, 2),
-        Piece(theirs[2][0], "kv", 5, 2, offset=1),
+    assert found.blocks == (
+        ChainBlock(ours[0][0], 3, 3),
+        ChainBlock(ours[1][0], 2, 5),
+        ChainBlock(theirs[2][0], 3, 7),
     )
     assert tree.insert(a_checkpoint(named("s"), parent_key=theirs[1][0], position=4))
-    assert match(tree, [1, 2, 3, 4], root=ROOT).checkpoints == (Piece(named("s"), "state", 4),)
+    assert match(tree, [1, 2, 3, 4], root=ROOT).states == (ChainState(named("s"), 4),)
     tree.remove(theirs[2][0])
     with pytest.raises(AssertionError):
         tree.remove(ours[1][0])

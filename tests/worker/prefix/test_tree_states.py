@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.store.block import BlockKey
-from holdfast.worker.prefix.keys import child_key, pack_tokens, root_key
+from holdfast.worker.prefix.chain import child_key, pack_tokens, root_key
 from holdfast.worker.prefix.tree import PrefixTree
 from tests.fakes.chains import a_block, a_checkpoint, match, store_chain
 
@@ -152,25 +152,22 @@ class TreeStates(RuleBasedStateMachine):
         found = match(self.tree, probe, root=root)
         assert found.tokens == self.stored_tokens(root, chain)
         end = 0
-        for piece in found.pieces:
-            assert piece.start == end
-            assert piece.tokens > 0
-            assert (
-                self.blocks[piece.key][piece.offset : piece.offset + piece.tokens]
-                == chain[end : end + piece.tokens]
-            )
-            end += piece.tokens
+        for block in found.blocks:
+            assert block.start <= end < block.end
+            whole = self.blocks[block.key]
+            assert whole[end - block.start : block.tokens] == chain[end : block.end]
+            end = block.end
         assert end == found.tokens
         expected = {
             len(seen): key
             for key, (where, seen) in self.states.items()
             if where == root and seen == chain[: len(seen)]
         }
-        assert {state.start: state.key for state in found.checkpoints} == {
+        assert {state.position: state.key for state in found.states} == {
             at: key for at, key in expected.items() if at <= end
         }
-        assert [state.start for state in found.checkpoints] == sorted(
-            state.start for state in found.checkpoints
+        assert [state.position for state in found.states] == sorted(
+            state.position for state in found.states
         )
 
     @invariant()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import SessionFailure
-from holdfast.worker.prefix.keys import pack_tokens
+from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.sessions.pins import SessionPins
 from holdfast.worker.sessions.record import Session
 from tests.fakes.caching_worker import CachingWorker, greedy

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.store.budget import StoreLimits
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest
-from holdfast.worker.prefix.keys import pack_tokens
+from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.sessions.pins import SessionPins
 from holdfast.worker.sessions.prefix_pins import MOST_PREFIXES, PrefixPins
 from holdfast.worker.sessions.record import Session

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.prefix.branch import Branch, StateStep, Step
+from holdfast.worker.prefix.chain import Branch, ChainBlock, ChainState
 from holdfast.worker.sessions.record import (
     MOST_BRANCHES,
     Session,
@@ -17,12 +17,12 @@ from holdfast.worker.sessions.record import (
 )
 
 
-def branch(*blocks: str, last: int = 4, state: StateStep | None = None) -> Branch:
+def branch(*blocks: str, last: int = 4, state: ChainState | None = None) -> Branch:
     """Blocks of four tokens by name; of the last one only `last` tokens."""
-    steps = [Step(name.encode(), 4, 4 * (index + 1)) for index, name in enumerate(blocks)]
+    steps = [ChainBlock(name.encode(), 4, 4 * (index + 1)) for index, name in enumerate(blocks)]
     if steps:
-        steps[-1] = Step(steps[-1].key, last, steps[-1].end - 4 + last)
-    return Branch(steps=tuple(steps), states=() if state is None else (state,))
+        steps[-1] = ChainBlock(steps[-1].key, last, steps[-1].end - 4 + last)
+    return Branch(blocks=tuple(steps), states=() if state is None else (state,))
 
 
 def session() -> Session:
@@ -70,16 +70,14 @@ def test_no_branch_is_the_beginning_of_another_one(used: list[Branch]) -> None:
     for now, each in enumerate(used):
         subject.use(each, now=now)
         for one in subject.branches:
-            assert not any(
-                one is not other and one.goes_on_from(other) for other in subject.branches
-            )
-        assert not each.steps or subject.branches[0].goes_on_from(each)
+            assert not any(one is not other and one.extends(other) for other in subject.branches)
+        assert not each.blocks or subject.branches[0].extends(each)
 
 
 def test_a_record_gives_the_session_back() -> None:
     subject = session()
     subject.metadata["task"] = "tests"
-    subject.use(branch("a", "b", state=StateStep(b"state", 8)), now=1)
+    subject.use(branch("a", "b", state=ChainState(b"state", 8)), now=1)
     assert decode_record(encode_record(subject)) == subject
 
 

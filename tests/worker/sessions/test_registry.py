@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import SessionFailure, SessionRefused
-from holdfast.worker.prefix.branch import Branch
+from holdfast.worker.prefix.chain import Branch
 from holdfast.worker.sessions.registry import SessionRegistry
 
 

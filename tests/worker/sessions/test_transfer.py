@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from holdfast.errors import SessionFailure
 from holdfast.store.inspect import clear_store
 from holdfast.wire.commands import Command
-from holdfast.worker.prefix.keys import pack_tokens
+from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.sessions.portable import write_session
 from tests.fakes.caching_worker import greedy
 from tests.fakes.payloads import Weight

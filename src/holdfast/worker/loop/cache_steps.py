@@ -23,7 +23,7 @@ from holdfast.worker.loop.lookups import Lookups
 from holdfast.worker.loop.parts import Cache, StepEngine
 from holdfast.worker.loop.read_ahead import ReadAheadRuns
 from holdfast.worker.loop.sequences import LiveSequence
-from holdfast.worker.prefix.live import LiveChain
+from holdfast.worker.prefix.lookup import LiveChain
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from holdfast.wire.figures import CacheFigures
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 from holdfast.worker.engine.plan import KeepPolicy, SpanResult, StepPlan
-from holdfast.worker.prefix.live import HeldMemory, LiveChain
-from holdfast.worker.prefix.lookup import Lookup
-from holdfast.worker.prefix.piece import Cursor
+from holdfast.worker.prefix.chain import Cursor
+from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, Lookup
 
 if TYPE_CHECKING:  # at run time they bring MLX with them
     from holdfast.worker.engine.sequence import Kept, Prefix

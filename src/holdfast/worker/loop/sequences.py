@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from holdfast.store.block import BlockKey
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import CacheReport, Finished, FinishReason, Started, Timings, TokenLogprob
-from holdfast.worker.prefix.keys import pack_tokens
-from holdfast.worker.prefix.live import LiveChain
-from holdfast.worker.prefix.lookup import Lookup
-from holdfast.worker.prefix.piece import Cursor
+from holdfast.worker.prefix.chain import Cursor, pack_tokens
+from holdfast.worker.prefix.lookup import LiveChain, Lookup
 from holdfast.worker.scheduler.stopping import Ending, ending
 
 

@@ -1,5 +1,4 @@
-"""What was read stays read: finds what a request can begin from, fetches it from disk, takes in
-what sequences compute.
+"""The prefix cache: finds what a request can start from, reads it from disk, keeps what is computed.
 
 Device thread only. The store's threads see bytes, never arrays.
 """
@@ -36,27 +35,28 @@ from holdfast.worker.kv.codec import (
 )
 from holdfast.worker.kv.form import Codec, ModelForm
 from holdfast.worker.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite
+from holdfast.worker.prefix.chain import Cursor
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.live import LiveChain
 from holdfast.worker.prefix.live_tier import LiveTier
-from holdfast.worker.prefix.lookup import Lookup
-from holdfast.worker.prefix.piece import Cursor
-from holdfast.worker.prefix.ram import Residence
-from holdfast.worker.prefix.reuse import ReusePlan
+from holdfast.worker.prefix.lookup import LiveChain, Lookup
+from holdfast.worker.prefix.planning import ReusePlan
+from holdfast.worker.prefix.tiers import Residence
 
 MOST_BRANCH_POINTS = 8
-BOUNDARY_TOKENS = 1024  # between states of a long prompt, for models that resume only there
+BOUNDARY_TOKENS = 1024  # between the states of a long prompt, for models that resume only there
 TEND_SECONDS = 0.25
 OFFER_AGAIN_SECONDS = 30.0
 BLOCKS_OFFERED_AGAIN = 64
-CLOSING_SECONDS = 4.0  # for what the store had no room for; who ends a worker gives it twice that
+CLOSING_SECONDS = 4.0  # for what the store had no room for; the front waits twice as long
 BLOCKS_AT_A_TIME = 8
 
 logger = logging.getLogger("holdfast.cache")
 
 
 class PrefixCache:
-    """The index of one model, its store, and the way between them and the engine."""
+    """The index of one model, its store and its live states."""
+
+    keeps_anything = True
 
     def __init__(
         self,
@@ -67,10 +67,8 @@ class PrefixCache:
         codec: Codec = "native",
         most_parked_bytes: int | None = None,
     ) -> None:
-        """most_parked_bytes: of states of sequences that have ended, in live form; 0: none is
-        parked, None: as many as fit.
-        """
-        self._index, self._store = index, store
+        """most_parked_bytes: of states of ended sequences; 0: none; None: as many as fit."""
+        self.index, self.store = index, store
         self._form, self._codec = form, codec
         self.live = LiveTier(index, form=form, codec=codec, most_parked_bytes=most_parked_bytes)
         self._tended_at = self._offered_at = 0.0
@@ -80,27 +78,13 @@ class PrefixCache:
                 "the store has %d block%s of this model", placed, "" if placed == 1 else "s"
             )
 
-    @property
-    def index(self) -> PrefixIndex:
-        """The book of what is kept."""
-        return self._index
-
-    @property
-    def store(self) -> BlockStore | None:
-        """The disk side, if a folder is set."""
-        return self._store
-
-    @property
-    def keeps_anything(self) -> bool:
-        """Whether there is any use in asking."""
-        return True
+    # -- start from what is cached
 
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
-        """Where spans of a prompt have to end, for a state to be taken: every so often, at branch
-        points, before the last token.
+        """Where spans of a prompt must end so that a state can be kept.
 
-        The last token is read again in any case, so that a repeated prompt can begin right before
-        it.
+        At intervals, at branch points, and before the last token, which is always prefilled again,
+        so that a repeated prompt can resume right before it.
         """
         if self._form.resumes_anywhere:
             return ()
@@ -119,17 +103,15 @@ class PrefixCache:
     def lookup(
         self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True
     ) -> Lookup:
-        """Find what a sequence that knows `chain`, packed tokens, can begin from, and begin to
-        fetch what of it is on disk.
+        """Find what a sequence that knows `chain`, packed tokens, can start from.
 
-        in_blocks_only: not from live states. may_move: it leaves a state that is as good as the one
-        it takes over.
+        Starts to read what is on disk. in_blocks_only: not from live states. may_move: it leaves a
+        state as good as the one that it takes over.
         """
         asked_at = time.perf_counter()
         plan = self._plan(chain, tenant)
-        lookup = Lookup(
-            chain=chain, tenant=tenant, plan=plan, hold=self._index.pinned(plan), asked_at=asked_at
-        )
+        hold = self.index.pinned(plan)
+        lookup = Lookup(chain=chain, tenant=tenant, plan=plan, hold=hold, asked_at=asked_at)
         lookup.may_move, lookup.in_blocks_only = may_move, in_blocks_only
         if not in_blocks_only:
             lookup.base = self.live.claim(lookup)
@@ -137,10 +119,10 @@ class PrefixCache:
         return lookup
 
     def advance(self, lookup: Lookup) -> bool:
-        """Take what has come from the disk; whether all of the plan is in RAM now.
+        """Take what has come from disk; returns whether all of the plan is in RAM.
 
-        What cannot be read is forgotten, and the request begins from what remains. Takes a few
-        blocks at a time, so that streams that are decoding meanwhile hardly feel it.
+        What cannot be read is forgotten, and the request starts from what remains. Takes a few
+        blocks at a time, so that decoding streams are hardly delayed.
         """
         done = [key for key, future in lookup.awaited.items() if future.done()]
         if not all(self._take(lookup, key) for key in done[:BLOCKS_AT_A_TIME]):
@@ -148,7 +130,7 @@ class PrefixCache:
             return False
         if lookup.awaited:
             return False
-        if not self._gather(lookup):  # something was forgotten on another request's account
+        if not self._gather(lookup):  # something was forgotten because of another request
             self._plan_again(lookup)
             return False
         if lookup.fetched_at is None:
@@ -156,81 +138,119 @@ class PrefixCache:
         return True
 
     def _take(self, lookup: Lookup, key: BlockKey) -> bool:
-        """Take a block that was read; False when it cannot be used."""
+        """Take a block that was read; False if it cannot be used."""
         try:
             payload = self._payload_of(lookup.awaited.pop(key).result())
         except (ReadFailed, SnapshotMismatch) as failure:
-            logger.warning("a stored block cannot be used, its tokens are read again: %s", failure)
-            self._index.unreadable((key,))
+            logger.warning(
+                "a stored block cannot be used, its tokens are prefilled again: %s", failure
+            )
+            self.index.unreadable((key,))
             return False
         lookup.fetched[key] = payload
-        self._index.restored(key, payload)
+        self.index.restored(key, payload)
         return True
 
     def _gather(self, lookup: Lookup) -> bool:
-        """Take hold of every payload of the plan, whatever becomes of it in the index; False when
-        one is not there.
-        """
-        for key in _missing(lookup):
+        """Collect every payload of the plan; False if one is gone."""
+        for key in lookup.missing_keys:
             payload = lookup.fetched.get(key) or self.payload(key)
             if payload is None:
-                # a live state has it, and it is not sound
-                if self._index.residence(key) is Residence.RAM:
+                # a live state has it, and it is not finite
+                if self.index.residence(key) is Residence.RAM:
                     self.forget((key,))
                 return False
             lookup.fetched[key] = payload
         return True
 
     def payload(self, key: BlockKey) -> Payload | None:
-        """A payload that is in RAM, or a copy out of a live state; None when it is on disk only."""
-        payload = self._index.payload(key)
+        """A payload in RAM, or a copy out of a live state; None if it is only on disk."""
+        payload = self.index.payload(key)
         return payload if isinstance(payload, KVBlock | StateCheckpoint) else self.live.copied(key)
 
     def prefix(self, lookup: Lookup) -> Prefix | None:
-        """What to give the engine; None when there is nothing.
+        """What to give to the engine; None if there is nothing. Counts as a use.
 
-        Counts as a use. What is moved is the sequence's from now on.
+        A state that is moved belongs to the sequence from now on.
         """
         plan = lookup.plan
         if lookup.cached_tokens == 0:
             return None
         self.live.join(lookup)
         blocks: list[KVBlock] = []
-        for piece in lookup.missing_pieces:
-            kept = lookup.fetched[piece.key]
+        begin = lookup.base_tokens
+        for block in lookup.missing_blocks:
+            kept = lookup.fetched[block.key]
             assert isinstance(kept, KVBlock)
-            behind = max(0, lookup.base_tokens - piece.start)
-            cut = kept.cut(piece.tokens - behind, offset=piece.offset + behind)
-            blocks.append(replace(unpack(cut), start=piece.start + behind))
-        self._index.accept(plan)
-        checkpoint = None if lookup.checkpoint is None else lookup.fetched[lookup.checkpoint.key]
-        assert checkpoint is None or isinstance(checkpoint, StateCheckpoint)
+            cut = kept.cut(block.end - begin, offset=begin - block.start)
+            blocks.append(replace(unpack(cut), start=begin))
+            begin = block.end
+        self.index.accept(plan)
+        missing = lookup.missing_state
+        state = None if missing is None else lookup.fetched[missing.key]
+        assert state is None or isinstance(state, StateCheckpoint)
         kept_tokens = min(plan.tokens, lookup.cached_tokens)
         return Prefix(
             base=self.live.base(lookup),
             blocks=tuple(blocks),
-            state=checkpoint,
+            state=state,
             kept_tokens=kept_tokens,
         )
 
+    def _plan(self, chain: bytes, tenant: str) -> ReusePlan:
+        limit = len(chain) // TOKEN_BYTES - 1  # the last token is always prefilled
+        return self.index.plan(
+            chain, tenant=tenant, resumable_anywhere=self._form.resumes_anywhere, limit=limit
+        )
+
+    def _plan_again(self, lookup: Lookup) -> None:
+        lookup.hold.close()
+        lookup.plan = self._plan(lookup.chain, lookup.tenant)
+        lookup.hold = self.index.pinned(lookup.plan)
+        if lookup.base is not None:
+            lookup.drop_base()
+            lookup.base = self.live.claim(lookup)
+        self._fetch(lookup)
+
+    def _fetch(self, lookup: Lookup) -> None:
+        """Read from disk what is missing; keeps the reads that are under way."""
+        to_read = set(lookup.plan.to_read)
+        awaited, lookup.awaited = lookup.awaited, {}
+        for key in lookup.missing_keys:
+            if key not in to_read or key in lookup.fetched:
+                continue
+            if key in awaited:
+                lookup.awaited[key] = awaited[key]
+            elif self.store is not None:
+                lookup.awaited[key] = self.store.read(key)
+
+    def _payload_of(self, stored: StoredBlock) -> Payload:
+        block, parts = stored.block, tuple(memoryview(part) for part in stored.parts)
+        payload = self.decoded(block.kind, stored.meta, parts)
+        if isinstance(payload, StateCheckpoint):
+            if payload.position != block.start:
+                raise SnapshotMismatch("a stored state has another position than its block")
+        elif payload.tokens != block.tokens:
+            raise SnapshotMismatch("a stored run has another length than its tokens")
+        return payload
+
+    # -- keep what is computed
+
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
-        return self._index.cursor(tenant=tenant)
+        return self.index.cursor(tenant=tenant)
 
     def insert(
         self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
     ) -> tuple[BlockKey, ...]:
-        """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what
-        is new of it.
+        """Keep what was copied out of a sequence that knows `chain`, packed tokens.
 
-        live: the sequence's live chain, which holds all of that.
-
-        `cursor` moves along the chain as far as it is stored then. Longer than what the sequence
-        knows is not kept, and nothing that holds values which are not finite.
+        Returns what is new; moves `cursor` to the end of what is stored. Keeps nothing beyond the
+        chain, and nothing that is not finite. live: the sequence's live chain, which holds it, too.
         """
         if not kept.is_finite:
             logger.debug(
-                "what request %s has read is not kept: it holds values that are not finite",
+                "the KV of request %s is not kept: it is not finite",
                 kept.request_id,
             )
             return ()
@@ -250,49 +270,53 @@ class PrefixCache:
         *,
         live: LiveChain | None = None,
     ) -> Block | None:
-        """Take in what is not stored yet of a run that begins at its `start` in the chain; what is
-        new.
-        """
+        """Keep the part of a run of the chain that is not stored yet; returns what is new."""
         end = min(run.start + run.tokens, len(chain) // TOKEN_BYTES)
-        self._index.advance(cursor, chain, end=end)
+        self.index.advance(cursor, chain, end=end)
         start = cursor.position
-        if not run.start <= start < end:  # all of it is stored, or what stands before it is not
+        if not run.start <= start < end:  # all of it is stored, or what precedes it is not
             return None
         packed = run.cut(end - start, offset=start - run.start)
         mx.eval(packed.arrays)
-        # a scale beyond the range of its type
+        # a scale may exceed the range of its type
         if packed.codec != "native" and not all_finite(packed.arrays).item():
             return None
         tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
-        return self._save(self._index.insert(cursor, tokens, packed, holder=live), packed)
+        return self._save(self.index.insert(cursor, tokens, packed, holder=live), packed)
 
     def insert_checkpoint(
         self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint
     ) -> Block | None:
-        """Take in a checkpoint that has seen tokens of the chain which are stored; what is new."""
+        """Keep a state of the chain if its tokens are stored; returns what is new."""
         position = state.position
         if not 0 < position <= len(chain) // TOKEN_BYTES:
             return None
-        self._index.advance(cursor, chain, end=position)
+        self.index.advance(cursor, chain, end=position)
         if cursor.position < position:
             return None
-        return self._save(self._index.insert_checkpoint(cursor.back_at(position), state), state)
+        return self._save(self.index.insert_checkpoint(cursor.back_at(position), state), state)
+
+    def _save(self, block: Block | None, payload: Payload) -> Block | None:
+        """Give what is new to the store."""
+        if block is not None and self.store is not None:
+            meta, parts = to_bytes(payload)
+            self.store.put(StoredBlock(block=block, meta=meta, parts=parts))
+        return block
+
+    # -- forget
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Forget blocks that cannot be trusted, with all that stands behind them, in RAM and on
-        disk; returns what that was.
-        """
-        return self._index.forget(keys, cause=CacheOutcome.UNREADABLE)
+        """Forget blocks that cannot be trusted and everything after them; returns what that was."""
+        return self.index.forget(keys, cause=CacheOutcome.UNREADABLE)
 
     def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """Which of these are nowhere any more."""
-        return tuple([key for key in keys if self._index.residence(key) is None])
+        """Which of these are stored nowhere any more."""
+        return tuple([key for key in keys if self.index.residence(key) is None])
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Of a chain, forget everything from the first block on that is not known to be sound;
-        returns what that was.
+        """Forget the blocks of a chain from the first one that is not known to be sound.
 
-        Known to be sound is what is in RAM, has the model's form and holds finite values only.
+        Sound is what is in RAM, has the model's form and is finite. Returns what was forgotten.
         """
         first = next((key for key in keys if not self._is_sound(key)), None)
         return () if first is None else self.forget((first,))
@@ -308,24 +332,21 @@ class PrefixCache:
             return False
         return True
 
-    def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
-        """Let blocks in RAM and parked states take so much from now on; what is beyond that goes.
+    # -- housekeeping
 
-        None: as many as fit.
-        """
+    def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
+        """Limit blocks in RAM and parked states (None: as many as fit); the excess goes."""
         self.live.limit_parked(most_parked_bytes)
-        self._index.set_ram_budget(nbytes)
+        self.index.set_ram_budget(nbytes)
 
     def tend(self) -> None:
-        """Drop what is not to be trusted; now and then learn from the store what became durable and
-        what was lost.
-        """
+        """Drop stale live states; now and then, learn what the store has saved and lost."""
         self.live.drop_stale()
         now = time.perf_counter()
-        if self._store is None or now - self._tended_at < TEND_SECONDS:
+        if self.store is None or now - self._tended_at < TEND_SECONDS:
             return
         self._tended_at = now
-        self._learn(self._store)
+        self._learn(self.store)
         if now - self._offered_at >= OFFER_AGAIN_SECONDS:
             self._offered_at = now
             self._offer_again()
@@ -333,36 +354,36 @@ class PrefixCache:
     def _learn(self, store: BlockStore) -> None:
         changes = store.changes()
         if changes.stored or changes.lost:
-            self._index.disk_changed(stored=changes.stored, lost=changes.lost)
+            self.index.disk_changed(stored=changes.stored, lost=changes.lost)
 
     def offer_rest(self) -> None:
-        """RAM is about to go: offer the store what it has refused, until all is taken, or no more,
-        or the time is over. Waits.
+        """Before RAM goes, offer the store what it refused until it takes all, no more, or time is
+        up. Waits.
         """
-        if (store := self._store) is None:
+        if (store := self.store) is None:
             return
         ends_at, left = time.perf_counter() + CLOSING_SECONDS, math.inf
         while store.flush(max(0.0, ends_at - time.perf_counter())):
             self._learn(store)
-            if not 0 < (unsaved := len(self._index.unsaved())) < left:
+            if not 0 < (unsaved := len(self.index.unsaved())) < left:
                 return
             left = unsaved
             self._offer_again()
 
     def _offer_again(self) -> None:
-        """Give the store once more what it had no room or no disk for."""
-        for block in self._index.unsaved()[:BLOCKS_OFFERED_AGAIN]:
+        """Offer the store what it had no room or no disk for."""
+        for block in self.index.unsaved()[:BLOCKS_OFFERED_AGAIN]:
             payload = self.payload(block.key)
             if payload is not None:
-                self._index.save_again(block)
+                self.index.begin_saving(block)
                 self._save(block, payload)
 
     def figures(self) -> CacheFigures:
         """What is kept."""
-        store = None if self._store is None else self._store.statistics()
+        store = None if self.store is None else self.store.statistics()
         held = self.live.held
         return msgspec.structs.replace(
-            self._index.figures(),
+            self.index.figures(),
             store=store,
             parked_sequences=held.parked,
             parked_bytes=held.parked_bytes,
@@ -370,45 +391,13 @@ class PrefixCache:
 
     def close(self) -> None:
         """Write what is queued and end the store's threads."""
-        if self._store is not None:
-            self._store.close()
+        if self.store is not None:
+            self.store.close()
 
-    def _plan(self, chain: bytes, tenant: str) -> ReusePlan:
-        limit = len(chain) // TOKEN_BYTES - 1  # the last token is always read
-        return self._index.plan(
-            chain, tenant=tenant, resumable_anywhere=self._form.resumes_anywhere, limit=limit
-        )
-
-    def _plan_again(self, lookup: Lookup) -> None:
-        lookup.hold.close()
-        lookup.plan = self._plan(lookup.chain, lookup.tenant)
-        lookup.hold = self._index.pinned(lookup.plan)
-        if lookup.base is not None:
-            lookup.let_go_of_base()
-            lookup.base = self.live.claim(lookup)
-        self._fetch(lookup)
-
-    def _fetch(self, lookup: Lookup) -> None:
-        on_disk = set(lookup.plan.to_read)
-        wanted = [key for key in _missing(lookup) if key in on_disk and key not in lookup.fetched]
-        lookup.awaited = {key: future for key, future in lookup.awaited.items() if key in wanted}
-        if self._store is not None:
-            lookup.awaited |= {
-                key: self._store.read(key) for key in wanted if key not in lookup.awaited
-            }
-
-    def _payload_of(self, stored: StoredBlock) -> Payload:
-        block, parts = stored.block, tuple(memoryview(part) for part in stored.parts)
-        payload = self.decoded(block.kind, stored.meta, parts)
-        if isinstance(payload, StateCheckpoint):
-            if payload.position != block.start:
-                raise SnapshotMismatch("a stored state stands elsewhere than its block")
-        elif payload.tokens != block.tokens:
-            raise SnapshotMismatch("a stored run has another length than its tokens")
-        return payload
+    # -- bytes
 
     def describe(self, kind: BlockKind, meta: bytes, part_bytes: Sequence[int]) -> Description:
-        """What a run or state is, by its description, if this model can have it.
+        """What a run or state is by its description, if this model can have it.
 
         Any thread. Raises SnapshotMismatch.
         """
@@ -419,29 +408,20 @@ class PrefixCache:
             raise SnapshotMismatch(f"a run of {run.length} tokens is longer than a block")
         return run
 
-    def check(self, kind: BlockKind, meta: bytes, parts: Sequence[bytes | memoryview]) -> None:
+    def check(
+        self, kind: BlockKind, meta: bytes, parts: Sequence[bytes | memoryview]
+    ) -> Description:
         """The same, and that every value is finite. Any thread. Raises SnapshotMismatch."""
-        check_values(self.describe(kind, meta, _sizes(parts)).arrays, parts)
+        described = self.describe(kind, meta, _sizes(parts))
+        check_values(described.arrays, parts)
+        return described
 
     def decoded(self, kind: BlockKind, meta: bytes, parts: Sequence[memoryview]) -> Payload:
-        """A run or state of this model out of its bytes. Raises SnapshotMismatch for what is none."""
+        """A run or state of this model from its bytes. Raises SnapshotMismatch if it is not one."""
         self.describe(kind, meta, _sizes(parts))
         return (
             checkpoint_from_bytes(meta, parts) if kind == "state" else block_from_bytes(meta, parts)
         )
-
-    def _save(self, block: Block | None, payload: Payload) -> Block | None:
-        """Give what is new to the store."""
-        if block is not None and self._store is not None:
-            meta, parts = to_bytes(payload)
-            self._store.put(StoredBlock(block=block, meta=meta, parts=parts))
-        return block
-
-
-def _missing(lookup: Lookup) -> list[BlockKey]:
-    """What is needed beside the live state, parents before children."""
-    keys = [piece.key for piece in lookup.missing_pieces]
-    return keys if lookup.checkpoint is None else [*keys, lookup.checkpoint.key]
 
 
 def _sizes(parts: Sequence[bytes | memoryview]) -> list[int]:

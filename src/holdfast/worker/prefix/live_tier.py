@@ -1,13 +1,12 @@
-"""The hot tier: states of sequences that run or are parked, for others to begin from.
+"""The live tier: states of sequences that run or are parked, for others to start from.
 
-Device thread only.
-
-It moves, shares and copies them, and puts into blocks what only a state that leaves has.
+Device thread only. States are moved, shared or copied; what only a leaving state has is copied into
+blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
@@ -19,13 +18,62 @@ from holdfast.worker.kv.form import Codec, ModelForm
 from holdfast.worker.kv.live import BaseUse, LiveBase, LiveState, held_bytes
 from holdfast.worker.kv.snapshot import KVBlock, all_finite, copy_block
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.live import HeldMemory, LiveChain, LiveChains, LiveClaim
-from holdfast.worker.prefix.lookup import Lookup
+from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, LiveClaim, Lookup
 
 LEAST_SHARED_TOKENS = BLOCK_TOKENS  # fewer are copied
-# a parked state is moved to who needs all of it but one part in so many, or a block
+# a parked state may lose 1/8 of what is reused, or a block, when it is moved to another sequence
 MOST_LOST_SHARE = 8
-CUE_TOKENS = 16  # at a prompt's end, which templates write otherwise once there is an answer
+CUE_TOKENS = 16  # at the end of a prompt; templates render them differently after the answer
+
+
+class LiveChains:
+    """All live chains of one model.
+
+    When memory is needed, the least recently used parked one leaves first, claimed ones last.
+    """
+
+    def __init__(self) -> None:
+        self._chains: list[LiveChain] = []
+        self._uses = 0
+
+    def __iter__(self) -> Iterator[LiveChain]:
+        return iter(self._chains)
+
+    @property
+    def parked(self) -> list[LiveChain]:
+        """The parked ones, in the order in which they are to leave."""
+        parked = [chain for chain in self._chains if chain.is_parked]
+        return sorted(
+            parked, key=lambda chain: (not chain.is_stale, bool(chain.claims), chain.used)
+        )
+
+    def add(self, chain: LiveChain) -> None:
+        """Add a chain that begins."""
+        self._chains.append(chain)
+        self.touch(chain)
+
+    def touch(self, chain: LiveChain) -> None:
+        """Record a use."""
+        self._uses += 1
+        chain.used = self._uses
+
+    def remove(self, chain: LiveChain) -> None:
+        """Remove a chain that is no longer live."""
+        self._chains.remove(chain)
+
+    def longest(self, packed: bytes, *, tenant: str) -> tuple[LiveChain | None, int]:
+        """The chain that shares the longest prefix with these tokens, and how many tokens.
+
+        Of equals, a parked one, with the fewest further tokens.
+        """
+        best, most = None, (0, False, 0)
+        for chain in self._chains:
+            if chain.tenant == tenant and (own := chain.tokens):
+                shared = min(own, common_tokens(chain.chain, packed))
+                rank = (shared, chain.is_parked, shared - own)
+                if shared and (best is None or rank > most):
+                    best, most = chain, rank
+        return best, most[0]
 
 
 class LiveTier:
@@ -34,33 +82,27 @@ class LiveTier:
     def __init__(
         self, index: PrefixIndex, *, form: ModelForm, codec: Codec, most_parked_bytes: int | None
     ) -> None:
-        """most_parked_bytes: 0: none is parked, None: as many as fit."""
+        """most_parked_bytes: 0: no state is parked; None: as many as fit."""
         self._index, self._form, self._codec = index, form, codec
-        self._most_parked_bytes, self._token_bytes = (
-            most_parked_bytes,
-            sum(each.of(1).nbytes for each in form.block),
-        )
+        self._most_parked_bytes = most_parked_bytes
+        self._token_bytes = sum(each.of(1).nbytes for each in form.block)
         self._chains = LiveChains()
-        self._held: HeldMemory | None = HeldMemory()  # None: something has changed
+        self._held: HeldMemory | None = HeldMemory()  # None: to be computed again
 
     def claim(self, lookup: Lookup) -> LiveClaim | None:
-        """A claim on the live chain that has most of what a lookup wants; None when none has any of
-        it.
-        """
-        limit = len(lookup.chain) - TOKEN_BYTES  # the last token is always read
+        """Claim the live chain that has most of what a lookup wants; None if there is none."""
+        limit = len(lookup.chain) - TOKEN_BYTES  # the last token is always prefilled
         chain, tokens = self._chains.longest(lookup.chain[:limit], tenant=lookup.tenant)
         if chain is None or chain.state is None:
             return None
-        taken = [claim.tokens for claim in chain.claims if claim.use == "moved"]
-        tokens = min(tokens, *taken) if taken else tokens  # what is behind that will be gone
+        moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
+        tokens = min([tokens, *moved])  # everything after that will be gone
         needs_end = not self._form.resumes_anywhere
-        if needs_end and not (
-            lookup.may_move
-            and chain.is_parked
-            and not chain.claims
-            and chain.state.can_rewind(tokens)
-        ):
-            needs_end, tokens = False, min(tokens, lookup.plan.tokens) if self._form.block else 0
+        if needs_end:
+            may_have_end = lookup.may_move and chain.is_parked and not chain.claims
+            if not (may_have_end and chain.state.can_rewind(tokens)):
+                needs_end = False
+                tokens = min(tokens, lookup.plan.tokens) if self._form.block else 0
         if tokens == 0 or (needs_end and tokens < lookup.plan.tokens):
             return None
         claim = LiveClaim(chain=chain, tokens=tokens, needs_end=needs_end)
@@ -69,85 +111,77 @@ class LiveTier:
         return claim
 
     def join(self, lookup: Lookup) -> None:
-        """Have a lookup that found blocks only share what is live by now: somebody has begun from
-        the same ones meanwhile.
-        """
+        """Let a lookup that found only blocks share them with a sequence that is live by now."""
         wanted = lookup.plan.tokens
         if lookup.base is not None or lookup.in_blocks_only or wanted < LEAST_SHARED_TOKENS:
             return
         chain, tokens = self._chains.longest(
             lookup.chain[: wanted * TOKEN_BYTES], tenant=lookup.tenant
         )
-        if (
-            chain is not None
-            and chain.state is not None
-            and chain.state.can_share
-            and tokens >= LEAST_SHARED_TOKENS
-        ):
+        if chain is None or chain.state is None or tokens < LEAST_SHARED_TOKENS:
+            return
+        if chain.state.can_share:
             lookup.base = LiveClaim(chain=chain, tokens=tokens)
             chain.claims.append(lookup.base)
 
     def base(self, lookup: Lookup) -> LiveBase | None:
-        """The live state that a lookup has claimed, for the engine.
-
-        What is moved is the sequence's own from now on.
-        """
+        """The claimed live state, for the engine. A moved one belongs to the sequence from now on."""
         claim = lookup.base
         if claim is None:
             return None
         chain, tokens = claim.chain, claim.tokens
-        assert chain.state is not None, "a live chain to begin from is gone"
+        assert chain.state is not None, "a claimed live chain is gone"
         claim.use = self._use_of(claim, may_move=lookup.may_move)
         if claim.use == "moved":
-            self._let_go(
-                chain, [key for key in chain.keys if sum(self._index.run_of(key)) > tokens]
-            )
+            beyond = [key for key in chain.keys if sum(self._index.run_of(key)) > tokens]
+            self._let_go(chain, beyond)
         self._chains.touch(chain)
         return LiveBase(state=chain.state, tokens=tokens, use=claim.use)
 
     def _use_of(self, claim: LiveClaim, *, may_move: bool) -> BaseUse:
-        """A parked state is moved if nobody else wants it and little of it is lost.
+        """A parked state is moved if nothing else wants it and little of it is lost.
 
-        Who parts from it within its prompt is another agent, to which it may lose nothing where the
-        beginning can be shared.
+        A request that diverges within the prompt is another agent: it takes nothing away where the
+        prefix can be shared.
         """
-        chain, tokens = claim.chain, claim.tokens
-        assert chain.state is not None, "a live chain to begin from is gone"
-        is_free = all(
-            other.tokens <= tokens and other.use != "moved"
-            for other in chain.claims
-            if other is not claim
-        )
-        lost = chain.state.tokens - tokens
-        is_little = lost <= max(BLOCK_TOKENS, tokens // MOST_LOST_SHARE)
-        can_share = chain.state.can_share and tokens >= LEAST_SHARED_TOKENS
-        goes_on = tokens >= chain.prompt_tokens - CUE_TOKENS or not can_share
-        if claim.needs_end or (may_move and chain.is_parked and is_free and is_little and goes_on):
+        if claim.needs_end:
             return "moved"
+        chain, tokens = claim.chain, claim.tokens
+        assert chain.state is not None, "a claimed live chain is gone"
+        can_share = chain.state.can_share and tokens >= LEAST_SHARED_TOKENS
+        if may_move and chain.is_parked:
+            is_free = all(
+                other.tokens <= tokens and other.use != "moved"
+                for other in chain.claims
+                if other is not claim
+            )
+            lost = chain.state.tokens - tokens
+            is_little = lost <= max(BLOCK_TOKENS, tokens // MOST_LOST_SHARE)
+            continues = tokens >= chain.prompt_tokens - CUE_TOKENS or not can_share
+            if is_free and is_little and continues:
+                return "moved"
         return "shared" if can_share else "copied"
 
     def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
         """A sequence is open: its chain is live from now on.
 
-        Returns it: `live`, or the one that it has taken over.
-
-        lookup: what it began from, if anything.
+        Returns `live`, or the parked chain that it took over. lookup: what it started from, if
+        anything.
         """
         self._held = None
-        # Before it is counted: nobody could let go of a chain whose sequence does not know that it
-        # is live.
+        # Before the chain is added: if this raised, nothing would ever remove it.
         keys = (
-            [] if lookup is None or not lookup.may_move else self._index.whole(lookup.plan.pieces)
+            [] if lookup is None or not lookup.may_move else self._index.whole(lookup.plan.blocks)
         )
         claim = None if lookup is None else lookup.base
         if claim is not None and claim.use == "moved":
             taken = claim.chain
-            taken.chain, taken.cursor, taken.is_parked = live.chain, live.cursor, False
-            taken.request_id, taken.session_id, taken.prompt_tokens = (
-                live.request_id,
-                live.session_id,
-                live.prompt_tokens,
-            )
+            taken.chain = live.chain
+            taken.cursor = live.cursor
+            taken.request_id = live.request_id
+            taken.session_id = live.session_id
+            taken.prompt_tokens = live.prompt_tokens
+            taken.is_parked = False
             live = taken
         else:
             self._chains.add(live)
@@ -158,50 +192,45 @@ class LiveTier:
         return live
 
     def park(self, live: LiveChain, chain: bytes) -> None:
-        """A sequence has ended in good order that knows `chain`, packed tokens: keep its state as
-        it is, if there is room.
+        """Keep the state of a sequence that has ended normally, if there is room.
+
+        chain: the packed tokens that it knows.
         """
-        assert live.state is not None, "a chain is parked that is not live"
-        behind = live.state.tokens - len(chain) // TOKEN_BYTES  # read behind its end
+        assert live.state is not None, "a chain that is not live is parked"
+        excess = live.state.tokens - len(chain) // TOKEN_BYTES  # computed after the end
         may_stay = not live.is_stale and self._most_parked_bytes != 0
-        if not may_stay or (behind > 0 and not live.state.can_rewind(live.state.tokens - behind)):
+        if not may_stay or (excess > 0 and not live.state.can_rewind(live.state.tokens - excess)):
             self.leave(live)
             return
-        live.state.rewind(max(0, behind))
+        live.state.rewind(max(0, excess))
         live.state.rest()
         if not live.state.can_share:
             self._share_with_parked(live.state, chain, tenant=live.tenant)
-        live.chain, live.is_parked, live.held_tokens = chain, True, 0
+        live.chain = chain
+        live.is_parked = True
+        live.held_tokens = 0
         self._chains.touch(live)
         self._held = None
         if self._most_parked_bytes is not None:
             self.reclaim(self.held.parked_bytes - self._most_parked_bytes)
 
     def _share_with_parked(self, state: LiveState, chain: bytes, *, tenant: str) -> None:
-        """Have a state that is about to be parked hold its beginning together with the parked one
-        that has most of it.
+        """Let a state share its prefix with the parked one that has most of it.
 
-        For states that share nothing while they run, since a fused kernel wants one buffer: each
-        has a copy then.
+        For states that cannot share while they run, because a fused kernel wants one buffer.
         """
         best, most = None, LEAST_SHARED_TOKENS - 1
         for other in self._chains.parked:
             if other.tenant == tenant and other.state is not None and not other.is_stale:
-                tokens = min(
-                    common_tokens(other.chain, chain),
-                    other.state.frozen_tokens,
-                    state.frozen_tokens,
-                )
+                shared = common_tokens(other.chain, chain)
+                tokens = min(shared, other.state.frozen_tokens, state.frozen_tokens)
                 if tokens > most:
                     best, most = other.state, tokens
         if best is not None:
             state.share_beginning(best, most)
 
     def leave(self, live: LiveChain) -> None:
-        """A chain is live no more: what only it has is put into blocks.
-
-        Who was to begin from it has to look again.
-        """
+        """End a live chain: what only it has is copied into blocks. Claims on it are lost."""
         self._held = None
         try:
             self._let_go(live, tuple(live.keys))
@@ -210,19 +239,17 @@ class LiveTier:
             live.state = None
 
     def forget_session(self, session_id: str, *, tenant: str) -> None:
-        """Nobody is to begin from a session's live states any more, wherever the tree has lost
-        them.
-        """
+        """Let nothing start from a session's live states any more."""
         for live in self._chains:
             live.is_stale |= (live.session_id, live.tenant) == (session_id, tenant)
 
     def drop_stale(self) -> None:
-        """Let parked states leave from which nobody is to begin any more."""
+        """End the parked chains that nothing may start from."""
         for live in [live for live in self._chains if live.is_parked and live.is_stale]:
             self.leave(live)
 
     def reclaim(self, nbytes: int) -> None:
-        """Let parked states leave until so many bytes are free."""
+        """End parked chains until this many bytes are free."""
         wanted = self.held.total_bytes - nbytes
         for live in self._chains.parked:
             if self.held.total_bytes <= wanted:
@@ -230,27 +257,30 @@ class LiveTier:
             self.leave(live)
 
     def limit_parked(self, nbytes: int | None) -> None:
-        """Let parked states take so many bytes from now on; None: as many as fit."""
+        """Limit the bytes of parked states from now on; None: as many as fit."""
         self._most_parked_bytes = nbytes
         if nbytes is not None:
             self.reclaim(self.held.parked_bytes - nbytes)
 
     def newly_frozen(self) -> list[LiveChain]:
-        """Chains of running sequences that have frozen more since the last call, which counts as
-        held from now on.
+        """Running chains with more frozen tokens than at the last call; they count as held now.
 
-        They do so on their own account too, when a long tail has to grow.
+        A sequence also freezes by itself when a long tail has to grow.
         """
-        running = [
+        changed: list[LiveChain] = []
+        for live, state in self._running():
+            if state.can_share and live.held_tokens != state.frozen_tokens:
+                live.held_tokens = state.frozen_tokens
+                self._held = None
+                changed.append(live)
+        return changed
+
+    def _running(self) -> list[tuple[LiveChain, LiveState]]:
+        return [
             (live, live.state)
             for live in self._chains
             if not live.is_parked and live.state is not None
         ]
-        frozen = [(live, state.frozen_tokens) for live, state in running if state.can_share]
-        changed = [(live, tokens) for live, tokens in frozen if live.held_tokens != tokens]
-        for live, tokens in changed:
-            live.held_tokens, self._held = tokens, None
-        return [live for live, _ in changed]
 
     @property
     def held(self) -> HeldMemory:
@@ -259,31 +289,22 @@ class LiveTier:
             parked = [
                 live.state for live in self._chains if live.is_parked and live.state is not None
             ]
-            running = [
-                (live.state, live.held_tokens)
-                for live in self._chains
-                if not live.is_parked and live.state is not None
-            ]
-            frozen = [state for state, _ in running if state.can_share]
-            whole = (
-                sum(tokens for state, tokens in running if not state.can_share) * self._token_bytes
-            )
-            needed = held_bytes((), frozen) + whole
-            total = held_bytes(parked, frozen) + whole
-            self._held = HeldMemory(total, total - needed, len(parked))
+            running = self._running()
+            frozen = [state for _, state in running if state.can_share]
+            whole_tokens = sum(live.held_tokens for live, state in running if not state.can_share)
+            whole_bytes = whole_tokens * self._token_bytes
+            needed_bytes = held_bytes((), frozen) + whole_bytes
+            total_bytes = held_bytes(parked, frozen) + whole_bytes
+            self._held = HeldMemory(total_bytes, total_bytes - needed_bytes, len(parked))
         return self._held
 
     def copied(self, key: BlockKey) -> KVBlock | None:
-        """A copy of a block that a live chain holds, evaluated; None when none does, or it holds
-        values that are not finite.
-        """
+        """A copy of a block out of a live chain, evaluated; None if none has it, or not finite."""
         chain = self._index.holder_of(key)
         return None if chain is None else self._copied(chain, key)
 
     def _let_go(self, live: LiveChain, keys: Sequence[BlockKey]) -> None:
-        """A live chain holds these blocks no more; those that nobody else has come into RAM, as far
-        as there is room.
-        """
+        """A live chain no longer holds these blocks; copies of those that only it has go to RAM."""
         copies: dict[BlockKey, Payload | None] = {}
         try:
             for key in self._index.held_alone(live, keys):

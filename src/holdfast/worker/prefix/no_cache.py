@@ -1,4 +1,4 @@
-"""A cache that keeps nothing: for models whose state cannot be kept."""
+"""A cache that keeps nothing, for models whose state cannot be kept."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome
-from holdfast.worker.prefix.live import HeldMemory, LiveChain
-from holdfast.worker.prefix.lookup import Lookup
-from holdfast.worker.prefix.piece import Cursor
-from holdfast.worker.prefix.reuse import ReusePlan, Shortfall
+from holdfast.worker.prefix.chain import Cursor
+from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, Lookup
+from holdfast.worker.prefix.planning import ReusePlan, Shortfall
 
 if TYPE_CHECKING:
     from holdfast.worker.kv.live import LiveState
@@ -21,65 +20,59 @@ if TYPE_CHECKING:
 class NothingLive:
     """Keeps no state longer than its sequence."""
 
+    held = HeldMemory()
+
     def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
-        """It is live for as long as it runs."""
+        """The chain is live for as long as the sequence runs."""
         return live
 
     def park(self, live: LiveChain, chain: bytes) -> None:
-        """Nothing is kept."""
+        """Keeps nothing."""
 
     def leave(self, live: LiveChain) -> None:
-        """Nothing is kept."""
+        """Keeps nothing."""
 
     def reclaim(self, nbytes: int) -> None:
         """Nothing is parked."""
 
     def newly_frozen(self) -> tuple[LiveChain, ...]:
-        """What is frozen counts as its sequence's own."""
+        """What is frozen counts as the sequence's own."""
         return ()
-
-    @property
-    def held(self) -> HeldMemory:
-        """Nothing is parked."""
-        return HeldMemory()
 
 
 class NoCache:
-    """Has nothing of any prompt, and wants nothing of any sequence."""
+    """Finds nothing and keeps nothing."""
+
+    keeps_anything = False
 
     def __init__(self) -> None:
         self.live = NothingLive()
 
-    @property
-    def keeps_anything(self) -> bool:
-        """No."""
-        return False
-
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
-        """Spans may end where they like."""
+        """Spans may end anywhere."""
         return ()
 
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> None:
-        """Nothing is to be copied out."""
+        """Nothing is copied out."""
 
     def lookup(
         self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True
     ) -> Lookup:
-        """Nothing is found."""
+        """Finds nothing."""
         plan = ReusePlan(cursor=Cursor(b""), shortfall=Shortfall(CacheOutcome.OFF))
         return Lookup(
             chain=chain, tenant=tenant, plan=plan, hold=ExitStack(), asked_at=time.perf_counter()
         )
 
     def advance(self, lookup: Lookup) -> bool:
-        """Nothing has to be fetched."""
+        """Nothing is awaited."""
         return True
 
     def prefix(self, lookup: Lookup) -> None:
-        """There is nothing to begin from."""
+        """There is nothing to start from."""
 
     def cursor(self, *, tenant: str = "") -> Cursor:
-        """Before the first token of a chain that will never be stored."""
+        """At the start of a chain that is never stored."""
         return Cursor(b"")
 
     def insert(
@@ -90,32 +83,32 @@ class NoCache:
         *,
         live: LiveChain | None = None,
     ) -> tuple[BlockKey, ...]:
-        """Nothing is kept."""
+        """Keeps nothing."""
         return ()
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Nothing is there to be forgotten."""
+        """There is nothing to forget."""
         return ()
 
     def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """Nobody was to begin from anything."""
+        """Nothing was there."""
         return ()
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Nothing is there to be forgotten."""
+        """There is nothing to forget."""
         return ()
 
     def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
         """Nothing is in RAM."""
 
     def tend(self) -> None:
-        """Nothing has to be done."""
+        """There is nothing to do."""
 
     def figures(self) -> None:
         """There is nothing to count."""
 
     def offer_rest(self) -> None:
-        """Nothing is kept."""
+        """Keeps nothing."""
 
     def close(self) -> None:
         """Nothing is open."""

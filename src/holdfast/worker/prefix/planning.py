@@ -1,86 +1,182 @@
-"""What of a prompt can be reused, given what is stored; and why it is not more.
-
-Decides nothing about who stays.
-"""
+"""What of a prompt can be reused, given what is stored, and why not more. No MLX."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from holdfast.store.block import BlockKey
-from holdfast.wire.events import CacheOutcome
-from holdfast.wire.token_ids import TOKEN_BYTES
-from holdfast.worker.prefix.evicted import EvictionHistory
-from holdfast.worker.prefix.piece import Piece
-from holdfast.worker.prefix.reuse import ReusePlan, Shortfall
+from holdfast.wire.events import CacheOutcome, Divergence
+from holdfast.wire.token_ids import TOKEN_BYTES, common_tokens
+from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node
 from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
+
+REMEMBERED = 2048  # evicted blocks, and as many states: 2 MiB of tokens at most
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Why no more of a prompt can be reused; COMPLETE if all of it can."""
+
+    outcome: CacheOutcome
+    unused_tokens: int = 0  # further tokens that are, or were, stored but cannot be used
+    # where the stored chains differ from the prompt, even if that is after what can be reused
+    divergence: Divergence | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReusePlan:
+    """What to start a sequence from. Valid until the index changes; hold its keys to keep it so."""
+
+    cursor: Cursor  # after the reused tokens
+    blocks: tuple[ChainBlock, ...] = ()  # from token 0 on
+    state: ChainState | None = None  # to resume from, at the end of the last block
+    shortfall: Shortfall
+    to_read: tuple[BlockKey, ...] = ()  # keys that must first be read from disk
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that need no prefill."""
+        return self.blocks[-1].end if self.blocks else 0
+
+    @property
+    def keys(self) -> tuple[BlockKey, ...]:
+        """The keys that the plan needs, parents first."""
+        keys = [block.key for block in self.blocks]
+        return (*keys, self.state.key) if self.state else tuple(keys)
+
+
+class EvictionHistory:
+    """The last blocks and states that were lost, by place, to explain a miss. A hint only."""
+
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        self._limit = limit
+        # (parent, its tokens, first own token) -> key, offset, own tokens, cause
+        self._blocks: OrderedDict[
+            tuple[BlockKey, int, bytes], tuple[BlockKey, int, bytes, CacheOutcome]
+        ] = OrderedDict()
+        # (block, its tokens) -> cause
+        self._states: OrderedDict[tuple[BlockKey, int], CacheOutcome] = OrderedDict()
+
+    def record_block(self, node: Node, *, cause: CacheOutcome) -> None:
+        """A block is lost."""
+        assert node.parent is not None, "a root is not lost"
+        place = (
+            node.parent.key,
+            node.parent.offset + node.parent_cut,
+            node.packed[:TOKEN_BYTES],
+        )
+        self._blocks[place] = (node.key, node.offset, node.packed, cause)
+        self._blocks.move_to_end(place)
+        if len(self._blocks) > self._limit:
+            self._blocks.popitem(last=False)
+
+    def record_state(self, node: Node, cut: int, *, cause: CacheOutcome) -> None:
+        """The state after `cut` own tokens of a node is lost."""
+        place = (node.key, node.offset + cut)
+        self._states[place] = cause
+        self._states.move_to_end(place)
+        if len(self._states) > self._limit:
+            self._states.popitem(last=False)
+
+    def lost_after(self, place: Cursor, packed: bytes) -> Shortfall | None:
+        """How many of the tokens `packed` were stored at a place where none of them is now."""
+        at, cause = 0, None
+        parent_key, parent_tokens = place.parent_key, place.parent_tokens
+        while at < len(packed):
+            lost = self._blocks.get((parent_key, parent_tokens, packed[at : at + TOKEN_BYTES]))
+            if lost is None:
+                break
+            parent_key, offset, own, why = lost
+            cause = cause or why
+            used = common_tokens(own, packed[at : at + len(own)])
+            at += used * TOKEN_BYTES
+            parent_tokens = offset + used
+        return None if cause is None else Shortfall(cause, at // TOKEN_BYTES)
+
+    def last_state(self, blocks: Iterable[ChainBlock], *, begin: int, end: int) -> Shortfall | None:
+        """The last lost state along `blocks` at a position in (begin, end]."""
+        by_key = {block.key: block for block in blocks}
+        last: Shortfall | None = None
+        last_position = begin
+        for (key, tokens), cause in self._states.items():
+            block = by_key.get(key)
+            if block is None or tokens > block.tokens:
+                continue
+            position = block.start + tokens
+            if last_position < position <= end:
+                last, last_position = Shortfall(cause, position - begin), position
+        return last
 
 
 class Planner:
-    """Asks the tree what is there, and the history what was there once."""
+    """Plans by what the tree holds, and explains by what was lost."""
 
     def __init__(
-        self, tree: PrefixTree, evicted: EvictionHistory, *, at_hand: Callable[[BlockKey], bool]
+        self,
+        tree: PrefixTree,
+        history: EvictionHistory,
+        *,
+        is_in_memory: Callable[[BlockKey], bool],
     ) -> None:
-        self._tree, self._evicted, self._at_hand = tree, evicted, at_hand
+        self._tree, self._history, self._is_in_memory = tree, history, is_in_memory
 
     def plan(
         self, packed: bytes, *, root: BlockKey, resumable_anywhere: bool, limit: int
     ) -> ReusePlan:
-        """The longest beginning of packed tokens from which a sequence can go on; at most `limit`
-        tokens.
+        """The longest prefix of packed tokens to resume from, of at most `limit` tokens.
+
+        resumable_anywhere: all layers grow, so that no state is needed.
         """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
         match = self._tree.match(packed, root=root)
         stored = min(match.tokens, limit)
-        checkpoint: Piece | None = None
+        state: ChainState | None = None
         tokens = stored
         if not resumable_anywhere:
-            checkpoint = next(
-                (each for each in reversed(match.checkpoints) if each.start <= stored), None
-            )
-            tokens = checkpoint.start if checkpoint else 0
-        pieces = list(match.pieces)
-        while pieces and pieces[-1].start >= tokens:
-            pieces.pop()
-        if pieces and pieces[-1].end > tokens:
-            last = pieces[-1]
-            pieces[-1] = Piece(last.key, last.kind, last.start, tokens - last.start, last.offset)
-        keys = [piece.key for piece in pieces]
-        if checkpoint is not None:
-            keys.append(checkpoint.key)
-        to_read = {key: None for key in keys if not self._at_hand(key)}
-        return ReusePlan(
+            state = next((each for each in reversed(match.states) if each.position <= stored), None)
+            tokens = state.position if state else 0
+        plan = ReusePlan(
             cursor=match.end.back_at(tokens),
-            pieces=tuple(pieces),
-            checkpoint=checkpoint,
+            blocks=_cut(match.blocks, tokens),
+            state=state,
             shortfall=self._shortfall(match, packed, tokens=tokens, stored=stored, limit=limit),
-            keys=tuple(keys),
-            to_read=tuple(to_read),
         )
+        to_read = tuple([key for key in plan.keys if not self._is_in_memory(key)])
+        return replace(plan, to_read=to_read)
 
     def _shortfall(
         self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int
     ) -> Shortfall:
-        """Why only `tokens` tokens can be reused, of `stored` that are stored and `limit` that are
-        wanted.
-        """
+        """Why only `tokens` can be reused, where `stored` are stored and `limit` are wanted."""
         if tokens < stored:
-            lost = self._evicted.last_checkpoint(match.pieces, begin=tokens, end=stored)
-            return replace(
-                lost or Shortfall(CacheOutcome.NO_BOUNDARY, stored - tokens),
-                divergence=match.divergence,
-            )
+            lost = self._history.last_state(match.blocks, begin=tokens, end=stored)
+            lost = lost or Shortfall(CacheOutcome.NO_BOUNDARY, stored - tokens)
+            return replace(lost, divergence=match.divergence)
         if tokens == limit:
             return Shortfall(CacheOutcome.COMPLETE)
-        lost = self._evicted.behind(match.end, packed[stored * TOKEN_BYTES : limit * TOKEN_BYTES])
+        missing = packed[stored * TOKEN_BYTES : limit * TOKEN_BYTES]
+        lost = self._history.lost_after(match.end, missing)
         if lost is not None:
             return lost
         if match.divergence is not None:
             return Shortfall(CacheOutcome.DIVERGED, divergence=match.divergence)
-        return Shortfall(
-            CacheOutcome.NEW_TOKENS
-            if self._tree.has_root(match.end.root)
-            else CacheOutcome.NOTHING_STORED
+        if self._tree.has_root(match.end.root):
+            return Shortfall(CacheOutcome.NEW_TOKENS)
+        return Shortfall(CacheOutcome.NOTHING_STORED)
+
+
+def _cut(blocks: Iterable[ChainBlock], tokens: int) -> tuple[ChainBlock, ...]:
+    """The part of a chain within its first `tokens` tokens."""
+    kept: list[ChainBlock] = []
+    end = 0
+    for block in blocks:
+        if end >= tokens:
+            break
+        excess = max(0, block.end - tokens)
+        kept.append(
+            ChainBlock(block.key, block.tokens - excess, block.end - excess) if excess else block
         )
+        end = block.end
+    return tuple(kept)

@@ -2,10 +2,10 @@
 
 Pure bookkeeping, one thread.
 
-A node stands for the tokens of a block that no other block had stored before it. Usually that is
-the whole block; but two processes that share a store can cut one chain at different places, and
-then a block's first tokens (`offset` of them) lie in other nodes. So each token of a chain is in
-exactly one node, matching never has a choice, and it costs one comparison per block.
+A node holds the tokens of a block that no other block had stored before it. Usually that is the
+whole block. But two processes that share a store may cut one chain at different places; then the
+first tokens of a block (`offset` of them) lie in other nodes. Each token of a chain is in exactly
+one node, so matching never has a choice and costs one comparison per block.
 """
 
 from __future__ import annotations
@@ -17,70 +17,47 @@ from holdfast.store.block import Block, BlockKey
 from holdfast.wire.events import Divergence
 from holdfast.wire.token_ids import TOKEN_BYTES, token_at
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.prefix.node import (
-    Node,
-    check_node,
-    children_first,
-    detach,
-    follow,
-    nodes_beneath,
-)
-from holdfast.worker.prefix.piece import Cursor, Piece
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A block's own packed tokens, what they stand behind, and how many tokens the whole block has;
-    none for a checkpoint.
-    """
-
-    key: BlockKey
-    parent_key: BlockKey
-    parent_tokens: int
-    packed: bytes
-    block_tokens: int
+from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node, follow
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest stored beginning of some tokens."""
+    """The longest stored prefix of a chain."""
 
-    pieces: tuple[Piece, ...]
-    checkpoints: tuple[Piece, ...]  # along the pieces, ascending
-    # None when nothing else is stored behind the match, or nothing more was asked for
+    blocks: tuple[ChainBlock, ...]
+    states: tuple[ChainState, ...]
+    # None when nothing else is stored after the match, or nothing more was asked for
     divergence: Divergence | None
     end: Cursor
 
     @property
     def tokens(self) -> int:
-        """How long it is."""
+        """The length of the match."""
         return self.end.position
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a key's tokens are: they end in `node`. A state has none and begins where it stands."""
+    """Where a key is: its tokens end in `node`. A state has no tokens; it starts where it is."""
 
     node: Node
     start: int
     tokens: int
     is_state: bool
 
-    def is_state_at(self, position: int) -> bool:
-        """Whether this is a state that has seen `position` tokens."""
-        return self.is_state and self.start == position
+    @property
+    def cut(self) -> int:
+        """Of a state: after how many own tokens of the node."""
+        return self.start - self.node.start
 
 
 class PrefixTree:
-    """All stored chains.
-
-    Costs of a match: one lookup and one comparison of bytes per block, nothing per token.
-    """
+    """All stored chains. A match costs a lookup and a comparison per block, nothing per token."""
 
     def __init__(self) -> None:
         self._roots: dict[BlockKey, Node] = {}
         self._entries: dict[BlockKey, _Entry] = {}
-        self._tokens = 0
+        self.tokens = 0  # shared prefixes count once
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._entries
@@ -92,54 +69,45 @@ class PrefixTree:
         return len(self._entries)
 
     @property
-    def tokens(self) -> int:
-        """Tokens stored, those of shared prefixes once."""
-        return self._tokens
-
-    @property
     def roots(self) -> int:
-        """Roots that have anything stored."""
+        """How many roots have stored chains."""
         return len(self._roots)
 
     def has_node(self, key: BlockKey) -> bool:
-        """Whether a key is in the tree and is the one that matches give for its tokens or its
-        boundary, so not a covered one.
-        """
+        """Whether a key is the one that matches return for its place: stored, and not covered."""
         entry = self._entries.get(key)
         if entry is None:
             return False
-        return (
-            entry.node.states.get(entry.start - entry.node.start) == key
-            if entry.is_state
-            else entry.node.key == key
-        )
+        if entry.is_state:
+            return entry.node.states.get(entry.cut) == key
+        return entry.node.key == key
 
     def has_root(self, root: BlockKey) -> bool:
-        """Whether anything is stored under a root."""
+        """Whether a root has stored chains."""
         return root in self._roots
 
     def match(self, packed: bytes, *, root: BlockKey) -> PrefixMatch:
-        """The longest stored beginning of packed tokens."""
+        """The longest stored prefix of packed tokens."""
         node = self._roots.get(root)
         if node is None:
             return PrefixMatch((), (), None, Cursor(root))
         path = follow(node, 0, packed)
-        checkpoints = tuple(
-            Piece(node.states[cut], "state", node.start + cut)
+        states = tuple(
+            ChainState(node.states[cut], node.start + cut)
             for node, used in path
             if node.states
             for cut in sorted(node.states)
             if cut <= used
         )
-        end = Cursor(root, *path[-1])
-        divergence = _divergence(end, packed) if end.position * TOKEN_BYTES < len(packed) else None
-        pieces = tuple(
-            [Piece(node.key, "kv", node.start, cut, node.offset) for node, cut in path[1:]]
+        blocks = tuple(
+            [ChainBlock(node.key, node.offset + cut, node.start + cut) for node, cut in path[1:]]
         )
-        return PrefixMatch(pieces, checkpoints, divergence, end)
+        end = Cursor(root, *path[-1])
+        is_partial = end.position * TOKEN_BYTES < len(packed)
+        return PrefixMatch(blocks, states, _divergence(end, packed) if is_partial else None, end)
 
-    def holds(self, cursor: Cursor) -> bool:
-        """Whether what a cursor stands on is still there. One without a node stands on nothing."""
+    def is_valid(self, cursor: Cursor) -> bool:
+        """Whether the node of a cursor is still in the tree; true without a node."""
         node = cursor.node
         if node is None:
             return True
@@ -149,46 +117,41 @@ class PrefixTree:
         return entry is not None and entry.node is node
 
     def advance(self, cursor: Cursor, packed: bytes | bytearray, *, end: int) -> None:
-        """Move a cursor along its chain, as far as it is stored, up to token `end`; from the root
-        if it is good no more.
+        """Move a cursor along its chain as far as it is stored, at most to token `end`.
+
+        A cursor that is no longer valid starts again at the root.
         """
-        if not self.holds(cursor):
+        if not self.is_valid(cursor):
             cursor.node, cursor.cut = None, 0
         at = cursor.position
         node = cursor.node or self._roots.get(cursor.root)
         if node is not None and at < end:
-            cursor.node, cursor.cut = follow(
-                node, cursor.cut, packed, at=at * TOKEN_BYTES, end=end * TOKEN_BYTES
-            )[-1]
+            path = follow(node, cursor.cut, packed, at=at * TOKEN_BYTES, end=end * TOKEN_BYTES)
+            cursor.node, cursor.cut = path[-1]
 
     def append(self, cursor: Cursor, key: BlockKey, packed: bytes) -> None:
-        """Add a block where a cursor stands that is good and cannot be advanced along its tokens;
-        it moves behind the block.
-        """
-        assert key not in self._entries, "something stored is stored again"
-        assert 0 < len(packed) <= BLOCK_TOKENS * TOKEN_BYTES, "a block of no tokens, or of too many"
-        node = self._node_of(cursor)
+        """Add a block at a valid cursor whose next token is not stored; moves the cursor past it."""
+        assert key not in self._entries, "a stored block is stored again"
+        assert 0 < len(packed) <= BLOCK_TOKENS * TOKEN_BYTES, "an empty block, or one too long"
+        node = cursor.node
+        if node is None or node.parent is None:
+            node = self._root(cursor.root)
         start = cursor.position
         child = self._add_child(Node(key, node, cursor.cut, start, 0, packed))
         self._entries[key] = _Entry(child, start, child.tokens, is_state=False)
         cursor.node, cursor.cut = child, child.tokens
 
     def append_checkpoint(self, cursor: Cursor, key: BlockKey) -> None:
-        """Add a checkpoint where a cursor stands that is good, if there is none yet."""
+        """Add a state at a valid cursor where there is none."""
         node = cursor.node
-        assert node is not None, "a checkpoint of nothing"
-        assert cursor.cut not in node.states, "something stored is stored again"
+        assert node is not None, "a state of no tokens"
+        assert cursor.cut not in node.states, "a stored state is stored again"
         self._entries[key] = _Entry(node, cursor.position, 0, is_state=True)
         node.states[cursor.cut] = key
 
     def checkpoint_at(self, cursor: Cursor) -> BlockKey | None:
-        """The checkpoint that is stored where a good cursor stands."""
+        """The state stored at a valid cursor."""
         return None if cursor.node is None else cursor.node.states.get(cursor.cut)
-
-    def _node_of(self, cursor: Cursor) -> Node:
-        if cursor.node is None or cursor.node.parent is None:
-            return self._root(cursor.root)
-        return cursor.node
 
     def _root(self, key: BlockKey) -> Node:
         root = self._roots.get(key)
@@ -199,16 +162,15 @@ class PrefixTree:
     def _add_child(self, child: Node) -> Node:
         assert child.parent is not None
         child.parent.branches.setdefault(child.parent_cut, {})[child.packed[:TOKEN_BYTES]] = child
-        self._tokens += child.tokens
+        self.tokens += child.tokens
         return child
 
     def insert(self, block: Block) -> bool:
-        """Add a block or a checkpoint wherever it stands; whether it is new.
+        """Add a block or state at its place, and its root if need be; returns whether it is new.
 
-        Not new is what is there under its key, or whose tokens others have all of; its key is good
-        as a parent as long as they stay. Parents go first; the root of a block with 0 parent tokens
-        is made. Raises ValueError for a block whose parent is not stored, and for one that is empty
-        or longer than BLOCK_TOKENS.
+        It is not new if its key is known, or if other blocks hold all of its tokens; then its key
+        is a valid parent for as long as those stay. Raises ValueError if its parent is not stored,
+        or if it is empty or longer than BLOCK_TOKENS.
         """
         if block.kind == "state":
             return self._insert_state(block.key, parent_key=block.parent_key, position=block.start)
@@ -221,15 +183,14 @@ class PrefixTree:
         start = node.start + cut
         node, cut = follow(node, cut, packed)[-1]
         offset = node.start + cut - start
-        if offset == block.tokens:
-            self._entries[key] = _Entry(node, start, block.tokens, is_state=False)
+        is_new = offset < block.tokens
+        if is_new:
+            own = packed[offset * TOKEN_BYTES :]
+            node = self._add_child(Node(key, node, cut, start + offset, offset, own))
+        else:
             node.covered.append(key)
-            return False
-        child = self._add_child(
-            Node(key, node, cut, start + offset, offset, packed[offset * TOKEN_BYTES :])
-        )
-        self._entries[key] = _Entry(child, start, block.tokens, is_state=False)
-        return True
+        self._entries[key] = _Entry(node, start, block.tokens, is_state=False)
+        return is_new
 
     def _insert_state(self, key: BlockKey, *, parent_key: BlockKey, position: int) -> bool:
         if key in self._entries:
@@ -248,30 +209,32 @@ class PrefixTree:
         return True
 
     def remove(self, key: BlockKey) -> None:
-        """Take out a state, a covered block or a block that nothing follows.
+        """Remove a state, a covered block, or a block that nothing follows, and what it covers.
 
-        What is covered by it goes with it. Raises KeyError for an unknown key.
+        Raises KeyError for an unknown key.
         """
         entry = self._entries[key]
         node = entry.node
         if node.key == key:
             self._remove_node(node)
-        elif entry.is_state and node.states.get(entry.start - node.start) == key:
-            del node.states[entry.start - node.start]
-            self._uncover(
-                node,
-                [each for each in node.covered if self._entries[each].is_state_at(entry.start)],
-            )
+        elif entry.is_state and node.states.get(entry.cut) == key:
+            del node.states[entry.cut]
+            same = [each for each in node.covered if self._is_state_at(each, entry.start)]
+            self._uncover(node, same)
         else:
             node.covered.remove(key)
         del self._entries[key]
 
+    def _is_state_at(self, key: BlockKey, position: int) -> bool:
+        entry = self._entries[key]
+        return entry.is_state and entry.start == position
+
     def _remove_node(self, node: Node) -> None:
-        assert not node.branches, "a block is removed that others follow"
-        assert not node.states, "a block is removed before the checkpoints in it"
+        assert not node.branches, "a block is removed before those that follow it"
+        assert not node.states, "a block is removed before its states"
         self._uncover(node, list(node.covered))
-        self._tokens -= node.tokens
-        detach(node)
+        self.tokens -= node.tokens
+        node.detach()
         root = node
         while root.parent is not None:
             root = root.parent
@@ -283,72 +246,55 @@ class PrefixTree:
             node.covered.remove(key)
             del self._entries[key]
 
+    def place_of(self, key: BlockKey) -> tuple[Node, int]:
+        """The node that a key belongs to, and a state's cut in it (0 for a block).
+
+        Raises KeyError for an unknown key.
+        """
+        entry = self._entries[key]
+        return entry.node, entry.cut if entry.is_state else 0
+
     def parent_of(self, key: BlockKey) -> BlockKey | None:
         """The block that a block or state directly follows; None for the first of a chain.
 
         Raises KeyError for an unknown key.
         """
-        entry = self._entries[key]
-        node = entry.node if entry.is_state or entry.node.key != key else entry.node.parent
+        node = self._before(key)
         return None if node is None or node.parent is None else node.key
 
+    def _before(self, key: BlockKey) -> Node | None:
+        """The node that a block or state directly follows."""
+        node = self._entries[key].node
+        return node.parent if node.key == key else node
+
     def with_ancestors(self, keys: Iterable[BlockKey]) -> set[BlockKey]:
-        """The keys that are in the tree, with every block before them."""
+        """Those of the keys that are stored, and every block before them."""
         found: set[BlockKey] = set()
         for key in keys:
-            entry = self._entries.get(key)
-            if entry is None:
+            if key not in self._entries:
                 continue
             found.add(key)
-            node: Node | None = entry.node if entry.node.key != key else entry.node.parent
+            node = self._before(key)
             while node is not None and node.parent is not None and node.key not in found:
                 found.add(node.key)
                 node = node.parent
         return found
 
     def subtree(self, key: BlockKey) -> tuple[BlockKey, ...]:
-        """A key with everything that cannot stay without it, in an order in which it can be
-        removed: `key` is the last.
-        """
-        entry = self._entries[key]
-        return tuple(children_first(entry.node)) if entry.node.key == key else (key,)
-
-    def children(self, key: BlockKey) -> tuple[BlockKey, ...]:
-        """The blocks that directly follow any token of a block."""
+        """A key and everything that depends on it, in an order in which they can be removed."""
         node = self._entries[key].node
-        return tuple(
-            child.key for branches in node.branches.values() for child in branches.values()
-        )
-
-    def attached(self, key: BlockKey) -> tuple[BlockKey, ...]:
-        """The states within a block, and the keys that it covers."""
-        node = self._entries[key].node
-        return (*node.states.values(), *node.covered)
-
-    def standing(self, key: BlockKey) -> Standing:
-        """Where a block or state that has a node stands. Raises KeyError for an unknown key."""
-        entry = self._entries[key]
-        node = entry.node
-        if entry.is_state:
-            return Standing(key, node.key, node.offset + entry.start - node.start, b"", 0)
-        assert node.parent is not None, "a root has no key among the entries"
-        return Standing(
-            key, node.parent.key, node.parent.offset + node.parent_cut, node.packed, entry.tokens
-        )
+        return tuple(node.keys_children_first()) if node.key == key else (key,)
 
     def run_of(self, key: BlockKey) -> tuple[int, int]:
-        """The position of a block's first token, and how many tokens the whole block has.
+        """The position of a block's first token, and the number of its tokens.
 
         Raises KeyError for an unknown key.
         """
         entry = self._entries[key]
         return entry.start, entry.tokens
 
-    def stands_before(self, key: BlockKey, other: BlockKey) -> bool:
-        """Whether a block that has a node is one of those that another one follows.
-
-        Costs a step for each block before that.
-        """
+    def precedes(self, key: BlockKey, other: BlockKey) -> bool:
+        """Whether a block is `other` or one before it. Costs a step per block before `other`."""
         entry = self._entries.get(other)
         node = None if entry is None else entry.node
         while node is not None:
@@ -358,9 +304,7 @@ class PrefixTree:
         return False
 
     def _resolve(self, key: BlockKey, parent_key: BlockKey, parent_tokens: int) -> tuple[Node, int]:
-        """The node that holds the last of a block's first `parent_tokens` tokens, and how many of
-        its own go up to there.
-        """
+        """The node with the last of the first `parent_tokens` tokens of a block, and the cut."""
         if parent_tokens == 0 and parent_key not in self._entries:
             return self._root(parent_key), 0
         parent = self._entries.get(parent_key)
@@ -376,24 +320,22 @@ class PrefixTree:
         return node, position - node.start
 
     def check_invariants(self) -> None:
-        """Assert that every token is in one node, that every key is found where it says, and that
-        no root is empty.
-        """
+        """Assert that every token is in one node, every key is at its place, and no root is empty."""
         seen: dict[BlockKey, Node] = {}
         tokens = 0
         for key, root in self._roots.items():
-            assert root.key == key, "a root under another's key"
+            assert root.key == key, "a root under another key"
             assert root.parent is None, "a root with a parent"
             assert root.branches, "an empty root"
-            for node in nodes_beneath(root):
-                check_node(node)
+            for node in root.descendants():
+                node.check_invariants()
                 tokens += node.tokens
                 own = () if node.parent is None else (node.key,)
                 for each in (*own, *node.states.values(), *node.covered):
                     assert each not in seen, "a key in two places"
                     seen[each] = node
-        assert tokens == self._tokens, "miscounted tokens"
-        assert seen.keys() == self._entries.keys(), "the keys of the nodes and of the book differ"
+        assert tokens == self.tokens, "miscounted tokens"
+        assert seen.keys() == self._entries.keys(), "the keys of the nodes and the entries differ"
         assert all(self._entries[key].node is node for key, node in seen.items()), (
             "a key leads to another node"
         )
@@ -403,13 +345,9 @@ def _divergence(end: Cursor, packed: bytes) -> Divergence | None:
     node, found = end.node, token_at(packed, end.position)
     assert node is not None
     if end.cut < node.tokens:
-        return Divergence(
-            position=end.position,
-            stored_token_id=token_at(node.packed, end.cut),
-            prompt_token_id=found,
-        )
-    branches = node.branches.get(end.cut)
-    if not branches:
+        stored = token_at(node.packed, end.cut)
+    elif branches := node.branches.get(end.cut):
+        stored = int.from_bytes(next(reversed(branches)), "little")
+    else:
         return None
-    expected = int.from_bytes(next(reversed(branches)), "little")
-    return Divergence(position=end.position, stored_token_id=expected, prompt_token_id=found)
+    return Divergence(position=end.position, stored_token_id=stored, prompt_token_id=found)

@@ -75,7 +75,8 @@ class SessionPins:
         name = record_name(session)
         pinned = self._keys.get(name, set())
         branches = [
-            [step.key for step in branch.steps if step.key in pinned] for branch in session.branches
+            [block.key for block in branch.blocks if block.key in pinned]
+            for branch in session.branches
         ]
         ends = {keys[-1] for keys in branches if keys}
         ends |= {

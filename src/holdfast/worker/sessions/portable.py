@@ -29,7 +29,7 @@ from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.store.block import MOST_TOKENS
 from holdfast.wire.sessions import is_fit_metadata, is_fit_ttl, is_session_id
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.prefix.branch import MOST_STATES
+from holdfast.worker.prefix.index import MOST_STATES
 from holdfast.worker.sessions.record import MOST_BRANCHES
 
 MAGIC = b"HOLDFAST-SESSION-1"

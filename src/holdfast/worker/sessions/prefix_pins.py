@@ -82,13 +82,13 @@ class PrefixPins:
         One that ends in a block that is pinned already goes on from that one.
         """
         branch = self._index.branch(chain[: wanted.tokens * TOKEN_BYTES], tenant=tenant)
-        if not branch.steps:
+        if not branch.blocks:
             return None
-        end, seconds = branch.steps[-1].key, wanted.seconds
+        end, seconds = branch.blocks[-1].key, wanted.seconds
         known = self._kept.get(end)
         if known is not None:
             seconds = max(seconds, known.ttl_seconds or 0)
-            branch = branch if branch.goes_on_from(known.branches[0]) else known.branches[0]
+            branch = branch if branch.extends(known.branches[0]) else known.branches[0]
         return Session(
             # no session of a client has a slash in its id
             session_id=f"{self._worker}/{end.hex()}",
@@ -142,7 +142,7 @@ class PrefixPins:
 
 
 def _end_of(pin: Session) -> BlockKey:
-    return pin.branches[0].steps[-1].key
+    return pin.branches[0].blocks[-1].key
 
 
 def _ends_at(pin: Session) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from holdfast.worker.prefix.branch import Branch
+from holdfast.worker.prefix.chain import Branch
 
 MOST_BRANCHES = 8  # an agent's side conversations must not push out its main one
 
@@ -44,10 +44,10 @@ class Session:
         """
         self.requests += 1
         self.last_used_at = now
-        if not branch.steps:
+        if not branch.blocks:
             return
-        others = [other for other in self.branches if not branch.goes_on_from(other)]
-        longer = next((other for other in others if other.goes_on_from(branch)), None)
+        others = [other for other in self.branches if not branch.extends(other)]
+        longer = next((other for other in others if other.extends(branch)), None)
         if longer is not None:
             others.remove(longer)
         self.branches = (longer or branch, *others)[:MOST_BRANCHES]

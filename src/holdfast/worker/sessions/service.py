@@ -26,7 +26,7 @@ from holdfast.wire.sessions import (
 )
 from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.prefix.cache import PrefixCache
-from holdfast.worker.prefix.ram import Residence
+from holdfast.worker.prefix.tiers import Residence
 from holdfast.worker.sessions.pins import SessionPins
 from holdfast.worker.sessions.portable import Header, SessionFile
 from holdfast.worker.sessions.prefix_pins import PrefixPins
@@ -316,7 +316,7 @@ class SessionService:
         index = self._cache.index
         branch = session.branches[0] if session.branches else None
         kept = ram = live = at = 0
-        for step in () if branch is None else index.kept_part(branch).steps:
+        for step in () if branch is None else index.kept_part(branch).blocks:
             kept = step.end
             if live == at and index.holder_of(step.key) is not None:
                 live = step.end

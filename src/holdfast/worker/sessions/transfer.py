@@ -25,9 +25,8 @@ from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.engine.fingerprint import is_outdated
 from holdfast.worker.kv.codec import Content, check_values, to_bytes
 from holdfast.worker.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint
-from holdfast.worker.prefix.branch import Branch
 from holdfast.worker.prefix.cache import PrefixCache
-from holdfast.worker.prefix.piece import Cursor
+from holdfast.worker.prefix.chain import Branch, Cursor
 from holdfast.worker.sessions.portable import (
     Frame,
     FrameHead,
@@ -128,7 +127,7 @@ class Transfers:
         """
         self._refuse_too_many()
         index = self._cache.index
-        branches = [part for branch in session.branches if (part := index.kept_part(branch)).steps]
+        branches = [part for branch in session.branches if (part := index.kept_part(branch)).blocks]
         if session.branches and not branches:
             message = (
                 "nothing of what this session has read is kept any more: it was evicted, or the "
@@ -216,8 +215,14 @@ class Transfers:
         """
         sources: dict[BlockKey, tuple[int, bytes]] = {}
         for branch in branches:
-            chain, at = self._cache.index.chain_of(branch), 0
-            for step in branch.steps:
+            chain, at = bytearray(), 0
+            for block, each in zip(
+                self._cache.index.blocks_of(branch), branch.blocks, strict=False
+            ):
+                chain += block.packed_tokens[
+                    len(chain) - TOKEN_BYTES * each.start : TOKEN_BYTES * each.tokens
+                ]
+            for step in branch.blocks:
                 named = bytes(chain[TOKEN_BYTES * at : TOKEN_BYTES * step.end])
                 if len(named) > len(sources.get(step.key, (0, b""))[1]):
                     sources[step.key] = step.tokens - (step.end - at), named
@@ -426,10 +431,10 @@ def _header(
     """The head of a session's file; `numbers` of the frames."""
     portable: list[PortableBranch] = []
     for branch in branches:
-        begins = (0, *(step.end for step in branch.steps))
+        begins = (0, *(step.end for step in branch.blocks))
         parts = (
             Part(numbers[step.key], step.end - begin, step.end)
-            for step, begin in zip(branch.steps, begins, strict=False)
+            for step, begin in zip(branch.blocks, begins, strict=False)
         )
         portable.append(
             PortableBranch(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from holdfast.store.block import Block
-from holdfast.worker.prefix.disk import DiskIndex
-from holdfast.worker.prefix.pins import Pins
-from holdfast.worker.prefix.ram import RamTier
+from holdfast.worker.prefix.tiers import DiskIndex, Pins, RamTier
 from tests.fakes.chains import named
 from tests.fakes.payloads import Weight
 
@@ -17,7 +15,7 @@ class Pinned:
         self.ram, self.disk = RamTier(budget_bytes), DiskIndex()
         self.pins = Pins(self.ram, self.disk)
         for key in (A, B, C):
-            self.ram.add(key, Weight(3), parent=None)
+            self.ram.put(key, Weight(3), parent=None)
 
     def leaving(self) -> list[bytes]:
         """Who would leave, one after the other."""
@@ -28,7 +26,7 @@ class Pinned:
         return left
 
     def store(self, key: bytes) -> None:
-        self.disk.begin(
+        self.disk.begin_saving(
             Block(
                 key=key,
                 parent_key=named("root"),
@@ -76,6 +74,6 @@ def test_what_is_not_in_ram_can_be_pinned_and_is_held_when_it_comes() -> None:
     other = named("d")
     subject.pins.pin([other])
     subject.ram.drop(A)
-    subject.ram.add(other, Weight(3), parent=None)
+    subject.ram.put(other, Weight(3), parent=None)
     subject.pins.sync(other)
     assert subject.leaving() == [B, C]

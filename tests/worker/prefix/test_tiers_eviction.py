@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.worker.prefix.eviction import EvictionOrder
+from holdfast.worker.prefix.tiers import EvictionOrder
 
 
 def drain(order: EvictionOrder) -> list[bytes]:
@@ -37,7 +37,7 @@ def test_a_held_key_stays_with_its_parents_until_it_is_released_as_often() -> No
     order.add(b"a", parent=None)
     order.add(b"b", parent=b"a")
     order.add(b"c", parent=None)
-    with order.held_until_closed([b"b", b"comes later"]):
+    with order.pinned([b"b", b"comes later"]):
         order.hold([b"b"])
         assert order.held == 1
         order.add(b"comes later", parent=None)
@@ -49,8 +49,8 @@ def test_a_held_key_stays_with_its_parents_until_it_is_released_as_often() -> No
 
 def test_a_hold_can_be_released_twice_without_harm() -> None:
     order = EvictionOrder()
-    hold = order.held_until_closed([b"a"])
-    other = order.held_until_closed([b"a"])
+    hold = order.pinned([b"a"])
+    other = order.pinned([b"a"])
     order.add(b"a", parent=None)
     hold.close()
     hold.close()
@@ -63,7 +63,7 @@ def test_many_holds_of_one_key_do_not_fill_the_order() -> None:
     order = EvictionOrder()
     order.add(b"a", parent=None)
     for _ in range(1000):
-        with order.held_until_closed([b"a"]):
+        with order.pinned([b"a"]):
             pass
         order.check_invariants()
     assert drain(order) == [b"a"]

@@ -8,10 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome
+from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.keys import pack_tokens
-from holdfast.worker.prefix.live import LiveChain, LiveChains
-from holdfast.worker.prefix.ram import Residence
+from holdfast.worker.prefix.live_tier import LiveChains
+from holdfast.worker.prefix.lookup import LiveChain
+from holdfast.worker.prefix.tiers import Residence
 from tests.fakes.chains import plan_of, stored
 from tests.fakes.disk_side import FakeDisk
 from tests.fakes.payloads import Weight
@@ -46,7 +47,7 @@ class HeldStates(RuleBasedStateMachine):
         live = a_chain(self.index, tokens)
         if is_live:
             self.live.append(live)
-            self.index.begin_holding(live, self.index.whole(plan.pieces))
+            self.index.begin_holding(live, self.index.whole(plan.blocks))
         cursor = stored(self.index, tokens)
         while cursor.position < len(tokens):
             own = tokens[cursor.position : cursor.position + block_tokens]

@@ -1,19 +1,35 @@
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.prefix.keys import pack_tokens, root_key
-from holdfast.worker.prefix.piece import Cursor, Piece
+from holdfast.worker.prefix.chain import (
+    Branch,
+    ChainBlock,
+    ChainState,
+    Cursor,
+    pack_tokens,
+    root_key,
+)
 from holdfast.worker.prefix.tree import PrefixTree
 from tests.fakes.chains import store_chain
 
 ROOT = root_key("model")
 
 
-def test_a_piece_ends_behind_its_tokens_and_a_checkpoint_where_it_stands() -> None:
-    assert Piece(b"a", "kv", 3, 4, 1).end == 7
-    assert Piece(b"s", "state", 5).end == 5
+def test_a_block_of_a_chain_starts_as_many_tokens_before_its_end_as_it_has() -> None:
+    assert ChainBlock(b"a", 5, 7).start == 2
+
+
+def test_branches_are_serialized_under_the_names_that_session_records_have() -> None:
+    branch = Branch(blocks=(ChainBlock(b"a", 2, 2),), states=(ChainState(b"s", 2),))
+    encoded = msgspec.msgpack.encode(branch)
+    assert msgspec.msgpack.decode(encoded) == {
+        "steps": [{"key": b"a", "tokens": 2, "end": 2}],
+        "states": [{"key": b"s", "position": 2}],
+    }
+    assert msgspec.msgpack.decode(encoded, type=Branch) == branch
 
 
 def test_a_cursor_without_a_node_stands_at_the_root() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.store.block import BlockKey
-from holdfast.worker.prefix.ram import RamTier
+from holdfast.worker.prefix.tiers import RamTier
 from tests.fakes.payloads import Weight
 
 
@@ -19,8 +19,8 @@ def evict(tier: RamTier) -> BlockKey | None:
 
 def test_payloads_are_counted_while_they_are_there() -> None:
     tier = RamTier(100)
-    tier.add(b"a", Weight(30), parent=None)
-    tier.add(b"b", Weight(50), parent=b"a")
+    tier.put(b"a", Weight(30), parent=None)
+    tier.put(b"b", Weight(50), parent=b"a")
     assert tier.get(b"b") == Weight(50)
     assert tier.get(b"c") is None
     assert (tier.fits(20), tier.fits(21)) == (True, False)
@@ -33,19 +33,19 @@ def test_payloads_are_counted_while_they_are_there() -> None:
 
 def test_looking_at_a_payload_is_no_use_of_it() -> None:
     tier = RamTier(100)
-    tier.add(b"a", Weight(1), parent=None)
-    tier.add(b"b", Weight(1), parent=None)
+    tier.put(b"a", Weight(1), parent=None)
+    tier.put(b"b", Weight(1), parent=None)
     tier.get(b"a")
     assert evict(tier) == b"a"
-    tier.add(b"a", Weight(1), parent=None)
+    tier.put(b"a", Weight(1), parent=None)
     tier.touch([b"b"])
     assert evict(tier) == b"a"
 
 
 def test_what_is_pinned_is_not_evicted() -> None:
     tier = RamTier(100)
-    tier.add(b"a", Weight(1), parent=None)
-    tier.add(b"b", Weight(1), parent=b"a")
+    tier.put(b"a", Weight(1), parent=None)
+    tier.put(b"b", Weight(1), parent=b"a")
     with tier.pinned([b"b"]):
         assert evict(tier) is None
         assert tier.held == 1
@@ -63,7 +63,7 @@ def test_the_budget_is_kept_whatever_comes(
         while not tier.fits(nbytes) and evict(tier) is not None:
             tier.check_invariants()
         if tier.fits(nbytes):
-            tier.add(b"%d" % index, Weight(nbytes), parent=last if follows else None)
+            tier.put(b"%d" % index, Weight(nbytes), parent=last if follows else None)
             last = b"%d" % index
         else:
             assert nbytes > budget_bytes

@@ -1,0 +1,242 @@
+"""Chains of tokens: what their blocks are called, where a chain is stored, and how far.
+
+A chain is the tokens that one sequence has read, from its first token on. It is stored as blocks of
+keys and values, and as states (windows and recurrent layers) at some positions. The key of a block
+is a hash of everything before it, so equal keys mean equal chains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from holdfast.store.block import KEY_BYTES, KINDS, BlockKey, BlockKind
+from holdfast.wire.token_ids import TOKEN_BYTES, TokenIds, common_tokens
+
+# Personalization of blake2b: a root's key never equals a block's.
+_ROOT = b"holdfast root 1"
+_CHILD = b"holdfast child 1"
+_CHILD_HEAD = struct.Struct("<32sQB")
+
+
+def pack_tokens(token_ids: Iterable[int]) -> bytes:
+    """Token ids as little-endian uint32. Raises OverflowError for an id that does not fit."""
+    return TokenIds.of(token_ids).packed
+
+
+def root_key(fingerprint: str, tenant: str = "") -> BlockKey:
+    """The parent key of the first block of every chain of one model and tenant."""
+    named = fingerprint.encode()
+    digest = hashlib.blake2b(digest_size=KEY_BYTES, person=_ROOT)
+    digest.update(struct.pack("<Q", len(named)) + named + tenant.encode())
+    return digest.digest()
+
+
+def child_key(
+    parent: BlockKey, parent_tokens: int, packed_tokens: bytes, kind: BlockKind
+) -> BlockKey:
+    """The key of a block that follows the first `parent_tokens` tokens of block `parent`.
+
+    The parent of a first block is the root, with 0 tokens; a state has no tokens of its own.
+
+    Keys keep tenants and models apart, so the hash must resist deliberate collisions: blake2b, 2 µs
+    for 256 tokens (blake3 is no faster at this size).
+    """
+    if len(parent) != KEY_BYTES:
+        raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(parent)}")
+    digest = hashlib.blake2b(
+        _CHILD_HEAD.pack(parent, parent_tokens, KINDS.index(kind)),
+        digest_size=KEY_BYTES,
+        person=_CHILD,
+    )
+    digest.update(packed_tokens)
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class ChainBlock:
+    """A block as part of a chain: its first `tokens` tokens, which end at position `end`.
+
+    A block may begin before the end of the one before it: what overlaps is the same tokens.
+    """
+
+    key: BlockKey
+    tokens: int
+    end: int
+
+    @property
+    def start(self) -> int:
+        """The position of the block's first token."""
+        return self.end - self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ChainState:
+    """A state that has read the first `position` tokens of a chain."""
+
+    key: BlockKey
+    position: int
+
+
+# Session records contain branches: the serialized names must not change.
+class Branch(msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps"}):
+    """A stored chain: its blocks from the first token on, and states along them, in order."""
+
+    blocks: tuple[ChainBlock, ...] = ()
+    states: tuple[ChainState, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """The length of the chain."""
+        return self.blocks[-1].end if self.blocks else 0
+
+    @property
+    def keys(self) -> tuple[BlockKey, ...]:
+        """The keys of all blocks, parents first, then those of the states."""
+        blocks = tuple([block.key for block in self.blocks])
+        return (*blocks, *(state.key for state in self.states))
+
+    def extends(self, other: Branch) -> bool:
+        """Whether this chain begins with all of another one."""
+        if not other.blocks:
+            return True
+        *whole, last = other.blocks
+        count = len(whole)
+        if len(self.blocks) <= count or self.blocks[:count] != tuple(whole):
+            return False
+        mine = self.blocks[count]
+        return mine.key == last.key and mine.tokens >= last.tokens
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A block's own tokens: those that no other block had stored before it. A root has none."""
+
+    key: BlockKey
+    parent: Node | None  # None for a root
+    parent_cut: int  # this node follows the first `parent_cut` own tokens of its parent
+    start: int  # position of the first own token in the chain
+    offset: int  # tokens of the block before its own ones; other nodes hold them
+    packed: bytes
+    # cut -> packed first token -> node
+    branches: dict[int, dict[bytes, Node]] = field(default_factory=dict)
+    states: dict[int, BlockKey] = field(default_factory=dict)  # cut -> key
+    # blocks and states that end in this node and have no node of their own
+    covered: list[BlockKey] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """The number of own tokens."""
+        return len(self.packed) // TOKEN_BYTES
+
+    def detach(self) -> None:
+        """Remove this node from its parent."""
+        assert self.parent is not None, "a root cannot be detached"
+        branches = self.parent.branches[self.parent_cut]
+        del branches[self.packed[:TOKEN_BYTES]]
+        if not branches:
+            del self.parent.branches[self.parent_cut]
+
+    def children(self) -> Iterator[Node]:
+        """The nodes that directly follow any of the own tokens."""
+        for branches in self.branches.values():
+            yield from branches.values()
+
+    def descendants(self) -> Iterator[Node]:
+        """This node and all below it, parents first.
+
+        Not recursive: a chain of 100,000 tokens may be as deep.
+        """
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            yield node
+            pending.extend(node.children())
+
+    def keys_children_first(self) -> Iterator[BlockKey]:
+        """All keys of this node and those below it, in an order in which they can be removed."""
+        for node in reversed(list(self.descendants())):
+            yield from node.covered
+            yield from node.states.values()
+            yield node.key
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between this node and its children."""
+        assert self.packed or self.parent is None, "a node without tokens"
+        for cut, branches in self.branches.items():
+            assert branches, "a cut without branches"
+            assert 0 < cut <= self.tokens or self.parent is None, "a branch outside its parent"
+            for first, child in branches.items():
+                assert child.packed[:TOKEN_BYTES] == first, "a branch under another token"
+                assert child.parent is self, "a branch with another parent"
+                assert child.parent_cut == cut, "a branch at another cut"
+                assert child.start == self.start + cut, "a gap in a chain"
+                own = self.packed[cut * TOKEN_BYTES : (cut + 1) * TOKEN_BYTES]
+                assert first != own, "a token in two nodes"
+        assert all(0 < cut <= self.tokens for cut in self.states), "a state outside its block"
+
+
+def follow(
+    node: Node, cut: int, packed: bytes | bytearray, *, at: int = 0, end: int | None = None
+) -> list[tuple[Node, int]]:
+    """Walk along packed tokens, starting after the first `cut` own tokens of a node.
+
+    Returns the nodes on the way, each with the number of its own tokens that match.
+    at, end: the bytes of `packed` to walk along; all by default.
+    """
+    path: list[tuple[Node, int]] = []
+    end = len(packed) if end is None else end
+    while True:
+        rest = node.packed[cut * TOKEN_BYTES :] if cut else node.packed
+        used = len(rest)
+        if not packed.startswith(rest, at, end):
+            used = common_tokens(rest, packed[at : min(at + used, end)]) * TOKEN_BYTES
+        at += used
+        cut += used // TOKEN_BYTES
+        path.append((node, cut))
+        if at == end:
+            return path
+        branches = node.branches.get(cut)
+        child = branches.get(bytes(packed[at : at + TOKEN_BYTES])) if branches else None
+        if child is None:
+            return path
+        node, cut = child, 0
+
+
+@dataclass(slots=True, eq=False)
+class Cursor:
+    """How far a sequence's chain is known to be stored: up to `cut` own tokens of `node`.
+
+    The next block goes there. Without a node, the cursor is at the root. The node may be evicted;
+    the tree knows whether the cursor is still valid.
+    """
+
+    root: BlockKey
+    node: Node | None = None
+    cut: int = 0
+
+    @property
+    def position(self) -> int:
+        """Tokens of the chain before the cursor."""
+        return 0 if self.node is None else self.node.start + self.cut
+
+    @property
+    def parent_key(self) -> BlockKey:
+        """The block, or root, that the next block follows."""
+        return self.root if self.node is None else self.node.key
+
+    @property
+    def parent_tokens(self) -> int:
+        """How many tokens of that block it follows."""
+        return 0 if self.node is None else self.node.offset + self.cut
+
+    def back_at(self, position: int) -> Cursor:
+        """A cursor at an earlier position of the same chain; costs a step per block between."""
+        node = self.node
+        while node is not None and position <= node.start and node.parent is not None:
+            node = node.parent
+        return Cursor(self.root, node, 0 if node is None else position - node.start)

@@ -1,0 +1,364 @@
+"""Where payloads are: RAM, within a budget, and disk, of which only the keys are known here.
+
+Device thread only; no MLX.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from enum import Enum
+from typing import Protocol
+
+from holdfast.store.block import Block, BlockKey, Entry
+
+MOST_EXPECTED_LOSSES = 65536
+
+
+class Residence(Enum):
+    """Where the payload of a block or state is."""
+
+    RAM = "ram"
+    DISK = "disk"
+    BOTH = "both"
+
+
+class Payload(Protocol):
+    """What is kept of a block or state; the tier needs only its size."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in RAM."""
+
+
+class DiskSide(Protocol):
+    """What the index needs of the store; payloads do not pass through the index."""
+
+    def entries(self) -> Iterable[Entry]:
+        """Everything stored for this model."""
+
+    def touch(self, keys: Sequence[BlockKey]) -> None:
+        """Record that these were used."""
+
+    def remove(self, keys: Sequence[BlockKey]) -> None:
+        """Delete these."""
+
+
+class EvictionOrder:
+    """Which key is evicted next: the least recently used of those without children and holds.
+
+    A use of a child is a use of its parents, and a child leaves before its parent, so a shared
+    prefix outlives its branches. Parents may come and go in any order; only members hold back
+    their parents. All costs are logarithmic in the number of members: leaves wait in a heap, and
+    outdated entries are corrected when they come up.
+    """
+
+    def __init__(self) -> None:
+        self._last_used: dict[BlockKey, int] = {}  # of every member
+        self._parents: dict[BlockKey, BlockKey | None] = {}
+        # how many members follow a key, which need not be a member
+        self._children: dict[BlockKey, int] = {}
+        # of any key, so that a hold outlives a key that leaves and comes back
+        self._holds: dict[BlockKey, int] = {}
+        # contains every member without children and holds at least once
+        self._leaves: list[tuple[int, BlockKey]] = []
+        self._uses = 0
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._last_used
+
+    def __len__(self) -> int:
+        return len(self._last_used)
+
+    @property
+    def held(self) -> int:
+        """How many members may not leave because of a hold."""
+        return sum(key in self._last_used for key in self._holds)
+
+    def add(self, key: BlockKey, *, parent: BlockKey | None) -> None:
+        """Add a key as the most recently used one."""
+        assert key not in self._last_used, "a key is added twice"
+        self._uses += 1
+        self._last_used[key], self._parents[key] = self._uses, parent
+        if parent is not None:
+            self._children[parent] = self._children.get(parent, 0) + 1
+        self._offer(key)
+
+    def remove(self, key: BlockKey) -> None:
+        """Remove a key, for whatever reason."""
+        del self._last_used[key]
+        parent = self._parents.pop(key)
+        if parent is None:
+            return
+        self._children[parent] -= 1
+        if not self._children[parent]:
+            del self._children[parent]
+            self._offer(parent)
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Record one use of several keys. Touch a child together with its parents."""
+        self._uses += 1
+        for key in keys:
+            if key in self._last_used:
+                self._last_used[key] = self._uses
+
+    def hold(self, keys: Iterable[BlockKey]) -> None:
+        """Keep keys, now or later members, until they are released as often as they were held."""
+        for key in keys:
+            self._holds[key] = self._holds.get(key, 0) + 1
+
+    def release(self, keys: Iterable[BlockKey]) -> None:
+        """Undo one hold of each key."""
+        for key in keys:
+            self._holds[key] -= 1
+            if not self._holds[key]:
+                del self._holds[key]
+                self._offer(key)
+
+    def pinned(self, keys: Iterable[BlockKey]) -> ExitStack:
+        """Hold keys until the returned context is closed; closing it again does nothing."""
+        held = tuple(keys)
+        self.hold(held)
+        hold = ExitStack()
+        hold.callback(self.release, held)
+        return hold
+
+    def next_to_leave(self) -> BlockKey | None:
+        """The key to evict next; None if none may leave. It stays until it is removed."""
+        while self._leaves:
+            last_used, key = self._leaves[0]
+            used = self._last_used.get(key)
+            if used is None or not self._may_leave(key):
+                heapq.heappop(self._leaves)  # offered again when the last child or hold is gone
+            elif used != last_used:
+                heapq.heapreplace(self._leaves, (used, key))
+            else:
+                return key
+        return None
+
+    def _offer(self, key: BlockKey) -> None:
+        used = self._last_used.get(key)
+        if used is None or not self._may_leave(key):
+            return
+        heapq.heappush(self._leaves, (used, key))
+        # repeated holds of one key leave copies
+        if len(self._leaves) > 64 + 2 * len(self._last_used):
+            self._leaves = [
+                (used, key) for key, used in self._last_used.items() if self._may_leave(key)
+            ]
+            heapq.heapify(self._leaves)
+
+    def _may_leave(self, key: BlockKey) -> bool:
+        return key not in self._children and key not in self._holds
+
+    def check_invariants(self) -> None:
+        """Assert that children are counted right, and that every key that may leave comes up."""
+        children: dict[BlockKey, int] = {}
+        for parent in self._parents.values():
+            if parent is not None:
+                children[parent] = children.get(parent, 0) + 1
+        assert self._parents.keys() == self._last_used.keys(), "members differ"
+        assert children == self._children, "children are miscounted"
+        assert all(count > 0 for count in self._holds.values()), "a hold of nothing"
+        leaving = {key for key in self._last_used if self._may_leave(key)}
+        assert leaving <= {key for _, key in self._leaves}, "a key that may leave never comes up"
+        assert len(self._leaves) <= 65 + 2 * len(self._last_used), "the order is full of copies"
+
+
+class RamTier(EvictionOrder):
+    """Payloads by key within a budget. What does not fit waits until `evict` has made room."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        super().__init__()
+        self.budget_bytes = budget_bytes
+        self._payloads: dict[BlockKey, Payload] = {}
+        self.resident_bytes = 0
+        self.evicted = 0  # since the start
+
+    def keys(self) -> set[BlockKey]:
+        """The keys with a payload here."""
+        return set(self._payloads)
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether this many more bytes fit now."""
+        return self.resident_bytes + nbytes <= self.budget_bytes
+
+    def get(self, key: BlockKey) -> Payload | None:
+        """The payload. Does not count as a use: only an accepted prefix does."""
+        return self._payloads.get(key)
+
+    def put(self, key: BlockKey, payload: Payload, *, parent: BlockKey | None) -> None:
+        """Take in a payload that fits, as the most recently used one."""
+        assert self.fits(payload.nbytes), "a payload beyond the budget"
+        self.add(key, parent=parent)
+        self._payloads[key] = payload
+        self.resident_bytes += payload.nbytes
+
+    def evict(self, key: BlockKey) -> None:
+        """Drop a payload to make room."""
+        self.evicted += 1
+        self.drop(key)
+
+    def drop(self, key: BlockKey) -> None:
+        """Drop a payload, held or not. Raises KeyError if it is not here."""
+        self.resident_bytes -= self._payloads.pop(key).nbytes
+        self.remove(key)
+
+    def check_invariants(self) -> None:
+        """Assert that bytes and keys are counted right, and that the budget is kept."""
+        super().check_invariants()
+        assert self.resident_bytes == sum(payload.nbytes for payload in self._payloads.values()), (
+            "bytes are miscounted"
+        )
+        assert self.resident_bytes <= self.budget_bytes, "the budget is exceeded"
+        assert self._payloads.keys() == self._last_used.keys(), "members without payload"
+
+
+class DiskIndex:
+    """What the device thread knows about the disk.
+
+    Each key is stored, being saved, unsaved (the disk did not take it) or unknown. News from the
+    disk arrive late: a removed key may be on its way to the disk again before the loss of the
+    removed one is reported. So after a removal, as many later "lost" notices are ignored: a false
+    "stored" costs one failed read, a false "lost" drops every descendant.
+    """
+
+    def __init__(self) -> None:
+        self._stored: set[BlockKey] = set()
+        self._saving: dict[BlockKey, Block] = {}
+        self._unsaved: dict[BlockKey, Block] = {}
+        self._expected_losses: OrderedDict[BlockKey, int] = OrderedDict()
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._stored or key in self._saving
+
+    @property
+    def unsaved(self) -> tuple[Block, ...]:
+        """Blocks that the disk did not take, or lost."""
+        return tuple(self._unsaved.values())
+
+    def is_stored(self, key: BlockKey) -> bool:
+        """Whether the disk certainly has a key."""
+        return key in self._stored
+
+    def is_saving(self, key: BlockKey) -> bool:
+        """Whether the store has been given a key and has not reported the outcome yet."""
+        return key in self._saving
+
+    def begin_saving(self, block: Block) -> None:
+        """A block was given to the store."""
+        self._unsaved.pop(block.key, None)
+        self._saving[block.key] = block
+
+    def found(self, key: BlockKey) -> None:
+        """A key was found on the disk."""
+        if key not in self._saving:
+            self._unsaved.pop(key, None)
+            self._stored.add(key)
+
+    def saved(self, key: BlockKey) -> bool:
+        """A block is durable; False if it was not being saved, or is forgotten."""
+        if self._saving.pop(key, None) is None:
+            return False
+        self._stored.add(key)
+        return True
+
+    def lost(self, key: BlockKey) -> bool:
+        """The disk reports that it does not have a key; False if that is expected or known."""
+        if self._is_expected_loss(key):
+            if self._saving.pop(key, None) is not None:
+                self._stored.add(key)
+            return False
+        block = self._saving.pop(key, None)
+        if block is not None:
+            self._unsaved[key] = block
+            return True
+        if key in self._stored:
+            self._stored.remove(key)
+            return True
+        return False
+
+    def forget(self, key: BlockKey) -> bool:
+        """Drop all knowledge of a key; returns whether it must be removed from the disk."""
+        was_there = key in self
+        if was_there:
+            self.expect_loss(key)
+        self._stored.discard(key)
+        self._saving.pop(key, None)
+        self._unsaved.pop(key, None)
+        return was_there
+
+    def expect_loss(self, key: BlockKey) -> None:
+        """The disk will report a loss of this key once more."""
+        self._expected_losses[key] = self._expected_losses.pop(key, 0) + 1
+        if len(self._expected_losses) > MOST_EXPECTED_LOSSES:
+            self._expected_losses.popitem(last=False)
+
+    def _is_expected_loss(self, key: BlockKey) -> bool:
+        expected = self._expected_losses.pop(key, 0)
+        if expected > 1:
+            self._expected_losses[key] = expected - 1
+        return expected > 0
+
+    def keys(self) -> set[BlockKey]:
+        """Every key that the disk has or will have."""
+        return self._stored | self._saving.keys()
+
+    def check_invariants(self) -> None:
+        """Assert that every key is in one state."""
+        assert not self._stored & self._saving.keys(), "stored and being saved"
+        assert not self._stored & self._unsaved.keys(), "stored and unsaved"
+        assert not self._saving.keys() & self._unsaved.keys(), "being saved and unsaved"
+
+
+class Pins:
+    """Keys pinned by sessions: they stay in RAM for as long as the disk does not have them.
+
+    Which session pins what is counted in `sessions/`.
+    """
+
+    def __init__(self, ram: RamTier, disk: DiskIndex) -> None:
+        self._ram, self._disk = ram, disk
+        self._pins: set[BlockKey] = set()
+        self._held: dict[BlockKey, int] = {}  # their bytes in RAM
+        self._held_bytes = 0
+        self.most_held_bytes = ram.budget_bytes
+
+    def pin(self, keys: Iterable[BlockKey]) -> None:
+        """Keep keys until they are unpinned."""
+        for key in keys:
+            self._pins.add(key)
+            self.sync(key)
+
+    def unpin(self, keys: Iterable[BlockKey]) -> None:
+        """Undo `pin`."""
+        for key in keys:
+            self._pins.remove(key)
+            self.sync(key)
+
+    def sync(self, key: BlockKey) -> None:
+        """Hold or release a key after it was stored, lost, pinned or unpinned.
+
+        The bound on what is held matters while the disk fails.
+        """
+        wanted = key in self._pins and not self._disk.is_stored(key)
+        if wanted and key not in self._held:
+            payload = self._ram.get(key)
+            if payload is not None and self._held_bytes + payload.nbytes <= self.most_held_bytes:
+                self._held[key] = payload.nbytes
+                self._held_bytes += payload.nbytes
+                self._ram.hold((key,))
+        elif not wanted and key in self._held:
+            self._held_bytes -= self._held.pop(key)
+            self._ram.release((key,))
+
+    def check_invariants(self) -> None:
+        """Assert that what is held is pinned and not on disk, and within the bound."""
+        assert self._held.keys() <= {key for key in self._pins if not self._disk.is_stored(key)}, (
+            "held without being pinned, or though the disk has it"
+        )
+        assert self._held_bytes == sum(self._held.values()) <= self.most_held_bytes, (
+            "pins hold more than they may"
+        )
