@@ -1,10 +1,9 @@
-"""Reading prompts of later requests ahead while there is nothing else to do: one at a time, the
-newest first.
+"""Prefilling prompts ahead while the device is idle: one at a time, the newest first.
 
-Whoever comes finds the device free after the step under way: what is being read ahead is closed, as
-a request that was cancelled is, so that all it has read is there to begin from, for the very
-request that came too. It goes on when there is nothing else to do again, unless the conversation
-has gone on meanwhile, or memory for it is short.
+A new request waits for at most one idle-work step. Then the prompt that is being prefilled is
+closed, like a cancelled request, so that everything computed so far can be reused, even by the new
+request. It continues when the device is idle again, unless its conversation has continued meanwhile
+or memory is short.
 """
 
 from __future__ import annotations
@@ -13,69 +12,55 @@ from holdfast.errors import InvalidRequest, QueueFull
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import FinishReason
 from holdfast.wire.token_ids import common_tokens
-from holdfast.worker.loop.cache_steps import CacheSteps
+from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.ledger import Ledger
 from holdfast.worker.loop.lifetimes import Lifetimes
-from holdfast.worker.loop.read_ahead import ReadAheadRuns
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.scheduler.scheduler import Scheduler
 
-MOST_WAITING = 8  # conversations; of more the one that waits longest is given up
+MOST_WAITING = 8  # conversations; if there are more, the oldest is dropped
 
 
 class IdleWork:
-    """Requests that are read ahead: those that wait, and the one that is in the scheduler.
+    """Prompts to prefill ahead: those that wait, and the one in the scheduler.
 
     Device thread only.
     """
 
     def __init__(
-        self,
-        *,
-        ledger: Ledger,
-        scheduler: Scheduler,
-        cache: CacheSteps,
-        lifetimes: Lifetimes,
-        runs: ReadAheadRuns,
+        self, *, ledger: Ledger, scheduler: Scheduler, cache: CacheClient, lifetimes: Lifetimes
     ) -> None:
-        self._ledger, self._scheduler, self._cache, self._lifetimes, self._runs = (
-            ledger,
-            scheduler,
-            cache,
-            lifetimes,
-            runs,
-        )
-        # oldest first; the ledger knows them, the scheduler does not
+        self._ledger = ledger
+        self._scheduler = scheduler
+        self._cache = cache
+        self._lifetimes = lifetimes
+        # oldest first; known to the ledger, not to the scheduler
         self._waiting: list[LiveSequence] = []
-        self._reading: LiveSequence | None = None
+        self._running: LiveSequence | None = None
 
     def accept(self, request: SequenceRequest) -> None:
-        """Take a request that nobody waits for.
-
-        It is dropped at once where what is read is not kept.
-        """
+        """Take idle work; drops it at once if the cache does not keep the result."""
         sequence = self._ledger.accept(request)
         self._wait(sequence)
         if not self._cache.keeps(request):
             self._drop(sequence)
 
     def give_way(self, request: SequenceRequest) -> None:
-        """Somebody comes: leave the device, keep what was read, and give up what a conversation
-        that goes on has no use for.
+        """Free the device for a new request, keep what was computed, and drop what is now useless.
 
         No step of idle work may be under way.
         """
-        if (reading := self._settled()) is not None:
-            self._reading = None
-            self._wait(self._lifetimes.set_aside(reading))
-            self._runs.add(reading)
+        if (running := self._current()) is not None:
+            self._running = None
+            self._wait(self._lifetimes.set_aside(running))
+            self._cache.read_ahead.add(running)
         for sequence in tuple(self._waiting):
             if _is_stale(sequence.request, request):
                 self._drop(sequence)
 
     def begin(self) -> None:
-        """Hand the newest to the scheduler, if there is nothing else to do."""
-        if self._settled() is not None or not self._waiting:
+        """Give the newest prompt to the scheduler if there is nothing else to do."""
+        if self._current() is not None or not self._waiting:
             return
         self._waiting = [sequence for sequence in self._waiting if self._ledger.is_live(sequence)]
         if not self._waiting or len(self._ledger.live()) > len(self._waiting):
@@ -91,48 +76,45 @@ class IdleWork:
                 is_ready=False,
                 is_idle_work=True,
             )
-        except (QueueFull, InvalidRequest):  # too long, or more than memory takes
+        except (QueueFull, InvalidRequest):  # too long, or needs too much memory
             self._drop(sequence)
         else:
-            self._reading = sequence
+            self._running = sequence
             self._cache.look_up(sequence)
 
     def give_up_if_stuck(self) -> None:
-        """Nothing was to be done in this turn: what could begin and does not has no memory, and is
-        dropped.
-        """
-        sequence = self._settled()
+        """The loop had nothing to do: a ready prompt that does not start lacks memory; drop it."""
+        sequence = self._current()
         if (
             sequence is not None
             and self._scheduler.is_waiting(sequence.request.request_id)
             and not self._cache.is_waited_for
         ):
-            self._reading = None
+            self._running = None
             self._drop(sequence)
 
     def forget_session(self, session_id: str, *, tenant: str) -> None:
-        """A session is closed: nothing more is read for it."""
-        for sequence in (*self._waiting, *filter(None, (self._settled(),))):
+        """A session is closed: prefill nothing more for it."""
+        running = self._current()
+        for sequence in (*self._waiting, *filter(None, (running,))):
             if (sequence.request.session_id, sequence.request.tenant) == (session_id, tenant):
                 self._drop(sequence)
 
     def check_invariants(self) -> None:
-        """Assert that idle work is in the scheduler only while nothing else is there, and that what
-        waits is known.
-        """
-        reading = self._settled()
+        """Assert that idle work runs only while there is no request, and that none is lost."""
+        running = self._current()
         others = [each for each in self._ledger.live() if not each.request.is_idle_work]
-        assert reading is None or not others, "idle work goes on beside a request"
+        assert running is None or not others, "idle work runs beside a request"
         assert len(self._waiting) <= MOST_WAITING, "too many conversations wait"
         idle = [each for each in self._ledger.live() if each.request.is_idle_work]
-        assert all(each is reading or each in self._waiting for each in idle), "idle work is lost"
+        assert all(each is running or each in self._waiting for each in idle), "idle work is lost"
 
-    def _settled(self) -> LiveSequence | None:
-        """What is being read ahead, if it has not ended; of what has, the figures are taken."""
-        if self._reading is not None and not self._ledger.is_live(self._reading):
-            self._runs.add(self._reading)
-            self._reading = None
-        return self._reading
+    def _current(self) -> LiveSequence | None:
+        """The prompt that is being prefilled; records one that has just ended."""
+        if self._running is not None and not self._ledger.is_live(self._running):
+            self._cache.read_ahead.add(self._running)
+            self._running = None
+        return self._running
 
     def _wait(self, sequence: LiveSequence) -> None:
         self._waiting.append(sequence)
@@ -147,9 +129,7 @@ class IdleWork:
 
 
 def _is_stale(ahead: SequenceRequest, request: SequenceRequest) -> bool:
-    """Whether a request goes on from what a prompt is read ahead for: with that prompt, or in
-    another way.
-    """
+    """Whether a request continues the conversation that a prompt is prefilled for, in any way."""
     assert ahead.read_ahead is not None
     known = ahead.read_ahead.known_tokens
     chain = request.prompt_token_ids.packed

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.errors import InvalidRequest
 from holdfast.wire.events import FinishReason
-from holdfast.worker.loop.cache_steps import CacheSteps
+from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.failures import DeviceFailed, device_call
 from holdfast.worker.loop.ledger import Ledger
 from holdfast.worker.loop.parts import StepEngine
@@ -30,7 +30,7 @@ class Lifetimes:
         engine: StepEngine[Any],
         scheduler: Scheduler,
         ledger: Ledger,
-        cache: CacheSteps,
+        cache: CacheClient,
         clock: Callable[[], float],
     ) -> None:
         self._engine, self._scheduler, self._ledger, self._cache, self._clock = (

@@ -32,7 +32,7 @@ from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
-from holdfast.worker.loop.cache_steps import CacheSteps
+from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device_steps import DeviceSteps
 from holdfast.worker.loop.failures import costing_no_answer
@@ -42,10 +42,8 @@ from holdfast.worker.loop.inbox import Inbox
 from holdfast.worker.loop.ledger import Ledger
 from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.memory_budget import MemoryBudget
-from holdfast.worker.loop.no_sessions import NoSessions
-from holdfast.worker.loop.parts import Cache, Step, StepEngine, WorkerSessions
+from holdfast.worker.loop.parts import Cache, NoSessions, Step, StepEngine, WorkerSessions
 from holdfast.worker.loop.pulse import Pulse
-from holdfast.worker.loop.read_ahead import ReadAheadRuns
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.prefix.no_cache import NoCache
 from holdfast.worker.scheduler.decision import Decision, StepOutcome
@@ -98,15 +96,13 @@ class WorkerLoop:
             engine, retry_chunk_tokens=retry_chunk_tokens, limit_chunks=scheduler.limit_chunks
         )
         self._ledger = ledger = Ledger(clock=clock, counters=counters)
-        self._read_ahead = runs = ReadAheadRuns()
-        self._cache = CacheSteps(
+        self._cache = CacheClient(
             cache or NoCache(),
             engine=engine,
             scheduler=scheduler,
             counters=ledger.counters,
             on_end=self._record_use,
             clock=clock,
-            read_ahead=runs,
         )
         self._lifetimes = Lifetimes(
             engine=engine, scheduler=scheduler, ledger=ledger, cache=self._cache, clock=clock
@@ -116,7 +112,6 @@ class WorkerLoop:
             scheduler=scheduler,
             cache=self._cache,
             lifetimes=self._lifetimes,
-            runs=runs,
         )
         self._flight: Flight | None = None
         self._collected_at = 0.0
@@ -243,7 +238,7 @@ class WorkerLoop:
                 if self._memory is not None:
                     self._memory.share(command.state_bytes)
             elif isinstance(command, ReadAheadRun):
-                self._read_ahead.note(command)
+                self._cache.read_ahead.note(command)
             elif isinstance(command, WorkerControl):
                 self._ledger.emit(self.statistics(in_answer=True))
             else:

@@ -1,12 +1,11 @@
-"""What the loop works with, as protocols: the engine and the cache behind them need MLX, the loop
-and its tests do not.
-"""
+"""What the loop works with, as protocols: the engine and the cache need MLX, the loop does not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from holdfast.errors import SessionFailure
 from holdfast.store.block import BlockKey
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
 from holdfast.wire.figures import CacheFigures
@@ -16,22 +15,22 @@ from holdfast.worker.engine.plan import KeepPolicy, SpanResult, StepPlan
 from holdfast.worker.prefix.chain import Cursor
 from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, Lookup
 
-if TYPE_CHECKING:  # at run time they bring MLX with them
+if TYPE_CHECKING:  # at run time these import MLX
     from holdfast.worker.engine.sequence import Kept, Prefix
     from holdfast.worker.kv.live import LiveState
 
-Step = TypeVar("Step")  # a step under way; only the engine knows what is in it
+Step = TypeVar("Step")  # a step under way; only the engine looks into it
 
 
 class StepEngine(Protocol[Step]):
     """Holds the state of open sequences and executes plans over them. Device thread only.
 
-    Any method may raise; the loop then builds the sequences concerned anew and runs each alone.
+    Any method may raise; the loop then reopens the sequences concerned and runs each alone.
     """
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a step is to be dispatched before the one before it is collected."""
+        """Whether a step is to be dispatched before the previous one is collected."""
 
     def open(
         self,
@@ -42,12 +41,10 @@ class StepEngine(Protocol[Step]):
         prefix: Prefix | None = None,
         keep: KeepPolicy | None = None,
     ) -> LiveState:
-        """Make room for a sequence; `generated`: tokens drawn before it was preempted.
+        """Make room for a sequence and return its state.
 
-        Returns its state.
-
-        prefix: what to begin from, of which nothing is read again. keep: what to copy out while it
-        runs.
+        generated: tokens drawn before a preemption. prefix: what to start from, without prefill.
+        keep: what to copy out while it runs.
         """
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
@@ -56,61 +53,50 @@ class StepEngine(Protocol[Step]):
     def limit_thoughts(
         self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]
     ) -> None:
-        """Give an open sequence, of which no span is under way, another thinking budget.
+        """Change the thinking budget of an open sequence without a span under way.
 
-        `generated`: all that it has drawn.
+        generated: every token drawn so far.
         """
 
     def close(self, request_id: RequestId) -> None:
-        """Forget an open sequence; a plan that is under way with a span of it still runs."""
+        """Forget an open sequence; a span under way still runs."""
 
     def keep_rest(self, request_id: RequestId) -> Kept | None:
-        """Copy out what has not been kept of an open sequence, without waiting; None when nothing
-        can be.
-        """
+        """Copy out what was not kept of an open sequence yet, without waiting; None if nothing."""
 
     def check_device(self) -> None:
-        """Compute something that is known; raises what a device raises that computes nothing any
-        more.
-        """
+        """Compute something with a known result; raises if the device computes nothing any more."""
 
     def abandon_pending(self) -> None:
-        """Forget dispatched steps that will not be collected, because one of them failed."""
+        """Forget dispatched steps that are not collected, because one of them failed."""
 
     def dispatch(self, plan: StepPlan) -> Step:
-        """Start one step, without waiting for the device."""
+        """Start a step without waiting for the device."""
 
     def collect(self, pending: Step) -> tuple[SpanResult, ...]:
-        """Wait for a dispatched step and return its results, one per span."""
+        """Wait for a dispatched step; returns a result per span."""
 
     def take_kept(self, pending: Step) -> Sequence[Kept]:
         """The snapshots that a collected step has made."""
 
 
 class LiveStates(Protocol):
-    """States that outlive their sequences. Device thread only; anything may raise."""
+    """States that outlive their sequences: see `prefix/live_tier.py`."""
 
     def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
-        """A sequence is open: its chain is live from now on.
-
-        Returns that chain, which may be one that it has taken over.
-        """
+        """A sequence is open: its chain, or the one that it took over, is live from now on."""
 
     def park(self, live: LiveChain, chain: bytes) -> None:
-        """A sequence has ended in good order that knows `chain`, packed tokens: keep its state as
-        it is, if there is room.
-        """
+        """Keep the state of a sequence that has ended normally, if there is room."""
 
     def leave(self, live: LiveChain) -> None:
-        """A chain is live no more. What only it has is kept otherwise, if there is room."""
+        """End a live chain; what only it has is copied into blocks, if there is room."""
 
     def reclaim(self, nbytes: int) -> None:
-        """Give up parked states until so many bytes are free."""
+        """End parked chains until this many bytes are free."""
 
     def newly_frozen(self) -> Sequence[LiveChain]:
-        """Chains of running sequences that have frozen more since the last call, which counts as
-        held from now on.
-        """
+        """Running chains with more frozen tokens than at the last call."""
 
     @property
     def held(self) -> HeldMemory:
@@ -118,40 +104,32 @@ class LiveStates(Protocol):
 
 
 class Cache(Protocol):
-    """Keeps what sequences have computed and finds what new ones can begin from.
-
-    Device thread only; anything may raise.
-    """
+    """The prefix cache: see `prefix/cache.py`. Device thread only; anything may raise."""
 
     @property
     def live(self) -> LiveStates:
-        """Of sequences that run, and of those that are parked."""
+        """States of running and parked sequences."""
 
     @property
     def keeps_anything(self) -> bool:
-        """Whether there is any use in asking."""
+        """False if it never finds anything."""
 
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
-        """Positions in a prompt of that length at which spans have to end."""
+        """Where spans of a prompt must end."""
 
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy | None:
-        """What the engine is to copy out of a sequence with such a prompt; None when nothing is."""
+        """What the engine is to copy out of a sequence with such a prompt."""
 
     def lookup(
         self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True
     ) -> Lookup:
-        """Find what a sequence that knows these packed tokens can begin from; what is on disk is
-        fetched meanwhile.
-
-        in_blocks_only: not from live states. may_move: it leaves a state that is as good as the one
-        it takes over.
-        """
+        """Find what a sequence that knows these packed tokens can start from, and read it."""
 
     def advance(self, lookup: Lookup) -> bool:
-        """Take what has come from the disk; whether all of it is there. May find less than before."""
+        """Take what has come from disk; returns whether everything is there."""
 
     def prefix(self, lookup: Lookup) -> Prefix | None:
-        """What to give to the engine; None when there is nothing."""
+        """What to give to the engine; None if there is nothing."""
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
@@ -159,54 +137,45 @@ class Cache(Protocol):
     def insert(
         self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
     ) -> tuple[BlockKey, ...]:
-        """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what
-        is new. Moves the cursor.
-
-        live: the sequence's live chain.
-        """
+        """Keep what was copied out of a sequence; returns what is new, and moves the cursor."""
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Forget blocks that cannot be trusted; returns what is gone by that."""
+        """Forget blocks that cannot be trusted; returns everything that is gone."""
 
     def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """Which of these are nowhere any more."""
+        """Which of these are stored nowhere any more."""
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
-        """Of a chain, forget everything from the first block on that is not known to be sound;
-        returns what is gone by that.
-        """
+        """Forget the blocks of a chain from the first one that is not known to be sound."""
 
     def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
-        """Let blocks in RAM and parked states take so much from now on; what is beyond that goes.
-
-        None: as many as fit.
-        """
+        """Limit blocks in RAM and parked states (None: as many as fit); the excess goes."""
 
     def tend(self) -> None:
-        """Housekeeping; call often."""
+        """Housekeeping; called often."""
 
     def figures(self) -> CacheFigures | None:
-        """What is kept; None when nothing ever is. Who asked for what is the caller's to count."""
+        """What is kept; None if nothing ever is."""
 
     def offer_rest(self) -> None:
-        """Try once more to have written down what was not, before `close`. Waits, for a while."""
+        """Save what is not saved yet, before `close`. May wait for a while."""
 
     def close(self) -> None:
-        """Write what is queued and let go."""
+        """Write what is queued, and close."""
 
 
 class WorkerSessions(Protocol):
-    """The worker's sessions.
+    """The sessions of a worker: see `sessions/service.py`. Device thread only.
 
-    Device thread only; any method but `is_busy` may raise, which harms no request.
+    Any method but `is_busy` may raise, which harms no request.
     """
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is under way that `tend` has to go on with."""
+        """Whether `tend` has to continue something."""
 
     def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
-        """The answer to a command; None when it comes later, out of `tend`."""
+        """The answer to a command; None if it comes later, from `tend`."""
 
     def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
         """A request of a session has ended, and what it computed is committed."""
@@ -219,15 +188,47 @@ class WorkerSessions(Protocol):
         chain: bytes | bytearray,
         began_from: Sequence[BlockKey],
     ) -> None:
-        """The same of any request: beginnings of its chain are to be kept for a while, and what it
-        began from was used.
-        """
+        """A request has ended: keep prefixes of it for a while, and renew what it started from."""
 
     def tend(self) -> list[SessionAnswer]:
-        """Housekeeping; answers that are due."""
+        """Housekeeping; returns answers that are due."""
 
     def close(self) -> None:
         """Write what is not written yet."""
 
     def abandon(self) -> None:
-        """End the threads, and nothing else."""
+        """End the threads, nothing else."""
+
+
+class NoSessions:
+    """The sessions of a worker that keeps nothing: refuses every command."""
+
+    is_busy = False
+
+    def carry_out(self, command: SessionCommand) -> SessionAnswer:
+        """Refuse."""
+        message = "this model has no prefix cache, so there are no sessions"
+        return SessionAnswer(call_id=command.call_id, failure=SessionFailure.OFF, message=message)
+
+    def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
+        """Nothing was kept."""
+
+    def keep_prefixes(
+        self,
+        wanted: Sequence[PinnedPrefix],
+        *,
+        tenant: str,
+        chain: bytes | bytearray,
+        began_from: Sequence[BlockKey],
+    ) -> None:
+        """Nothing was kept."""
+
+    def tend(self) -> list[SessionAnswer]:
+        """Nothing is due."""
+        return []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def abandon(self) -> None:
+        """There are no threads."""

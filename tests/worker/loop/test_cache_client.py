@@ -10,7 +10,7 @@ import pytest
 from holdfast.wire.commands import TELL_STATISTICS, Command
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence, Started, TokensGenerated
 from holdfast.wire.figures import CacheFigures, WorkerStatistics
-from holdfast.worker.loop.cache_steps import CacheSteps
+from holdfast.worker.loop.cache_client import CacheClient
 from tests.fakes.caching_worker import (
     CachingWorker,
     greedy,
@@ -45,18 +45,18 @@ def test_behind_what_is_committed_at_rest_the_loop_looks_again_who_may_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[str | float] = []
-    flush, receive = CacheSteps.flush, ScriptInbox.receive
+    flush, receive = CacheClient.flush, ScriptInbox.receive
 
-    def flushing(steps: CacheSteps) -> None:
-        if steps.has_uncommitted:
+    def flushing(client: CacheClient) -> None:
+        if client.has_uncommitted:
             seen.append("committed")
-        flush(steps)
+        flush(client)
 
     def receiving(inbox: ScriptInbox, *, timeout_seconds: float) -> list[Command]:
         seen.append(timeout_seconds)
         return receive(inbox, timeout_seconds=timeout_seconds)
 
-    monkeypatch.setattr(CacheSteps, "flush", flushing)
+    monkeypatch.setattr(CacheClient, "flush", flushing)
     monkeypatch.setattr(ScriptInbox, "receive", receiving)
     tiny_worker().serve(
         one_after_the_other(greedy("a", random_prompt(90)), greedy("b", random_prompt(90, "b")))

@@ -122,7 +122,7 @@ def test_a_state_that_was_moved_leaves_once_when_what_follows_fails(
     finish(subject)
     assert not failures
     subject.check_answer("turn")
-    assert not [record for record in caplog.records if "could not be given up" in record.message]
+    assert not [record for record in caplog.records if "could not be freed" in record.message]
     subject.end()
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.loop.commits import Commits
+from holdfast.worker.loop.cache_client import CacheClient
+from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.prefix.chain import Cursor
 from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine
-from tests.fakes.looped_worker import request
+from tests.fakes.looped_worker import a_scheduler, request
 
 
 class Committing:
@@ -17,15 +21,14 @@ class Committing:
 
     def __init__(self) -> None:
         self.cache, self.engine = FakeCache(), KeepingEngine()
-        self.progress: list[tuple[str, int]] = []
         self.ended: list[str] = []
-        self.commits = Commits(
+        self.client = CacheClient(
             self.cache,  # type: ignore[arg-type]
-            self.engine,  # type: ignore[arg-type]
-            on_progress=lambda sequence, tokens: self.progress.append(
-                (sequence.request.request_id, tokens)
-            ),
+            engine=self.engine,  # type: ignore[arg-type]
+            scheduler=a_scheduler(),
+            counters=Counters(),
             on_end=lambda sequence: self.ended.append(sequence.request.request_id),
+            clock=time.perf_counter,
         )
 
     def open(self, name: str, *, tokens: int = 20) -> LiveSequence:
@@ -46,47 +49,47 @@ class Committing:
         return pending
 
     def commit(self, pending: object, *sequences: LiveSequence) -> None:
-        self.commits.commit_step(self.engine.take_kept(pending), sequences)  # type: ignore[arg-type]
+        self.client.commit_step(lambda: self.engine.take_kept(pending), sequences)  # type: ignore[arg-type, return-value]
 
 
 def test_what_a_step_was_told_to_keep_is_committed_with_it_and_no_more() -> None:
     subject = Committing()
     a = subject.open("a")
     subject.commit(subject.read(a, 2 * BLOCK + 1), a)
-    assert subject.progress == [("a", 2 * BLOCK)]
+    assert subject.cache.inserted == [("a", BLOCK), ("a", 2 * BLOCK)]
     assert len(a.handed_over) == 2
-    assert not subject.commits.has_work
+    assert not subject.client.has_uncommitted
 
 
 def test_what_a_step_made_of_a_sequence_that_came_to_grief_is_not_committed() -> None:
     subject = Committing()
     a = subject.open("a")
     subject.commit(subject.read(a, BLOCK))
-    assert (subject.cache.blocks, subject.progress) == (set(), [])
+    assert (subject.cache.blocks, subject.cache.inserted) == (set(), [])
 
 
 def test_the_rest_of_a_sequence_is_committed_when_the_step_behind_it_is_collected() -> None:
     subject = Committing()
     a, b = subject.open("a"), subject.open("b")
     subject.commit(subject.read(a, BLOCK + 2), a)
-    subject.commits.copy_rest(a, for_good=True)
-    assert subject.commits.is_computing_for([a])
-    assert not subject.commits.is_computing_for([b])
+    subject.client.copy_rest(a, for_good=True)
+    assert subject.client.is_computing_for([a])
+    assert not subject.client.is_computing_for([b])
     subject.commit(subject.read(b, 1), b)
     assert subject.ended == [], "it is computed with that step"
-    assert not subject.commits.is_computing_for([a])
+    assert not subject.client.is_computing_for([a])
     subject.commit(subject.read(b, 1), b)
     assert subject.ended == ["a"]
-    assert subject.progress[-1] == ("a", BLOCK + 2)
+    assert subject.cache.inserted[-1] == ("a", BLOCK + 2)
 
 
 def test_a_sequence_that_is_only_preempted_has_not_ended() -> None:
     subject = Committing()
     a = subject.open("a")
     subject.read(a, 3)
-    subject.commits.copy_rest(a, for_good=False)
-    subject.commits.flush()
-    assert (subject.progress, subject.ended) == ([("a", 3)], [])
+    subject.client.copy_rest(a, for_good=False)
+    subject.client.flush()
+    assert (subject.cache.inserted, subject.ended) == ([("a", 3)], [])
 
 
 def test_a_flush_commits_all_rests_at_once() -> None:
@@ -94,11 +97,11 @@ def test_a_flush_commits_all_rests_at_once() -> None:
     a, b = subject.open("a"), subject.open("b")
     for sequence in (a, b):
         subject.read(sequence, 3)
-        subject.commits.copy_rest(sequence, for_good=True)
-    assert subject.commits.has_work
-    subject.commits.flush()
+        subject.client.copy_rest(sequence, for_good=True)
+    assert subject.client.has_uncommitted
+    subject.client.flush()
     assert subject.ended == ["a", "b"]
-    assert not subject.commits.has_work
+    assert not subject.client.has_uncommitted
 
 
 def test_what_was_copied_out_of_a_sequence_can_be_discarded() -> None:
@@ -106,25 +109,32 @@ def test_what_was_copied_out_of_a_sequence_can_be_discarded() -> None:
     a, b = subject.open("a"), subject.open("b")
     for sequence in (a, b):
         subject.read(sequence, BLOCK - 1)
-        subject.commits.copy_rest(sequence, for_good=True)
-    subject.commits.discard([a])
-    subject.commits.flush()
+        subject.client.copy_rest(sequence, for_good=True)
+    subject.client.discard([a])
+    subject.client.flush()
     assert subject.ended == ["b"]
     assert [name for name, _ in subject.cache.inserted] == ["b"]
 
 
-def test_what_one_sequence_raises_leaves_the_others_for_the_next_time() -> None:
+def test_what_one_sequence_raises_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     subject = Committing()
     a, b = subject.open("a"), subject.open("b")
     for sequence in (a, b):
         subject.read(sequence, BLOCK)
-        subject.commits.copy_rest(sequence, for_good=True)
-    subject.cache.raises.add("insert")
-    with pytest.raises(RuntimeError):
-        subject.commits.flush()
-    subject.cache.raises.clear()
-    subject.commits.flush()
+        subject.client.copy_rest(sequence, for_good=True)
+    insert, failures = subject.cache.insert, [RuntimeError("the cache fails")]
+
+    def fails_once(*args: Any, **more: Any) -> tuple[bytes, ...]:
+        if failures:
+            raise failures.pop()
+        return insert(*args, **more)
+
+    monkeypatch.setattr(subject.cache, "insert", fails_once)
+    subject.client.flush()
     assert subject.ended == ["b"]
+    assert [record.message for record in caplog.records] == ["the rest of request a is not kept"]
 
 
 def test_nothing_is_committed_twice() -> None:
@@ -132,6 +142,6 @@ def test_nothing_is_committed_twice() -> None:
     a = subject.open("a")
     subject.commit(subject.read(a, BLOCK), a)
     subject.commit(subject.read(a, BLOCK), a)
-    subject.commits.copy_rest(a, for_good=True)
-    subject.commits.flush()
+    subject.client.copy_rest(a, for_good=True)
+    subject.client.flush()
     assert [end for _, end in subject.cache.inserted] == [BLOCK, 2 * BLOCK]
