@@ -17,7 +17,7 @@ from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.events import Finished
 from holdfast.worker.kv import full
 from holdfast.worker.kv.live import LiveState
-from holdfast.worker.loop import lookups
+from holdfast.worker.loop import cache_client
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.prefix import cache, live_tier
 from tests.fakes.caching_worker import CachingWorker, greedy, tiny_worker
@@ -36,7 +36,7 @@ def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_tier, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(cache, "BOUNDARY_TOKENS", 2 * SMALL_BLOCK)
     monkeypatch.setattr(cache, "TEND_SECONDS", 0.0)
-    monkeypatch.setattr(lookups, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
+    monkeypatch.setattr(cache_client, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(full, "_SHORT_PART", SMALL_BLOCK // 2)
 
 
