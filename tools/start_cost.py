@@ -26,8 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.models.demo import demo_folder
-from holdfast.models.file_hashing import FileHashing
-from holdfast.models.hash_cache import HashCache
+from holdfast.models.file_hashing import FileHashing, HashCache
 from holdfast.worker.engine.fingerprint import files_of_identity
 
 READY = re.compile(r"ready in\s+([\d.]+) s")

@@ -13,8 +13,7 @@ import xxhash
 
 from holdfast.errors import ModelLoadError
 from holdfast.models import file_hashing, hash_cache
-from holdfast.models.file_hashing import FileHashing, ModelChanged
-from holdfast.models.hash_cache import HashCache
+from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 
 
 @pytest.fixture

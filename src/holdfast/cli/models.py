@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from holdfast.front.fleet.catalog import Catalog, CatalogEntry
     from holdfast.machine.device_memory import DeviceMemory
     from holdfast.models.download import ModelSource
-    from holdfast.models.fit import Choice, Need
-    from holdfast.models.stored_size import StoredSize
+    from holdfast.models.fit import Choice, Need, StoredSize
 
 _GIB = 1 << 30
 _MACHINES = (16 * _GIB, 32 * _GIB, 64 * _GIB)
@@ -100,8 +99,8 @@ def pull(
 
     Files in the cache are checked and kept; an interrupted download is resumed.
     """
-    from holdfast.models.hub_models import pull_model
-    from holdfast.models.loadable import check_loadable
+    from holdfast.models.hub_cache import pull_model
+    from holdfast.models.model_folder import check_loadable
 
     with plain_errors():
         source = _hub_source(model, revision, _settings(models_file))
@@ -129,8 +128,7 @@ def remove(
 
     It never deletes other folders.
     """
-    from holdfast.models.hub_cache import hub_cache_folder
-    from holdfast.models.hub_models import removal_of
+    from holdfast.models.hub_cache import hub_cache_folder, removal_of
 
     with plain_errors():
         source = _hub_source(model, "", _settings(models_file))
@@ -186,8 +184,7 @@ def convert(
 ) -> None:
     """Convert a model to MLX's format with `mlx_lm convert`, quantized or not."""
     from holdfast.models.download import resolve_model
-    from holdfast.models.loadable import check_loadable
-    from holdfast.models.model_folder import checked_tensor_bytes
+    from holdfast.models.model_folder import check_loadable, checked_tensor_bytes
 
     with plain_errors():
         source = _any_source(model, revision, _settings(models_file))
@@ -253,8 +250,7 @@ def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
 def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
     """The source of a model of the Hub, named by id or name. Raises ConfigError for others."""
     from holdfast.models.download import hub_source
-    from holdfast.models.hub_cache import hub_cache_folder
-    from holdfast.models.hub_models import hub_model_of
+    from holdfast.models.hub_cache import hub_cache_folder, hub_model_of
 
     entry = _catalog(settings).find(model)
     if entry is not None:
@@ -420,8 +416,7 @@ def fit_of(source: ModelSource) -> ModelFit:
     """Read a model's headers and config.json, here or on the Hub. Raises ModelLoadError."""
     from holdfast.machine.device_memory import memory_report
     from holdfast.models.context_window import UNKNOWN_CONTEXT_TOKENS, known_context_tokens
-    from holdfast.models.fit import Need, choice_for
-    from holdfast.models.stored_size import size_of_folder, size_on_hub
+    from holdfast.models.fit import Need, choice_for, size_of_folder, size_on_hub
     from holdfast.worker.engine.sequence_size import sequence_size_of
 
     folder = _complete_folder(source)
@@ -465,7 +460,7 @@ def fit_of(source: ModelSource) -> ModelFit:
 def _complete_folder(source: ModelSource) -> Path | None:
     """The model's folder on this machine; None if the Hub has to be asked."""
     from holdfast.models.hub_cache import local_folder
-    from holdfast.models.loadable import check_loadable
+    from holdfast.models.model_folder import check_loadable
 
     folder = local_folder(source, os.environ)
     if folder is None or source.kind != "hub":

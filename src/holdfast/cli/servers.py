@@ -395,7 +395,7 @@ def _log_of(number: int | None) -> Path:
     """The log file of the server with that process id or port. Raises NoLog and NoSuchServer."""
     from holdfast.files import logs_folder
     from holdfast.front.run.running_servers import running_servers
-    from holdfast.telemetry.log_file import LOG_SUFFIX
+    from holdfast.telemetry.logs import LOG_SUFFIX
 
     running = running_servers(os.environ)
     with_log = [server for server in running if server.log_file]

@@ -1,8 +1,7 @@
-"""From what the user calls a model to a local folder: a bundled model, a folder, or a model of the
-Hugging Face Hub.
+"""From the name of a model to a local folder: a bundled model, a folder, or a model of the Hub.
 
-Uses the Hub's own cache and variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Imports no
-MLX, and huggingface_hub only when something has to be fetched.
+Uses the Hub's own cache and variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Imports
+huggingface_hub only to fetch something, and MLX never.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import hashlib
 import logging
 import os
 import re
@@ -17,7 +17,7 @@ import shutil
 import socket
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -26,7 +26,6 @@ from urllib.parse import urlsplit
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError, NoSuchModel
 from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder, is_demo
-from holdfast.models.integrity import check_files
 from holdfast.models.model_folder import check_is_folder
 
 Progress = Callable[[str, float], None]
@@ -56,6 +55,9 @@ _PATIENCE_SECONDS = 2.0  # until the user is told that the Hub is slow
 # to hear anything from the Hub; huggingface_hub itself tries for 23 s and prints each try
 _REACH_SECONDS = 10.0
 _logger = logging.getLogger(__name__)
+_SHA256 = re.compile(r"[0-9a-f]{64}")  # of files in Git LFS and Xet: those of weights
+_GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
+_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,3 +426,37 @@ def _network_error() -> type[Exception]:
 
 def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": ")
+
+
+def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda size: None) -> None:
+    """Hash files of a snapshot.
+
+    One that is damaged is removed, so that it is fetched anew the next time.
+
+    read: told of each chunk's bytes. Raises ModelLoadError that names the damaged ones.
+    """
+    damaged = [file for file in files if not _is_whole(file, read)]
+    for file in damaged:
+        os.unlink(file.resolve())
+        file.unlink(missing_ok=True)
+    if damaged:
+        names = ", ".join(sorted(file.name for file in damaged))
+        raise ModelLoadError(
+            f"damaged on the way from the Hub, and removed: {names}; try again to fetch it anew"
+        )
+
+
+def _is_whole(file: Path, read: Callable[[int], None]) -> bool:
+    """True as well for files of which the cache does not tell the hash (copied instead of linked)."""
+    blob = file.resolve()
+    if _SHA256.fullmatch(blob.name):
+        digest = hashlib.sha256()
+    elif _GIT_SHA1.fullmatch(blob.name):
+        digest = hashlib.sha1(b"blob %d\0" % blob.stat().st_size, usedforsecurity=False)
+    else:
+        return True
+    with blob.open("rb") as opened:
+        while chunk := opened.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            read(len(chunk))
+    return digest.hexdigest() == blob.name

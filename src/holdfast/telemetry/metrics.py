@@ -1,12 +1,14 @@
-"""The server's metrics in a Prometheus registry of their own."""
+"""X"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias, TypeVar
 
 import prometheus_client
 from prometheus_client import (
@@ -16,12 +18,19 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast.telemetry.families import histograms, labelled, plain
-from holdfast.wire.figures import CacheFigures, ResidencyFigures, StoreFigures, WorkerStatistics
+from holdfast.wire.figures import (
+    CacheFigures,
+    ResidencyFigures,
+    StoreFigures,
+    WorkerStatistics,
+)
+from holdfast.wire.figures import (
+    Histogram as HistogramFigures,
+)
 
 # the second as they were called before: gone with the next release
 _PREFIXES = ("holdfast_prefix_cache_", "holdfast_memory_")
@@ -119,6 +128,9 @@ _RESIDENT = (
     ("footprint_bytes", "Memory that the model takes."),
 )
 _SECONDS = (("step_seconds", "How long the engine's steps take."),)
+# name of the field, which ends the metric's, and what it says
+Table: TypeAlias = Iterable[tuple[str, str]]
+Label = TypeVar("Label", bound=str)
 
 
 def cache_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:
@@ -384,3 +396,47 @@ class Metrics(Collector):
         return Histogram(
             f"holdfast_{name}", documentation, ("model",), buckets=buckets, registry=self.registry
         )
+
+
+def plain(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    prefix: str,
+    table: Table,
+    figures: Mapping[str, object],
+) -> Iterator[Metric]:
+    """A gauge or a counter for each field of the table. `figures`: by model id."""
+    for name, documentation in table:
+        family = kind(prefix + name, documentation, labels=["model"])
+        for model, numbers in figures.items():
+            family.add_metric([model], getattr(numbers, name))
+        yield family
+
+
+def labelled(
+    name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, float]]
+) -> Metric:
+    """A counter with a label beside the model. `counts`: model id → value of the label → count."""
+    counter = CounterMetricFamily(name, documentation, labels=["model", label])
+    for model, by_value in counts.items():
+        for value, count in sorted(by_value.items()):
+            counter.add_metric([model, value], count)
+    return counter
+
+
+def histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
+    """A histogram for each field of the table, of the models that have one."""
+    for name, documentation in table:
+        family = HistogramMetricFamily(prefix + name, documentation, labels=["model"])
+        for model, numbers in figures.items():
+            histogram: HistogramFigures | None = getattr(numbers, name)
+            if histogram is not None:
+                family.add_metric([model], list(cumulative(histogram)), sum_value=histogram.total)
+        yield family
+
+
+def cumulative(histogram: HistogramFigures) -> Iterator[tuple[str, float]]:
+    """The buckets: each bound as a text, with the number of observations up to it."""
+    for bound, count in zip(
+        (*histogram.bounds, float("inf")), accumulate(histogram.counts), strict=True
+    ):
+        yield ("+Inf" if bound == float("inf") else str(bound)), float(count)

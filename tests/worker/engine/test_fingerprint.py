@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.models.file_hashing import FileHashing, ModelChanged
-from holdfast.models.hash_cache import HashCache
+from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 from holdfast.worker.engine import fingerprint
 from holdfast.worker.engine.fingerprint import (
     files_of_identity,

@@ -21,7 +21,7 @@ from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.front.fleet.catalog import CatalogEntry, LeftOut
 from holdfast.models.context_window import known_context_tokens
 from holdfast.models.download import model_source
-from holdfast.models.loadable import check_loadable
+from holdfast.models.model_folder import check_loadable
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
 
 FILE_NAME = "models.toml"

@@ -21,7 +21,7 @@ from holdfast.front.fleet.catalog_file import (
 from holdfast.models.context_window import known_context_tokens
 from holdfast.models.download import model_source, served_id
 from holdfast.models.hub_cache import cached_models, hub_cache_folder
-from holdfast.models.loadable import check_loadable
+from holdfast.models.model_folder import check_loadable
 
 _SIGNS = ("config.json", ".gguf")  # of a model, as ends of names
 

@@ -42,8 +42,7 @@ from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
-from holdfast.telemetry.log_file import LogFile, log_uncaught, open_log_file
-from holdfast.telemetry.logs import configure_logging
+from holdfast.telemetry.logs import LogFile, configure_logging, log_uncaught, open_log_file
 from holdfast.wire.assignment import WorkerSettings
 
 if TYPE_CHECKING:

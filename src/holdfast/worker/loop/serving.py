@@ -22,8 +22,7 @@ from holdfast.errors import ConfigError
 from holdfast.machine import device_memory, platform
 from holdfast.machine.device_memory import MemoryPlan, MemoryShare
 from holdfast.machine.memory_pressure import pressure_reader
-from holdfast.models.file_hashing import FileHashing, ModelChanged
-from holdfast.models.hash_cache import HashCache
+from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 from holdfast.store.block import StoreRefused
 from holdfast.store.budget import store_limits
 from holdfast.store.store import BlockStore

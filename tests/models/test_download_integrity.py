@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.models.integrity import check_files
+from holdfast.models.download import check_files
 
 CONTENT = bytes(1000)
 

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.errors import ModelLoadError
 from holdfast.models.demo import DEMO_IDS, demo_folder
-from holdfast.models.loadable import check_loadable, is_supported
+from holdfast.models.model_folder import check_loadable, is_supported
 from tests.fakes.tiny_configs import TINY
 
 

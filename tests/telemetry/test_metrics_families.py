@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from holdfast.telemetry.families import cumulative
+from holdfast.telemetry.metrics import cumulative
 from holdfast.wire.figures import Histogram
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from holdfast.models import hash_cache
-from holdfast.models.hash_cache import LEAST_BYTES, SETTLED_NS, FileStamp, HashCache, stamp_of
+from holdfast.models.file_hashing import LEAST_BYTES, SETTLED_NS, FileStamp, HashCache, stamp_of
 
 STAMP = FileStamp(device=1, inode=2, size=LEAST_BYTES, modified_ns=3, changed_ns=4)
 FOUND = "ab" * 16
