@@ -12,13 +12,13 @@ import pytest
 import xxhash
 
 from holdfast.errors import ModelLoadError
-from holdfast.models import file_hashing, hash_cache
+from holdfast.models import file_hashing
 from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(hash_cache, "LEAST_BYTES", 1)
+    monkeypatch.setattr(file_hashing, "LEAST_BYTES", 1)
     monkeypatch.setattr(file_hashing, "PIECE_BYTES", 1000)
     folder = tmp_path / "model"
     folder.mkdir()
@@ -83,7 +83,7 @@ def test_a_change_that_leaves_no_trace_in_the_time_stamps_is_told_while_they_are
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the clock of the file system stood still: the stamp stays, the content does not."""
-    stamps = {path.name: hash_cache.stamp_of(path) for path in folder.iterdir()}
+    stamps = {path.name: file_hashing.stamp_of(path) for path in folder.iterdir()}
     monkeypatch.setattr(file_hashing, "stamp_of", lambda path: stamps[path.name])
     monkeypatch.setattr(
         file_hashing,
@@ -108,7 +108,7 @@ def test_only_files_that_could_not_change_unseen_are_remembered(
 def test_what_is_remembered_is_not_read_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hash_cache.FileStamp, "is_settled", lambda stamp, now_ns: True)
+    monkeypatch.setattr(file_hashing.FileStamp, "is_settled", lambda stamp, now_ns: True)
     path = tmp_path / "cache" / "hashes.json"
     first = hashes_of(folder, HashCache(path))
 
@@ -122,7 +122,7 @@ def test_what_is_remembered_is_not_read_again(
 def test_a_file_under_an_old_name_is_another_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hash_cache.FileStamp, "is_settled", lambda stamp, now_ns: True)
+    monkeypatch.setattr(file_hashing.FileStamp, "is_settled", lambda stamp, now_ns: True)
     path = tmp_path / "cache" / "hashes.json"
     before = hashes_of(folder, HashCache(path))
     status = (folder / "b").stat()

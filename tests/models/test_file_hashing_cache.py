@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.models import hash_cache
+from holdfast.models import file_hashing
 from holdfast.models.file_hashing import LEAST_BYTES, SETTLED_NS, FileStamp, HashCache, stamp_of
 
 STAMP = FileStamp(device=1, inode=2, size=LEAST_BYTES, modified_ns=3, changed_ns=4)
@@ -133,7 +133,7 @@ def numbered(number: int) -> tuple[FileStamp, str]:
 def test_it_is_bounded_and_the_longest_unused_go(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hash_cache, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(file_hashing, "MOST_ENTRIES", 3)
     kept(path, *(numbered(number) for number in range(3)))
     cache = HashCache(path)
     assert cache.find(numbered(0)[0])

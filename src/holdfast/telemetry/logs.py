@@ -1,4 +1,7 @@
-"""X"""
+"""Logging: lines for people or as JSON, on standard error and in a rotating file.
+
+Only one server at a time writes a log file; it holds a lock on it.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ from holdfast.errors import ConfigError
 from holdfast.files import expanded
 from holdfast.telemetry.request_log import RequestRecord, escaped
 
-LOG_SUFFIX = ".log"  # those that were set aside end with a number more: server-8321.log.1
+LOG_SUFFIX = ".log"  # rotated files have a number after it: server-8321.log.1
 AUTO, OFF, BACKGROUND = "auto", "off", "background"
-_MOST_AT_ONCE = 100  # servers that would write the same file
+_MAX_FILES_PER_NAME = 100
 _DIM, _RED, _GREEN, _YELLOW = "2", "31", "32", "33"
 _LEVEL_COLOURS = {
     logging.DEBUG: _DIM,
@@ -32,16 +35,14 @@ _LEVEL_COLOURS = {
     logging.ERROR: _RED,
     logging.CRITICAL: _RED,
 }
-_CONTINUATION = "\n    "  # no line but the first of a message may look like one of ours
+_CONTINUATION = "\n    "  # a message must not contain a line that looks like a log line
 
 
 class LogFile(logging.handlers.RotatingFileHandler):
-    """Writes a log file that only its owner may read and that no other process writes, and sets it
-    aside when it is full.
-    """
+    """A rotating log file that only its owner can read and only this process writes."""
 
     def __init__(self, path: Path, settings: LogSettings) -> None:
-        """Raises OSError, and BlockingIOError when another process writes that file."""
+        """Raises OSError, and BlockingIOError if another process writes that file."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock_file = os.open(
             path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
@@ -57,11 +58,11 @@ class LogFile(logging.handlers.RotatingFileHandler):
 
     @property
     def path(self) -> Path:
-        """The file that is being written."""
+        """The current file."""
         return Path(self.baseFilename)
 
     def close(self) -> None:
-        """Close it; another process may write it from now on."""
+        """Close it, so that another process can write it."""
         super().close()
         if self._lock_file >= 0:
             os.close(self._lock_file)
@@ -77,7 +78,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
 def open_log_file(
     settings: LogSettings, *, folder: Callable[[], Path], name: str
 ) -> LogFile | None:
-    """The file that the settings ask for; None: none. folder, name: of the one that `auto` means.
+    """The log file in the settings; None if there is none. folder, name: for `auto`.
 
     Raises ConfigError.
     """
@@ -86,25 +87,23 @@ def open_log_file(
     if settings.file not in (AUTO, BACKGROUND):
         return _opened(expanded(settings.file), settings)
     try:
-        for number in range(1, _MOST_AT_ONCE):
+        for number in range(1, _MAX_FILES_PER_NAME):
             with contextlib.suppress(BlockingIOError):
                 return LogFile(
                     folder() / f"{name}{'' if number == 1 else f'-{number}'}{LOG_SUFFIX}", settings
                 )
-    except (OSError, RuntimeError) as error:  # or a user without a home
-        if settings.file == BACKGROUND:  # nobody asked for it
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        if settings.file == BACKGROUND:  # the default
             logging.getLogger(__name__).warning("there is no place for a log file: %s", error)
             return None
         raise ConfigError(f"log.file: there is no place for a log: {error}") from None
     raise ConfigError(
-        "log.file: too many servers write a log at this port already; name another file"
+        "log.file: too many servers already write a log for this port; name another file"
     )
 
 
 def _is_read(stream: TextIO | None) -> bool:
-    """Whether somebody reads a stream: a person at a terminal, or the program at the other end of a
-    pipe or socket.
-    """
+    """Whether a person at a terminal, or a program at a pipe or socket, reads the stream."""
     try:
         mode = os.fstat(stream.fileno()).st_mode if stream is not None else 0
     except (OSError, ValueError):  # it is closed
@@ -117,22 +116,20 @@ def _opened(path: Path, settings: LogSettings) -> LogFile:
         return LogFile(path, settings)
     except BlockingIOError:
         raise ConfigError(
-            f"log.file: another server writes {path} already; name another file"
+            f"log.file: another server already writes {path}; name another file"
         ) from None
     except OSError as error:
         raise ConfigError(f"log.file: {path}: {error.strerror or error}") from None
 
 
 def log_uncaught() -> None:
-    """Have what ends this process unforeseen written into the log as well, where nobody may see its
-    standard error.
-    """
+    """Also log an exception that ends this process; nobody may see its standard error."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, Exception):
             logging.getLogger("holdfast").critical(
-                "the server ends: an error that nobody foresaw", exc_info=(kind, error, trace)
+                "the server ends: unexpected error", exc_info=(kind, error, trace)
             )
         else:
             before(kind, error, trace)
@@ -141,14 +138,13 @@ def log_uncaught() -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: time (UTC), level, logger, message, the fields of a request, the
-    traceback if there is one.
-    """
+    """One JSON object per line: time (UTC), level, logger, message, request fields, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
-            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -161,16 +157,14 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Lines for people: time, level, logger and message, a request without the logger; coloured
-    where that is wished.
-    """
+    """Lines for people: time, level, logger (not for requests) and message; coloured or not."""
 
     def __init__(self, *, coloured: bool, dated: bool = False) -> None:
         super().__init__(datefmt="%Y-%m-%d %H:%M:%S" if dated else "%H:%M:%S")
         self._coloured = coloured
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line, or several that are indented."""
+        """The record as a line, with further lines indented."""
         time_of_day = self._painted(self.formatTime(record, self.datefmt), _DIM)
         level = self._painted(f"{record.levelname:7}", _LEVEL_COLOURS.get(record.levelno, ""))
         line = f"{time_of_day} {level} {self._message(record)}"
@@ -203,11 +197,9 @@ def configure_logging(
     environ: Mapping[str, str] | None = None,
     file: LogFile | None = None,
 ) -> None:
-    """Send all logs to `stream` (standard error) in the wished form, and to a file, instead of what
-    was set up before.
+    """Send all logs to `stream` (default: standard error) and to a file; replaces earlier handlers.
 
-    Text is coloured on a terminal, unless `environ` (this process') has NO_COLOR or a TERM that
-    knows no colours.
+    Text is coloured on a terminal, unless `environ` has NO_COLOR or a TERM without colours.
     """
     out = stream or sys.stderr
     handler = logging.StreamHandler(out)
@@ -226,7 +218,7 @@ def configure_logging(
 
 
 def set_level(settings: LogSettings) -> None:
-    """From now on log what is severe enough by these settings."""
+    """Apply the log level of these settings."""
     logging.getLogger().setLevel(settings.level.upper())
     for noisy in ("uvicorn.error", "httpx", "httpx2", "filelock", "urllib3"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -1,4 +1,7 @@
-"""X"""
+"""The metrics of /metrics: what the front counts itself, and the statistics of the workers.
+
+A worker's figures become families of metrics by tables of (field, documentation).
+"""
 
 from __future__ import annotations
 
@@ -28,52 +31,44 @@ from holdfast.wire.figures import (
     StoreFigures,
     WorkerStatistics,
 )
-from holdfast.wire.figures import (
-    Histogram as HistogramFigures,
-)
+from holdfast.wire.figures import Histogram as HistogramFigures
 
-# the second as they were called before: gone with the next release
+# the second is the old name, until the next release
 _PREFIXES = ("holdfast_prefix_cache_", "holdfast_memory_")
 _CACHE_GAUGES = (
-    ("kept_tokens", "Tokens that need not be read again, in RAM or on disk."),
-    ("tenants", "Tenants of whom something is kept."),
-    ("ram_bytes", "RAM that kept blocks take."),
-    ("ram_budget_bytes", "RAM that kept blocks may take."),
-    (
-        "parked_sequences",
-        "Sequences that have ended and whose state is kept as it was, for who goes on from it.",
-    ),
-    ("parked_bytes", "RAM that their states take, what several share once."),
-    ("waiting", "Requests that wait until another one has read the same beginning."),
+    ("kept_tokens", "Cached tokens, in RAM or on disk."),
+    ("tenants", "Tenants with cached blocks."),
+    ("ram_bytes", "RAM used by cached blocks."),
+    ("ram_budget_bytes", "RAM budget for cached blocks."),
+    ("parked_sequences", "Finished sequences whose live state is kept for a continuation."),
+    ("parked_bytes", "RAM used by parked sequences; shared state counts once."),
+    ("waiting", "Requests that wait until another one has prefilled the same prefix."),
 )
 _CACHE_COUNTERS = (
-    ("ram_evicted_blocks", "Blocks that left RAM."),
-    (
-        "read_ahead_tokens",
-        "Tokens read for next turns before they came, while there was nothing else to do.",
-    ),
-    ("used_ahead_tokens", "Of these, those that such turns began from."),
-    ("waits", "Requests that waited for another one's reading."),
+    ("ram_evicted_blocks", "Blocks evicted from RAM."),
+    ("read_ahead_tokens", "Tokens prefilled for next turns while the worker was idle."),
+    ("used_ahead_tokens", "Tokens of these that a next turn used."),
+    ("waits", "Requests that waited for another one's prefill."),
 )
 _CACHE_SECONDS = (
-    ("lookup_seconds", "Finding what of a prompt is kept."),
-    ("restore_seconds", "Getting it from disk and together."),
+    ("lookup_seconds", "Lookups of prompts in the cache."),
+    ("restore_seconds", "Restores of blocks from disk."),
 )
 _STORE_GAUGES = (
     ("blocks", "Blocks in the store's folder, of all models."),
     ("stored_bytes", "Size of the store's folder."),
-    ("allowed_bytes", "Size that it may have."),
-    ("queued_blocks", "Blocks that wait to be written."),
-    ("queued_bytes", "RAM that they take."),
+    ("allowed_bytes", "Limit of that size."),
+    ("queued_blocks", "Blocks queued for writing."),
+    ("queued_bytes", "RAM used by queued blocks."),
     ("written_today_bytes", "Bytes written today (UTC), by all processes."),
 )
 _STORE_COUNTERS = (
     ("written_bytes", "Bytes written."),
     ("read_bytes", "Bytes read."),
-    ("evicted_blocks", "Blocks that had to make room on disk."),
-    ("bad_blocks", "Blocks whose file was damaged; none was answered from."),
-    ("missing_blocks", "Blocks whose file was gone."),
-    ("outages", "How often the folder could not be written."),
+    ("evicted_blocks", "Blocks evicted from disk."),
+    ("bad_blocks", "Blocks with a damaged file; none was used."),
+    ("missing_blocks", "Blocks with a missing file."),
+    ("outages", "How often the folder became unwritable."),
 )
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -98,43 +93,43 @@ _LONG = (
 )
 
 _GAUGES = (
-    ("running", "Sequences that are being computed."),
-    ("queued", "Sequences that wait in the worker."),
-    ("kv_reserved_bytes", "KV memory that is reserved for running sequences."),
-    ("kv_budget_bytes", "KV memory that may be reserved."),
+    ("running", "Running sequences."),
+    ("queued", "Sequences queued in the worker."),
+    ("kv_reserved_bytes", "KV memory reserved for running sequences."),
+    ("kv_budget_bytes", "Budget for that memory."),
     ("resident_bytes", "Resident memory of the worker process."),
 )
 _COUNTERS = (
-    ("steps", "Steps that the engine has made."),
-    ("prompt_tokens", "Prompt tokens that were read, by the worker's own count."),
-    ("generated_tokens", "Tokens that were drawn."),
+    ("steps", "Steps of the engine."),
+    ("prompt_tokens", "Prompt tokens prefilled, as counted by the worker."),
+    ("generated_tokens", "Tokens sampled."),
     ("cached_tokens", "Prompt tokens that needed no prefill."),
-    ("preemptions", "Sequences that had to give up their memory for a while."),
-    ("finished", "Sequences that ended."),
-    ("failed", "Sequences that ended with an error."),
-    ("cancelled", "Sequences that were cancelled."),
-    ("rejected", "Sequences that were not accepted."),
+    ("preemptions", "Sequences that were preempted."),
+    ("finished", "Sequences finished."),
+    ("failed", "Sequences failed."),
+    ("cancelled", "Sequences cancelled."),
+    ("rejected", "Sequences rejected."),
 )
 _CONSTRAINED = (
-    ("sequences", "Sequences that were begun with a grammar or a thinking budget."),
-    ("masks", "Masks of tokens that a grammar allowed, one for each token that was drawn."),
-    ("mask_seconds", "Time that filling masks took."),
-    ("failures", "Sequences that ended because their grammar allowed nothing any more."),
+    ("sequences", "Sequences with a grammar or a reasoning budget."),
+    ("masks", "Token masks of grammars, one per sampled token."),
+    ("mask_seconds", "Time to fill masks."),
+    ("failures", "Sequences that ended because their grammar allowed no token."),
 )
 _RESIDENT = (
     ("loaded", "Whether the model is loaded."),
     ("leases", "Requests that use the model."),
-    ("waiting", "Requests that wait until there is room for the model."),
-    ("footprint_bytes", "Memory that the model takes."),
+    ("waiting", "Requests that wait for memory for the model."),
+    ("footprint_bytes", "Memory of the model."),
 )
-_SECONDS = (("step_seconds", "How long the engine's steps take."),)
-# name of the field, which ends the metric's, and what it says
+_SECONDS = (("step_seconds", "Duration of the engine's steps."),)
+# (field, which is also the end of the metric's name; documentation)
 Table: TypeAlias = Iterable[tuple[str, str]]
 Label = TypeVar("Label", bound=str)
 
 
 def cache_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:
-    """The families of all workers' prefix caches and stores, by model id."""
+    """The families of all workers' prefix caches and stores. statistics: by model id."""
     caches = {
         model: numbers.memory for model, numbers in statistics.items() if numbers.memory is not None
     }
@@ -151,16 +146,18 @@ def _cache_families(prefix: str, caches: Mapping[str, CacheFigures]) -> Iterator
         model: {"ram": cache.ram_tokens, "disk": cache.disk_tokens}
         for model, cache in caches.items()
     }
-    yield labelled(f"{prefix}reused_tokens", "Tokens not read again, by tier.", "tier", reused)
+    yield labelled(f"{prefix}reused_tokens", "Cached tokens used, by tier.", "tier", reused)
     hows = {model: _by_how(cache) for model, cache in caches.items()}
     yield labelled(
         f"{prefix}reused_ram_tokens",
-        "Of those in RAM, by how: moved, shared, or copied.",
+        "Cached tokens used from RAM: moved, shared or copied.",
         "how",
         hows,
     )
     lookups = {model: cache.lookups for model, cache in caches.items()}
-    yield labelled(f"{prefix}lookups", "Requests by why no more was reused.", "outcome", lookups)
+    yield labelled(
+        f"{prefix}lookups", "Requests, by the reason why no more was reused.", "outcome", lookups
+    )
     yield from plain(CounterMetricFamily, prefix, _CACHE_COUNTERS, caches)
     yield from histograms(prefix, _CACHE_SECONDS, caches)
 
@@ -173,39 +170,37 @@ def _by_how(cache: CacheFigures) -> dict[str, int]:
 def _store_families(stores: Mapping[str, StoreFigures]) -> Iterator[Metric]:
     writing = GaugeMetricFamily(
         "holdfast_store_writing",
-        "1: blocks are written; 0: kept in RAM only for now.",
+        "1: blocks are written; 0: only kept in RAM for now.",
         labels=["model"],
     )
     for model, store in stores.items():
         writing.add_metric([model], float(store.mode == "writing"))
     yield writing
     dropped = {model: store.dropped_blocks for model, store in stores.items()}
-    yield labelled(
-        "holdfast_store_dropped_blocks", "Blocks that were not written.", "reason", dropped
-    )
+    yield labelled("holdfast_store_dropped_blocks", "Blocks not written.", "reason", dropped)
     yield from plain(GaugeMetricFamily, "holdfast_store_", _STORE_GAUGES, stores)
     yield from plain(CounterMetricFamily, "holdfast_store_", _STORE_COUNTERS, stores)
 
 
 @dataclass(slots=True, kw_only=True)
 class Lag:
-    """Of a while, in seconds."""
+    """Lag of the event loop, in seconds."""
 
-    late: float = 0.0  # by how much the latest tick came late
-    busy: float = 0.0  # processor time that the loop's own thread took between two ticks, the most
+    late: float = 0.0  # longest delay of a tick
+    busy: float = 0.0  # most CPU time of the loop's thread between two ticks
 
 
 class LoopLag:
-    """The lag since somebody asked, to within `tick_seconds`. Loop's thread only."""
+    """The lag since the last `take`, with a resolution of `tick_seconds`. Loop's thread only."""
 
     def __init__(self, tick_seconds: float) -> None:
         self._lag, self._tick_seconds = Lag(), tick_seconds
-        self._served = 0  # requests, now
+        self._served = 0  # current requests
         self._tick: asyncio.TimerHandle | None = None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """While a request is served."""
+        """Measure while a request is served."""
         self._served += 1
         if self._tick is None:
             self._set_tick(asyncio.get_running_loop())
@@ -215,7 +210,7 @@ class LoopLag:
             self._served -= 1
 
     def take(self) -> Lag:
-        """What there was; begins anew."""
+        """Return the lag and start again."""
         lag, self._lag = self._lag, Lag()
         return lag
 
@@ -233,12 +228,10 @@ class LoopLag:
 
 
 class Metrics(Collector):
-    """Everything that /metrics shows: what the front counts itself, and the workers' statistics at
-    the time of asking.
-    """
+    """The front's own metrics, and those of the workers at the time of the request."""
 
     def __init__(self, *, loop_tick_seconds: float = 0.05) -> None:
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per series says nothing more
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._statistics: Mapping[str, WorkerStatistics] = {}
         self._load_seconds: Mapping[str, float] = {}
@@ -251,47 +244,45 @@ class Metrics(Collector):
         self.http_requests = self._counter(
             "http_requests", "HTTP requests answered.", "method", "path", "status"
         )
-        self.requests = self._counter(
-            "requests", "Choices that ended, by the reason.", "model", "reason"
-        )
+        self.requests = self._counter("requests", "Finished choices, by reason.", "model", "reason")
         self.prompt_tokens = self._counter(
-            "request_prompt_tokens", "Prompt tokens of ended choices.", "model"
+            "request_prompt_tokens", "Prompt tokens of finished choices.", "model"
         )
         self.completion_tokens = self._counter(
-            "request_completion_tokens", "Tokens of ended choices.", "model"
+            "request_completion_tokens", "Generated tokens of finished choices.", "model"
         )
         self.cached_tokens = self._counter(
             "request_cached_tokens", "Prompt tokens that needed no prefill.", "model"
         )
         self.put_back_tokens = self._counter(
             "request_put_back_tokens",
-            "Tokens of earlier answers that stand in prompts as they were generated.",
+            "Tokens of earlier answers that are in prompts as they were generated.",
             "model",
         )
         self.dropped_tokens = self._counter(
             "request_dropped_tokens",
-            "Tokens of answers that the chat template left out of a later turn.",
+            "Tokens of answers that the chat template omitted in a later turn.",
             "model",
         )
         self.reasoning_tokens = self._counter(
-            "request_reasoning_tokens", "Tokens of thoughts, of ended choices.", "model"
+            "request_reasoning_tokens", "Reasoning tokens of finished choices.", "model"
         )
-        self.tool_calls = self._counter("tool_calls", "Complete calls of tools.", "model")
+        self.tool_calls = self._counter("tool_calls", "Complete tool calls.", "model")
         self.tool_call_repairs = self._counter(
-            "tool_call_repairs", "What was mended to read calls.", "model", "repair"
+            "tool_call_repairs", "Repairs of malformed tool calls.", "model", "repair"
         )
         self.accept_seconds = self._histogram(
             "accept_seconds", "Checking, tokenizing and submitting a request.", _SHORT
         )
         self.queue_seconds = self._histogram(
-            "queue_seconds", "Waiting in the worker before the prompt was read.", _LONG
+            "queue_seconds", "Waiting in the worker before prefill.", _LONG
         )
         self.prefill_seconds = self._histogram(
             "prefill_seconds", "Admission to first token.", _LONG
         )
         self.decode_seconds = self._histogram("decode_seconds", "First token to last.", _LONG)
         self.first_token_seconds = self._histogram(
-            "first_token_seconds", "Request to first text, all waiting included.", _LONG
+            "first_token_seconds", "Request to first text, including all waiting.", _LONG
         )
         self.inter_token_seconds = self._histogram(
             "inter_token_seconds", "Between two pieces of text of one choice.", _SHORT
@@ -309,10 +300,9 @@ class Metrics(Collector):
         residency: Mapping[str, ResidencyFigures] | None = None,
         resumed: Mapping[str, int] | None = None,
     ) -> bytes:
-        """All metrics in Prometheus' text format, with what is known of these workers now, by model
-        id.
+        """All metrics in Prometheus' text format. All mappings are by model id.
 
-        restarts: of the workers, by cause. resumed: streams that have gone on with another worker.
+        restarts: of the workers, by cause. resumed: streams continued by another worker.
         """
         self._residency = residency or {}
         self._statistics, self._load_seconds = statistics, load_seconds or {}
@@ -320,19 +310,17 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The loop's lag, and the families of the workers, as they were told last."""
+        """The loop's lag, and the families of the workers from the last `exposition`."""
         lag = self.loop_lag.take()
         for name, documentation, seconds in (
             (
                 "lag",
-                "By how much the event loop came late at worst while requests were served, since "
-                "last asked for.",
+                "Longest delay of the event loop while requests were served, since the last scrape.",
                 lag.late,
             ),
             (
                 "busy",
-                "Processor time that the event loop took at most before it came round, since last "
-                "asked for.",
+                "Most CPU time of one round of the event loop, since the last scrape.",
                 lag.busy,
             ),
         ):
@@ -340,14 +328,14 @@ class Metrics(Collector):
                 f"holdfast_event_loop_{name}_seconds", documentation, value=seconds
             )
         load = GaugeMetricFamily(
-            "holdfast_load_seconds", "What loading the model took.", labels=["model"]
+            "holdfast_load_seconds", "Time to load the model.", labels=["model"]
         )
         for model, seconds in self._load_seconds.items():
             load.add_metric([model], seconds)
         yield load
         resumed = CounterMetricFamily(
             "holdfast_resumed_streams",
-            "Answers that went on with another worker when theirs had died.",
+            "Answers that another worker continued after a crash.",
             labels=["model"],
         )
         for model, streams in self._resumed.items():
@@ -367,7 +355,7 @@ class Metrics(Collector):
         waits = {model: numbers.wait_seconds for model, numbers in self._residency.items()}
         yield labelled(
             "holdfast_model_wait_seconds",
-            "Time that requests waited for a place, or for the load.",
+            "Time that requests waited for memory, or for the load.",
             "for",
             waits,
         )
@@ -383,7 +371,7 @@ class Metrics(Collector):
         }
         yield labelled(
             "holdfast_link_prompt_tokens",
-            "Prompt tokens sent to the worker, and known to it before.",
+            "Prompt tokens sent to the worker, and already known to it.",
             "sent",
             sent,
         )
@@ -404,7 +392,7 @@ def plain(
     table: Table,
     figures: Mapping[str, object],
 ) -> Iterator[Metric]:
-    """A gauge or a counter for each field of the table. `figures`: by model id."""
+    """A gauge or a counter for each field of the table. figures: by model id."""
     for name, documentation in table:
         family = kind(prefix + name, documentation, labels=["model"])
         for model, numbers in figures.items():
@@ -415,7 +403,7 @@ def plain(
 def labelled(
     name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, float]]
 ) -> Metric:
-    """A counter with a label beside the model. `counts`: model id → value of the label → count."""
+    """A counter with a label in addition to the model. counts: model id → label value → count."""
     counter = CounterMetricFamily(name, documentation, labels=["model", label])
     for model, by_value in counts.items():
         for value, count in sorted(by_value.items()):
@@ -424,7 +412,7 @@ def labelled(
 
 
 def histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
-    """A histogram for each field of the table, of the models that have one."""
+    """A histogram for each field of the table, for the models that have one."""
     for name, documentation in table:
         family = HistogramMetricFamily(prefix + name, documentation, labels=["model"])
         for model, numbers in figures.items():
@@ -435,7 +423,7 @@ def histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Iter
 
 
 def cumulative(histogram: HistogramFigures) -> Iterator[tuple[str, float]]:
-    """The buckets: each bound as a text, with the number of observations up to it."""
+    """The buckets: each bound as text, with the number of observations up to it."""
     for bound, count in zip(
         (*histogram.bounds, float("inf")), accumulate(histogram.counts), strict=True
     ):

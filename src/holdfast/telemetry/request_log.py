@@ -1,4 +1,7 @@
-"""X"""
+"""One log line per request: what was requested, the result and the speed.
+
+It contains no prompt or answer, unless the settings ask for contents.
+"""
 
 from __future__ import annotations
 
@@ -11,70 +14,60 @@ from typing import TYPE_CHECKING, Any
 from holdfast.wire.output import PromptProgress
 from holdfast.wire.requests import GenerationRequest
 
-LONGEST_CONTENT = 20_000  # of a prompt or an answer in the log
+LONGEST_CONTENT = 20_000  # characters of a prompt or an answer in the log
 
 
 def printable(text: str, *, longest: int = 100) -> str:
-    """The text with everything escaped that could move a cursor, colour a terminal or begin a line;
-    its end cut if it is long.
-    """
+    """A client's text, escaped for a terminal and cut if it is long."""
     shown = escaped(text[:longest])
     return shown if len(text) <= longest else f"{shown}… ({len(text) - longest} more characters)"
 
 
 def escaped(text: str) -> str:
-    """The text with what is not printable written as Python would write it in quotes: control
-    characters, marks of direction.
-    """
-    return (
-        text
-        if text.isprintable()
-        else "".join(each if each.isprintable() else _name(each) for each in text)
+    """The text with its unprintable characters (such as control characters) as Python escapes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in text
     )
 
 
-def _name(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
-if TYPE_CHECKING:  # every process logs, but only the front needs what it imports
+if TYPE_CHECKING:  # every process logs, but only the front has prometheus_client
     from holdfast.telemetry.requests import AnswerRecord
 
 RECORD = "holdfast.record"  # key of the RequestRecord in an ASGI scope
-CLIENT_GONE = 499  # in place of a status when the client left before the answer was begun
+CLIENT_GONE = 499  # the client disconnected before the response began
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
-UNKNOWN_ROUTE = "other"  # of paths that nothing is served at
-# a prefill that takes this long, by what is known when it begins, is told of
+UNKNOWN_ROUTE = "other"  # of unknown paths
+# estimated duration from which a prefill is logged
 LONG_PREFILL_SECONDS = 5.0
-PROGRESS_LINE_SECONDS = 5.0  # between two lines about the same prefill
+PROGRESS_LINE_SECONDS = 5.0  # between two lines of a prefill
 QUIET_PATHS = frozenset({"/", "/health", "/metrics", "/admin/requests"})  # polled by programs
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """What is known of one request; whoever learns something writes it down here.
+    """What is known of one request; every part of the front adds to it. Event loop's thread only.
 
-    One per request, loop's thread only.
-
-    When the request is over it is the message of its line in the log: text for people, fields for
-    machines.
+    At the end it is the message of the request's log line: text for people, fields for machines.
     """
 
     method: str
     path: str
     client: str
     request_id: str = ""
-    key: str = ""  # the name of the API key that it came with
+    key: str = ""  # name of its API key
     status: int = CLIENT_GONE
     model: str = ""
     error_code: str = ""
     error_message: str = ""
     is_aborted: bool = False  # by the client
-    rejoined: str = ""  # the id of the earlier request whose answer it got
-    asked: GenerationRequest | None = None  # of what a model is to generate, the first prompt
-    answer: AnswerRecord | None = None  # of a request that a model has accepted
+    rejoined: str = ""  # id of the earlier request whose answer it received
+    asked: GenerationRequest | None = None  # if a model generates: the first prompt
+    answer: AnswerRecord | None = None  # once a model has accepted it
     clock: Callable[[], float] = field(default=perf_counter, repr=False)
     began: float = field(init=False)
     ended: float | None = field(init=False, default=None)
@@ -84,16 +77,16 @@ class RequestRecord:
 
     @property
     def has_status(self) -> bool:
-        """Whether an answer has been begun."""
+        """Whether a response has begun."""
         return self.status != CLIENT_GONE
 
     def fail(self, *, code: str, message: str) -> None:
-        """Note why it was refused or broke off."""
+        """Note why it was refused or failed."""
         self.error_code, self.error_message = code, message
 
     @property
     def seconds(self) -> float:
-        """How long it took, or has taken so far."""
+        """Its duration so far, or in all."""
         return (self.clock() if self.ended is None else self.ended) - self.began
 
     def __str__(self) -> str:
@@ -103,7 +96,7 @@ class RequestRecord:
 
     @property
     def head(self) -> str:
-        """Who asked for what."""
+        """Client, method and path."""
         return (
             f"{printable(self.client)} {printable(self.method)} "
             f"{printable(self.path, longest=_LONGEST_PATH)}"
@@ -111,14 +104,14 @@ class RequestRecord:
 
     @property
     def details(self) -> tuple[str, ...]:
-        """What came of it, as far as it is known."""
+        """The result, as far as it is known."""
         return tuple(
             part for part in (printable(self.model), *self._figures(), self._end()) if part
         )
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Everything under its name; what is not known is left out."""
+        """All known values by name."""
         named = {
             "client": self.client,
             "key": self.key,
@@ -190,10 +183,7 @@ class RequestRecord:
 
 
 def write_line(record: RequestRecord) -> None:
-    """Log the line of a request that is over.
-
-    What a client does is never an error; what programs poll is for debugging.
-    """
+    """Log the line of a finished request: at level info, or debug for paths that programs poll."""
     record.ended = record.clock()
     level = logging.DEBUG if record.path in QUIET_PATHS and record.has_status else logging.INFO
     if _log.isEnabledFor(level):
@@ -201,9 +191,7 @@ def write_line(record: RequestRecord) -> None:
 
 
 def write_progress(record: RequestRecord, progress: PromptProgress) -> None:
-    """Log how far a prompt is read: at the start of a long prefill, and every few seconds from then
-    on.
-    """
+    """Log the progress of a long prefill: at its start and then every few seconds."""
     answer = record.answer
     if answer is None or progress.read_tokens >= progress.total_tokens:
         return

@@ -1,6 +1,4 @@
-"""Follows one request on its way: acceptance, text, gaps, end; for the metrics and for its line in
-the log.
-"""
+"""Records the events of one answer, for the metrics and the request's log line."""
 
 from __future__ import annotations
 
@@ -23,25 +21,21 @@ from holdfast.wire.output import (
     ToolCallFinished,
 )
 
-# of an answer from its first text on: what came all at once says nothing of speed
-_LEAST_SECONDS = 0.01
+_MIN_SPEED_SECONDS = 0.01  # an answer that arrived at once has no meaningful speed
 
 
 class AnswerRecord:
-    """Books the events of one answer, and keeps what the log says of it.
-
-    Made when the request comes in: from then on it counts.
-    """
+    """Records the events of one answer. Its clock starts when it is created, with the request."""
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = perf_counter) -> None:
         self._metrics, self._clock = metrics, clock
-        self.ends: list[tuple[ChoiceFinished, float]] = []  # with the time at which each came
+        self.ends: list[tuple[ChoiceFinished, float]] = []  # with the time of each
         self.began = clock()
         self._model, self.prompt = "", ""
         self.accept_seconds = 0.0
         self.prompt_tokens = self.put_back_tokens = self.dropped_tokens = 0
         self.texts: dict[int, str] = {}  # by choice
-        # by choice whose prompt takes long, the latest
+        # by choice, the latest; only long prefills report it
         self.progress: dict[int, PromptProgress] = {}
         self.progress_logged_at: float | None = None
         self.finish_reasons: list[str] = []
@@ -62,19 +56,16 @@ class AnswerRecord:
         choices_per_prompt: int = 1,
         prompt: str = "",
     ) -> None:
-        """The request is in the worker's queue.
+        """The request is in the worker's queue. Metrics start here, where the model is known to exist.
 
-        Only from here on it is booked, under a model that is known to exist.
-
-        prompt: what was asked, empty unless contents are logged; then the answers' texts are kept
-        as well.
+        prompt: empty unless contents are logged; then the texts of the answers are kept, too.
         """
-        self._model, self.prompt, self._choices_per_prompt = model, prompt, choices_per_prompt
-        self.prompt_tokens, self.put_back_tokens, self.dropped_tokens = (
-            prompt_tokens,
-            put_back_tokens,
-            dropped_tokens,
-        )
+        self._model = model
+        self.prompt = prompt
+        self._choices_per_prompt = choices_per_prompt
+        self.prompt_tokens = prompt_tokens
+        self.put_back_tokens = put_back_tokens
+        self.dropped_tokens = dropped_tokens
         self.accept_seconds = self._clock() - self.began
         self._metrics.accept_seconds.labels(model).observe(self.accept_seconds)
         self._metrics.put_back_tokens.labels(model).inc(put_back_tokens)
@@ -82,7 +73,7 @@ class AnswerRecord:
         self._gaps = self._metrics.inter_token_seconds.labels(model)
 
     def observe(self, event: OutputEvent) -> None:
-        """Book one event."""
+        """Record one event."""
         now = self._clock()
         if isinstance(event, ChoiceFinished):
             self._observe_end(event, now)
@@ -92,7 +83,7 @@ class AnswerRecord:
             self._observe_news(event, now)
 
     def has_read(self, model: str, prompts: Sequence[TextRead]) -> None:
-        """Prompts were read, of which nothing was to be continued."""
+        """Record prompts that were read without generating, such as for embeddings."""
         self._model = model
         self.prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts)
         for index, prompt in enumerate(prompts):
@@ -107,57 +98,53 @@ class AnswerRecord:
             self._observe_end(end, self._clock())
 
     def close(self) -> None:
-        """The answer is over, whole or not."""
+        """The answer has ended, complete or not."""
         if self._model:
             self._metrics.request_seconds.labels(self._model).observe(self._clock() - self.began)
 
     @property
     def cached_tokens(self) -> int | None:
-        """Tokens of the prompt that were not read again; known once the answer has ended."""
+        """Prompt tokens that needed no prefill; None before the answer has ended."""
         return sum(self._cached.values()) if self._cached else None
 
     @property
     def resumptions(self) -> int:
-        """Workers that died in the middle of it, of all choices together; known once it has ended."""
+        """How often another worker continued a choice after a crash; known at the end."""
         return sum(end.resumptions for end, _ in self.ends)
 
     @property
     def thought_ended_by(self) -> ThoughtEnder | None:
-        """What ended a thought of any choice before the model did."""
+        """What ended the reasoning of a choice before the model did."""
         return next(
             (end.thought_ended_by for end, _ in self.ends if end.thought_ended_by is not None), None
         )
 
     @property
     def tokens(self) -> int:
-        """Of all choices, as far as they came."""
+        """Tokens of all choices so far."""
         return sum(self._tokens.values())
 
     @property
     def tokens_per_second(self) -> float | None:
-        """How fast the answer came from its first text on, all choices together; None when there is
-        too little to tell.
-        """
+        """Speed of all choices together after the first text; None if there is too little to tell."""
         following, first_text_at = self.tokens - len(self._tokens), self.first_text_at
         if first_text_at is None or following < 1:
             return None
         seconds = max(self._latest_text.values()) - first_text_at
-        return None if seconds < _LEAST_SECONDS else following / seconds
+        return None if seconds < _MIN_SPEED_SECONDS else following / seconds
 
     @property
     def prefilled_tokens(self) -> int:
-        """How much of the prompts is read, as far as was told."""
+        """Reported progress of the prompts."""
         return sum(progress.read_tokens for progress in self.progress.values())
 
     @property
     def first_text_at(self) -> float | None:
-        """When the first text of any choice came; None as long as there is none."""
+        """Time of the first text of any choice; None before that."""
         return min(self._first_text.values(), default=None)
 
     def first_text_seconds(self, index: int) -> float | None:
-        """How long the first text of a choice took since the request came in; None as long as there
-        is none.
-        """
+        """Seconds from the request to the first text of a choice; None before that."""
         at = self._first_text.get(index)
         return None if at is None else at - self.began
 
@@ -184,8 +171,7 @@ class AnswerRecord:
 
     def _observe_end(self, event: ChoiceFinished, now: float) -> None:
         metrics, model = self._metrics, self._model
-        # Without one of its own, the answer was cut by a stop string: its worker was not waited
-        # for.
+        # 0 if a stop string ended the answer before the worker did
         decode_seconds = event.timings.decode_seconds or now - self._first_text.get(
             event.index, now
         )
@@ -200,6 +186,6 @@ class AnswerRecord:
         self.finish_reasons.append(event.reason.value)
         self.ends.append((event, now))
         self._tokens[event.index] = event.completion_tokens
-        # further choices of a prompt may share what the first has read
+        # further choices of a prompt share its prefill
         if event.index % self._choices_per_prompt == 0:
             self._cached[event.index] = event.cached_tokens

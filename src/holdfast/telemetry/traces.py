@@ -1,11 +1,10 @@
-"""Traces of requests for OpenTelemetry: intake, queue with lookup, prefill and decode beneath the
-request itself.
+"""OpenTelemetry traces: a span per request, with child spans for intake, queue, prefill and decode.
 
-Off unless `log.traces` is set; then the extra `otel` has to be installed. Spans are made when a
-request is over, from the times that were taken anyway. A thread of the SDK's sends them: what a
-collector does not take in time is dropped, and nobody waits. Where to send, under which name and
-how many, the variables of OpenTelemetry say (OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME,
-OTEL_TRACES_SAMPLER, OTEL_BSP_…). Nothing of what was said is in them.
+They need `log.traces` and the extra `otel`. Spans are created when a request has finished, from times
+that are measured anyway; so the span of the request is made here, too, and not by OpenTelemetry's
+ASGI middleware. A thread of the SDK exports them and drops what a slow collector does not accept in
+time. The variables OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and OTEL_BSP_…
+configure the export. Spans contain no prompts or answers.
 """
 
 from __future__ import annotations
@@ -30,16 +29,13 @@ if TYPE_CHECKING:
 
     from holdfast.telemetry.requests import AnswerRecord
 
-_SAID_AGAIN_SECONDS = 600.0
-CLOSE_SECONDS = 2.0  # for a collector that does not answer while the server stops
+_EXPORT_ERROR_SECONDS = 600.0  # between two log lines about a failing collector
+CLOSE_SECONDS = 2.0  # for the last export
 _PARENT_HEADERS = frozenset({b"traceparent", b"tracestate", b"baggage"})
 
 
 class Traces:
-    """Books requests that are over.
-
-    Loop's thread; the spans are sent by a thread of the provider's.
-    """
+    """Makes the spans of finished requests. Event loop's thread; the provider's thread exports."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry import propagate, trace
@@ -50,9 +46,9 @@ class Traces:
     def book(
         self, record: RequestRecord, *, route: str, headers: Iterable[tuple[bytes, bytes]]
     ) -> None:
-        """Make the spans of a request that is over; the client's traceparent is their parent.
+        """Make the spans of a finished request, under the client's traceparent.
 
-        What programs poll is left out.
+        Paths that programs poll get none.
         """
         if record.path in QUIET_PATHS:
             return
@@ -72,14 +68,14 @@ class Traces:
         if root.is_recording():
             if record.error_code:
                 root.set_attribute("error.type", record.error_code)
-                if record.status >= 500 or record.status < 400:  # a refusal is the client's error
+                if record.status >= 500 or record.status < 400:  # 4xx is the client's error
                     root.set_status(self._trace.StatusCode.ERROR, record.error_message)
             if record.answer is not None:
                 self._book_answer(record.answer, root, wall)
         root.end(wall.ns(wall.latest))
 
     def close(self) -> None:
-        """Send what waits, for a bounded time."""
+        """Export the remaining spans, for a limited time."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
@@ -106,8 +102,7 @@ class Traces:
             )
             read_tokens = {"holdfast.read_tokens": event.prompt_tokens - event.cached_tokens}
             self._span("prefill", beneath, wall, (admitted_at, read_at), choice | read_tokens)
-            # else it was a prompt that was only to be read, or that broke off
-            if event.completion_tokens:
+            if event.completion_tokens:  # otherwise it was only read, or failed
                 written_tokens = {"gen_ai.usage.output_tokens": event.completion_tokens}
                 self._span("decode", beneath, wall, (read_at, done_at), choice | written_tokens)
 
@@ -127,8 +122,9 @@ class Traces:
 
 
 class _WallClock:
-    """Times of the performance counter, in seconds, as nanoseconds since the epoch; none after the
-    end of the request.
+    """Converts seconds of the performance counter to nanoseconds since the epoch.
+
+    No time is later than the end of the request.
     """
 
     def __init__(self, *, latest: float) -> None:
@@ -140,7 +136,7 @@ class _WallClock:
 
 
 class _Seldom(logging.Filter):
-    """A collector that is not there is told of now and then, not with every batch of spans."""
+    """Limits log lines about a failing collector, which the SDK writes for every batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,15 +145,12 @@ class _Seldom(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.created < self._next_at:
             return False
-        self._next_at = record.created + _SAID_AGAIN_SECONDS
+        self._next_at = record.created + _EXPORT_ERROR_SECONDS
         return True
 
 
 def open_traces(version: str) -> Traces:
-    """Traces as the environment has them set up.
-
-    Raises ConfigError when the extra is not installed.
-    """
+    """Traces configured by the environment. Raises ConfigError if the extra is not installed."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -174,9 +167,9 @@ def open_traces(version: str) -> Traces:
         attributes["service.name"] = "holdfast"
     provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    said_of_collector = logging.getLogger(OTLPSpanExporter.__module__)
-    said_of_collector.setLevel(logging.ERROR)
-    said_of_collector.addFilter(_Seldom())
+    export_log = logging.getLogger(OTLPSpanExporter.__module__)
+    export_log.setLevel(logging.ERROR)
+    export_log.addFilter(_Seldom())
     return Traces(provider)
 
 
@@ -229,7 +222,6 @@ def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
     }
     if answer.first_text_at is not None:
         said["gen_ai.response.time_to_first_chunk"] = answer.first_text_at - answer.began
-    # an answer that broke off has no such figures
     return {name: value for name, value in said.items() if value is not None}
 
 
