@@ -146,7 +146,7 @@ def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None])
     """Run all checks: a few seconds, and the time to fetch and load the model."""
     from holdfast.files import crash_reports_folder
     from holdfast.front.fleet.crash_reports import last_report
-    from holdfast.machine.cores import usable_cores
+    from holdfast.machine.blas import usable_cores
     from holdfast.machine.device_memory import memory_report
 
     machine = Machine(
@@ -183,13 +183,13 @@ def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None])
 
 
 def _check_platform(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
-    from holdfast.models.measure import platform_in_subprocess
+    from holdfast.machine.platform import platform_in_subprocess
 
     found.platform = platform_in_subprocess(threads=settings.threads)
 
 
 def _measure_speed(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
-    from holdfast.models.measure import measure_gflops
+    from holdfast.machine.platform import measure_gflops
 
     if found.platform is None:
         return

@@ -1,10 +1,12 @@
-"""How much memory this process may use, and how much of it live KV may take."""
+"""How much memory this process may use, how a worker divides it, and memory pressure on macOS."""
 
 from __future__ import annotations
 
+import ctypes
+import enum
 import resource
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,27 +14,28 @@ from holdfast.errors import ModelLoadError
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
-# of what is free after the weights; the rest is for activations, snapshots and everybody else
+# of the free memory after loading; the rest is for activations, snapshots and other programs
 _KV_SHARE = 0.6
-# of what weights and steps leave of a GPU's working set where its memory is the machine's own
+# of what weights and steps leave of a working set, on a GPU that shares the machine's memory
 _UNIFIED_SHARE = 0.8
-_RAM_TIER_PARTS = 4  # the blocks kept in RAM may take the KV budget divided by this
-# of the working set: lighter weights are not wired, the system has no reason to page them out
+_RAM_TIER_PARTS = 4  # blocks in RAM get the KV budget divided by this
+# of the working set: the system has no reason to page out lighter weights
 _WIRED_FROM_SHARE = 0.4
 _WIRED_MARGIN = 1.01  # buffers are rounded up to pages
 _SMALLEST_BUDGET_BYTES = 64 << 20
 _LARGEST_AUTO_BUDGET_BYTES = 1 << 40
+_SYSCTL = b"kern.memorystatus_vm_pressure_level"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShare:
-    """What a worker may take of the memory that is left, beside other workers."""
+    """The part of the remaining memory that a worker may use, in view of other workers."""
 
-    parts: int = 1  # its KV may take one of so many
-    promised_bytes: int = 0  # that others may yet take
-    taken_bytes: int = 0  # that others have; for devices that tell only what they have in all
-    wired_bytes: int = 0  # that others have wired
-    # for KV and blocks in RAM, of a GPU that shares the machine's memory; None: not told
+    parts: int = 1  # its KV may use one of this many
+    promised_bytes: int = 0  # that other workers may still allocate
+    taken_bytes: int = 0  # used by others; for devices that report only their total memory
+    wired_bytes: int = 0  # wired by others
+    # for KV and blocks in RAM, on a GPU that shares the machine's memory; None: unknown
     state_bytes: int | None = None
 
 
@@ -41,11 +44,10 @@ ALL_OF_IT = MemoryShare()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Memory in bytes; limits of control groups and of the process itself (`ulimit -v`, `ulimit
-    -d`) are respected.
+    """Memory in bytes, within the limits of control groups and of the process (`ulimit -v`, `-d`).
 
-    `working_set_bytes`: what a GPU recommends to use at most, or has; 0 without one. `unified`: it
-    is the machine's own memory.
+    working_set_bytes: what a GPU recommends to use, or has; 0 without a GPU.
+    unified: the GPU shares the machine's memory.
     """
 
     total_bytes: int
@@ -57,11 +59,11 @@ class DeviceMemory:
 def memory_report(
     *, working_set_bytes: int = 0, cgroup: Path = _CGROUP, own_cgroups: Path = _OWN_CGROUPS
 ) -> DeviceMemory:
-    """What this process may use now.
+    """The memory that this process may use now.
 
-    `working_set_bytes` comes from the device (`platform.working_set_bytes`).
+    working_set_bytes: of the device, from `platform.working_set_bytes`.
     """
-    import psutil  # takes 10 ms, which the start of a server need not wait for
+    import psutil  # takes 10 ms, which the start of a server avoids
 
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
@@ -73,19 +75,16 @@ def memory_report(
 
 
 def usable_bytes(working_set_bytes: int) -> int:
-    """How much the weights of a model may take now.
-
-    With a GPU what its working set holds: the system makes room for that.
-    """
+    """How much the weights of a model may use now: with a GPU, its whole working set."""
     return max(memory_report().available_bytes, working_set_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """How a worker divides its part of the memory beside its weights."""
+    """How a worker divides its memory, without its weights."""
 
     kv_bytes: int  # live KV and recurrent states
-    ram_tier_bytes: int  # blocks of the prefix cache that are kept in RAM
+    ram_tier_bytes: int  # blocks of the prefix cache in RAM
 
 
 def plan_memory(
@@ -98,17 +97,16 @@ def plan_memory(
     full_context_bytes: int = 0,
     share: MemoryShare = ALL_OF_IT,
 ) -> MemoryPlan:
-    """Divide what the weights leave. Call it after loading.
+    """Divide the memory that the weights leave. Call it after loading.
 
     kv_bytes, ram_tier_bytes: the settings model.memory_bytes and store.ram_bytes; None: automatic.
-    reserve_bytes: what a step takes beside KV, for activations and buffers that are used again.
+    reserve_bytes: what a step needs in addition to KV, for activations and reused buffers.
     full_context_bytes: KV of one sequence that fills the model's context.
 
-    Where a GPU shares the machine's memory, the budget does not depend on what other programs use
-    at the moment: the system makes room for a working set. Both parts together take a share of what
-    weights and steps leave of it, and there is room for one full context where that fits at all.
-    Elsewhere the KV budget is a share of what is free. Raises ModelLoadError when more is requested
-    than there is.
+    If a GPU shares the machine's memory, the budget ignores what other programs use now, because the
+    system makes room for a working set. KV and blocks together get a share of what weights and steps
+    leave of it, with room for one full context if possible. Otherwise the KV budget is a share of the
+    free memory. Raises ModelLoadError if more is requested than exists.
     """
     unified = memory.unified and memory.working_set_bytes > 0
     _check_requested(kv_bytes, memory)
@@ -142,16 +140,15 @@ def _check_requested(kv_bytes: int | None, memory: DeviceMemory) -> None:
     if kv_bytes is not None and kv_bytes > total_bytes:
         raise ModelLoadError(
             f"model.memory_bytes = {kv_bytes:,} is more than the {total_bytes:,} bytes of memory "
-            "that there are"
+            "on this machine"
         )
 
 
 def state_bytes(working_set_bytes: int, *, taken_bytes: Sequence[int], parts: int = 1) -> int:
-    """What each loaded model may take for KV and blocks in RAM: an equal part of what is left of a
-    working set.
+    """What each loaded model may use for KV and blocks in RAM: an equal part of what is left.
 
-    taken_bytes: of each loaded model, its weights and what its steps take. parts: how many models
-    divide the working set whose weights are not known yet.
+    taken_bytes: weights and step memory of each loaded model. parts: the number of models that divide
+    the working set while their weights are unknown.
     """
     left = working_set_bytes // parts - sum(taken_bytes)
     return max(0, left // len(taken_bytes))
@@ -185,12 +182,12 @@ def wired_bytes(
     working_set_bytes: int,
     share: MemoryShare = ALL_OF_IT,
 ) -> int:
-    """How much a worker may keep from being paged out while it serves; nothing while it rests.
+    """How much memory a worker wires (never pages out) while it serves.
 
-    requested: the setting model.wired_bytes; None: the weights, where they are a large part of the
+    requested: the setting model.wired_bytes; None: the weights if they are a large part of the
     working set. All workers together never wire more than the working set. Wiring a whole working
-    set under load is a known way into a kernel panic (ml-explore/mlx#3186); wiring nothing makes a
-    model near the limit 40 times as slow (vmlx-swift#418).
+    set under load can cause a kernel panic (ml-explore/mlx#3186); wiring nothing makes a model near
+    the limit 40 times slower (vmlx-swift#418).
     """
     if requested is None:
         is_heavy = weight_bytes >= working_set_bytes * _WIRED_FROM_SHARE
@@ -198,15 +195,11 @@ def wired_bytes(
     return max(0, min(requested, working_set_bytes - share.wired_bytes))
 
 
-# A limit is a pair of bytes: what may be used at most, and what of it is used and cannot be given
-# back.
+# A limit is a pair of bytes: the most that may be used, and how much is used and not reclaimable.
 
 
 def _process_limits() -> Iterator[tuple[int, int]]:
-    """Limits that the process was started with.
-
-    Linux only: macOS takes them and does not enforce them.
-    """
+    """Limits of the process. Linux only: macOS does not enforce them."""
     if sys.platform != "linux":
         return
     import psutil
@@ -219,9 +212,7 @@ def _process_limits() -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_limits(root: Path, own_cgroups: Path) -> Iterator[tuple[int, int]]:
-    """Limits of the control groups that this process is in: its own and those above, version 2 and
-    version 1.
-    """
+    """Limits of this process's control groups and those above them, of version 2 and 1."""
     for folder in _own_and_above(root, own_cgroups, ""):
         yield from _limit_of(folder, "memory.max", "memory.current")
     for folder in _own_and_above(root / "memory", own_cgroups, "memory"):
@@ -238,7 +229,7 @@ def _own_and_above(root: Path, own_cgroups: Path, controller: str) -> list[Path]
         (line[2] for line in lines if len(line) == 3 and controller in line[1].split(",")), "/"
     )
     parts = [part for part in own.split("/") if part]
-    if ".." in parts:  # outside of what this container may see
+    if ".." in parts:  # not visible in this container
         parts = []
     return [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 
@@ -258,9 +249,7 @@ def _number(file: Path) -> int:
 
 
 def _inactive_file_bytes(stat: Path) -> int:
-    """File cache that the kernel gives back when memory is asked for; a model that was just read
-    counts mostly as that.
-    """
+    """Reclaimable file cache, which most of a model that was just read is."""
     try:
         lines = stat.read_text().splitlines()
     except OSError:
@@ -274,3 +263,31 @@ def _inactive_file_bytes(stat: Path) -> int:
         ),
         default=0,
     )
+
+
+class Pressure(enum.IntEnum):
+    """Memory pressure on macOS. Source: xnu, bsd/sys/event.h, NOTE_MEMORYSTATUS_PRESSURE_*."""
+
+    NORMAL = 1
+    WARNING = 2
+    CRITICAL = 4
+
+
+def pressure_reader() -> Callable[[], Pressure] | None:
+    """A function that reads the current pressure, on any thread; None except on macOS."""
+    sysctl = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    if sysctl is None:
+        return None
+
+    def read() -> Pressure:
+        level, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+        if sysctl(_SYSCTL, ctypes.byref(level), ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
+            return Pressure.NORMAL
+        return pressure_of(level.value)
+
+    return read
+
+
+def pressure_of(level: int) -> Pressure:
+    """The pressure of a level; an unknown level counts as the next lower known one."""
+    return max((each for each in Pressure if each <= level), default=Pressure.NORMAL)

@@ -1,6 +1,7 @@
-"""What this machine computes with, and what has to be set before it does.
+"""What this machine computes with, and its settings. Importing this module does not import MLX.
 
-Importing this module imports no MLX.
+`python -m holdfast.machine.platform` measures the machine in a process of its own, for callers that
+must not import MLX.
 """
 
 from __future__ import annotations
@@ -8,19 +9,25 @@ from __future__ import annotations
 import contextlib
 import importlib
 import shutil
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from holdfast.config import DeviceChoice
-from holdfast.errors import ModelLoadError
+from holdfast.errors import HoldfastError, ModelLoadError
 from holdfast.machine.blas import BlasReport, current_blas, prepare_blas
 from holdfast.machine.device_memory import DeviceMemory, memory_report
 
 __all__ = [
     "PlatformReport",
     "bound_memory",
+    "measure_gflops",
+    "platform_in_subprocess",
     "prepare_blas",
     "report",
     "use_device",
@@ -28,12 +35,17 @@ __all__ = [
     "working_set_bytes",
 ]
 
-_NAMES_OF_WORKING_SET = ("max_recommended_working_set_size", "total_memory", "memory_size")
+_MEASURE_SECONDS = 120.0
+_CPU_MATRIX = 1024  # side of the matrices to measure
+_GPU_MATRIX = 4096
+_REPEATS = 4
+T = TypeVar("T")
+_WORKING_SET_NAMES = ("max_recommended_working_set_size", "total_memory", "memory_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformReport:
-    """Device, versions, libraries, memory, and what would make it faster."""
+    """Device, versions, libraries, memory, and recommendations."""
 
     device: str  # "cpu" or "gpu"
     backend: str  # "cpu", "metal" or "cuda"
@@ -42,7 +54,7 @@ class PlatformReport:
     mlx_lm_version: str
     blas: BlasReport
     memory: DeviceMemory
-    compiler: bool  # whether g++ is there, which mx.compile needs on a CPU
+    compiler: bool  # whether g++ is installed, which mx.compile needs on a CPU
     recommendations: tuple[str, ...]
 
 
@@ -66,11 +78,25 @@ def report() -> PlatformReport:
     )
 
 
-def use_device(device: DeviceChoice) -> None:
-    """Compute on this device from now on, in this thread.
+def measure_gflops(*, blas: bool, threads: int | None = None, size: int = 0) -> float:
+    """Billions of float32 operations per second in matrix products, measured in another process.
 
-    Raises ModelLoadError where there is no GPU.
+    blas: put OpenBLAS or MKL in front. size: of the square matrices; 0 is 1,024, or 4,096 on a GPU.
+    Takes about two seconds. Raises HoldfastError.
     """
+    return _child("gflops", str(int(blas)), str(threads or 0), str(size), kind=float)
+
+
+def platform_in_subprocess(*, threads: int | None = None) -> PlatformReport:
+    """The report of another process that puts a BLAS in front, as a worker does.
+
+    Raises HoldfastError.
+    """
+    return _child("platform", str(threads or 0), kind=PlatformReport)
+
+
+def use_device(device: DeviceChoice) -> None:
+    """Select the device of this thread. Raises ModelLoadError if there is no GPU."""
     mx = _mlx()
     if device == "gpu" and not (mx.metal.is_available() or mx.cuda.is_available()):
         raise ModelLoadError("model.device = gpu, but MLX finds no GPU on this machine")
@@ -79,26 +105,22 @@ def use_device(device: DeviceChoice) -> None:
 
 
 def wire(nbytes: int) -> None:
-    """Keep so many bytes of the buffers that are there from being paged out; 0: none.
+    """Wire up to that many bytes of existing buffers, so that they are not paged out; 0: none.
 
-    Metal only, device thread only.
-
-    What is allocated later and does not fit is not wired. The limit must not change while a step
-    runs, so it waits for that.
+    Metal only, device thread only. Later allocations beyond the limit are not wired. The limit must
+    not change during a step, so this waits for the current one.
     """
     mx = _mlx()
     if _backend(mx) != "metal":
         return
     mx.synchronize()
-    # before macOS 15, or more than the system grants
+    # fails before macOS 15, or above the limit of the system
     with contextlib.suppress(RuntimeError, ValueError):
         mx.set_wired_limit(nbytes)
 
 
 def bound_memory(*, cache_bytes: int, total_bytes: int) -> None:
-    """Bound MLX's cache of free buffers, and from where on it is emptied before more is allocated.
-
-    Metal only.
+    """Limit MLX's cache of free buffers, and the total above which it is emptied first. Metal only.
 
     By default the cache grows to 1.5 times the working set under a steady load. CUDA frees buffers
     slowly and keeps the default.
@@ -111,16 +133,16 @@ def bound_memory(*, cache_bytes: int, total_bytes: int) -> None:
 
 
 def working_set_bytes() -> int:
-    """How much memory a GPU recommends to use, or has; 0 on a CPU."""
+    """The memory that a GPU recommends to use, or has; 0 on a CPU."""
     mx = _mlx()
     if _backend(mx) == "cpu":
         return 0
     info = mx.device_info()
-    return next((int(info[name]) for name in _NAMES_OF_WORKING_SET if info.get(name)), 0)
+    return next((int(info[name]) for name in _WORKING_SET_NAMES if info.get(name)), 0)
 
 
 def taken_bytes() -> int:
-    """How much memory of a GPU this process has, what it keeps for the next arrays too; 0 on a CPU.
+    """GPU memory of this process, including its cache of free buffers; 0 on a CPU.
 
     Device thread only.
     """
@@ -157,3 +179,54 @@ def _recommendations(backend: str, blas: BlasReport, compiler: bool) -> list[str
     if backend == "cuda" and shutil.which("nvcc") is None:
         found.append("install the CUDA toolkit: MLX compiles fused operations with it")
     return found
+
+
+def _child(*arguments: str, kind: type[T]) -> T:
+    command = [sys.executable, "-P", "-m", "holdfast.machine.platform", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_MEASURE_SECONDS, check=True)
+    except subprocess.TimeoutExpired:
+        raise HoldfastError(
+            f"measuring this machine took more than {_MEASURE_SECONDS:.0f} s"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {error.returncode}"
+        raise HoldfastError(f"measuring this machine failed: {reason}") from error
+    return msgspec.json.decode(done.stdout, type=kind)
+
+
+def _gflops(*, blas: bool, threads: int, size: int) -> float:
+    if blas:
+        prepare_blas(threads)
+    mx = importlib.import_module("mlx.core")
+    side = size or (_CPU_MATRIX if working_set_bytes() == 0 else _GPU_MATRIX)
+    left = mx.random.normal((side, side))
+    right = mx.random.normal((side, side))
+    mx.eval(left, right, left @ right)
+    seconds = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        mx.eval(left @ right)
+        seconds.append(time.perf_counter() - start)
+    mx.clear_streams()
+    return float(2 * side**3 / min(seconds) / 1e9)
+
+
+def _main(arguments: list[str]) -> None:
+    match arguments:
+        case ["gflops", blas, threads, size]:
+            answer: object = _gflops(blas=blas == "1", threads=int(threads), size=int(size))
+        case ["platform", threads]:
+            prepare_blas(int(threads))
+            answer = report()
+        case _:
+            raise SystemExit(
+                "usage: python -m holdfast.machine.platform gflops BLAS THREADS SIZE | platform "
+                "THREADS"
+            )
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

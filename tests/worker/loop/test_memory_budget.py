@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast.config import SchedulerSettings
-from holdfast.machine.device_memory import MemoryPlan
-from holdfast.machine.memory_pressure import Pressure, pressure_of, pressure_reader
+from holdfast.machine.device_memory import MemoryPlan, Pressure, pressure_of, pressure_reader
 from holdfast.worker.loop.memory_budget import READ_SECONDS, MemoryBudget
 from holdfast.worker.prefix.no_cache import NoCache, NothingLive
 from holdfast.worker.scheduler.decision import SequenceCosts

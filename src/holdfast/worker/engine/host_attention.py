@@ -23,8 +23,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.machine.blas import blas_of_numpy, current_blas
-from holdfast.machine.cores import usable_cores
+from holdfast.machine.blas import blas_of_numpy, current_blas, usable_cores
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
 _MIN_ROWS = 64  # of a block: keys are read once for so many queries, however many keys there are

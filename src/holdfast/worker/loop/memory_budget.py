@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from holdfast.machine.device_memory import MemoryPlan
-from holdfast.machine.memory_pressure import Pressure
+from holdfast.machine.device_memory import MemoryPlan, Pressure
 from holdfast.worker.loop.parts import Cache
 from holdfast.worker.scheduler.scheduler import Scheduler
 

@@ -20,8 +20,7 @@ import msgspec
 from holdfast.config import SchedulerSettings, StoreSettings
 from holdfast.errors import ConfigError
 from holdfast.machine import device_memory, platform
-from holdfast.machine.device_memory import MemoryPlan, MemoryShare
-from holdfast.machine.memory_pressure import pressure_reader
+from holdfast.machine.device_memory import MemoryPlan, MemoryShare, pressure_reader
 from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 from holdfast.store.block import StoreRefused
 from holdfast.store.budget import store_limits
