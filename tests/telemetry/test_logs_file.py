@@ -62,7 +62,7 @@ def test_a_file_of_ones_own_may_have_one_writer_and_must_be_writable(tmp_path: P
     settings = LogSettings(file=str(tmp_path / "own.log"))
     file = open_log_file(settings, folder=Path, name="n")
     assert file is not None
-    with pytest.raises(ConfigError, match="another server writes"):
+    with pytest.raises(ConfigError, match="another server already writes"):
         open_log_file(settings, folder=Path, name="n")
     file.close()
     with pytest.raises(ConfigError, match=r"log\.file: .*own\.log/x"):
