@@ -23,7 +23,8 @@ from typing import TextIO
 from holdfast.config import LogSettings
 from holdfast.errors import ConfigError
 from holdfast.files import expanded
-from holdfast.telemetry.request_log import RequestRecord, escaped
+from holdfast.telemetry.printable import escaped
+from holdfast.telemetry.request_log import RequestRecord
 
 LOG_SUFFIX = ".log"  # rotated files have a number after it: server-8321.log.1
 AUTO, OFF, BACKGROUND = "auto", "off", "background"

@@ -11,27 +11,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from holdfast.telemetry.printable import LONGEST_CONTENT, printable
 from holdfast.wire.output import PromptProgress
 from holdfast.wire.requests import GenerationRequest
-
-LONGEST_CONTENT = 20_000  # characters of a prompt or an answer in the log
-
-
-def printable(text: str, *, longest: int = 100) -> str:
-    """A client's text, escaped for a terminal and cut if it is long."""
-    shown = escaped(text[:longest])
-    return shown if len(text) <= longest else f"{shown}… ({len(text) - longest} more characters)"
-
-
-def escaped(text: str) -> str:
-    """The text with its unprintable characters (such as control characters) as Python escapes."""
-    if text.isprintable():
-        return text
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
-        for each in text
-    )
-
 
 if TYPE_CHECKING:  # every process logs, but only the front has prometheus_client
     from holdfast.telemetry.requests import AnswerRecord

@@ -8,7 +8,7 @@ from time import perf_counter
 from prometheus_client import Histogram
 
 from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import LONGEST_CONTENT
+from holdfast.telemetry.printable import LONGEST_CONTENT
 from holdfast.wire.events import FinishReason
 from holdfast.wire.output import (
     ChoiceFinished,
