@@ -70,7 +70,7 @@ def test_a_file_that_is_damaged_on_the_way_is_removed_and_fetched_anew(
     hub.lfs_files = {"model.safetensors"} if is_lfs else set()
     hub.damaged_files = {"model.safetensors"}
     with pytest.raises(
-        ModelLoadError, match=r"damaged on the way from the Hub, and removed: model\.safetensors"
+        ModelLoadError, match=r"damaged during the download, and removed: model\.safetensors"
     ):
         fetch()
     hub.damaged_files = set()

@@ -47,11 +47,11 @@ def test_all_shards_are_there(tmp_path: Path) -> None:
         (
             ("pytorch_model.bin",),
             {},
-            "has no weights (model*.safetensors), only files of the kind bin",
+            "has no weights (model*.safetensors), only bin files",
         ),
         ((), {}, "has no weights"),
         (("model.safetensors",), {"model_type": "bert"}, "mlx-lm has no models of the type bert"),
-        (("model.safetensors",), {"model_type": None}, "does not say which model_type"),
+        (("model.safetensors",), {"model_type": None}, "has no model_type"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(

@@ -1,4 +1,4 @@
-"""What a model's configuration says about its context window. No MLX."""
+"""The context window in a model's configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.errors import ModelLoadError
 
-# Names that families use for the longest context, the common one first.
+# the names that model families use, the most common one first
 _CONTEXT_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -21,19 +21,18 @@ _CONTEXT_KEYS = (
 )
 _NESTED_KEYS = ("text_config", "llm_config", "language_config")
 _EXTENDING_ROPE = ("yarn", "longrope", "su", "dynamic", "linear")
-_ABSURD_TOKENS = 1 << 31  # tokenizers write 1e30 where nobody knows
-LONGEST_ANSWER_TOKENS = 32_000  # that an agent is told to plan for
+_ABSURD_TOKENS = 1 << 31  # tokenizers write 1e30 for an unknown length
+LONGEST_ANSWER_TOKENS = 32_000  # that an agent should plan for
 UNKNOWN_CONTEXT_TOKENS = 32768  # recurrent models have no limit of their own
 
 
 def context_tokens(
     config: Mapping[str, Any], *, tokenizer_limit: object = None, requested: int | None = None
 ) -> int:
-    """Longest sequence in tokens.
+    """The longest sequence in tokens.
 
-    `tokenizer_limit` (model_max_length) counts only when the configuration says nothing.
-
-    Raises ModelLoadError when more is requested than the model was made for.
+    tokenizer_limit: model_max_length, for a configuration without a length. Raises ModelLoadError if
+    the request exceeds the model's own limit.
     """
     known = known_context_tokens(config) or _sane(tokenizer_limit)
     if known and requested is not None and requested > known:
@@ -46,20 +45,19 @@ def context_tokens(
 def planned_answer_tokens(context_tokens: int) -> int:
     """The longest answer that an agent should plan for.
 
-    An answer may fill all of the context that its prompt leaves. But agents keep this much free
-    before each turn, so with the whole context as their limit they would have no room for a
-    conversation.
+    An answer may fill the whole remaining context. But agents keep this many tokens free before each
+    turn, and the whole context would leave no room for a conversation.
     """
     return min(LONGEST_ANSWER_TOKENS, context_tokens // 4)
 
 
 def known_context_tokens(config: Mapping[str, Any]) -> int:
-    """What a config.json says of the longest sequence, in tokens; 0 when it does not say."""
+    """The longest sequence in tokens according to config.json; 0 if it does not say."""
     return next((value for part in parts_of(config) if (value := _own_context(part))), 0)
 
 
 def parts_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A configuration, and what is nested in it of a model that reads text."""
+    """A configuration and its nested configurations of text models."""
     yield config
     for key in _NESTED_KEYS:
         if isinstance(inner := config.get(key), Mapping):
@@ -72,9 +70,7 @@ def _own_context(config: Mapping[str, Any]) -> int:
 
 
 def _extended_context(config: Mapping[str, Any]) -> int:
-    """What RoPE scaling stretches the original window to; most configurations name the stretched
-    window themselves.
-    """
+    """The window after RoPE scaling, which most configurations name themselves; else 0."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping):
         return 0

@@ -1,4 +1,4 @@
-"""The tiny models that come with Holdfast, so that it can be tried and tested without a download."""
+"""The tiny bundled models, for trying and testing Holdfast without a download."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ DEMO_IDS = (DEMO_ID, "holdfast-demo-draft", "holdfast-demo-window")
 
 
 def is_demo(model: str) -> bool:
-    """Whether `model` is the id of a bundled model; the empty string stands for the first one."""
+    """Whether this is the id of a bundled model; empty means the first one."""
     return model == "" or model in DEMO_IDS
 
 
 def demo_folder(model: str = DEMO_ID) -> Path:
-    """Where the bundled model lies.
-
-    Raises ModelLoadError for other ids, and when this installation does not have it.
-    """
+    """The folder of a bundled model. Raises ModelLoadError if there is no such model."""
     if not is_demo(model):
         raise ModelLoadError(f"{model!r} is not a bundled model; there are {', '.join(DEMO_IDS)}")
     name = model or DEMO_ID

@@ -30,13 +30,9 @@ from holdfast.models.model_folder import check_is_folder
 
 Progress = Callable[[str, float], None]
 OnBytes: TypeAlias = Callable[[int, int], None]
-"""Told how many bytes have come, of how many that are missing; by several threads.
-
-What it raises ends the download.
-"""
+"""Called with the fetched and the missing bytes, by several threads. An exception ends the download."""
 _STAGE = "download"
-# What mlx-lm fetches of a model, without the Python files: they are needed only by models that
-# bring their own code.
+# what mlx-lm fetches, without Python files, which only models with code of their own need
 _PATTERNS = [
     "*.json",
     "model*.safetensors",
@@ -49,13 +45,13 @@ _PATTERNS = [
 ]
 _CODE_PATTERN = "*.py"
 _HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-_SPARE_BYTES = 256 << 20  # left free on the disk beside the model
-_LOOKUP_SECONDS = 2.5  # for the system to look up the Hub's name, which nothing else bounds
-_PATIENCE_SECONDS = 2.0  # until the user is told that the Hub is slow
-# to hear anything from the Hub; huggingface_hub itself tries for 23 s and prints each try
+_SPARE_BYTES = 256 << 20  # to leave free on the disk
+_LOOKUP_SECONDS = 2.5  # to look up the Hub's name; nothing else limits that
+_PATIENCE_SECONDS = 2.0  # until a warning that the Hub is slow
+# for any answer of the Hub; huggingface_hub itself tries for 23 s and prints each attempt
 _REACH_SECONDS = 10.0
 _logger = logging.getLogger(__name__)
-_SHA256 = re.compile(r"[0-9a-f]{64}")  # of files in Git LFS and Xet: those of weights
+_SHA256 = re.compile(r"[0-9a-f]{64}")  # of files in Git LFS and Xet, such as weights
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK_BYTES = 8 << 20
 
@@ -64,7 +60,7 @@ _CHUNK_BYTES = 8 << 20
 class ModelSource:
     """Where a model comes from.
 
-    `name` is a bundled id, a folder, or a Hub id; `revision` is empty for the Hub's default.
+    name: a bundled id, a folder, or a Hub id. revision: empty for the Hub's default.
     """
 
     kind: Literal["bundled", "folder", "hub"]
@@ -73,10 +69,9 @@ class ModelSource:
 
 
 def model_source(model: str, *, revision: str = "") -> ModelSource:
-    """Tell bundled ids, folders and Hub ids (`owner/name`, `owner/name@revision`) apart; an
-    existing folder comes first.
+    """The source of a bundled id, a folder or a Hub id (`owner/name`, `owner/name@revision`).
 
-    Raises ModelLoadError for what can be none of them.
+    An existing folder comes before a Hub id. Raises ModelLoadError for anything else.
     """
     if is_demo(model):
         return ModelSource(kind="bundled", name=model or DEMO_ID)
@@ -99,21 +94,15 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
 
 
 def hub_source(model: str, *, revision: str = "") -> ModelSource | None:
-    """The model of the Hub that an id (`owner/name`, `owner/name@revision`) names; None for what is
-    no id.
-    """
+    """The model of the Hub with this id (`owner/name`, `owner/name@revision`); None for other texts."""
     hub = _HUB_ID.fullmatch(model)
-    return (
-        None
-        if hub is None
-        else ModelSource(kind="hub", name=hub["id"], revision=hub["revision"] or revision)
-    )
+    if hub is None:
+        return None
+    return ModelSource(kind="hub", name=hub["id"], revision=hub["revision"] or revision)
 
 
 def served_id(settings: ModelSettings) -> str:
-    """Under which id the model of these settings is served, if they do not name one: bundled id,
-    folder's name or Hub id.
-    """
+    """The id under which the model is served: its name in the settings, else folder name or id."""
     if settings.name:
         return settings.name
     source = model_source(settings.path, revision=settings.revision)
@@ -121,22 +110,17 @@ def served_id(settings: ModelSettings) -> str:
 
 
 def check_present(settings: ModelSettings) -> None:
-    """Raise ModelLoadError for a model that is said to be on this machine and is not.
-
-    Fetches nothing, and asks nobody.
-    """
+    """Raise ModelLoadError if the model is a missing or invalid folder. Uses no network."""
     source = model_source(settings.path, revision=settings.revision)
     if source.kind == "folder":
         check_is_folder(Path(source.name))
 
 
 def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
-    """The local folder of the model; fetches it from the Hub if need be.
+    """The local folder of the model; fetches it from the Hub if necessary. Blocks.
 
-    Blocks, for as long as the download takes.
-
-    `progress` is called with "download" and the fraction of bytes that is there, from several
-    threads, if something is fetched. Raises ModelLoadError with one line.
+    progress: called by several threads with "download" and the fraction of bytes, if something is
+    fetched. Raises ModelLoadError with one line.
     """
     source = model_source(settings.path, revision=settings.revision)
     if source.kind == "bundled":
@@ -147,7 +131,7 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     fetched = fetch(
         source,
         with_code=settings.trust_remote_code,
-        # 1.0 is said once, when everything lies in its place.
+        # 1.0 only once, at the end
         on_bytes=lambda done, total: progress(_STAGE, min(done / total, 0.999)),
     )
     if fetched.new_files:
@@ -158,19 +142,16 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedModel:
-    """A snapshot of a model of the Hub in its cache, and which of its files have come just now,
-    unchecked.
-    """
+    """A snapshot of a model in the Hub's cache. new_files: fetched just now, not checked yet."""
 
     folder: Path
     new_files: tuple[Path, ...] = ()
 
 
 def fetch(source: ModelSource, *, with_code: bool = False, on_bytes: OnBytes) -> FetchedModel:
-    """Fetch a model of the Hub into its cache. Whole files that are there already are kept.
+    """Fetch a model of the Hub into its cache; complete files in the cache are kept.
 
-    Without a network, what the cache holds of the revision is used if it is complete. Raises
-    ModelLoadError.
+    Without a network, a complete revision in the cache is used. Raises ModelLoadError.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError
@@ -209,9 +190,7 @@ def fetch(source: ModelSource, *, with_code: bool = False, on_bytes: OnBytes) ->
 
 @contextlib.contextmanager
 def hub_errors(source: ModelSource) -> Iterator[None]:
-    """Whatever goes wrong with the Hub becomes a ModelLoadError of one line that says what can be
-    done.
-    """
+    """Turn errors of the Hub into a ModelLoadError with one line that says what to do."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, XetDownloadError
 
     try:
@@ -227,11 +206,10 @@ def hub_errors(source: ModelSource) -> Iterator[None]:
 
 
 def check_reachable() -> None:
-    """Ask the Hub for any answer, unless HF_HUB_OFFLINE forbids it. A slow Hub is waited for.
+    """Check that the Hub answers, unless HF_HUB_OFFLINE is set.
 
-    Raises ConnectionError or TimeoutError where there is no answer, and ModelLoadError where the
-    Hub could not even be asked. A thread asks, since nothing bounds the time that the system takes
-    to look a name up.
+    Uses a thread, because nothing limits the time of a name lookup. Raises ConnectionError or
+    TimeoutError if there is no answer, and ModelLoadError if the request could not be sent.
     """
     import httpx
     from huggingface_hub import constants
@@ -250,7 +228,7 @@ def check_reachable() -> None:
             httpx.head(endpoint, timeout=_REACH_SECONDS)
             outcome.append(None)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:
-            # Bad addresses and certificates, and proxies that need another package, are told below.
+            # also bad addresses and certificates, and proxies that need another package
             outcome.append(error)
         finally:
             is_found.set()
@@ -268,17 +246,18 @@ def check_reachable() -> None:
     if asking.is_alive():
         raise TimeoutError(f"no answer from {endpoint} within {_REACH_SECONDS:.0f} s")
     if not outcome:
-        raise ModelLoadError(f"{endpoint} could not be asked, for the reason above")
+        raise ModelLoadError(f"{endpoint} could not be reached, for the reason above")
     error = outcome[0]
     if isinstance(error, (httpx.HTTPError, socket.gaierror)):
         raise ConnectionError(f"{endpoint}: {error}")
     if error is not None:
-        raise ModelLoadError(f"{endpoint} could not be asked: {_one_line(error)}")
+        raise ModelLoadError(f"{endpoint} could not be reached: {_one_line(error)}")
 
 
 def _counter(*, total_bytes: int, on_bytes: OnBytes) -> Callable[[float], None]:
-    """Adds up the bytes that several threads fetch, and tells the sum."""
-    done_bytes, lock = 0, threading.Lock()
+    """Adds up the bytes that several threads fetch."""
+    done_bytes = 0
+    lock = threading.Lock()
 
     def add(count: float) -> None:
         nonlocal done_bytes
@@ -290,15 +269,13 @@ def _counter(*, total_bytes: int, on_bytes: OnBytes) -> Callable[[float], None]:
 
 
 def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
-    """A progress bar for huggingface_hub that draws nothing and counts the bytes of its "bytes"
-    bar.
-    """
+    """A progress bar for huggingface_hub that draws nothing and counts bytes."""
 
     class Bar:
         def __init__(self, *args: Any, **options: Any) -> None:
-            self.total, self.n = options.get("total"), 0.0
-            # Since version 2 there are two bars of bytes; those from the network may be fewer than
-            # those that reach the disk.
+            self.total = options.get("total")
+            self.n = 0.0
+            # version 2 has two bars of bytes: from the network, and the larger one to disk
             self._counts = options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
             self.format_dict: dict[str, Any] = {}
 
@@ -313,7 +290,7 @@ def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
                 add(count or 0)
 
         def __getattr__(self, name: str) -> Any:
-            # Everything else that a bar can do is drawing.
+            # all other methods only draw
             if name.startswith("__") or name in ("get_lock", "set_lock"):
                 raise AttributeError(name)
             return lambda *args, **options: None
@@ -322,7 +299,7 @@ def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
 
 
 def _from_cache(source: ModelSource, wanted: dict[str, Any], reason: Exception) -> Path:
-    """What the cache holds when the Hub cannot be asked."""
+    """The snapshot in the cache, if the Hub cannot be reached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -335,20 +312,19 @@ def _from_cache(source: ModelSource, wanted: dict[str, Any], reason: Exception) 
 def _check_disk(source: ModelSource, missing_bytes: int) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    place = Path(os.path.expanduser(HF_HUB_CACHE))
+    place = Path(os.path.expanduser(HF_HUB_CACHE))  # may not exist yet
     while not place.exists() and place != place.parent:
         place = place.parent
     free = shutil.disk_usage(place).free
     if missing_bytes + _SPARE_BYTES > free:
-        needed = f"{missing_bytes / 1e9:.1f} GB of {source.name} are missing"
         raise ModelLoadError(
-            f"{needed}, but only {free / 1e9:.1f} GB are free in {HF_HUB_CACHE}; set HF_HOME to "
-            "another disk"
+            f"{missing_bytes / 1e9:.1f} GB of {source.name} are missing, but only "
+            f"{free / 1e9:.1f} GB are free in {HF_HUB_CACHE}; set HF_HOME to another disk"
         )
 
 
 def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
-    """The failure in one line that says what can be done."""
+    """The error in one line that says what to do."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -415,9 +391,7 @@ def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
 
 
 def _network_error() -> type[Exception]:
-    """The root of the errors of huggingface_hub's HTTP library, which is another one since version
-    2.
-    """
+    """The base class of errors of huggingface_hub's HTTP library, which depends on its version."""
     from huggingface_hub import errors
 
     root: type[Exception] = vars(errors)["HTTPError"]
@@ -429,11 +403,10 @@ def _one_line(error: BaseException) -> str:
 
 
 def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda size: None) -> None:
-    """Hash files of a snapshot.
+    """Compare files of a snapshot with their hashes; removes damaged ones to be fetched again.
 
-    One that is damaged is removed, so that it is fetched anew the next time.
-
-    read: told of each chunk's bytes. Raises ModelLoadError that names the damaged ones.
+    In the Hub's cache a file's name is its hash. read: called with the bytes of each chunk. Raises
+    ModelLoadError that names the damaged files.
     """
     damaged = [file for file in files if not _is_whole(file, read)]
     for file in damaged:
@@ -442,12 +415,12 @@ def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda s
     if damaged:
         names = ", ".join(sorted(file.name for file in damaged))
         raise ModelLoadError(
-            f"damaged on the way from the Hub, and removed: {names}; try again to fetch it anew"
+            f"damaged during the download, and removed: {names}; try again to fetch it"
         )
 
 
 def _is_whole(file: Path, read: Callable[[int], None]) -> bool:
-    """True as well for files of which the cache does not tell the hash (copied instead of linked)."""
+    """Also True for files that were copied instead of linked, whose hash is unknown."""
     blob = file.resolve()
     if _SHA256.fullmatch(blob.name):
         digest = hashlib.sha256()

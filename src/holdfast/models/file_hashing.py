@@ -24,39 +24,32 @@ import xxhash
 from holdfast.errors import ModelLoadError
 from holdfast.files import atomic_write
 
-PIECE_BYTES = 4 << 20  # hashing and reading let other threads run for as long as such a piece takes
+PIECE_BYTES = 4 << 20  # hashing and reading release the GIL for one piece
 
 ListFiles = Callable[[], Mapping[str, Path]]
 CACHE_FORMAT = 1
 MOST_ENTRIES = 1024
-LEAST_BYTES = 1 << 20  # smaller files are read faster than they are worth remembering
+LEAST_BYTES = 1 << 20  # smaller files are hashed quickly
 _MOST_CACHE_BYTES = 1 << 20
-# Timestamps have steps, of 10 ms at most on local disks and of 2 s on FAT: a file that was changed
-# a moment before it is hashed may change again and look the same. (Git calls such entries "racily
-# clean".)
+# Timestamps have steps, of up to 10 ms on local disks and 2 s on FAT. A file that changed just before
+# it is hashed may change again and look the same (Git calls such entries "racily clean").
 SETTLED_NS = 3_000_000_000
 
 logger = logging.getLogger("holdfast.models")
 
 
 class ModelChanged(ModelLoadError):
-    """A file of the model was changed while it was loaded: what is in memory may be of no version
-    at all.
-    """
+    """A file of the model changed during the load: memory may hold a mix of versions."""
 
 
 class FileHashing:
-    """The hashes of all listed files.
+    """Hashes all listed files on a thread. Create it before they are read; ask for the result after.
 
-    Make it before the first of them is read, ask for the result after the last.
-
-    The thread knows nothing of MLX. Use as a context manager: leaving it early ends the thread.
+    A context manager: leaving it early ends the thread.
     """
 
     def __init__(self, list_files: ListFiles, *, cache: HashCache) -> None:
-        """list_files: name → path of everything that counts; asked twice, because files may come
-        and go.
-        """
+        """list_files: name → path of all relevant files; called again later, to notice changes."""
         self._list_files, self._cache = list_files, cache
         self._began_ns = time.time_ns()
         self._before = _stamps(list_files())
@@ -78,14 +71,14 @@ class FileHashing:
         self.close()
 
     def close(self) -> None:
-        """End the thread, whatever it still does."""
+        """End the thread."""
         self._stop.set()
         self._thread.join()
 
     def result(self) -> Mapping[str, str]:
-        """Wait for the hashes, by name.
+        """Wait for the hashes, by name. Call it when everything was read.
 
-        Call when everything has been read. Raises ModelChanged, ModelLoadError.
+        Raises ModelChanged, ModelLoadError.
         """
         self._thread.join()
         if self._failure is not None:
@@ -108,7 +101,7 @@ class FileHashing:
         return self._hashes
 
     def _look_again(self) -> None:
-        """Raise ModelChanged if any file is not what it was."""
+        """Raise ModelChanged if a file has changed, appeared or disappeared."""
         now = _stamps(self._list_files())
         for name in sorted(self._before.keys() | now.keys()):
             if self._before.get(name) != now.get(name):
@@ -122,10 +115,7 @@ class FileHashing:
             self._failure = error
 
     def _hash(self, path: Path, stamp: FileStamp) -> str:
-        """The hash of the file that looked like `stamp`.
-
-        Raises ModelChanged when it is another now or gone, ModelLoadError.
-        """
+        """The hash of a file. Raises ModelChanged if its stamp differs, ModelLoadError."""
         digest = xxhash.xxh3_128()
         piece = memoryview(bytearray(min(PIECE_BYTES, max(stamp.size, 1))))
         try:
@@ -142,13 +132,13 @@ class FileHashing:
 
 
 def _stamps(files: Mapping[str, Path]) -> dict[str, tuple[Path, FileStamp]]:
-    """Path and stamp of each file that is there."""
+    """Name → path and stamp of each existing file."""
     found = {}
     for name, path in files.items():
         try:
             found[name] = (path, stamp_of(path))
         except (FileNotFoundError, NotADirectoryError):
-            continue  # who loads it says so; here it is one that came or went
+            continue  # the loader reports a missing file
         except OSError as error:
             raise ModelLoadError(f"a file of the model cannot be read: {error}") from error
     return found
@@ -159,10 +149,7 @@ def _changed(path: Path) -> ModelChanged:
 
 
 class FileStamp(msgspec.Struct, frozen=True, array_like=True):
-    """What the system says of a file.
-
-    The time of the last change cannot be set by anybody, the time of modification can.
-    """
+    """Identifies a version of a file. Programs can set its modification time, not its change time."""
 
     device: int
     inode: int
@@ -171,60 +158,52 @@ class FileStamp(msgspec.Struct, frozen=True, array_like=True):
     changed_ns: int
 
     def is_settled(self, now_ns: int) -> bool:
-        """Whether any change from now on would show in the stamp."""
+        """Whether any later change would show in the stamp."""
         return now_ns - self.changed_ns > SETTLED_NS and abs(now_ns - self.modified_ns) > SETTLED_NS
 
 
 class _Content(msgspec.Struct, frozen=True):
     format: int
-    # (stamp, hash) of each file; the one that was used last comes last
+    # (stamp, hash) of each file, the most recently used last
     entries: tuple[tuple[FileStamp, str], ...]
     checksum: str
 
 
 def stamp_of(path: Path) -> FileStamp:
-    """The stamp of the file that `path` leads to, links followed. Raises OSError."""
+    """The stamp of a file, following links. Raises OSError."""
     return stamp_from(path.stat())
 
 
 def stamp_from(status: os.stat_result) -> FileStamp:
-    """The stamp out of what the system said."""
+    """Build a stamp from os.stat()."""
     return FileStamp(
         status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
     )
 
 
 class HashCache:
-    """The hashes in one file.
-
-    Any process may read or write it at any time: it is replaced as a whole. One thread per object.
-    """
+    """A cache of hashes in one file, which any process may replace at any time. One thread each."""
 
     def __init__(self, path: Path | None) -> None:
-        """path: None keeps nothing."""
+        """path: None keeps nothing on disk."""
         self._path = path
         self._known = {} if path is None else _load(path)
         self._used: dict[FileStamp, str] = {}
 
     def find(self, stamp: FileStamp) -> str | None:
-        """The hash of a file that looks like this, if it is known."""
+        """The hash of a file with this stamp, if it is known."""
         known = self._known.get(stamp)
         if known is not None:
             self._used[stamp] = known
         return known
 
     def add(self, stamp: FileStamp, found: str) -> None:
-        """Remember the hash (xxh3-128, hexadecimal) of a whole file whose stamp was settled before
-        it was read.
-        """
+        """Store the hash (xxh3-128, hexadecimal) of a file. Its stamp must have been settled."""
         if stamp.size >= LEAST_BYTES:
             self._used[stamp] = found
 
     def save(self) -> None:
-        """Write what is new.
-
-        A folder that cannot be written costs the next start some time, and nothing else.
-        """
+        """Write new hashes. If that fails, the next start only takes longer."""
         if self._path is None or all(stamp in self._known for stamp in self._used):
             return
         known = _load(self._path)  # another process may have written
@@ -236,7 +215,7 @@ class HashCache:
         try:
             _write(self._path, msgspec.json.encode(content))
         except OSError as error:
-            logger.info("hashes of model files are not kept for the next start: %s", error)
+            logger.info("hashes of model files cannot be cached: %s", error)
         self._known = known
 
 
@@ -251,10 +230,10 @@ def _load(path: Path) -> dict[FileStamp, str]:
 
 
 def _read_private(path: Path) -> bytes:
-    """The content of a file that nobody else could have written. Raises OSError."""
+    """The content of a file that no other user can write. Raises OSError."""
     folder = path.parent.lstat()
     if not stat.S_ISDIR(folder.st_mode) or not _is_ours_alone(folder):
-        raise PermissionError(f"{path.parent} may be written by others")
+        raise PermissionError(f"others can write {path.parent}")
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(file, "rb") as opened:
         status = os.fstat(file)
@@ -263,7 +242,7 @@ def _read_private(path: Path) -> bytes:
             or not _is_ours_alone(status)
             or status.st_size > _MOST_CACHE_BYTES
         ):
-            raise PermissionError(f"{path} is not a plain file of ours")
+            raise PermissionError(f"{path} is not a regular file that only its owner can write")
         return opened.read(_MOST_CACHE_BYTES)
 
 

@@ -20,38 +20,36 @@ from holdfast.errors import ModelLoadError
 from holdfast.models.download import ModelSource, check_reachable, hub_errors
 from holdfast.models.model_folder import WEIGHT_FILES, checked_config, checked_tensor_bytes
 
-_WEIGHTS_SHARE = 0.75  # of memory that system and GPU share: what macOS lets a GPU use
-_KV_SHARE = 0.6  # of what the weights leave, as a worker takes it (`device_memory`)
-_GROUP_BITS = 32 / 64  # scale and bias of 16 bits each for 64 weights
+_WEIGHTS_SHARE = 0.75  # of shared memory: what macOS lets a GPU use
+_KV_SHARE = 0.6  # of what the weights leave, as in `device_memory`
+_GROUP_BITS = 32 / 64  # 16 bits of scale and of bias per 64 weights
 BITS = (8, 6, 4)
-_AIMS = ((4, 32768), (1, 32768), (4, 8192), (1, 8192), (1, 2048))  # agents, and tokens of each
+_AIMS = ((4, 32768), (1, 32768), (4, 8192), (1, 8192), (1, 2048))  # (agents, tokens of each)
 _CONFIG = "config.json"
 _SCALES = ".scales"
-_GROUP_SIZE = 64  # of mlx-lm where the configuration does not say
+_GROUP_SIZE = 64  # mlx-lm's default
 _CONNECTIONS = 8
-# What transformers writes and what MLX does, both with a table in the configuration.
+# tables in the configuration: MLX's and that of transformers
 _QUANTIZATION = ("quantization", "quantization_config")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a model needs of memory."""
+    """The memory that a model needs."""
 
     weight_bytes: int
     bytes_per_token: int
-    fixed_bytes: int  # of each agent
+    fixed_bytes: int  # per agent
 
     def agents(self, tokens: int, *, memory_bytes: int) -> int:
-        """How many agents of so many tokens each a memory has room for; 0 too where the weights do
-        not fit.
-        """
+        """How many agents with that many tokens each fit; 0 if the weights do not fit."""
         room = int((memory_bytes - self.weight_bytes) * _KV_SHARE)
         return max(room, 0) // max(tokens * self.bytes_per_token + self.fixed_bytes, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """In which form a model is taken for a memory."""
+    """The form of a model (original or quantized) that suits a memory size."""
 
     total_bytes: int
     form: str  # "as it is", "4 bits", … ; "none" when nothing fits
@@ -61,15 +59,14 @@ class Choice:
 
 
 def usable_of(total_bytes: int) -> int:
-    """What weights and KV may take of a memory that system and GPU share."""
+    """What weights and KV may use of a memory that system and GPU share."""
     return int(total_bytes * _WEIGHTS_SHARE)
 
 
 def choice_for(total_bytes: int, need: Need, *, parameters: int, context_tokens: int) -> Choice:
-    """The least packed form that reaches the first of the aims that any form reaches; "none" where
-    none reaches any.
+    """The least quantized form that reaches the highest reachable aim; "none" if it never fits.
 
-    need: of the model as it is stored. A form that is larger than that is none.
+    need: of the model as it is stored; a form must be smaller.
     """
     packed = {f"{bits} bits": int(parameters * (bits + _GROUP_BITS) / 8) for bits in BITS}
     forms = [("as it is", need)]
@@ -101,19 +98,16 @@ class StoredSize:
 
     config: Mapping[str, Any]
     weight_bytes: int
-    parameters: int  # packed ones counted one by one, their scales not
+    parameters: int  # without the scales of quantized weights
 
     @property
     def bits_per_weight(self) -> float:
-        """With scales and biases of groups, where there are any."""
+        """Bits per weight, including scales and biases of groups."""
         return 8 * self.weight_bytes / max(self.parameters, 1)
 
 
 def size_of_folder(folder: Path) -> StoredSize:
-    """The size of the model in a folder.
-
-    Raises ModelLoadError in one line where something is missing or not whole.
-    """
+    """The size of the model in a folder. Raises ModelLoadError if it is incomplete."""
     config, weight_bytes = checked_config(folder), checked_tensor_bytes(folder)
     shapes: dict[str, tuple[int, ...]] = {}
     for file in folder.glob(WEIGHT_FILES):
@@ -128,14 +122,11 @@ def size_of_folder(folder: Path) -> StoredSize:
 
 
 def size_on_hub(source: ModelSource) -> StoredSize:
-    """The size of a model on the Hub.
-
-    Asks for lists and headers; no file is fetched or kept. Raises ModelLoadError.
-    """
+    """The size of a model on the Hub; fetches only lists and headers. Raises ModelLoadError."""
     from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
 
     revision = source.revision or None
-    # exported for users, but not typed as such
+    # public, but without types
     headers = importlib.import_module("huggingface_hub.utils").build_hf_headers()
     with hub_errors(source):
         check_reachable()
@@ -185,15 +176,13 @@ def _all(header: Callable[[str], dict[str, Any]], names: Iterable[str]) -> dict[
 
 
 def _other(files: Iterable[str]) -> str:
-    return (
-        ", only GGUF files, the format of llama.cpp"
-        if any(name.endswith(".gguf") for name in files)
-        else ""
-    )
+    if any(name.endswith(".gguf") for name in files):
+        return ", only GGUF files, the format of llama.cpp"
+    return ""
 
 
 def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> int:
-    """A packed weight has as many numbers as its scales have groups, times a group's size."""
+    """The number of parameters; a quantized weight has the number of its scales times a group's size."""
     table: Mapping[str, Any] = next(
         (config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {}
     )

@@ -20,22 +20,19 @@ _PREFIX = "models--"
 _MAIN = "main"
 PullStage: TypeAlias = Literal["download", "checking"]
 OnStep: TypeAlias = Callable[[PullStage, int, int], None]
-"""Told the stage, and how many bytes are done of how many; by several threads.
-
-What it raises ends the pull.
-"""
+"""Called with stage, done and total bytes, by several threads. An exception ends the pull."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedModel:
-    """A model of the Hub of which something lies in the cache."""
+    """A model of the Hub in the cache, perhaps incomplete."""
 
     hub_id: str
     folder: Path  # the files of one revision
 
 
 def hub_cache_folder(environ: Mapping[str, str]) -> Path:
-    """Where the cache is. It need not be there. Source: huggingface_hub's `constants`."""
+    """The folder of the cache, which may not exist. Source: huggingface_hub's `constants`."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environ.get(variable):
             return _expanded(environ[variable])
@@ -51,14 +48,12 @@ def hub_cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _expanded(path: str) -> Path:
-    """Without an error for a user without a home, for whom there is just nothing there."""
+    """Like os.path.expanduser: a user without a home gets a path that does not exist."""
     return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
 def cached_models(cache: Path) -> list[CachedModel]:
-    """The models in a cache, by their ids: of each the main branch, or else the revision that was
-    fetched last.
-    """
+    """The models in a cache, sorted by id: the main branch, or else the latest revision."""
     try:
         names = sorted(name for name in os.listdir(cache) if name.startswith(_PREFIX))
     except OSError:
@@ -68,10 +63,7 @@ def cached_models(cache: Path) -> list[CachedModel]:
 
 
 def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None:
-    """Where a model's files are; None for a revision of the Hub of which nothing was fetched.
-
-    Raises ModelLoadError.
-    """
+    """The folder of a model; None if nothing of that revision was fetched. Raises ModelLoadError."""
     match source.kind:
         case "bundled":
             return demo_folder(source.name)
@@ -85,7 +77,7 @@ def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None
 
 
 def hub_id_of(cache: Path, folder: Path) -> str | None:
-    """The id of the model to which a folder of the cache belongs; None for folders elsewhere."""
+    """The id of the model that a folder in the cache belongs to; None for other folders."""
     name = next(iter(folder.relative_to(cache).parts), "") if folder.is_relative_to(cache) else ""
     return _hub_id(name) if name.startswith(_PREFIX) else None
 
@@ -121,7 +113,7 @@ def _cached(repository: Path, *, wanted: str = "") -> CachedModel | None:
 
 
 def _refs(folder: Path) -> dict[str, str]:
-    """Branches and tags → commits."""
+    """Branch or tag → commit."""
     try:
         files = [file for file in folder.rglob("*") if file.is_file()]
         return {str(file.relative_to(folder)): file.read_text().strip() for file in files}
@@ -131,7 +123,7 @@ def _refs(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulledModel:
-    """A model of the Hub in its cache, each file of which has the hash that the Hub tells."""
+    """A complete model in the Hub's cache, with correct hashes."""
 
     folder: Path
     files: int
@@ -139,9 +131,7 @@ class PulledModel:
 
 
 def hub_model_of(settings: ModelSettings, cache: Path) -> ModelSource | None:
-    """The model of the Hub that settings mean, by its id or by its folder in the cache; None for
-    all other models.
-    """
+    """The model of the Hub in the settings, by id or by folder in the cache; None for others."""
     if (hub_id := hub_id_of(cache, Path(settings.path))) is not None:
         return ModelSource(kind="hub", name=hub_id)
     is_here = is_demo(settings.path) or os.path.exists(os.path.expanduser(settings.path))
@@ -149,17 +139,16 @@ def hub_model_of(settings: ModelSettings, cache: Path) -> ModelSource | None:
 
 
 def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep) -> PulledModel:
-    """Fetch a model of the Hub.
+    """Fetch a model of the Hub and check all of its files. Resumes an interrupted download.
 
-    What is there already is kept and checked; what was cut off goes on.
-
-    with_code: Python files too. Raises ModelLoadError.
+    with_code: also fetch Python files. Raises ModelLoadError.
     """
     folder = fetch(
         source, with_code=with_code, on_bytes=lambda done, total: on_step("download", done, total)
     ).folder
     files = [file for file in folder.rglob("*") if file.is_file()]
-    total, done = sum(file.stat().st_size for file in files), 0
+    total = sum(file.stat().st_size for file in files)
+    done = 0
 
     def read(size: int) -> None:
         nonlocal done
@@ -171,10 +160,9 @@ def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep)
 
 
 def removal_of(hub_id: str, cache: Path) -> Any:
-    """The removal of all that the Hub's cache has of a model: `expected_freed_size` tells the
-    bytes, `execute()` does it.
+    """huggingface_hub's DeleteCacheStrategy for all revisions of a model: call its `execute()`.
 
-    Raises NoSuchModel where there is nothing of it. Source: huggingface_hub's DeleteCacheStrategy.
+    Raises NoSuchModel if the cache does not contain the model.
     """
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -193,6 +181,6 @@ def removal_of(hub_id: str, cache: Path) -> Any:
     ]
     if not revisions:
         raise NoSuchModel(
-            f"{hub_id} is not in the Hub's cache; `holdfast models ls` shows what is there"
+            f"{hub_id} is not in the Hub's cache; `holdfast models ls` lists its models"
         )
     return found.delete_revisions(*revisions)

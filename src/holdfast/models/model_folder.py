@@ -32,26 +32,24 @@ _MLX_FORMAT = (
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER_BYTES = 256 << 20
 _LFS_POINTER = b"version https://git-lfs"
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 _SHARD = re.compile(r".*-(\d+)-of-(\d+)\.safetensors")
 _REMAPPINGS = re.compile(r"^MODEL_\w*REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
 
 
 def checked_config(folder: Path) -> dict[str, Any]:
-    """The configuration of the model in the folder.
-
-    Raises ModelLoadError with one line that says what is wrong.
-    """
+    """The configuration of the model in the folder. Raises ModelLoadError with one line."""
     check_is_folder(folder)
     config = read_json(folder / _CONFIG)
     if not isinstance(config.get("model_type"), str):
-        raise ModelLoadError(f"{folder / _CONFIG} does not say which model_type it is")
+        raise ModelLoadError(f"{folder / _CONFIG} has no model_type")
     return config
 
 
 def checked_tensor_bytes(folder: Path) -> int:
-    """Bytes of all weight files, without their headers.
+    """Size of all weight files, without their headers.
 
-    Raises ModelLoadError, in one line, where one is missing or not whole.
+    Raises ModelLoadError with one line if a file is missing or truncated.
     """
     files = sorted(folder.glob(WEIGHT_FILES))
     _check_shards(folder, files)
@@ -59,7 +57,7 @@ def checked_tensor_bytes(folder: Path) -> int:
 
 
 def check_is_folder(folder: Path) -> None:
-    """Raise ModelLoadError for what cannot be a model's folder, with what to do instead."""
+    """Raise ModelLoadError if this is not a model's folder, and say what to do instead."""
     if not folder.exists():
         raise ModelLoadError(f"there is no model folder {folder}{_likely_meant(folder)}")
     if folder.is_dir():
@@ -78,7 +76,7 @@ def check_is_folder(folder: Path) -> None:
 
 
 def _likely_meant(folder: Path) -> str:
-    """The neighbour whose name is nearest, as the end of a sentence."""
+    """The folder with the nearest name, as the end of a sentence."""
     try:
         neighbours = [path.name for path in folder.parent.iterdir() if path.is_dir()]
     except OSError:
@@ -88,7 +86,7 @@ def _likely_meant(folder: Path) -> str:
 
 
 def _found_instead(folder: Path) -> str:
-    """What a folder without configuration holds that explains it, as the end of a sentence."""
+    """What explains that a folder has no configuration, as the end of a sentence."""
     inner = sorted(
         path.parent
         for pattern in (f"*/{_CONFIG}", f"snapshots/*/{_CONFIG}")
@@ -102,10 +100,7 @@ def _found_instead(folder: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`.
-
-    Raises ModelLoadError if it is missing, unreadable, broken or something else than an object.
-    """
+    """The JSON object in a file. Raises ModelLoadError if it is missing, unreadable or no object."""
     try:
         content = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -150,10 +145,7 @@ def _check_shards(folder: Path, files: list[Path]) -> None:
 
 
 def _tensor_bytes(file: Path) -> int:
-    """How many bytes of tensors the file holds.
-
-    Source: https://github.com/huggingface/safetensors#format.
-    """
+    """Size of the tensors in a file. Source: https://github.com/huggingface/safetensors#format."""
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:
@@ -187,10 +179,7 @@ def _tensor_bytes(file: Path) -> int:
 
 
 def _end_of_tensors(header: dict[str, Any]) -> int:
-    """Where the last tensor ends, counted from the end of the header.
-
-    Raises ValueError and others on nonsense.
-    """
+    """The end of the last tensor, relative to the header. Raises ValueError and others if invalid."""
     last = 0
     for name, entry in header.items():
         if name != "__metadata__":
@@ -207,15 +196,14 @@ def _some(names: list[str], limit: int = 3) -> str:
 
 
 def check_loadable(folder: Path) -> Mapping[str, Any]:
-    """The configuration of a model that can be loaded; what only the loading shows, such as a file
-    cut short, is not looked for.
+    """The configuration of a model that mlx-lm can load, by file names and config.json (0.1 ms).
 
-    Raises ModelLoadError, with the reason in words, for a folder whose model cannot be.
+    Truncated files are only found when the model is loaded. Raises ModelLoadError with the reason.
     """
     try:
         return _checked(folder)
     except OSError as error:  # no permission, a name that is too long
-        raise ModelLoadError(f"{folder} cannot be looked into: {error.strerror or error}") from None
+        raise ModelLoadError(f"{folder} cannot be read: {error.strerror or error}") from None
 
 
 def _checked(folder: Path) -> Mapping[str, Any]:
@@ -227,14 +215,8 @@ def _checked(folder: Path) -> Mapping[str, Any]:
     names = os.listdir(folder)
     weights = [name for name in names if fnmatchcase(name, WEIGHT_FILES)]
     if not weights:
-        others = sorted(
-            {
-                name.rpartition(".")[2]
-                for name in names
-                if name.endswith((".safetensors", ".bin", ".pt", ".gguf"))
-            }
-        )
-        found = f", only files of the kind {', '.join(others)}" if others else ""
+        others = {name.rpartition(".")[2] for name in names if name.endswith(_OTHER_WEIGHTS)}
+        found = f", only {', '.join(sorted(others))} files" if others else ""
         raise ModelLoadError(f"{folder} has no weights ({WEIGHT_FILES}){found}")
     shards = [match for name in weights if (match := _SHARD.fullmatch(name))]
     if shards and len(shards) < (wanted := int(shards[0][2])):
@@ -243,23 +225,17 @@ def _checked(folder: Path) -> Mapping[str, Any]:
 
 
 def is_supported(model_type: str) -> bool:
-    """Whether the installed mlx-lm has models of that type (`model_type` in config.json)."""
+    """Whether the installed mlx-lm supports a `model_type` of config.json."""
     if not re.fullmatch(r"\w[\w.-]*", model_type):
         return False
-    return _as_loaded(model_type) in _modules()
-
-
-def _as_loaded(model_type: str) -> str:
-    return model_type if model_type in _modules() else _remapping().get(model_type, model_type)
+    return model_type in _modules() or _remapping().get(model_type) in _modules()
 
 
 def _package() -> Path | None:
-    spec = importlib.util.find_spec("mlx_lm")  # imports nothing of it
-    return (
-        None
-        if spec is None or not spec.submodule_search_locations
-        else Path(spec.submodule_search_locations[0])
-    )
+    spec = importlib.util.find_spec("mlx_lm")  # does not import it
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0])
 
 
 @cache
@@ -274,16 +250,12 @@ def _modules() -> frozenset[str]:
 
 @cache
 def _remapping() -> dict[str, str]:
-    """Types that mlx-lm loads as another one: read from its source, since importing it brings MLX."""
+    """Model type → module in mlx-lm, read from its source: importing it would import MLX."""
     package = _package()
     if package is None:
         return {}
-    tables = [
-        ast.literal_eval(text)
-        for text in _REMAPPINGS.findall((package / "utils.py").read_text(encoding="utf-8"))
-    ]
-    return {
-        key[0] if isinstance(key, tuple) else key: module
-        for table in tables
-        for key, module in table.items()
-    }
+    found = {}
+    for table in _REMAPPINGS.findall((package / "utils.py").read_text(encoding="utf-8")):
+        for key, module in ast.literal_eval(table).items():
+            found[key[0] if isinstance(key, tuple) else key] = module
+    return found

@@ -1,6 +1,4 @@
-"""What a model folder says of how a text's vector is made of hidden states, as
-sentence-transformers writes it. No MLX.
-"""
+"""How a model makes a vector of a text, in the files of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any, Final
 from holdfast.wire.requests import Pooling
 
 _POOLING = "1_Pooling"
-_WITHOUT_EFFECT = ("Transformer", "Normalize", "Pooling")  # vectors are normalized here in any case
+_WITHOUT_EFFECT = ("Transformer", "Normalize", "Pooling")  # vectors are always normalized here
 _POOLINGS: Final[Mapping[str, Pooling]] = {
     "mean": "mean",
     "mean_tokens": "mean",
@@ -24,49 +22,45 @@ _POOLINGS: Final[Mapping[str, Pooling]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPooling:
-    """How the model was trained to make a vector of a text.
+    """How the model was trained to pool hidden states.
 
-    `unserved`: what stands in the way of it, in words.
+    unserved: why this server does not support it; else empty.
     """
 
-    pooling: Pooling | None = None  # None: the folder does not say
+    pooling: Pooling | None = None  # None: unknown
     unserved: str = ""
 
 
 def own_pooling(folder: Path) -> OwnPooling:
-    """What modules.json and the pooling's own file say. What is damaged in them says nothing."""
+    """The pooling in modules.json and its configuration; damaged files are ignored."""
     modules = _modules(folder)
     paths = [path for kind, path in modules if kind == "Pooling"] or [_POOLING]
     named = _named_poolings(_read(folder / paths[0] / "config.json"))
     if other := [kind for kind, _ in modules if kind not in _WITHOUT_EFFECT]:
         return OwnPooling(
-            unserved=f"its vectors go through a further layer ({other[0]}), which is not served"
+            unserved=f"its vectors pass through another layer ({other[0]}), which is not supported"
         )
     if not named:
         return OwnPooling()
     if len(named) > 1 or named[0] not in _POOLINGS:
         return OwnPooling(
-            unserved=f"its vectors are pooled in a way that is not served ({', '.join(named)})"
+            unserved=f"its vectors use a pooling that is not supported ({', '.join(named)})"
         )
     return OwnPooling(pooling=_POOLINGS[named[0]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTokens:
-    """The tokens by which a model was trained to say whether a document is relevant.
-
-    Only of a model that was.
-    """
+    """The tokens with which a reranker says whether a document is relevant."""
 
     yes: int
-    no: int | None  # None: the logit of the other alone was trained
+    no: int | None  # None: only the logit of `yes` was trained
 
 
 def answer_tokens(folder: Path, *, token_id: Callable[[str], int | None]) -> AnswerTokens | None:
-    """What the folder says: the module that sentence-transformers has for it, or the key of
-    config.json that vLLM reads.
+    """The answer tokens in the module of sentence-transformers, or in vLLM's key of config.json.
 
-    token_id: of a token by its text. None: the model was not trained so, as far as its files tell.
+    token_id: maps a token's text to its id. None: the files do not describe a reranker.
     """
     for kind, name in _modules(folder):
         config = _read(folder / name / "config.json")
@@ -90,7 +84,7 @@ def answer_tokens(folder: Path, *, token_id: Callable[[str], int | None]) -> Ans
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
-    """The kind and the folder's name of each module."""
+    """Kind and folder name of each module."""
     listed = _read(folder / "modules.json")
     modules = [
         module
@@ -117,7 +111,7 @@ def _named_poolings(config: Any) -> list[str]:
 
 
 def _read(path: Path) -> Any:
-    """What a JSON file holds; None where there is none, or it is damaged."""
+    """The content of a JSON file; None if it is missing or damaged."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):

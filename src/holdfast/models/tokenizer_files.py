@@ -1,4 +1,4 @@
-"""The tokenizer's files of a model folder, for the front and for the worker. No MLX."""
+"""Reads the tokenizer files of a model folder, for the front and the worker."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
 def read_backend(folder: Path) -> Backend:
-    """The tokenizer as it stands in the folder, converted where it is in another form.
-
-    Raises ModelLoadError.
-    """
+    """The tokenizer in the folder, converted if it has another format. Raises ModelLoadError."""
     path = folder / "tokenizer.json"
     return _read_backend(path) if path.is_file() else _convert(folder)
 
 
 def tokenizer_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, and what only special_tokens_map.json says. Raises ModelLoadError."""
+    """tokenizer_config.json over special_tokens_map.json. Raises ModelLoadError."""
     return {
         **read_json(folder / "special_tokens_map.json"),
         **read_json(folder / "tokenizer_config.json"),
@@ -33,9 +30,7 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token, … of tokenizer_config.json, as text whether they are given as text or
-    as a description.
-    """
+    """The texts of bos_token, eos_token, … in tokenizer_config.json."""
     named: dict[str, str] = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
@@ -47,10 +42,7 @@ def named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def add_missing_tokens(
     backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> None:
-    """Add what tokenizer_config.json knows and tokenizer.json does not.
-
-    Raises ModelLoadError when an id would be another one.
-    """
+    """Add tokens that are only in tokenizer_config.json. Raises ModelLoadError if ids differ."""
     described = config.get("added_tokens_decoder") or {}
     for token_id, token in sorted((int(key), value) for key, value in described.items()):
         if backend.token_to_id(token["content"]) is not None:
@@ -81,9 +73,7 @@ def add_missing_tokens(
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that end a text according to generation_config.json and config.json (its text part
-    included).
-    """
+    """The ids that end a text, in generation_config.json, config.json and its text_config."""
     config = read_json(folder / "config.json")
     text_config = config.get("text_config")
     sources = [
@@ -100,10 +90,7 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, {} when there is no such file.
-
-    Raises ModelLoadError when it is damaged.
-    """
+    """The JSON object in a file; {} if the file does not exist. Raises ModelLoadError."""
     if not path.is_file():
         return {}
     try:
@@ -111,7 +98,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} holds no JSON object")
+        raise ModelLoadError(f"{path} does not contain a JSON object")
     return value
 
 
@@ -119,13 +106,13 @@ def _read_backend(path: Path) -> Backend:
     try:
         return Backend.from_file(str(path))
     except Exception as error:
-        if type(error) is Exception:  # what the tokenizers library raises, and no other
+        if type(error) is Exception:  # raised by the tokenizers library
             raise ModelLoadError(f"{path} cannot be read: {error}") from error
         raise
 
 
 def _convert(folder: Path) -> Backend:
-    """Without tokenizer.json: let transformers convert what there is."""
+    """Convert a tokenizer without tokenizer.json, with transformers."""
     if not any((folder / name).is_file() for name in _CONVERTIBLE):
         raise ModelLoadError(
             f"{folder} has no tokenizer: neither tokenizer.json nor {', '.join(_CONVERTIBLE)}"
@@ -155,7 +142,7 @@ def _convert(folder: Path) -> Backend:
 def end_token_ids(
     backend: Backend, special_tokens: Mapping[str, str], *, named: Iterable[int]
 ) -> tuple[int, ...]:
-    """The ids that end a text: those `named` and the tokenizer's own, as far as it has them."""
+    """The ids that end a text: those in `named` and the tokenizer's own."""
     eos = special_tokens.get("eos_token")
     own = None if eos is None else backend.token_to_id(eos)
     found = {*named, *(() if own is None else (own,))}
@@ -163,6 +150,6 @@ def end_token_ids(
 
 
 def vocabulary_size(backend: Backend) -> int:
-    """Ids of the tokenizer, added ones included."""
+    """Number of ids, including added tokens."""
     added = backend.get_added_tokens_decoder()
     return max(int(backend.get_vocab_size(with_added_tokens=True)), max(added, default=-1) + 1)

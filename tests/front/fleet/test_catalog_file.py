@@ -133,7 +133,7 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ),
         ('id = "o/n"\ndraft = 1', "draft = 1 is not allowed"),
         ('path = "~nobody-has-this-name/kelp"', "there is no model folder"),
-        (f'path = "{"x" * 300}"', "cannot be looked into: File name too long"),
+        (f'path = "{"x" * 300}"', "cannot be read: File name too long"),
     ],
 )
 def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(
