@@ -1,10 +1,8 @@
-"""Every setting of Holdfast, read once from flags, variables and a file into frozen dataclasses.
+"""All settings, read once from flags, variables and a file into frozen dataclasses.
 
-A room receives its own slice.
-
-A new setting is a field here and a row in `docs/reference/configuration.md` (a test compares the
-two). Its type, its unit (the end of its name) and the arguments of `_setting` say all that the
-readers in `config_sources` need to know.
+To add a setting, add a field here and a row in `docs/reference/configuration.md`; a test compares
+them. `config_sources` derives everything else from the field: its type, its unit (the end of its
+name) and the arguments of `_setting`.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ LogLevel: TypeAlias = Literal["critical", "error", "warning", "info", "debug"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
 _MIB = 1 << 20
-LEAST_BEATS = 3  # that a worker may miss before it is taken to hang
+LEAST_BEATS = 3  # that a worker must miss before it counts as hung
 
 
 def _setting(
@@ -55,11 +53,10 @@ def _setting(
     off: bool = False,
     secret: bool = False,
 ) -> T:
-    """A field with what readers and documentation need.
+    """A field of a setting.
 
-    `off`: that word stands for 0, while 0 itself stands for `auto`, as in every setting that may be
-    None, for which people write `auto`: Holdfast decides. A duration that may be is written
-    `never`.
+    off: the word `off` stands for 0. None, written `auto` or 0, lets Holdfast decide; for a duration
+    it is written `never`.
     """
     metadata = {
         "doc": doc,
@@ -173,7 +170,7 @@ class ServerSettings:
 
     @property
     def scheme(self) -> str:
-        """What the server's URLs begin with."""
+        """The scheme of the server's URLs."""
         return "https" if self.tls_cert else "http"
 
 
@@ -213,7 +210,7 @@ class ModelSettings:
         None,
         "Context: longest prompt and answer together, in tokens; `auto`: the model's own limit.",
         flag="--context",
-        # with less, a chat template and one sentence leave no room for an answer
+        # less leaves no room for an answer after a chat template and one sentence
         limits=Limits(at_least=64),
     )
     trust_remote_code: bool = _setting(False, "Whether to run Python files that come with a model.")
@@ -263,7 +260,7 @@ DEFAULT_MODEL = ModelSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogSettings:
-    """Which models are served where no single one is named."""
+    """Which models are served if no single one is named."""
 
     file: str = _setting(
         "",
@@ -280,7 +277,7 @@ class CatalogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidencySettings:
-    """How the front looks after its workers."""
+    """How the front manages its workers."""
 
     load_seconds: float = _setting(
         60.0,
@@ -334,7 +331,7 @@ class ResidencySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """Who runs when, and how much a step takes."""
+    """Limits of the scheduler and of a step."""
 
     max_running: int = _setting(
         32, "Maximum number of running sequences.", limits=Limits(at_least=1)
@@ -372,7 +369,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSettings:
-    """What one request may ask for."""
+    """Limits of a request."""
 
     max_requests_per_key: int = _setting(
         0,
@@ -435,7 +432,7 @@ class LimitsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsSettings:
-    """How calls of tools are written."""
+    """Tool calls."""
 
     constrain: ConstrainChoice = _setting(
         "strict",
@@ -449,7 +446,7 @@ DEFAULT_TOOLS = ToolsSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Where what was read stays, and in which form."""
+    """The prefix cache on disk and in RAM."""
 
     folder: str = _setting(
         "auto",
@@ -497,7 +494,7 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesSettings:
-    """What is kept of responses and conversations, in the store's folder or else in memory."""
+    """Stored responses and conversations, in the store's folder or in memory."""
 
     max_count: int = _setting(
         10_000,
@@ -527,7 +524,7 @@ DEFAULT_RESPONSES = ResponsesSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """What is logged, and in which form."""
+    """The log and traces."""
 
     level: LogLevel = _setting("info", "Lowest level that is logged.", flag="--log-level")
     format: LogFormat = _setting(
@@ -557,7 +554,7 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings, one slice per room that needs any."""
+    """All settings, by section."""
 
     server: ServerSettings = ServerSettings()
     model: ModelSettings = ModelSettings()
@@ -573,10 +570,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsSources:
-    """Where settings are read from.
-
-    `flags`: key → value; one of None was not given. No file: none is read.
-    """
+    """The sources of settings. flags: key → value, None if not given."""
 
     file: Path | None
     environ: Mapping[str, str] = field(repr=False)
@@ -587,7 +581,7 @@ class SettingsSources:
 class EffectiveSettings:
     """The settings in force.
 
-    `origins`: key → "default", "file PATH", "variable HOLDFAST_X", "flag --x" or "argument MODEL".
+    origins: key → "default", "file PATH", "variable HOLDFAST_X", "flag --x" or "argument MODEL".
     """
 
     settings: Settings
@@ -595,7 +589,7 @@ class EffectiveSettings:
     sources: SettingsSources
 
     def read_again(self) -> EffectiveSettings:
-        """The settings as the same sources say them now. Raises ConfigError."""
+        """Read the same sources again. Raises ConfigError."""
         return load_settings(
             file=self.sources.file, environ=self.sources.environ, flags=self.sources.flags
         )
@@ -606,7 +600,7 @@ def _sections() -> dict[str, type[Any]]:
 
 
 def all_specs() -> dict[str, SettingSpec]:
-    """Key (`section.name`) → what is known of the setting, in the order of the documentation."""
+    """Key (`section.name`) → spec of the setting, in the order of the documentation."""
     specs = {}
     for section, slice_type in _sections().items():
         hints = get_type_hints(slice_type)
@@ -622,9 +616,7 @@ def all_specs() -> dict[str, SettingSpec]:
 
 
 def default_file(environ: Mapping[str, str], *, folder: Path | None = None) -> Path | None:
-    """The settings file when none is named: HOLDFAST_CONFIG, ./holdfast.toml, or that in
-    ~/.config/holdfast.
-    """
+    """The default settings file: HOLDFAST_CONFIG, ./holdfast.toml, or that in ~/.config/holdfast."""
     if environ.get("HOLDFAST_CONFIG"):
         return Path(environ["HOLDFAST_CONFIG"])
     places = [folder or Path.cwd(), *config_folders(environ)]
@@ -632,10 +624,7 @@ def default_file(environ: Mapping[str, str], *, folder: Path | None = None) -> P
 
 
 def config_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The user's folder of settings, ~/.config/holdfast; none for a user without a home.
-
-    It need not be there.
-    """
+    """The user's settings folder, ~/.config/holdfast, which may not exist; none without a home."""
     if environ.get("XDG_CONFIG_HOME"):
         return (Path(environ["XDG_CONFIG_HOME"]) / "holdfast",)
     return (Path(environ["HOME"]) / ".config" / "holdfast",) if environ.get("HOME") else ()
@@ -644,10 +633,10 @@ def config_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
 def load_settings(
     *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> EffectiveSettings:
-    """Read all sources; flag > variable > file > default.
+    """Read all sources: flags override variables, which override the file.
 
-    file: None reads no file (see `default_file`). flags: key → value; a value of None was not
-    given. Raises ConfigError, which names key, value, allowed values and where it came from.
+    file: None reads no file (see `default_file`). flags: key → value, None if not given. Raises
+    ConfigError, which names the key, value, allowed values and source.
     """
     specs = all_specs()
     given: dict[str, Given] = {}
@@ -669,18 +658,18 @@ def load_settings(
 
 
 def value_of(settings: Settings, key: str) -> Any:
-    """The value of one setting by its key."""
+    """The value of a setting."""
     section, _, name = key.partition(".")
     return getattr(getattr(settings, section), name)
 
 
 def shown_value(settings: Settings, key: str) -> str:
-    """The value of one setting as a person would write it; a secret shows only whether it is set."""
+    """The value of a setting as a person would write it; "(set)" for a secret."""
     return describe(all_specs()[key], value_of(settings, key))
 
 
 def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
-    """Refuse values that are good alone but not beside each other."""
+    """Refuse combinations of values. Raises ConfigError."""
     scheduler = settings.scheduler
     for name in ("min_chunk_tokens", "max_running"):
         smaller = getattr(scheduler, name)

@@ -1,6 +1,4 @@
-"""Readers of settings: a TOML file, variables and flags; sizes, durations and other kinds of
-values.
-"""
+"""Reads settings from a TOML file, variables and flags; parses sizes, durations and other values."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from holdfast.errors import ConfigError
 
-OTHER_VARIABLES = ("HOLDFAST_CONFIG",)  # not settings, but ours
+OTHER_VARIABLES = ("HOLDFAST_CONFIG",)  # variables that are not settings
 
 _SIZE_UNITS: dict[str, int] = {"": 1, "b": 1} | {
     f"{letter}{ending}": base**power
@@ -31,18 +29,18 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Between which numbers a setting may lie."""
+    """The range of a setting."""
 
     at_least: float = -math.inf
     at_most: float = math.inf
     above: float = -math.inf
 
     def hold(self, value: float) -> bool:
-        """Whether a number lies between them."""
+        """Whether a number is in the range."""
         return self.at_least <= value <= self.at_most and value > self.above
 
     def in_words(self) -> str:
-        """The limits as the end of a sentence."""
+        """The range as the end of a sentence."""
         if self.at_most < math.inf:
             return f" from {self.at_least:g} to {self.at_most:g}"
         if self.at_least > -math.inf:
@@ -55,19 +53,19 @@ FREE = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingSpec:
-    """What is known of one setting."""
+    """The type, flag and limits of one setting."""
 
     key: str
     kind: str  # text, choice, number, size, duration, switch, list
     default: Any
     doc: str
-    flag: str  # "" when only --set reaches it
-    short: str  # the flag in one letter, or ""
+    flag: str  # empty: only --set reaches it
+    short: str  # one-letter flag, or empty
     choices: tuple[str, ...]
     limits: Limits
-    auto: bool  # the value may be None, written as auto or 0: Holdfast decides
-    off: bool  # the word "off" stands for 0
-    never: bool  # the value may be None, written as never
+    auto: bool  # may be None, written auto or 0: Holdfast decides
+    off: bool  # "off" stands for 0
+    never: bool  # may be None, written never
     secret: bool
 
     @property
@@ -77,7 +75,7 @@ class SettingSpec:
 
     @property
     def flag_origin(self) -> str:
-        """How a value from the command line is said to have come."""
+        """The origin of a value from the command line."""
         if self.flag and not self.flag.startswith("--"):
             return f"argument {self.flag}"
         return f"flag {self.flag or '--set ' + self.key}"
@@ -85,15 +83,15 @@ class SettingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """A value that some source gives for a setting."""
+    """A value of a setting from one source."""
 
     value: object
     origin: str
-    place: str = ""  # more exact than origin, for messages: with the line of the file
+    place: str = ""  # origin with the line of the file, for messages
 
 
 def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, Any]) -> SettingSpec:
-    """What a dataclass field says about its setting."""
+    """The spec of a dataclass field."""
     choices: tuple[str, ...] = get_args(type_hint) if get_origin(type_hint) is Literal else ()
     auto, never = type_hint == int | None, type_hint == float | None
     if choices:
@@ -168,7 +166,7 @@ def describe(spec: SettingSpec, value: Any) -> str:
 
 
 def allowed(spec: SettingSpec) -> str:
-    """What may be written for a setting, for messages and documentation."""
+    """The allowed values of a setting, for messages and documentation."""
     match spec.kind:
         case "choice":
             return " | ".join(spec.choices)
@@ -183,20 +181,18 @@ def allowed(spec: SettingSpec) -> str:
         "size": "a size such as 512MB or 8 GiB",
         "duration": "seconds or a duration such as 250 ms",
     }
-    words = (
-        ", auto or off"
-        if spec.off
-        else ", or auto"
-        if spec.auto
-        else ", or never"
-        if spec.never
-        else ""
-    )
+    words = ""
+    if spec.off:
+        words = ", auto or off"
+    elif spec.auto:
+        words = ", or auto"
+    elif spec.never:
+        words = ", or never"
     return nouns[spec.kind] + spec.limits.in_words() + words
 
 
 def convert(spec: SettingSpec, given: Given) -> Any:
-    """The value in the setting's own type, checked. Raises ConfigError."""
+    """The value in the setting's type, within its limits. Raises ConfigError."""
     if (spec.auto and given.value == "auto") or (spec.never and given.value == "never"):
         return None
     if spec.off and given.value == "off":
@@ -224,7 +220,7 @@ def _as_written(value: object) -> str:
 
 
 def _converted(spec: SettingSpec, value: object) -> Any:
-    """The value in its own type, or None (or ValueError, TypeError) when it has no such form."""
+    """The value in the setting's type. None, ValueError or TypeError: it has the wrong form."""
     match spec.kind:
         case "text":
             return value if isinstance(value, str) else None
@@ -255,7 +251,9 @@ def _switch(value: object) -> bool | None:
     if isinstance(value, bool):
         return value
     word = value.strip().lower() if isinstance(value, str) else ""
-    return True if word in _TRUE else False if word in _FALSE else None
+    if word in _TRUE:
+        return True
+    return False if word in _FALSE else None
 
 
 def _list(value: object) -> tuple[str, ...] | None:
@@ -267,10 +265,7 @@ def _list(value: object) -> tuple[str, ...] | None:
 
 
 def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Given]:
-    """What a TOML file gives.
-
-    Raises ConfigError when it cannot be read or has an unknown section or key.
-    """
+    """The values in a TOML file. Raises ConfigError if it is unreadable or has an unknown key."""
     try:
         text = file.read_text(encoding="utf-8")
         tables = tomllib.loads(text)
@@ -303,7 +298,7 @@ def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Giv
 def given_by_variables(
     specs: Mapping[str, SettingSpec], environ: Mapping[str, str]
 ) -> dict[str, Given]:
-    """What HOLDFAST_… variables give. Raises ConfigError for one that is no setting."""
+    """The values of HOLDFAST_… variables. Raises ConfigError for an unknown one."""
     by_variable = {spec.variable: key for key, spec in specs.items()}
     given = {}
     for variable, value in environ.items():
@@ -318,10 +313,7 @@ def given_by_variables(
 def given_by_flags(
     specs: Mapping[str, SettingSpec], flags: Mapping[str, object]
 ) -> dict[str, Given]:
-    """What the command line gives: key → value, None where a flag was not used.
-
-    Raises ConfigError for an unknown key.
-    """
+    """The values of flags: key → value, None if not given. Raises ConfigError for an unknown key."""
     given = {}
     for key, value in flags.items():
         if value is None:
@@ -340,21 +332,17 @@ def _unknown(noun: str, name: str, place: str, known: Iterable[str]) -> ConfigEr
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The known name that is nearest to one that is none, as the end of a sentence; empty where
-    none is near.
-    """
+    """The known name nearest to an unknown one, as the end of a sentence; else empty."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if not near:  # the right name in the wrong section, or in no section
+    if not near:  # perhaps the right name with a wrong or missing section
         last = name.rpartition(".")[2]
         near = [other for other in names if other.rpartition(".")[2] == last][:1]
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def _place(text: str, origin: str, *, section: str, name: str = "") -> str:
-    """The origin with the line on which a section or setting stands, as far as a plain reading of
-    the text finds it.
-    """
+    """The origin with the line of a section or setting, if a simple search finds it."""
     inside = False
     bare = re.escape(name)
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,7 +1,4 @@
-"""Error types of all rooms.
-
-Each carries its numbers; `front/server/problem.py` alone turns them into statuses.
-"""
+"""The error types of all packages. `front/server/problem.py` alone turns them into status codes."""
 
 from __future__ import annotations
 
@@ -16,63 +13,60 @@ _MIN_LIKENESS = 0.5
 
 
 class SessionFailure(enum.Enum):
-    """Why a session command was not carried out."""
+    """Why a session command failed."""
 
     NOT_FOUND = "not_found"
     EXISTS = "exists"
     OVER_QUOTA = "over_quota"
-    NOT_KEPT = "not_kept"  # of what it has read, nothing is left to export
-    NO_ROOM = "no_room"  # neither RAM nor disk can take it in
+    NOT_KEPT = "not_kept"  # none of its blocks are left to export
+    NO_ROOM = "no_room"  # it fits neither in RAM nor on disk
     TOO_MANY = "too_many"
     BAD_FILE = "bad_file"
     OTHER_MODEL = "other_model"
-    INVALID = "invalid"  # not the id of a session, or what it is to have cannot be kept
-    BUSY = "busy"  # too many exports and imports are under way
-    OFF = "off"  # this worker keeps nothing
+    INVALID = "invalid"  # an invalid id or invalid metadata
+    BUSY = "busy"  # too many exports and imports are running
+    OFF = "off"  # this worker has no cache
     FAILED = "failed"
 
 
 class HoldfastError(Exception):
-    """Anything that Holdfast itself raises on purpose. The message is fit to be shown to a user."""
+    """Any error that Holdfast raises on purpose. Its message can be shown to a user."""
 
 
 class InvalidRequest(HoldfastError):
-    """The client sent something that can never be served: a 4xx.
+    """The request can never be served: a 4xx.
 
-    `field` is the request's field, '' when none is to blame.
-
-    shown: the end of the message that quotes the request; the log leaves it out, since it may be
-    part of a prompt.
+    field: the invalid field of the request, if there is one.
+    shown: the end of the message, which quotes the request. The log omits it, because it may be part
+        of a prompt.
     """
 
     def __init__(self, message: str, *, field: str = "", shown: str = "") -> None:
         super().__init__(message + shown)
-        self.field, self.loggable = field, message
+        self.field = field
+        self.loggable = message
 
 
 class UnknownModel(InvalidRequest):
-    """The request names a model that this server does not have: 404.
-
-    `available`: names and aliases, the first model's first.
-    """
+    """The request names an unknown model: 404. available: names and aliases of the models."""
 
     def __init__(self, *, model: str, available: tuple[str, ...]) -> None:
         shown = model if len(model) <= _LONGEST_SHOWN else model[:_LONGEST_SHOWN] + "…"
-        near, more = nearest_names(shown, available), len(available) - _MOST_NAMES
+        near = nearest_names(shown, available)
+        more = len(available) - _MOST_NAMES
         listed = ", ".join(available[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
         meant = f"; did you mean {' or '.join(near)}?" if near else ""
         super().__init__(
             f"model {shown!r} is not served here; available: {listed}{meant}", field="model"
         )
-        self.model, self.available = model, available
+        self.model = model
+        self.available = available
 
 
 class PromptTooLong(InvalidRequest):
-    """The rendered prompt does not fit the model's context window, of which an answer needs a token
-    too.
+    """The rendered prompt does not fit the model's context window, with one token for the answer.
 
-    The words are OpenAI's: agents look for them to know that the conversation has to be made
-    shorter.
+    The message is OpenAI's: agents look for it to know that they have to compact.
     """
 
     def __init__(self, *, prompt_tokens: int, context_tokens: int, field: str = "messages") -> None:
@@ -88,13 +82,12 @@ class PromptTooLong(InvalidRequest):
             else ""
         )
         super().__init__(message + room, field=field)
-        self.prompt_tokens, self.context_tokens = prompt_tokens, context_tokens
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
 
 
 class NoEmbeddings(InvalidRequest):
-    """The hidden states of the model cannot be reached on any way that was found when it was
-    loaded.
-    """
+    """The hidden states of this model's architecture cannot be accessed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -104,7 +97,7 @@ class NoEmbeddings(InvalidRequest):
 
 
 class TooLargeForMemory(InvalidRequest):
-    """The request alone needs more KV memory than the whole budget: it could never be admitted."""
+    """The request alone needs more KV memory than the budget: it could never be admitted."""
 
     def __init__(self, *, needed_bytes: int, budget_bytes: int) -> None:
         super().__init__(
@@ -112,11 +105,12 @@ class TooLargeForMemory(InvalidRequest):
             f"{budget_bytes:,}",
             field="max_tokens",
         )
-        self.needed_bytes, self.budget_bytes = needed_bytes, budget_bytes
+        self.needed_bytes = needed_bytes
+        self.budget_bytes = budget_bytes
 
 
 class SessionRefused(InvalidRequest):
-    """A session command cannot be carried out; `failure` says why, and which status it is."""
+    """A session command failed; `failure` says why and determines the status."""
 
     def __init__(self, failure: SessionFailure, message: str, *, field: str = "") -> None:
         super().__init__(message, field=field)
@@ -124,18 +118,20 @@ class SessionRefused(InvalidRequest):
 
 
 class QueueFull(HoldfastError):
-    """As many requests wait as may wait: 503 with Retry-After."""
+    """The queue is full: 503 with Retry-After."""
 
     def __init__(self, *, queued: int, limit: int, retry_after_seconds: float) -> None:
         super().__init__(
             f"{queued} requests are waiting already (limit {limit}); try again in "
             f"{retry_after_seconds:.0f} s"
         )
-        self.queued, self.limit, self.retry_after_seconds = queued, limit, retry_after_seconds
+        self.queued = queued
+        self.limit = limit
+        self.retry_after_seconds = retry_after_seconds
 
 
 class ResponsesUnavailable(HoldfastError):
-    """The file of responses cannot be used now, because its disk is full, locked or gone: 503."""
+    """The file of responses cannot be used now (its disk is full, or it is locked or gone): 503."""
 
 
 class WorkerUnavailable(HoldfastError):
@@ -147,9 +143,7 @@ class WorkerUnavailable(HoldfastError):
 
 
 class RenderingUnavailable(WorkerUnavailable):
-    """No process was free to render the chat template, or none could be started: 503 with
-    Retry-After.
-    """
+    """No process could render the chat template: 503 with Retry-After."""
 
     def __init__(self, *, template: str, why: str) -> None:
         super().__init__(
@@ -159,7 +153,7 @@ class RenderingUnavailable(WorkerUnavailable):
 
 
 class ModelPinned(InvalidRequest):
-    """A pinned model is to be unloaded: 409."""
+    """A pinned model cannot be unloaded: 409."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
@@ -168,14 +162,14 @@ class ModelPinned(InvalidRequest):
 
 
 class ModelInUse(InvalidRequest):
-    """A model is to be removed that something is done with: 409."""
+    """A model in use cannot be removed: 409."""
 
     def __init__(self, model: str, why: str) -> None:
         super().__init__(f"model {model!r} {why}; try again later", field="model")
 
 
 class ServerStopping(WorkerUnavailable):
-    """The server is about to end and takes no new requests: 503 with Retry-After."""
+    """The server is stopping and takes no new requests: 503 with Retry-After."""
 
     def __init__(self, *, retry_after_seconds: float) -> None:
         super().__init__(
@@ -186,10 +180,9 @@ class ServerStopping(WorkerUnavailable):
 
 
 class GenerationFailed(HoldfastError):
-    """An accepted request could not be finished (its sampling failed, the worker died): 500, or an
-    error event in a stream.
+    """An accepted request failed, such as by a crash: 500, or an error event in a stream.
 
-    is_deadly: workers died of the request, so it must not be tried again.
+    is_deadly: the request crashed workers, so it must not be retried.
     """
 
     def __init__(self, message: str, *, is_deadly: bool = False) -> None:
@@ -198,19 +191,19 @@ class GenerationFailed(HoldfastError):
 
 
 class TemplateOverrun(HoldfastError):
-    """A model's chat template took more time or memory than rendering a prompt may take, and was
-    ended: 500.
+    """Rendering a model's chat template exceeded its time or memory limit: 500.
 
     why: what it did, as the predicate of a sentence.
     """
 
     def __init__(self, *, template: str, why: str) -> None:
         super().__init__(f"the model's chat template {template!r} {why}; rendering was stopped")
-        self.template, self.why = template, why
+        self.template = template
+        self.why = why
 
 
 class TimeLimitExceeded(HoldfastError):
-    """The request was not done when its time was over: that of its client, or that of the server."""
+    """The request exceeded its time limit, set by the client or the server."""
 
     def __init__(self, *, seconds: float) -> None:
         super().__init__(
@@ -221,28 +214,28 @@ class TimeLimitExceeded(HoldfastError):
 
 
 class ConfigError(HoldfastError):
-    """A setting is unknown or has a bad value; stops the start with exit code 2."""
+    """A setting is unknown or has an invalid value; ends the start with exit code 2."""
 
 
 class AddressInUse(ConfigError):
-    """Another program listens on the port already. `url`: where it is reached."""
+    """Another program already listens on the port, at `url`."""
 
     def __init__(self, *, host: str, port: int, url: str) -> None:
         super().__init__(
             f"port {port} on {host} is taken by another program; stop it or choose another port "
             "(--port)"
         )
-        self.host, self.port, self.url = host, port, url
+        self.host = host
+        self.port = port
+        self.url = url
 
 
 class ModelLoadError(HoldfastError):
-    """A model cannot be fetched, or its folder is missing, truncated, unsupported, its tokenizer
-    broken; exit code 2.
-    """
+    """A model cannot be fetched or loaded; exit code 2."""
 
 
 class NoSuchModel(ModelLoadError):
-    """There is no such model where it was looked for: on the Hub, or in its cache."""
+    """The model is not on the Hub, or not in its cache."""
 
 
 def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
