@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+from holdfast.store.block import StoredBlock
 from holdfast.wire.commands import Command
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand, SessionInfo
-from holdfast.worker.sessions.portable import Frame, Header, SessionFile
+from holdfast.worker.sessions.session_file import Manifest, SessionFile
 from tests.fakes.architectures import probed
-from tests.fakes.caching_worker import CachingWorker, greedy
+from tests.fakes.caching_worker import CONTEXT_TOKENS, CachingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -82,15 +83,17 @@ def ended(subject: CachingWorker) -> list[SessionAnswer]:
     return answers
 
 
-def taken_apart(path: Path) -> tuple[Header, list[Frame]]:
+def taken_apart(path: Path) -> tuple[Manifest, list[StoredBlock]]:
     """A session's file."""
-    file = SessionFile(path)
-    frames = [file.frame(number) for number in range(file.header.frames)]
+    file = SessionFile(path, most_tokens=CONTEXT_TOKENS)
+    blocks = [file.block(key) for key, _ in file.manifest.blocks]
     file.close()
-    return file.header, frames
+    return file.manifest, blocks
 
 
-def exported(folder: Path, name: str = "llama", *, tokens: int = 300) -> tuple[Header, list[Frame]]:
+def exported(
+    folder: Path, name: str = "llama", *, tokens: int = 300
+) -> tuple[Manifest, list[StoredBlock]]:
     """A session that has read the prompt `first`, as a file `whole`, taken apart."""
     path = folder / "whole"
     serve(

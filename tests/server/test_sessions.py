@@ -15,13 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from holdfast.worker.sessions.portable import (
-    Frame,
-    Part,
-    PortableBranch,
-    SessionFile,
-    write_session,
-)
+from holdfast.worker.prefix.chain import Branch, ChainBlock
+from holdfast.worker.sessions.session_file import SessionFile, write_session
 from tests.fakes.server_process import ServerProcess, until
 
 STORY = (
@@ -188,25 +183,24 @@ def test_a_forged_file_is_refused_and_nobody_elses_session_is_touched(
 ) -> None:
     complete(server, STORY, tenant="owner", session="kept")
     (tmp_path / "whole").write_bytes(ask(server, "GET", "/kept/export", tenant="owner").content)
-    file = SessionFile(tmp_path / "whole")
-    header, frame = file.header, file.frame(0)
+    file = SessionFile(tmp_path / "whole", most_tokens=10**6)
+    manifest = file.manifest
+    first = file.block(manifest.blocks[0][0])
     file.close()
     before = ask(server, "GET", "/kept", tenant="owner").json()
-    own = len(frame.head.packed_tokens) // 4
-    twice = PortableBranch(tuple(Part(0, own, own * (number + 1)) for number in range(4000)), ())
-    once = PortableBranch((Part(0, own, own),), ())
-    turned = msgspec.msgpack.decode(frame.head.meta)
+    own = first.block.tokens
+    twice = Branch(
+        blocks=tuple(ChainBlock(first.key, own, own * (number + 1)) for number in range(4000))
+    )
+    once = Branch(blocks=(ChainBlock(first.key, own, own),))
+    turned = msgspec.msgpack.decode(first.meta)
     turned["arrays"] = [
         ["int32", [-side for side in shape[:2]] + shape[2:]] for _, shape in turned["arrays"]
     ]
-    forged = Frame(
-        msgspec.structs.replace(frame.head, meta=msgspec.msgpack.encode(turned)), frame.parts
-    )
-    for branch, content in ((twice, frame), (once, forged)):
+    forged = msgspec.structs.replace(first, meta=msgspec.msgpack.encode(turned))
+    for branch, content in ((twice, first), (once, forged)):
         write_session(
-            tmp_path / "forged",
-            msgspec.structs.replace(header, frames=1, branches=(branch,)),
-            [content],
+            tmp_path / "forged", msgspec.structs.replace(manifest, branches=(branch,)), [content]
         )
         body = (tmp_path / "forged").read_bytes()
         refusal = ask(

@@ -135,7 +135,7 @@ def _pieces(buffer: memoryview) -> Iterator[memoryview]:
 
 
 def read_block(path: Path, key: BlockKey, *, model: str) -> StoredBlock:
-    """Read and verify a whole file; what is handed out are read-only views of one buffer.
+    """Read and verify a whole file; returns read-only views of one buffer.
 
     model: short name of the fingerprint that it must have. The file is read, not mapped: a file
     that is truncated later cannot fault. Raises BlockMissing, BadBlock.
@@ -146,6 +146,18 @@ def read_block(path: Path, key: BlockKey, *, model: str) -> StoredBlock:
         # against 0.7 GB/s, measured).
         buffer = memoryview(bytearray(os.fstat(file).st_size))
         _fill(file, buffer, key)
+    return _verified_block(buffer, key, preamble, model=model)
+
+
+def decode_block(content: bytes, key: BlockKey, *, model: str) -> StoredBlock:
+    """A block from the content of its file, as `read_block`. Raises BadBlock."""
+    preamble = _checked_preamble(content[:ALIGNMENT], key, file_bytes=len(content))
+    return _verified_block(memoryview(content), key, preamble, model=model)
+
+
+def _verified_block(
+    buffer: memoryview, key: BlockKey, preamble: bytes, *, model: str
+) -> StoredBlock:
     header = _verified_header(buffer, key, preamble)
     if fingerprint_id(header.fingerprint) != model:
         raise BadBlock(key, "belongs to another model")
@@ -189,10 +201,12 @@ def _opened(path: Path, key: BlockKey) -> Iterator[int]:
 
 
 def _read_preamble(file: int, key: BlockKey) -> bytes:
-    size = os.fstat(file).st_size
-    head = os.pread(file, ALIGNMENT, 0)
+    return _checked_preamble(os.pread(file, ALIGNMENT, 0), key, file_bytes=os.fstat(file).st_size)
+
+
+def _checked_preamble(head: bytes, key: BlockKey, *, file_bytes: int) -> bytes:
     if len(head) < ALIGNMENT:
-        raise BadBlock(key, f"truncated to {size} bytes")
+        raise BadBlock(key, f"truncated to {file_bytes} bytes")
     preamble = head[: _PREAMBLE.size]
     magic, version, header_bytes, payload_bytes, _ = _PREAMBLE.unpack(preamble)
     if magic != _MAGIC:
@@ -200,8 +214,8 @@ def _read_preamble(file: int, key: BlockKey) -> bytes:
     if version != FORMAT:
         raise BadBlock(key, f"format {version}")
     claimed = _payload_start(preamble) + payload_bytes
-    if header_bytes > MOST_HEADER_BYTES or claimed != size:
-        raise BadBlock(key, f"{size} bytes long, the header says {claimed}")
+    if header_bytes > MOST_HEADER_BYTES or claimed != file_bytes:
+        raise BadBlock(key, f"{file_bytes} bytes long, the header says {claimed}")
     return preamble
 
 

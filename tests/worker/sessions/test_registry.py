@@ -47,7 +47,7 @@ def test_who_was_used_longest_ago_makes_room_unless_it_is_pinned() -> None:
     assert subject.victims("") == []
     loose = subject.open("loose", tenant="", now=1)
     assert subject.victims("") == [loose]
-    assert refused(lambda: subject.victims("", but=loose)) is SessionFailure.TOO_MANY
+    assert refused(lambda: subject.victims("", spared=loose)) is SessionFailure.TOO_MANY
     subject.close(loose)
     other = subject.open("other", tenant="", now=2)
     other.pinned = True
@@ -60,7 +60,7 @@ def test_a_tenant_ends_its_own_sessions_before_those_of_others() -> None:
     others = subject.open("o", tenant="other", now=0)
     mine = [subject.open(name, tenant="me", now=now) for now, name in enumerate("ab", start=1)]
     assert subject.victims("me") == [mine[0]]
-    assert subject.victims("me", but=mine[0]) == [mine[1]]
+    assert subject.victims("me", spared=mine[0]) == [mine[1]]
     assert subject.victims("new") == [others]
     assert subject.victims("me", sessions=3) == [*mine, others]
 

@@ -15,7 +15,7 @@ from holdfast.errors import SessionFailure
 from holdfast.store.inspect import clear_store
 from holdfast.wire.commands import Command
 from holdfast.worker.prefix.chain import pack_tokens
-from holdfast.worker.sessions.portable import write_session
+from holdfast.worker.sessions.session_file import write_session
 from tests.fakes.caching_worker import greedy
 from tests.fakes.payloads import Weight
 from tests.fakes.session_worker import (
@@ -30,13 +30,11 @@ from tests.fakes.session_worker import (
     worker,
 )
 
-DATA = Path(__file__).parent / "data"
-
 
 def test_a_file_that_others_pins_leave_no_room_for_is_refused(tmp_path: Path) -> None:
-    header, frames = exported(tmp_path, "llama", tokens=1000)
-    write_session(tmp_path / "file", header, frames)
-    nbytes = sum(len(part) for frame in frames for part in frame.parts)
+    manifest, blocks = exported(tmp_path, "llama", tokens=1000)
+    write_session(tmp_path / "file", manifest, blocks)
+    nbytes = sum(size for _, size in manifest.blocks)
     subject = worker(ram_bytes=int(nbytes * 1.4), pinned_percent=90)
     inbox = subject.serve(
         [
@@ -53,8 +51,8 @@ def test_a_file_that_others_pins_leave_no_room_for_is_refused(tmp_path: Path) ->
 
 
 def test_a_name_that_is_taken_is_refused_before_anything_comes_in(tmp_path: Path) -> None:
-    header, frames = exported(tmp_path, "llama")
-    write_session(tmp_path / "file", header, frames)
+    manifest, blocks = exported(tmp_path, "llama")
+    write_session(tmp_path / "file", manifest, blocks)
     inbox = worker().serve(
         [
             [ask("open", "o")],
@@ -67,32 +65,30 @@ def test_a_name_that_is_taken_is_refused_before_anything_comes_in(tmp_path: Path
     assert inbox.finished("mine").cached_tokens == 0
 
 
-def test_a_file_that_an_earlier_version_has_written_comes_in_and_goes_out_as_it_was(
-    tmp_path: Path,
-) -> None:
-    """Written by the version of November 2026, before the rooms were redrawn: two branches on one
-    block, windows as states.
-    """
-    before, again = DATA / "written_before.holdfast-session", tmp_path / "again"
+def test_an_imported_session_is_exported_as_it_was(tmp_path: Path) -> None:
+    """Two branches that share a block, with windows as states."""
+    first, again = tmp_path / "first", tmp_path / "again"
     common = prompt("common", 5)
     turns = [(*common, *prompt("a", 2)), (*common, *prompt("b", 1))]
+    serve(
+        worker("gemma3_text"),
+        greedy("common", common, max_tokens=0, session_id="s"),
+        *[greedy(str(number), turn, session_id="s") for number, turn in enumerate(turns)],
+        ask("export", "e", path=str(first)),
+    )
     inbox = serve(
-        worker("gemma3_text"), ask("import", "i", "", path=str(before)), ask("export", "e", "written before", path=str(again)),
+        worker("gemma3_text"), ask("import", "i", "", path=str(first)), ask("export", "e", path=str(again)),
         *[greedy(str(number), turn) for number, turn in enumerate(turns)],
     )  # fmt: skip
-    assert (info(inbox, "i").branches, info(inbox, "i").kept_tokens, info(inbox, "i").metadata) == (
-        2,
-        7,
-        {"agent": "one"},
-    )
+    assert info(inbox, "i").branches == 2
     assert [inbox.finished(str(number)).cached_tokens for number in (0, 1)] == [
         len(turn) - 1 for turn in turns
     ]
-    (header, frames), (written, back) = taken_apart(before), taken_apart(again)
-    assert replace(written, created_at=header.created_at, requests=header.requests) == header
-    assert [frame.head for frame in back] == [frame.head for frame in frames]
-    assert [list(map(bytes, frame.parts)) for frame in back] == [
-        list(map(bytes, frame.parts)) for frame in frames
+    (manifest, blocks), (written, back) = taken_apart(first), taken_apart(again)
+    assert replace(written, created_at=manifest.created_at, requests=manifest.requests) == manifest
+    assert [each.block for each in back] == [each.block for each in blocks]
+    assert [[bytes(part) for part in each.parts] for each in back] == [
+        [bytes(part) for part in each.parts] for each in blocks
     ]
 
 
@@ -237,7 +233,9 @@ def test_an_export_between_the_steps_of_others_changes_neither(tmp_path: Path) -
         in_turn=True,
     )
     assert info(inbox, "e").tokens == 305
-    assert [frame.head for frame in taken_apart(path)[1]] == [frame.head for frame in alone]
+    assert [(each.block, each.meta) for each in taken_apart(path)[1]] == [
+        (each.block, each.meta) for each in alone
+    ]
     for request in busy:
         assert inbox.tokens(request.request_id) == serve(worker(), request).tokens(
             request.request_id

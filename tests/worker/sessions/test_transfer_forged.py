@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.errors import SessionFailure
+from holdfast.store.block import StoredBlock
 from holdfast.wire.commands import Command
 from holdfast.wire.sessions import SessionAnswer
-from holdfast.worker.sessions.portable import Frame, Header, Part, PortableBranch, write_session
+from holdfast.worker.prefix.chain import Branch, ChainBlock, ChainState
+from holdfast.worker.sessions.session_file import Manifest, write_session
 from tests.fakes.caching_worker import CONTEXT_TOKENS, CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, ended, exported, info, prompt, serve, worker
 
@@ -28,10 +30,10 @@ KINDS = ["llama", "gemma3_text", "qwen3_next", "rwkv7", "falcon_h1", "deepseek_v
 Forger = Callable[[dict[str, Any]], None]
 
 
-def described(frame: Frame, forge: Forger) -> Frame:
-    meta = msgspec.msgpack.decode(frame.head.meta)
+def described(block: StoredBlock, forge: Forger) -> StoredBlock:
+    meta = msgspec.msgpack.decode(block.meta)
     forge(meta)
-    return Frame(replace(frame.head, meta=msgspec.msgpack.encode(meta)), frame.parts)
+    return replace(block, meta=msgspec.msgpack.encode(meta))
 
 
 def shaped(change: Callable[[list[int]], list[int]]) -> Forger:
@@ -80,7 +82,7 @@ FORGERIES: dict[str, Forger] = {
 
 
 def refused(
-    subject: CachingWorker, folder: Path, files: Sequence[tuple[Header, list[Frame]]]
+    subject: CachingWorker, folder: Path, files: Sequence[tuple[Manifest, list[StoredBlock]]]
 ) -> list[SessionAnswer]:
     """Have each of these refused; another tenant's session is whole before and after, and so is who
     asks meanwhile.
@@ -89,8 +91,8 @@ def refused(
         [greedy("theirs", prompt("theirs"), session_id="theirs", tenant="t")],
         [ask("get", "before", "theirs", tenant="t")],
     ]
-    for number, (header, frames) in enumerate(files):
-        write_session(folder / str(number), header, frames)
+    for number, (manifest, blocks) in enumerate(files):
+        write_session(folder / str(number), manifest, blocks)
         path = str(folder / str(number))
         commands.append([ask("import", str(number), f"made up {number}", path=path)])
     commands.append([ask("get", "after", "theirs", tenant="t")])
@@ -105,17 +107,17 @@ def refused(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_does_not_fit_the_models_layers_is_refused(name: str, tmp_path: Path) -> None:
-    header, frames = exported(tmp_path, name)
+    manifest, blocks = exported(tmp_path, name)
     made_up = []
     for forge in FORGERIES.values():
-        forged = [described(frame, forge) for frame in frames]
-        if any(one.head != other.head for one, other in zip(forged, frames, strict=True)):
-            made_up.append((header, forged))
-    last = frames[-1]
+        forged = [described(block, forge) for block in blocks]
+        if any(one.meta != other.meta for one, other in zip(forged, blocks, strict=True)):
+            made_up.append((manifest, forged))
+    last = blocks[-1]
     for bad in (np.nan, np.inf):
         parts = tuple(np.full(len(part) // 4, bad, np.float32).tobytes() for part in last.parts)
         if any(parts):
-            made_up.append((header, [*frames[:-1], Frame(last.head, parts)]))
+            made_up.append((manifest, [*blocks[:-1], replace(last, parts=parts)]))
     assert len(made_up) > 6
     answers = refused(worker(name), tmp_path, made_up)
     assert {found.failure for found in answers} == {SessionFailure.BAD_FILE}
@@ -126,74 +128,79 @@ def test_what_does_not_fit_the_models_layers_is_refused(name: str, tmp_path: Pat
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32])
 def test_a_state_of_integers_is_refused(name: str, dtype: type, tmp_path: Path) -> None:
     """As many bytes, and every shape is right."""
-    header, frames = exported(tmp_path, name)
+    manifest, blocks = exported(tmp_path, name)
     forged = [
-        described(frame, typed(np.dtype(dtype).name)) if frame.head.kind == "state" else frame
-        for frame in frames
+        described(each, typed(np.dtype(dtype).name)) if each.block.kind == "state" else each
+        for each in blocks
     ]
-    (found,) = refused(worker(name), tmp_path, [(header, forged)])
+    (found,) = refused(worker(name), tmp_path, [(manifest, forged)])
     assert found.failure is SessionFailure.BAD_FILE
 
 
 def test_one_block_named_4000_times_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    header, frames = exported(tmp_path, "llama")
-    own = len(frames[0].head.packed_tokens) // 4
-    times = tuple(Part(0, own, own * (number + 1)) for number in range(4000))
+    manifest, blocks = exported(tmp_path, "llama")
+    key, own = blocks[0].key, blocks[0].block.tokens
+    times = tuple(ChainBlock(key, own, own * (number + 1)) for number in range(4000))
     short = tuple(part for part in times if part.end <= CONTEXT_TOKENS)
     twice = [
-        (replace(header, frames=1, branches=(PortableBranch(named, ()),)), frames[:1])
+        (replace(manifest, branches=(Branch(blocks=named),)), blocks[:1])
         for named in (times, short, times[:2])
     ]
     found = refused(worker(ram_bytes=1 << 20), tmp_path, twice)
     assert [each.failure for each in found] == [SessionFailure.BAD_FILE] * 3
     assert "tokens, the model takes 4096" in found[0].message
-    assert all("named twice" in each.message for each in found[1:])
+    assert all("does not fit its branch" in each.message for each in found[1:])
 
 
 def test_a_file_beyond_the_quota_is_refused_before_anything_has_to_leave(tmp_path: Path) -> None:
-    header, frames = exported(tmp_path, "llama", tokens=2000)
-    nbytes = sum(len(part) for frame in frames for part in frame.parts)
-    (found,) = refused(worker(ram_bytes=int(nbytes * 1.9)), tmp_path, [(header, frames)])
+    manifest, blocks = exported(tmp_path, "llama", tokens=2000)
+    nbytes = sum(size for _, size in manifest.blocks)
+    (found,) = refused(worker(ram_bytes=int(nbytes * 1.9)), tmp_path, [(manifest, blocks)])
     assert found.failure is SessionFailure.OVER_QUOTA
     assert f"{nbytes:,}" in found.message
 
 
 def test_a_block_that_says_it_stands_elsewhere_is_refused(tmp_path: Path) -> None:
-    header, frames = exported(tmp_path, "llama")
+    manifest, blocks = exported(tmp_path, "llama")
     moved = [
-        described(frame, lambda meta: meta.update(start=meta["start"] + 1)) for frame in frames
+        described(block, lambda meta: meta.update(start=meta["start"] + 1)) for block in blocks
     ]
-    (found,) = refused(worker(), tmp_path, [(header, moved)])
+    (found,) = refused(worker(), tmp_path, [(manifest, moved)])
     assert found.failure is SessionFailure.BAD_FILE
-    assert "stands elsewhere" in found.message
+    assert "is for other tokens" in found.message
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_a_made_up_file_harms_nobody_and_is_answered(name: str, tmp_path: Path) -> None:
     """The checksum is right, the contents are not: what a hostile or broken writer would send."""
-    header, frames = exported(tmp_path, name)
+    manifest, blocks = exported(tmp_path, name)
 
-    def with_meta(meta: bytes) -> list[Frame]:
-        return [Frame(replace(frame.head, meta=meta), frame.parts) for frame in frames]
+    def with_meta(meta: bytes) -> list[StoredBlock]:
+        return [replace(block, meta=meta) for block in blocks]
 
-    def with_parts(change: Callable[[bytes], bytes]) -> list[Frame]:
-        changed = []
-        for frame in frames:
-            parts = tuple(change(bytes(part)) for part in frame.parts)
-            changed.append(Frame(replace(frame.head, part_bytes=tuple(map(len, parts))), parts))
-        return changed
+    def with_parts(change: Callable[[bytes], bytes]) -> list[StoredBlock]:
+        return [
+            replace(block, parts=tuple(change(bytes(part)) for part in block.parts))
+            for block in blocks
+        ]
 
-    metas = {bytes(frame.head.meta) for frame in frames}
+    def with_tokens(change: Callable[[bytes], bytes]) -> list[StoredBlock]:
+        return [
+            replace(each, block=replace(each.block, packed_tokens=change(each.block.packed_tokens)))
+            for each in blocks
+        ]
+
+    metas = {bytes(block.meta) for block in blocks}
     made_up = [
         with_meta(b""), with_meta(b"\xc1"), with_meta(b"\x80"), with_parts(lambda part: part[:-4]), with_parts(lambda part: b""),
         with_parts(lambda part: part + part), *[with_meta(meta) for meta in metas if len(metas) > 1],
         *[with_meta(meta.replace(b"\x02", b"\x7f").replace(b"\x10", b"\xff")) for meta in metas],
-        [Frame(replace(frame.head, offset=3), frame.parts) for frame in frames],
+        with_tokens(lambda packed: packed[4:]), with_tokens(lambda packed: packed + packed[:4]),
     ]  # fmt: skip
     imports: list[Command] = []
     for number, each in enumerate(made_up):
         path = tmp_path / f"{number}"
-        write_session(path, header, each)
+        write_session(path, manifest, each)
         imports.append(ask("import", f"{number}", f"made up {number}", path=str(path)))
     inbox = serve(
         worker(name), greedy("busy", prompt("busy"), max_tokens=30), *imports,
@@ -213,15 +220,10 @@ def test_a_made_up_file_harms_nobody_and_is_answered(name: str, tmp_path: Path) 
 numbers = st.one_of(
     st.integers(-3, 400), st.sampled_from([-(2**63), 2**63 - 1, 2**40, 256, 300, 305])
 )
-parts = st.lists(st.builds(Part, numbers, numbers, numbers), max_size=4).map(tuple)
-branches = st.lists(
-    st.builds(PortableBranch, parts, st.lists(st.tuples(numbers, numbers), max_size=4).map(tuple)),
-    max_size=3,
-).map(tuple)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Header, list[Frame]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, list[StoredBlock]]:
     return exported(tmp_path_factory.mktemp("whole"), "qwen3_next")
 
 
@@ -239,9 +241,8 @@ def taken_in(subject: CachingWorker, path: Path) -> SessionAnswer:
 
 
 @given(
-    changes=st.fixed_dictionaries(
-        {}, optional={"frames": numbers, "branches": branches, "requests": numbers}
-    ),
+    data=st.data(),
+    requests=numbers,
     meta=st.dictionaries(
         st.sampled_from(
             ["tokens", "start", "codec", "dtype", "arrays", "position", "layers", "type"]
@@ -253,24 +254,28 @@ def taken_in(subject: CachingWorker, path: Path) -> SessionAnswer:
         ),
         max_size=2,
     ),
-    offset=numbers,
 )
 def test_whatever_a_header_says_a_file_is_taken_in_or_refused(
-    changes: dict[str, Any],
+    data: st.DataObject,
+    requests: int,
     meta: dict[str, Any],
-    offset: int,
-    whole: tuple[Header, list[Frame]],
+    whole: tuple[Manifest, list[StoredBlock]],
     target: CachingWorker,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    header, frames = whole
-    forged = [described(frame, lambda known: known.update(meta)) for frame in frames]
-    forged = (
-        [Frame(replace(frame.head, offset=offset), frame.parts) for frame in forged]
-        if offset % 3
-        else forged
-    )
+    manifest, blocks = whole
+    forged = [described(block, lambda known: known.update(meta)) for block in blocks]
+    keys = st.sampled_from([*(block.key for block in blocks), b"", bytes(32)])
+    branches = st.lists(
+        st.builds(
+            Branch,
+            blocks=st.lists(st.builds(ChainBlock, keys, numbers, numbers), max_size=4).map(tuple),
+            states=st.lists(st.builds(ChainState, keys, numbers), max_size=4).map(tuple),
+        ),
+        max_size=3,
+    ).map(tuple)
+    chosen = data.draw(st.one_of(st.just(manifest.branches), branches))
     path = tmp_path_factory.mktemp("forged") / "file"
-    write_session(path, replace(header, **changes), forged)
+    write_session(path, replace(manifest, requests=requests, branches=chosen), forged)
     assert taken_in(target, path).failure in (None, SessionFailure.BAD_FILE)
     target.index.check_invariants()

@@ -1,4 +1,4 @@
-"""The worker's sessions: carries out commands, keeps where requests have left their tokens.
+"""The sessions of a worker: carries out commands, records what requests have read.
 
 Device thread only.
 """
@@ -27,15 +27,18 @@ from holdfast.wire.sessions import (
 from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.tiers import Residence
-from holdfast.worker.sessions.pins import SessionPins
-from holdfast.worker.sessions.portable import Header, SessionFile
-from holdfast.worker.sessions.prefix_pins import PrefixPins
-from holdfast.worker.sessions.record import Session, decode_record, encode_record, record_name
-from holdfast.worker.sessions.registry import SessionRegistry
+from holdfast.worker.sessions.pins import PrefixPins, SessionPins
+from holdfast.worker.sessions.registry import (
+    Session,
+    SessionRegistry,
+    decode_record,
+    encode_record,
+)
+from holdfast.worker.sessions.session_file import Manifest, SessionFile
 from holdfast.worker.sessions.transfer import Transfer, Transfers
 
-RECORD_SECONDS = 0.5  # records of sessions in use are written so often at most
-EXPIRY_SECONDS = 1.0  # between looks at whose time is over
+RECORD_SECONDS = 0.5  # between writes of the records of sessions in use
+EXPIRY_SECONDS = 1.0  # between checks for expired sessions
 
 logger = logging.getLogger("holdfast.worker.sessions")
 
@@ -83,11 +86,11 @@ class SessionService:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a file is being written or taken in: the loop must not sleep then."""
+        """Whether an export or import is under way: then the loop must not sleep."""
         return self._transfers.is_busy
 
     def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
-        """The answer to a command; None when it comes later, out of `tend`."""
+        """The answer to a command; None if it comes later, from `tend`."""
         self._expire()
         try:
             _check(command)
@@ -96,9 +99,9 @@ class SessionService:
             return _refused(command, refusal)
 
     def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
-        """A request of a session has ended and what it leaves is put away.
+        """A request of a session has ended, and what it computed is committed.
 
-        A session that is not there begins with it.
+        Opens the session if there is none of that id.
         """
         now = self._clock()
         session = self._registry.find(session_id, tenant=tenant)
@@ -120,20 +123,16 @@ class SessionService:
         chain: bytes | bytearray,
         began_from: Sequence[BlockKey],
     ) -> None:
-        """A request has ended and what it leaves is put away: what it has begun from was used, and
-        its own pins begin.
-        """
+        """A request has ended: renew the prefixes that it started from, and keep its own."""
         self._prefixes.use(began_from, now=self._clock())
         self._prefixes.keep(wanted, tenant=tenant, chain=chain, now=self._clock())
 
     def tend(self) -> list[SessionAnswer]:
-        """Go on with transfers, end sessions whose time is over, write records; returns answers
-        that are due.
-        """
+        """Continue transfers, close expired sessions, write records; returns answers that are due."""
         ended = [self._ended(transfer) for transfer in self._transfers.advance()]
         answers = [answer for answer in ended if answer is not None]
         if answers:
-            return answers  # before anything else can go wrong
+            return answers  # before anything else can fail
         now = self._clock()
         if now - self._looked_at >= EXPIRY_SECONDS:
             self._looked_at = now
@@ -149,10 +148,10 @@ class SessionService:
         self._transfers.close()
 
     def abandon(self) -> None:
-        """End the threads; nothing else can be done any more."""
+        """End the threads, nothing else."""
         self._transfers.close()
 
-    # -- what can be done
+    # -- operations
 
     def _list(self, command: SessionCommand) -> SessionAnswer:
         return self._answer(command, *self._registry.of(command.tenant)[: command.limit])
@@ -178,7 +177,7 @@ class SessionService:
         session = self._registry.get(command.session_id, tenant=command.tenant)
         self._registry.refuse_taken(command.new_session_id, tenant=command.tenant)
         self._check_pin(command, session)
-        self._make_room(command.tenant, but=session)
+        self._make_room(command.tenant, spared=session)
         fork = self._registry.open(
             command.new_session_id,
             tenant=command.tenant,
@@ -210,7 +209,7 @@ class SessionService:
     def _close(self, command: SessionCommand) -> SessionAnswer:
         session = self._registry.get(command.session_id, tenant=command.tenant)
         answer = self._answer(command, session)
-        if command.forget:  # first: while there is a record, another worker can go on with it
+        if command.forget:  # first: while there is a record, another worker can open it
             self._pins.drop(session)
             self._forget(session)
         self._end(session)
@@ -225,17 +224,17 @@ class SessionService:
         self._registry.refuse_taken(command.session_id, tenant=command.tenant)
         self._transfers.begin_import(command)
 
-    # -- what comes of it
+    # -- import and export, closing
 
     def _end(self, session: Session) -> None:
         self._pins.drop(session)
         self._registry.close(session)
-        self._dirty.pop(record_name(session), None)
+        self._dirty.pop(session.record_name, None)
         if self._cache.store is not None:
-            self._cache.store.remove_record(record_name(session))
+            self._cache.store.remove_record(session.record_name)
 
     def _forget(self, session: Session) -> None:
-        """Delete the ends of a session's branches, up to where something else stands on them."""
+        """Delete the branches of a session, except what another session or chain needs."""
         others = [other for other in self._registry.of(session.tenant) if other is not session]
         needed = {key for other in others for branch in other.branches for key in branch.keys}
         for branch in session.branches:
@@ -243,20 +242,16 @@ class SessionService:
         self._cache.live.forget_session(session.session_id, tenant=session.tenant)
 
     def _check_room(self, command: SessionCommand, file: SessionFile) -> None:
-        """Refuse a file that cannot come in, before any of it does and anything has to leave for
-        it. Raises SessionRefused.
-        """
+        """Refuse a file that does not fit, before anything is evicted for it."""
         self._registry.refuse_taken(
-            command.session_id or file.header.session_id, tenant=command.tenant
+            command.session_id or file.manifest.session_id, tenant=command.tenant
         )
         self._registry.victims(command.tenant)
-        quota_bytes, free_bytes = (
-            self._quota_bytes(),
-            self._budget_bytes() - self._pins.pinned_bytes,
-        )
+        quota_bytes = self._quota_bytes()
+        free_bytes = self._budget_bytes() - self._pins.pinned_bytes
         if file.nbytes > quota_bytes:
             message = (
-                f"the file holds {file.nbytes:,} bytes, a session may bring {quota_bytes:,} "
+                f"the file holds {file.nbytes:,} bytes, an imported session may have {quota_bytes:,} "
                 "(store.pinned_percent)"
             )
             raise SessionRefused(SessionFailure.OVER_QUOTA, message)
@@ -270,13 +265,10 @@ class SessionService:
             raise SessionRefused(SessionFailure.NO_ROOM, message)
 
     def _imported(
-        self, command: SessionCommand, header: Header, chains: Sequence[bytearray]
+        self, command: SessionCommand, manifest: Manifest, chains: Sequence[bytes]
     ) -> Session:
-        """A session over chains that have come in.
-
-        Raises SessionRefused when not all of them has found room.
-        """
-        session_id, tenant = command.session_id or header.session_id, command.tenant
+        """Open a session over imported chains. Raises SessionRefused if some of them found no room."""
+        session_id, tenant = command.session_id or manifest.session_id, command.tenant
         self._registry.refuse_taken(session_id, tenant=tenant)
         branches = tuple(self._cache.index.branch(chain, tenant=tenant) for chain in chains)
         if any(
@@ -289,17 +281,15 @@ class SessionService:
             session_id,
             tenant=tenant,
             now=self._clock(),
-            ttl_seconds=header.ttl_seconds,
-            metadata=header.metadata,
+            ttl_seconds=manifest.ttl_seconds,
+            metadata=manifest.metadata,
         )
         session.branches = branches
         self._changed(session)
         return session
 
     def _ended(self, transfer: Transfer) -> SessionAnswer | None:
-        """The answer to a transfer; None when it begins again, because the store has lost a part of
-        what was to be exported.
-        """
+        """The answer to a transfer; None if an export starts again because the store lost a block."""
         if transfer.lost and self._cache.store is not None:
             self._cache.index.unreadable(transfer.lost)
             self._cache.forget([key for key in transfer.lost if self._cache.payload(key) is None])
@@ -344,9 +334,9 @@ class SessionService:
         )
 
     def _changed(self, session: Session) -> None:
-        self._dirty[record_name(session)] = session
+        self._dirty[session.record_name] = session
         if session.pinned or self._clock() - self._recorded_at >= RECORD_SECONDS:
-            # before the pins, so that none is without a session that can take it back
+            # before the pins, so that every pin has a session that can undo it
             self._write_records()
         self._pins.sync(session)
         while self._pins.state_of(session) == "over_quota" and self._prefixes.give_way():
@@ -360,7 +350,7 @@ class SessionService:
                 self._cache.store.put_record(name, encode_record(session))
 
     def _take_over(self) -> None:
-        """Go on with the sessions that an earlier worker on this store has left."""
+        """Load the sessions of earlier workers on this store."""
         if self._cache.store is None:
             return
         for session in self._decoded(self._cache.store.records()).values():
@@ -371,10 +361,7 @@ class SessionService:
         self._make_room("", sessions=0)
 
     def _decoded(self, records: dict[str, bytes]) -> dict[str, Session]:
-        """Sessions by the names of their records.
-
-        Those of other versions are left alone, and logged once.
-        """
+        """Sessions by record name. Records of other versions are left alone, and logged once."""
         found: dict[str, Session] = {}
         for name, data in records.items():
             if name in self._unreadable:
@@ -387,9 +374,9 @@ class SessionService:
         return found
 
     def _expire(self) -> None:
-        """End sessions whose time is over.
+        """Close expired sessions.
 
-        With a store only when it has said whether another worker has used them since.
+        With a store, only after it has answered whether another worker has used them since.
         """
         over = self._registry.expired(self._clock())
         store = self._cache.store
@@ -406,7 +393,7 @@ class SessionService:
                 recorded = self._decoded(self._asked_records.result())
             self._asked_records = None
         for session in over:
-            other = recorded.get(record_name(session))
+            other = recorded.get(session.record_name)
             if other is not None and other.last_used_at > session.last_used_at:
                 self._pins.drop(session)
                 self._registry.put(other)
@@ -415,20 +402,20 @@ class SessionService:
             if self._registry.find(session.session_id, tenant=session.tenant) is session:
                 self._end(session)
 
-    def _make_room(self, tenant: str, *, but: Session | None = None, sessions: int = 1) -> None:
-        """End sessions until so many more can be opened.
+    def _make_room(self, tenant: str, *, spared: Session | None = None, sessions: int = 1) -> None:
+        """Close sessions until this many more can be opened.
 
-        Raises SessionRefused when too many are pinned.
+        Raises SessionRefused if too many are pinned.
         """
-        for victim in self._registry.victims(tenant, sessions=sessions, but=but):
+        for victim in self._registry.victims(tenant, sessions=sessions, spared=spared):
             self._end(victim)
 
     def _check_pin(self, command: SessionCommand, session: Session) -> None:
-        """Refuse to pin a session that does not fit. Raises SessionRefused."""
+        """Refuse to pin a session that does not fit the quota."""
         while command.pinned is True and not self._pins.fits(session):
             if not self._prefixes.give_way():
                 message = (
-                    f"pinned sessions may keep {self._quota_bytes():,} bytes, and keep "
+                    f"pinned sessions may hold {self._quota_bytes():,} bytes, and hold "
                     f"{self._pins.pinned_bytes:,}"
                 )
                 raise SessionRefused(SessionFailure.OVER_QUOTA, f"{message}: unpin another one")
@@ -448,10 +435,7 @@ def _refused(command: SessionCommand, refusal: SessionRefused) -> SessionAnswer:
 
 
 def _check(command: SessionCommand) -> None:
-    """Refuse what could not be kept or named.
-
-    The server has refused it before; the library's callers come here.
-    """
+    """Refuse invalid ids, metadata and times. The server has checked them; the library has not."""
     is_named_by_file = command.operation == "import" and not command.session_id
     opened = {
         "open": command.session_id,
@@ -459,13 +443,14 @@ def _check(command: SessionCommand) -> None:
         "fork": command.new_session_id,
     }.get(command.operation)
     if opened is not None and not is_named_by_file and not is_session_id(opened):
-        raise SessionRefused(SessionFailure.INVALID, f"not the id of a session: {opened!r}")
+        raise SessionRefused(SessionFailure.INVALID, f"not a valid session id: {opened!r}")
     if command.metadata is not msgspec.UNSET and not is_fit_metadata(command.metadata):
         raise SessionRefused(
             SessionFailure.INVALID,
-            "metadata takes up to 16 pairs of texts, of at most 64 and 512 characters",
+            "metadata may have up to 16 pairs of strings, of at most 64 and 512 characters",
         )
     if command.ttl_seconds is not msgspec.UNSET and not is_fit_ttl(command.ttl_seconds):
         raise SessionRefused(
-            SessionFailure.INVALID, "a session lives for more than 0 seconds and at most ten years"
+            SessionFailure.INVALID,
+            "a session's time to live must be more than 0 seconds and at most ten years",
         )

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from holdfast.store.budget import StoreLimits
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest
 from holdfast.worker.prefix.chain import pack_tokens
-from holdfast.worker.sessions.pins import SessionPins
-from holdfast.worker.sessions.prefix_pins import MOST_PREFIXES, PrefixPins
-from holdfast.worker.sessions.record import Session
+from holdfast.worker.sessions.pins import MOST_PREFIXES, PrefixPins, SessionPins
+from holdfast.worker.sessions.registry import Session
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 
@@ -159,7 +158,7 @@ def test_when_the_quota_is_used_up_the_first_to_end_gives_way_whosever_it_is(
 
 def test_there_are_only_so_many(pins: PrefixPins, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_PREFIXES >= 100
-    monkeypatch.setattr("holdfast.worker.sessions.prefix_pins.MOST_PREFIXES", 2)
+    monkeypatch.setattr("holdfast.worker.sessions.pins.MOST_PREFIXES", 2)
     for now, name in enumerate("cde"):
         keep(pins, name, now=now)
     assert len(pins) == 2

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.worker.prefix.chain import Branch, ChainBlock, ChainState
-from holdfast.worker.sessions.record import (
+from holdfast.worker.sessions.registry import (
     MOST_BRANCHES,
     Session,
     decode_record,
     encode_record,
-    record_name,
 )
 
 
@@ -83,11 +82,9 @@ def test_a_record_gives_the_session_back() -> None:
 
 def test_names_of_records_tell_tenants_and_ids_apart() -> None:
     names = {
-        record_name(
-            Session(
-                session_id=session_id, tenant=tenant, created_at=0, last_used_at=0, ttl_seconds=None
-            )
-        )
+        Session(
+            session_id=session_id, tenant=tenant, created_at=0, last_used_at=0, ttl_seconds=None
+        ).record_name
         for tenant, session_id in [("", "ab"), ("a", "b"), ("ab", ""), ("a/b", "c"), ("a", "b/c")]
     }
     assert len(names) == 5
@@ -103,7 +100,7 @@ def test_a_record_that_an_earlier_version_has_written_is_a_session_of_two_branch
     )
     assert (found.requests, found.metadata) == (2, {"agent": "one"})
     assert sorted(each.tokens for each in found.branches) == [7, 8]
-    assert record_name(found) == "b5760d13612ea2ffadc65cb70e45c8a6"
+    assert found.record_name == "b5760d13612ea2ffadc65cb70e45c8a6"
 
 
 @pytest.mark.parametrize(
