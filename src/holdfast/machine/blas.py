@@ -126,12 +126,12 @@ def _threads_of(file: str) -> BlasThreads | None:
 
 def _wanted_threads() -> int:
     """One per usable core, or fewer if the environment says so."""
-    said = [
+    wanted = [
         int(value)
         for name in _THREAD_VARIABLES
         if (value := os.environ.get(name, "")).isdigit() and int(value) > 0
     ]
-    return min([usable_cores(), *said[:1]])
+    return min([usable_cores(), *wanted[:1]])
 
 
 def _candidates() -> list[str]:

@@ -174,7 +174,7 @@ def open_traces(version: str) -> Traces:
 
 
 def _request_attributes(record: RequestRecord, route: str) -> dict[str, Any]:
-    said = {
+    attributes = {
         "http.request.method": record.method,
         "http.response.status_code": record.status,
         "http.route": "" if route == UNKNOWN_ROUTE else route,
@@ -185,8 +185,8 @@ def _request_attributes(record: RequestRecord, route: str) -> dict[str, Any]:
         "gen_ai.request.model": record.model,
     }
     if record.asked is not None:
-        said |= _asked_attributes(record.asked)
-    return {name: value for name, value in said.items() if value not in (None, "")}
+        attributes |= _asked_attributes(record.asked)
+    return {name: value for name, value in attributes.items() if value not in (None, "")}
 
 
 def _asked_attributes(asked: GenerationRequest) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _asked_attributes(asked: GenerationRequest) -> dict[str, Any]:
 
 
 def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.usage.input_tokens": answer.prompt_tokens,
         "gen_ai.usage.output_tokens": answer.tokens,
         "gen_ai.usage.cache_read.input_tokens": answer.cached_tokens,
@@ -221,8 +221,8 @@ def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
         "holdfast.dropped_tokens": answer.dropped_tokens,
     }
     if answer.first_text_at is not None:
-        said["gen_ai.response.time_to_first_chunk"] = answer.first_text_at - answer.began
-    return {name: value for name, value in said.items() if value is not None}
+        attributes["gen_ai.response.time_to_first_chunk"] = answer.first_text_at - answer.began
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _end_word(event: ChoiceFinished) -> str:
