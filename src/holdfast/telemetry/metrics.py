@@ -128,60 +128,6 @@ Table: TypeAlias = Iterable[tuple[str, str]]
 Label = TypeVar("Label", bound=str)
 
 
-def cache_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:
-    """The families of all workers' prefix caches and stores. statistics: by model id."""
-    caches = {
-        model: numbers.memory for model, numbers in statistics.items() if numbers.memory is not None
-    }
-    for prefix in _PREFIXES:
-        yield from _cache_families(prefix, caches)
-    yield from _store_families(
-        {model: cache.store for model, cache in caches.items() if cache.store is not None}
-    )
-
-
-def _cache_families(prefix: str, caches: Mapping[str, CacheFigures]) -> Iterator[Metric]:
-    yield from plain(GaugeMetricFamily, prefix, _CACHE_GAUGES, caches)
-    reused = {
-        model: {"ram": cache.ram_tokens, "disk": cache.disk_tokens}
-        for model, cache in caches.items()
-    }
-    yield labelled(f"{prefix}reused_tokens", "Cached tokens used, by tier.", "tier", reused)
-    hows = {model: _by_how(cache) for model, cache in caches.items()}
-    yield labelled(
-        f"{prefix}reused_ram_tokens",
-        "Cached tokens used from RAM: moved, shared or copied.",
-        "how",
-        hows,
-    )
-    lookups = {model: cache.lookups for model, cache in caches.items()}
-    yield labelled(
-        f"{prefix}lookups", "Requests, by the reason why no more was reused.", "outcome", lookups
-    )
-    yield from plain(CounterMetricFamily, prefix, _CACHE_COUNTERS, caches)
-    yield from histograms(prefix, _CACHE_SECONDS, caches)
-
-
-def _by_how(cache: CacheFigures) -> dict[str, int]:
-    copied = cache.ram_tokens - cache.moved_tokens - cache.shared_tokens
-    return {"moved": cache.moved_tokens, "shared": cache.shared_tokens, "copied": copied}
-
-
-def _store_families(stores: Mapping[str, StoreFigures]) -> Iterator[Metric]:
-    writing = GaugeMetricFamily(
-        "holdfast_store_writing",
-        "1: blocks are written; 0: only kept in RAM for now.",
-        labels=["model"],
-    )
-    for model, store in stores.items():
-        writing.add_metric([model], float(store.mode == "writing"))
-    yield writing
-    dropped = {model: store.dropped_blocks for model, store in stores.items()}
-    yield labelled("holdfast_store_dropped_blocks", "Blocks not written.", "reason", dropped)
-    yield from plain(GaugeMetricFamily, "holdfast_store_", _STORE_GAUGES, stores)
-    yield from plain(CounterMetricFamily, "holdfast_store_", _STORE_COUNTERS, stores)
-
-
 @dataclass(slots=True, kw_only=True)
 class Lag:
     """Lag of the event loop, in seconds."""
@@ -233,11 +179,7 @@ class Metrics(Collector):
     def __init__(self, *, loop_tick_seconds: float = 0.05) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._statistics: Mapping[str, WorkerStatistics] = {}
-        self._load_seconds: Mapping[str, float] = {}
-        self._restarts: Mapping[str, Mapping[str, int]] = {}
-        self._residency: Mapping[str, ResidencyFigures] = {}
-        self._resumed: Mapping[str, int] = {}
+        self._families: list[Metric] = []  # of models and workers, for the next `collect`
         self.loop_lag = LoopLag(loop_tick_seconds)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -304,78 +246,29 @@ class Metrics(Collector):
 
         restarts: of the workers, by cause. resumed: streams continued by another worker.
         """
-        self._residency = residency or {}
-        self._statistics, self._load_seconds = statistics, load_seconds or {}
-        self._restarts, self._resumed = restarts or {}, resumed or {}
+        self._families = [
+            *lag_families(self.loop_lag.take()),
+            by_model(
+                GaugeMetricFamily, "holdfast_load_seconds", "Time to load the model.", load_seconds
+            ),
+            by_model(
+                CounterMetricFamily,
+                "holdfast_resumed_streams",
+                "Answers that another worker continued after a crash.",
+                resumed,
+            ),
+            labelled(
+                "holdfast_worker_restarts", "Workers that were replaced.", "cause", restarts or {}
+            ),
+            *residency_families(residency or {}),
+            *worker_families(statistics),
+            *cache_families(statistics),
+        ]
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The loop's lag, and the families of the workers from the last `exposition`."""
-        lag = self.loop_lag.take()
-        for name, documentation, seconds in (
-            (
-                "lag",
-                "Longest delay of the event loop while requests were served, since the last scrape.",
-                lag.late,
-            ),
-            (
-                "busy",
-                "Most CPU time of one round of the event loop, since the last scrape.",
-                lag.busy,
-            ),
-        ):
-            yield GaugeMetricFamily(
-                f"holdfast_event_loop_{name}_seconds", documentation, value=seconds
-            )
-        load = GaugeMetricFamily(
-            "holdfast_load_seconds", "Time to load the model.", labels=["model"]
-        )
-        for model, seconds in self._load_seconds.items():
-            load.add_metric([model], seconds)
-        yield load
-        resumed = CounterMetricFamily(
-            "holdfast_resumed_streams",
-            "Answers that another worker continued after a crash.",
-            labels=["model"],
-        )
-        for model, streams in self._resumed.items():
-            resumed.add_metric([model], streams)
-        yield resumed
-        yield labelled(
-            "holdfast_worker_restarts", "Workers that were replaced.", "cause", self._restarts
-        )
-        yield from plain(GaugeMetricFamily, "holdfast_model_", _RESIDENT, self._residency)
-        changes = {model: numbers.changes for model, numbers in self._residency.items()}
-        yield labelled(
-            "holdfast_model_changes",
-            "Loads, loads that failed, and unloads by their reason.",
-            "change",
-            changes,
-        )
-        waits = {model: numbers.wait_seconds for model, numbers in self._residency.items()}
-        yield labelled(
-            "holdfast_model_wait_seconds",
-            "Time that requests waited for memory, or for the load.",
-            "for",
-            waits,
-        )
-        yield from plain(GaugeMetricFamily, "holdfast_worker_", _GAUGES, self._statistics)
-        yield from plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, self._statistics)
-        constraints = {model: numbers.constraints for model, numbers in self._statistics.items()}
-        yield from plain(CounterMetricFamily, "holdfast_constrained_", _CONSTRAINED, constraints)
-        yield from histograms("holdfast_worker_", _SECONDS, self._statistics)
-        sent = {
-            model: {"new": numbers.link.new_tokens, "known": numbers.link.known_tokens}
-            for model, numbers in self._statistics.items()
-            if numbers.link is not None
-        }
-        yield labelled(
-            "holdfast_link_prompt_tokens",
-            "Prompt tokens sent to the worker, and already known to it.",
-            "sent",
-            sent,
-        )
-        yield from cache_families(self._statistics)
+        """The families of the last `exposition`."""
+        yield from self._families
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(f"holdfast_{name}", documentation, labels, registry=self.registry)
@@ -386,6 +279,109 @@ class Metrics(Collector):
         )
 
 
+def lag_families(lag: Lag) -> Iterator[Metric]:
+    """The event loop's lag since the last scrape."""
+    yield GaugeMetricFamily(
+        "holdfast_event_loop_lag_seconds",
+        "Longest delay of the event loop while requests were served, since the last scrape.",
+        value=lag.late,
+    )
+    yield GaugeMetricFamily(
+        "holdfast_event_loop_busy_seconds",
+        "Most CPU time of one round of the event loop, since the last scrape.",
+        value=lag.busy,
+    )
+
+
+def residency_families(residency: Mapping[str, ResidencyFigures]) -> Iterator[Metric]:
+    """Which models are loaded, and what requests waited for."""
+    yield from plain(GaugeMetricFamily, "holdfast_model_", _RESIDENT, residency)
+    yield labelled(
+        "holdfast_model_changes",
+        "Loads, loads that failed, and unloads by their reason.",
+        "change",
+        {model: figures.changes for model, figures in residency.items()},
+    )
+    yield labelled(
+        "holdfast_model_wait_seconds",
+        "Time that requests waited for memory, or for the load.",
+        "for",
+        {model: figures.wait_seconds for model, figures in residency.items()},
+    )
+
+
+def worker_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:
+    """The figures of all workers' engines and schedulers."""
+    yield from plain(GaugeMetricFamily, "holdfast_worker_", _GAUGES, statistics)
+    yield from plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, statistics)
+    constraints = {model: numbers.constraints for model, numbers in statistics.items()}
+    yield from plain(CounterMetricFamily, "holdfast_constrained_", _CONSTRAINED, constraints)
+    yield from histograms("holdfast_worker_", _SECONDS, statistics)
+    sent = {
+        model: {"new": numbers.link.new_tokens, "known": numbers.link.known_tokens}
+        for model, numbers in statistics.items()
+        if numbers.link is not None
+    }
+    yield labelled(
+        "holdfast_link_prompt_tokens",
+        "Prompt tokens sent to the worker, and already known to it.",
+        "sent",
+        sent,
+    )
+
+
+def cache_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:
+    """The families of all workers' prefix caches and stores. statistics: by model id."""
+    caches = {
+        model: numbers.memory for model, numbers in statistics.items() if numbers.memory is not None
+    }
+    for prefix in _PREFIXES:
+        yield from _cache_families(prefix, caches)
+    yield from _store_families(
+        {model: cache.store for model, cache in caches.items() if cache.store is not None}
+    )
+
+
+def _cache_families(prefix: str, caches: Mapping[str, CacheFigures]) -> Iterator[Metric]:
+    yield from plain(GaugeMetricFamily, prefix, _CACHE_GAUGES, caches)
+    reused = {
+        model: {"ram": cache.ram_tokens, "disk": cache.disk_tokens}
+        for model, cache in caches.items()
+    }
+    yield labelled(f"{prefix}reused_tokens", "Cached tokens used, by tier.", "tier", reused)
+    hows = {model: _by_how(cache) for model, cache in caches.items()}
+    yield labelled(
+        f"{prefix}reused_ram_tokens",
+        "Cached tokens used from RAM: moved, shared or copied.",
+        "how",
+        hows,
+    )
+    lookups = {model: cache.lookups for model, cache in caches.items()}
+    yield labelled(
+        f"{prefix}lookups", "Requests, by the reason why no more was reused.", "outcome", lookups
+    )
+    yield from plain(CounterMetricFamily, prefix, _CACHE_COUNTERS, caches)
+    yield from histograms(prefix, _CACHE_SECONDS, caches)
+
+
+def _by_how(cache: CacheFigures) -> dict[str, int]:
+    copied = cache.ram_tokens - cache.moved_tokens - cache.shared_tokens
+    return {"moved": cache.moved_tokens, "shared": cache.shared_tokens, "copied": copied}
+
+
+def _store_families(stores: Mapping[str, StoreFigures]) -> Iterator[Metric]:
+    yield by_model(
+        GaugeMetricFamily,
+        "holdfast_store_writing",
+        "1: blocks are written; 0: only kept in RAM for now.",
+        {model: float(store.mode == "writing") for model, store in stores.items()},
+    )
+    dropped = {model: store.dropped_blocks for model, store in stores.items()}
+    yield labelled("holdfast_store_dropped_blocks", "Blocks not written.", "reason", dropped)
+    yield from plain(GaugeMetricFamily, "holdfast_store_", _STORE_GAUGES, stores)
+    yield from plain(CounterMetricFamily, "holdfast_store_", _STORE_COUNTERS, stores)
+
+
 def plain(
     kind: type[GaugeMetricFamily | CounterMetricFamily],
     prefix: str,
@@ -394,10 +390,21 @@ def plain(
 ) -> Iterator[Metric]:
     """A gauge or a counter for each field of the table. figures: by model id."""
     for name, documentation in table:
-        family = kind(prefix + name, documentation, labels=["model"])
-        for model, numbers in figures.items():
-            family.add_metric([model], getattr(numbers, name))
-        yield family
+        values = {model: getattr(numbers, name) for model, numbers in figures.items()}
+        yield by_model(kind, prefix + name, documentation, values)
+
+
+def by_model(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    documentation: str,
+    values: Mapping[str, float] | None,
+) -> Metric:
+    """A gauge or a counter with the label model. values: by model id."""
+    family = kind(name, documentation, labels=["model"])
+    for model, value in (values or {}).items():
+        family.add_metric([model], value)
+    return family
 
 
 def labelled(
