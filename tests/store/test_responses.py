@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast.config import ResponsesSettings
-from holdfast.store.responses import Item, RecordMissing, ResponseFile, StoredRecord
+from holdfast.store.responses import Item, RecordKey, RecordMissing, ResponseFile, StoredRecord
 
 ROOMY = ResponsesSettings()
 
@@ -21,8 +20,8 @@ def item(number: int, text: str = "") -> Item:
     return {"id": f"msg_{number}", "type": "message", "role": "user", "content": text}
 
 
-def record(name: str, *, is_running: bool = False, **body: Any) -> StoredRecord:
-    return StoredRecord(id=name, body={"id": name, **body}, is_running=is_running)
+def key(name: str, tenant: str = "us") -> RecordKey:
+    return RecordKey(tenant, name, "conversation" if name.startswith("conv") else "response")
 
 
 def memory(limits: ResponsesSettings = ROOMY, *, now: list[float] | None = None) -> ResponseFile:
@@ -36,34 +35,39 @@ def put(
     output: Sequence[Item] = (),
     previous: str | None = None,
 ) -> None:
-    file.put("us", record(name, is_running=True), kind="response", previous=previous, items=items)
-    ended = StoredRecord(id=name, body={"id": name, "status": "completed"}, output=output)
-    assert file.finish("us", ended, events=b"events of " + name.encode())
+    file.put(key(name), {"id": name}, previous=previous, items=items, is_running=True)
+    body = {"id": name, "status": "completed"}
+    file.finish(key(name), body, output=output, events=b"events of " + name.encode())
+
+
+def finish(file: ResponseFile, name: str) -> None:
+    file.finish(key(name), {"id": name}, output=(), events=b"")
 
 
 def test_a_response_is_found_as_it_ended_with_its_items_and_events() -> None:
     file = memory()
     put(file, "resp_1", item(1, "é\0"), item(2), output=[item(3)])
-    assert file.record("us", "resp_1", kind="response").output == [item(3)]
-    assert file.record("us", "resp_1", kind="response").body == {
+    assert file.record(key("resp_1")).output == [item(3)]
+    assert file.record(key("resp_1")).body == {
         "id": "resp_1",
         "status": "completed",
     }
-    assert file.items("us", "resp_1", kind="response") == [item(1, "é\0"), item(2)]
-    assert file.events("us", "resp_1") == b"events of resp_1"
+    assert file.items(key("resp_1")) == [item(1, "é\0"), item(2)]
+    assert file.events(key("resp_1")) == b"events of resp_1"
 
 
 def test_nobody_else_finds_it() -> None:
     file = memory()
     put(file, "resp_1", item(1))
-    file.put("us", record("conv_1"), kind="conversation", items=[item(2)])
+    file.put(key("conv_1"), {}, items=[item(2)])
     for tenant, name in (("them", "resp_1"), ("", "resp_1"), ("us", "resp_2"), ("us", "conv_1")):
+        unknown = RecordKey(tenant, name)
         with pytest.raises(RecordMissing):
-            file.record(tenant, name, kind="response")
+            file.record(unknown)
         with pytest.raises(RecordMissing):
-            file.chain(tenant, name)
+            file.chain(unknown)
         with pytest.raises(RecordMissing):
-            file.delete(tenant, name, kind="response")
+            file.delete(unknown)
     assert file.find_items("them", ["msg_1"]) == {}
     assert file.find_items("us", ["msg_1", "msg_2", "msg_3"]) == {
         "msg_1": item(1),
@@ -76,23 +80,23 @@ def test_a_chain_is_all_that_went_in_and_came_out_in_order() -> None:
     put(file, "resp_1", item(1), output=[item(2), item(3)])
     put(file, "resp_2", item(4), output=[item(5)], previous="resp_1")
     put(file, "resp_3", item(6), output=[item(7)], previous="resp_1")
-    assert [each["id"] for each in file.chain("us", "resp_2")] == [
+    assert [each["id"] for each in file.chain(key("resp_2"))] == [
         "msg_1",
         "msg_2",
         "msg_3",
         "msg_4",
         "msg_5",
     ]
-    assert [each["id"] for each in file.chain("us", "resp_3")] == [
+    assert [each["id"] for each in file.chain(key("resp_3"))] == [
         "msg_1",
         "msg_2",
         "msg_3",
         "msg_6",
         "msg_7",
     ]
-    file.delete("us", "resp_1", kind="response")
+    file.delete(key("resp_1"))
     with pytest.raises(RecordMissing, match="resp_1"):
-        file.chain("us", "resp_2")
+        file.chain(key("resp_2"))
 
 
 def test_using_a_chain_keeps_all_of_it_alive() -> None:
@@ -103,12 +107,12 @@ def test_using_a_chain_keeps_all_of_it_alive() -> None:
     put(file, "resp_alone", item(3))
     for _ in range(3):
         now[0] += 6
-        assert len(file.chain("us", "resp_2")) == 2
+        assert len(file.chain(key("resp_2"))) == 2
     with pytest.raises(RecordMissing):
-        file.record("us", "resp_alone", kind="response")
+        file.record(key("resp_alone"))
     now[0] += 10
     with pytest.raises(RecordMissing):
-        file.chain("us", "resp_2")
+        file.chain(key("resp_2"))
     put(file, "resp_4")
     assert file.totals()[0] == 1
 
@@ -117,64 +121,42 @@ def test_what_is_larger_than_the_bound_goes_alone() -> None:
     file = memory(ResponsesSettings(max_bytes=1 << 16))
     put(file, "resp_1", item(1))
     put(file, "resp_2", item(2, "x" * (1 << 16)))
-    assert file.record("us", "resp_1", kind="response")
+    assert file.record(key("resp_1"))
     with pytest.raises(RecordMissing):
-        file.record("us", "resp_2", kind="response")
+        file.record(key("resp_2"))
 
 
 def test_what_runs_is_not_removed_and_can_be_finished() -> None:
     now = [0.0]
     file = memory(ResponsesSettings(max_count=1), now=now)
-    file.put("us", record("resp_1", is_running=True), kind="response")
+    file.put(key("resp_1"), {}, is_running=True)
     put(file, "resp_2")
-    assert file.record("us", "resp_1", kind="response").is_running
+    assert file.record(key("resp_1")).is_running
     now[0] += 1
-    assert file.finish("us", record("resp_1"))
-    assert not file.record("us", "resp_1", kind="response").is_running
+    finish(file, "resp_1")
+    assert not file.record(key("resp_1")).is_running
     assert file.totals()[0] == 1
 
 
 def test_what_was_deleted_while_it_ran_does_not_come_back() -> None:
     file = memory()
-    file.put("us", record("resp_1", is_running=True), kind="response")
-    file.delete("us", "resp_1", kind="response")
-    assert not file.finish("us", record("resp_1"))
+    file.put(key("resp_1"), {}, is_running=True)
+    file.delete(key("resp_1"))
+    with pytest.raises(RecordMissing):
+        finish(file, "resp_1")
     assert file.totals() == (0, 0)
-
-
-def test_items_come_in_pages_of_either_order() -> None:
-    file = memory()
-    put(file, "resp_1", *map(item, range(5)), output=[item(9)])
-
-    def pages(*, newest_first: bool) -> list[str]:
-        after, found = None, []
-        while True:
-            page = file.page(
-                "us", "resp_1", kind="response", limit=2, newest_first=newest_first, after=after
-            )
-            found += [each["id"] for each in page.items]
-            if not page.has_more:
-                return found
-            after = found[-1]
-
-    assert pages(newest_first=False) == [f"msg_{number}" for number in range(5)]
-    assert pages(newest_first=True) == [f"msg_{number}" for number in reversed(range(5))]
-    with pytest.raises(RecordMissing) as missing:
-        file.page("us", "resp_1", kind="response", limit=2, newest_first=True, after="msg_9")
-    assert missing.value.item_id == "msg_9"
 
 
 def test_a_conversation_grows_shrinks_and_changes() -> None:
     file = memory()
-    file.put("us", record("conv_1", title="a"), kind="conversation", items=[item(1)])
-    file.append("us", "conv_1", [item(2), item(3)])
-    file.delete_item("us", "conv_1", "msg_2")
-    file.change("us", record("conv_1", title="b"), kind="conversation")
-    assert file.items("us", "conv_1", kind="conversation") == [item(1), item(3)]
-    assert file.record("us", "conv_1", kind="conversation").body["title"] == "b"
-    with pytest.raises(RecordMissing):
-        file.delete_item("us", "conv_1", "msg_2")
-    file.delete("us", "conv_1", kind="conversation")
+    file.put(key("conv_1"), {"title": "a"}, items=[item(1)])
+    file.append(key("conv_1"), [item(2), item(3)])
+    assert file.delete_item(key("conv_1"), "msg_2")
+    file.change(key("conv_1"), {"title": "b"})
+    assert file.items(key("conv_1")) == [item(1), item(3)]
+    assert file.record(key("conv_1")).body["title"] == "b"
+    assert not file.delete_item(key("conv_1"), "msg_2")
+    file.delete(key("conv_1"))
     assert file.totals() == (0, 0)
 
 
@@ -183,17 +165,15 @@ def test_it_is_there_again_when_the_file_is_opened_again_and_what_ran_is_lost(
 ) -> None:
     first = ResponseFile(tmp_path, ROOMY)
     put(first, "resp_1", item(1), output=[item(2)])
-    first.put(
-        "us", record("resp_2", is_running=True), kind="response", previous="resp_1", items=[item(3)]
-    )
+    first.put(key("resp_2"), {}, previous="resp_1", items=[item(3)], is_running=True)
     # another server at the same folder, while the first one lives
     other = ResponseFile(tmp_path, ROOMY)
-    assert other.record("us", "resp_2", kind="response").is_running
+    assert other.record(key("resp_2")).is_running
     first.close()
     other.close()
     again = ResponseFile(tmp_path, ROOMY)
-    assert [each["id"] for each in again.chain("us", "resp_1")] == ["msg_1", "msg_2"]
-    found = again.record("us", "resp_2", kind="response")
+    assert [each["id"] for each in again.chain(key("resp_1"))] == ["msg_1", "msg_2"]
+    found = again.record(key("resp_2"))
     assert found.is_lost
     assert not found.is_running
     again.close()
@@ -244,7 +224,7 @@ class KeptResponses(RuleBasedStateMachine):
         self.now[0] += 1
         name = f"resp_{which}"
         try:
-            found = self.file.chain("us", name)
+            found = self.file.chain(key(name))
         except RecordMissing:
             return
         chain = self.chain_of(name)
@@ -257,14 +237,14 @@ class KeptResponses(RuleBasedStateMachine):
     def delete(self, which: int) -> None:
         name = f"resp_{which}"
         if name in self.there():
-            self.file.delete("us", name, kind="response")
+            self.file.delete(key(name))
             del self.used[name]
 
     def there(self) -> Mapping[str, StoredRecord]:
         found = {}
         for name in self.used:
             try:
-                found[name] = self.file.record("us", name, kind="response")
+                found[name] = self.file.record(key(name))
             except RecordMissing:
                 continue
         return found

@@ -403,7 +403,7 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
     from holdfast.store.answers import MOST_BYTES, clear_answers
     from holdfast.store.budget import store_limits
     from holdfast.store.inspect import clear_store, summarize_store
-    from holdfast.store.response_database import clear_responses
+    from holdfast.store.responses import clear_responses
 
     def is_used_by(server: RunningServer) -> bool:
         return server.store_folder == str(folder)

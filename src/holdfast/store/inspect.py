@@ -22,7 +22,7 @@ from holdfast.store.index import BlockIndex
 from holdfast.store.index_supervisor import IndexSupervisor
 from holdfast.store.maintenance import StoreMaintenance, quarantined_files
 from holdfast.store.records import record_files
-from holdfast.store.response_database import clear_responses
+from holdfast.store.responses import clear_responses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,28 +1,70 @@
-"""Responses and conversations that clients come back to, kept beside the blocks, with the items
-that went in and came out.
+"""Stored responses and conversations: one SQLite table of records, one of their items.
 
-A record belongs to a tenant, and nobody else finds it. Bodies and items are JSON objects whose
-meaning is the caller's. Without a folder all of it is kept in memory. A file that is damaged is set
-aside and begun anew.
+A record belongs to one tenant; no other tenant can find it. Bodies and items are JSON objects that
+only the caller interprets. Without a folder everything stays in memory. A damaged file is set
+aside, and an empty one takes its place.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
+import secrets
 import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
+import xxhash
 
-from holdfast.config import ResponsesSettings
-from holdfast.store.response_database import ResponseDatabase, sealed, unsealed
+from holdfast.config import DEFAULT_RESPONSES, ResponsesSettings
+from holdfast.errors import ResponsesUnavailable
+from holdfast.files import Claim, claim, sweep
+from holdfast.store.block import StoreRefused
+from holdfast.store.folder import StoreFolder
+from holdfast.store.tables import DAMAGE_SIGNS, make_tables, use_write_ahead_log
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Kind: TypeAlias = Literal["response", "conversation"]
+Json: TypeAlias = Mapping[str, Any]
+Item: TypeAlias = Mapping[str, Any]  # has an `id`
+
+_FORMAT = 1
+_CLAIM_PREFIX = "run-"
+_BUSY_SECONDS = 2.0
+_CHECKSUM_BYTES = 8
 _LONGEST_CHAIN = 100_000  # records; only a damaged file has more
+# share of the limits that remains after eviction, so that not every new response evicts
+_KEPT_SHARE = 0.95
+_SCHEMA = """
+CREATE TABLE records (
+    number INTEGER PRIMARY KEY, tenant TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, previous TEXT, run TEXT,
+    is_lost INTEGER NOT NULL DEFAULT 0, body BLOB NOT NULL, events BLOB, size INTEGER NOT NULL, used REAL NOT NULL,
+    UNIQUE (tenant, id)
+);
+CREATE INDEX ended_by_use ON records (used, size) WHERE run IS NULL;
+CREATE TABLE items (
+    number INTEGER PRIMARY KEY, owner INTEGER NOT NULL REFERENCES records ON DELETE CASCADE, part TEXT NOT NULL,
+    id TEXT NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX items_by_owner ON items (owner, part, number);
+CREATE INDEX items_by_id ON items (id);
+"""
+# fullfsync: on macOS fsync alone leaves data in the drive's cache; no effect elsewhere
+_PRAGMAS = (
+    "synchronous = NORMAL",
+    "fullfsync = ON",
+    "foreign_keys = ON",
+    "journal_size_limit = 4194304",
+)
 _CHAIN = """
 WITH RECURSIVE chain (number, previous, depth) AS (
     SELECT number, previous, 0 FROM records WHERE tenant = :tenant AND id = :id AND kind = 'response' AND used > :since
@@ -32,9 +74,7 @@ WITH RECURSIVE chain (number, previous, depth) AS (
     LIMIT :longest
 )
 """
-# of the bounds stays when they are exceeded, so that not every response makes room for itself
-_SPARE = 0.95
-_BEYOND_THE_BOUNDS = """
+_EVICT = """
 DELETE FROM records WHERE number IN (
     SELECT number FROM (
         SELECT number, sum(size) OVER latest AS bytes, count(*) OVER latest AS place FROM records WHERE run IS NULL
@@ -42,44 +82,88 @@ DELETE FROM records WHERE number IN (
     ) WHERE place > 1 AND (bytes > :bytes OR place > :count)
 )
 """
+_REFRESH = """
+UPDATE records SET used = ?, size = length(body) + coalesce(length(events), 0)
+    + (SELECT coalesce(sum(length(items.body)), 0) FROM items WHERE owner = records.number)
+WHERE number = ?
+"""
 
-Kind: TypeAlias = Literal["response", "conversation"]
-Part: TypeAlias = Literal["input", "output"]
-Json: TypeAlias = Mapping[str, Any]
-Item: TypeAlias = Mapping[str, Any]  # has its `id`
+logger = logging.getLogger("holdfast.store")
+
+
+class RecordKey(NamedTuple):
+    """Identifies a record."""
+
+    tenant: str
+    id: str
+    kind: Kind = "response"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRecord:
-    """A response or a conversation, without its items of input."""
+    """A response or a conversation, without its input items."""
 
-    id: str
     body: Json
-    output: Sequence[Item] = ()  # of a response that has ended
-    is_running: bool = False
-    is_lost: bool = False  # it was running when its server died
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemPage:
-    """Some of a record's items, in the order that was asked for."""
-
-    items: Sequence[Item]
-    has_more: bool
+    output: Sequence[Item]  # of a finished response
+    is_running: bool
+    is_lost: bool  # its server died before it was finished
 
 
 class RecordMissing(Exception):
-    """There is no such record for this tenant; or no such item, where one is named."""
+    """The tenant has no record of this id and kind."""
 
-    def __init__(self, record_id: str, *, item_id: str = "") -> None:
-        super().__init__(item_id or record_id)
-        self.record_id, self.item_id = record_id, item_id
+    def __init__(self, record_id: str) -> None:
+        super().__init__(record_id)
+        self.record_id = record_id
+
+
+class FileDamaged(Exception):
+    """The file was damaged and has been set aside. A second attempt uses a new, empty file."""
+
+
+class ResponseStore:
+    """A `ResponseFile` with a thread of its own, so that the event loop never waits for the disk."""
+
+    def __init__(
+        self, folder: Path | None = None, limits: ResponsesSettings = DEFAULT_RESPONSES
+    ) -> None:
+        self.limits = limits
+        self._file = ResponseFile(folder, limits)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses")
+
+    def call(
+        self, method: Callable[Concatenate[ResponseFile, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[T]:
+        """Call a method of the file on its thread: `await store.call(ResponseFile.record, key)`.
+
+        Calls run in order, also those that nobody awaits. The future raises what the method raises,
+        and ResponsesUnavailable if the file cannot be used.
+        """
+        return asyncio.wrap_future(self._thread.submit(partial(self._run, method, *args, **kwargs)))
+
+    async def close(self) -> None:
+        """Finish all calls and close the file."""
+        await asyncio.wrap_future(self._thread.submit(self._file.close))
+        self._thread.shutdown(wait=False)
+
+    def _run(
+        self, method: Callable[Concatenate[ResponseFile, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        try:
+            try:
+                return method(self._file, *args, **kwargs)
+            except FileDamaged:
+                return method(self._file, *args, **kwargs)
+        except (sqlite3.Error, OSError, FileDamaged) as error:
+            logger.warning("the file of responses cannot be used: %s", error)
+            raise ResponsesUnavailable(f"stored responses cannot be used now: {error}") from error
 
 
 class ResponseFile:
-    """All records of all tenants, within the bounds of the settings. One thread at a time.
+    """All records of all tenants, within the limits of the settings. Not thread-safe.
 
-    Every method may raise FileDamaged, sqlite3.Error and OSError, as ResponseDatabase does.
+    Every method may raise FileDamaged, sqlite3.Error and OSError. Those that take the key of an
+    existing record raise RecordMissing.
     """
 
     def __init__(
@@ -89,265 +173,342 @@ class ResponseFile:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._database, self._limits, self._clock = ResponseDatabase(folder), limits, clock
+        self._database = _Database(folder)
+        self._limits = limits
+        self._clock = clock
 
     def put(
         self,
-        tenant: str,
-        record: StoredRecord,
+        key: RecordKey,
+        body: Json,
         *,
-        kind: Kind,
-        previous: str | None = None,
         items: Sequence[Item] = (),
+        previous: str | None = None,
+        is_running: bool = False,
     ) -> None:
-        """Keep a new record with its items of input; that which is running until `finish` is told
-        of its end.
-        """
-        body, run = _packed(record.body), self._database.run if record.is_running else None
-        with self._growing() as database:
-            values = (tenant, record.id, kind, run, previous, body, len(body), self._clock())
-            row = (
-                "INSERT INTO records (tenant, id, kind, run, previous, body, size, used) VALUES "
-                "(?, ?, ?, ?, ?, ?, ?, ?)"
-            )
-            number = database.execute(row, values).lastrowid
-            assert number is not None
-            self._add(database, number, "input", items)
+        """Add a record with its input items. A running response stays until `finish`."""
+        run = self._database.run if is_running else None
+        insert = (
+            "INSERT INTO records (tenant, id, kind, run, previous, body, size, used) "
+            "VALUES (?, ?, ?, ?, ?, ?, 0, 0)"
+        )
+        with self._changed() as database:
+            row = database.execute(insert, (*key, run, previous, _packed(body))).lastrowid
+            assert row is not None
+            _add_items(database, row, "input", items)
+            self._refresh(database, row)
 
-    def finish(self, tenant: str, record: StoredRecord, *, events: bytes = b"") -> bool:
-        """Keep the end of a response: what came out, and the events that said so.
+    def finish(self, key: RecordKey, body: Json, *, output: Sequence[Item], events: bytes) -> None:
+        """Store the final body, the output and the events of a running response."""
+        log = sealed(zlib.compress(events, 1)) if events else None
+        update = "UPDATE records SET run = NULL, events = ?, body = ? WHERE number = ?"
+        with self._changed() as database:
+            row = self._row(database, key)
+            _add_items(database, row, "output", output)
+            database.execute(update, (log, _packed(body), row))
+            self._refresh(database, row)
 
-        False when it was deleted meanwhile.
-        """
-        body, log = _packed(record.body), sealed(zlib.compress(events, 1)) if events else None
-        with self._growing() as database:
-            number = self._find(database, tenant, record.id, "response")
-            if number is None:
+    def change(self, key: RecordKey, body: Json) -> None:
+        """Replace the body of a record."""
+        with self._changed() as database:
+            row = self._row(database, key)
+            database.execute("UPDATE records SET body = ? WHERE number = ?", (_packed(body), row))
+            self._refresh(database, row)
+
+    def append(self, key: RecordKey, items: Sequence[Item]) -> None:
+        """Add items to a conversation."""
+        with self._changed() as database:
+            row = self._row(database, key)
+            _add_items(database, row, "input", items)
+            self._refresh(database, row)
+
+    def delete(self, key: RecordKey) -> None:
+        """Delete a record and its items."""
+        with self._database.changing() as database:
+            row = self._row(database, key)
+            database.execute("DELETE FROM records WHERE number = ?", (row,))
+
+    def delete_item(self, key: RecordKey, item_id: str) -> bool:
+        """Delete an item of a conversation. False if there is no such item."""
+        with self._database.changing() as database:
+            row = self._row(database, key)
+            delete = "DELETE FROM items WHERE owner = ? AND id = ?"
+            if not database.execute(delete, (row, item_id)).rowcount:
                 return False
-            self._add(database, number, "output", record.output)
-            grown = len(body) + len(log or b"")
-            row = (
-                "UPDATE records SET run = NULL, events = ?, size = size - length(body) + ?, body = "
-                "?, used = ? WHERE number = ?"
-            )
-            database.execute(row, (log, grown, body, self._clock(), number))
+            self._refresh(database, row)
         return True
 
-    def change(self, tenant: str, record: StoredRecord, *, kind: Kind) -> None:
-        """Give a record another body. Raises RecordMissing."""
-        body = _packed(record.body)
-        with self._growing() as database:
-            number = self._there(database, tenant, record.id, kind)
-            row = (
-                "UPDATE records SET size = size - length(body) + ?, body = ?, used = ? WHERE "
-                "number = ?"
-            )
-            database.execute(row, (len(body), body, self._clock(), number))
-
-    def append(self, tenant: str, record_id: str, items: Sequence[Item]) -> None:
-        """Add items to a conversation. Raises RecordMissing."""
-        with self._growing() as database:
-            number = self._there(database, tenant, record_id, "conversation")
-            self._add(database, number, "input", items)
-            database.execute(
-                "UPDATE records SET used = ? WHERE number = ?", (self._clock(), number)
-            )
-
-    def delete(self, tenant: str, record_id: str, *, kind: Kind) -> None:
-        """Forget a record and its items. Raises RecordMissing."""
-        with self._database.changing() as database:
-            number = self._there(database, tenant, record_id, kind)
-            database.execute("DELETE FROM records WHERE number = ?", (number,))
-
-    def delete_item(self, tenant: str, record_id: str, item_id: str) -> None:
-        """Take an item out of a conversation. Raises RecordMissing."""
-        with self._database.changing() as database:
-            number = self._there(database, tenant, record_id, "conversation")
-            which, values = "FROM items WHERE owner = ? AND id = ?", (number, item_id)
-            (freed,) = database.execute(f"SELECT sum(length(body)) {which}", values).fetchone()
-            if freed is None:
-                raise RecordMissing(record_id, item_id=item_id)
-            database.execute(f"DELETE {which}", values)
-            database.execute("UPDATE records SET size = size - ? WHERE number = ?", (freed, number))
-
-    def record(self, tenant: str, record_id: str, *, kind: Kind) -> StoredRecord:
-        """A record as it was put last. Raises RecordMissing."""
+    def record(self, key: RecordKey) -> StoredRecord:
+        """A record as it was last stored."""
+        select = "SELECT body, run IS NOT NULL, is_lost FROM records WHERE number = ?"
         with self._database.reading() as database:
-            number = self._there(database, tenant, record_id, kind)
-            row = "SELECT body, run IS NOT NULL, is_lost FROM records WHERE number = ?"
-            body, is_running, is_lost = database.execute(row, (number,)).fetchone()
-            output = self._items(database, number, "output")
+            row = self._row(database, key)
+            body, is_running, is_lost = database.execute(select, (row,)).fetchone()
             return StoredRecord(
-                id=record_id,
                 body=_unpacked(body),
-                output=output,
+                output=_items(database, row, "output"),
                 is_running=bool(is_running),
                 is_lost=bool(is_lost),
             )
 
-    def events(self, tenant: str, record_id: str) -> bytes:
-        """The events of a response that has ended; empty when there are none. Raises RecordMissing."""
+    def events(self, key: RecordKey) -> bytes:
+        """The events of a finished response; empty if none were stored."""
         with self._database.reading() as database:
-            number = self._there(database, tenant, record_id, "response")
-            (log,) = database.execute(
-                "SELECT events FROM records WHERE number = ?", (number,)
-            ).fetchone()
+            row = self._row(database, key)
+            select = "SELECT events FROM records WHERE number = ?"
+            (log,) = database.execute(select, (row,)).fetchone()
             return zlib.decompress(unsealed(log)) if log is not None else b""
 
-    def items(self, tenant: str, record_id: str, *, kind: Kind) -> list[Item]:
-        """All items of input of a record. Raises RecordMissing."""
+    def items(self, key: RecordKey) -> list[Item]:
+        """All input items of a record, oldest first."""
         with self._database.reading() as database:
-            return self._items(database, self._there(database, tenant, record_id, kind), "input")
-
-    def item(self, tenant: str, record_id: str, item_id: str) -> Item:
-        """One item of a conversation. Raises RecordMissing."""
-        with self._database.reading() as database:
-            number = self._there(database, tenant, record_id, "conversation")
-            row = "SELECT body FROM items WHERE owner = ? AND id = ? ORDER BY number DESC LIMIT 1"
-            found = database.execute(row, (number, item_id)).fetchone()
-            if found is None:
-                raise RecordMissing(record_id, item_id=item_id)
-            item: Item = _unpacked(found[0])
-            return item
-
-    def page(
-        self,
-        tenant: str,
-        record_id: str,
-        *,
-        kind: Kind,
-        limit: int,
-        newest_first: bool,
-        after: str | None = None,
-    ) -> ItemPage:
-        """Up to `limit` of its items of input, those behind the item `after`. Raises RecordMissing."""
-        # none comes twice, none forever
-        end, order, place = ("min", "DESC", "<") if newest_first else ("max", "ASC", ">")
-        with self._database.reading() as database:
-            number = self._there(database, tenant, record_id, kind)
-            begin = 0 if not newest_first else (1 << 62)
-            if after is not None:
-                row = (
-                    f"SELECT {end}(number) FROM items WHERE owner = ? AND part = 'input' AND id = ?"
-                )
-                (begin,) = database.execute(row, (number, after)).fetchone()
-                if begin is None:
-                    raise RecordMissing(record_id, item_id=after)
-            row = (
-                f"SELECT body FROM items WHERE owner = ? AND part = 'input' AND number {place} ? "
-                f"ORDER BY number {order} LIMIT ?"
-            )
-            found = [
-                _unpacked(body) for (body,) in database.execute(row, (number, begin, limit + 1))
-            ]
-        return ItemPage(items=found[:limit], has_more=len(found) > limit)
+            return _items(database, self._row(database, key), "input")
 
     def find_items(self, tenant: str, item_ids: Sequence[str]) -> dict[str, Item]:
-        """Items of any of the tenant's records, by id; of several of one id the latest."""
-        row = (
+        """Items of any of the tenant's records, by id. Of several with one id, the latest."""
+        select = (
             "SELECT items.body FROM items JOIN records ON records.number = owner"
             " WHERE items.id = ? AND tenant = ? AND used > ? ORDER BY items.number DESC LIMIT 1"
         )
         found = {}
         with self._database.reading() as database:
             for item_id in item_ids:
-                if (
-                    match := database.execute(row, (item_id, tenant, self._since())).fetchone()
-                ) is not None:
+                match = database.execute(select, (item_id, tenant, self._since())).fetchone()
+                if match is not None:
                     found[item_id] = _unpacked(match[0])
         return found
 
-    def chain(self, tenant: str, record_id: str) -> list[Item]:
-        """What went into and came out of a response and all that it continues, oldest first.
+    def chain(self, key: RecordKey) -> list[Item]:
+        """Input and output of a response and of all responses that it continues, oldest first.
 
-        It counts as a use of all of them.
-
-        Raises RecordMissing, which names the first that is not there any more.
+        Counts as a use of all of them. RecordMissing names the first that no longer exists.
         """
         named = {
-            "tenant": tenant,
-            "id": record_id,
+            "tenant": key.tenant,
+            "id": key.id,
             "longest": _LONGEST_CHAIN,
             "since": self._since(),
             "now": self._clock(),
         }
+        oldest = f"{_CHAIN} SELECT previous FROM chain ORDER BY depth DESC LIMIT 1"
+        members = (
+            f"{_CHAIN} SELECT body FROM chain JOIN items ON owner = chain.number "
+            "ORDER BY depth DESC, items.number"
+        )
+        use = f"{_CHAIN} UPDATE records SET used = :now WHERE number IN (SELECT number FROM chain)"
         with self._database.changing() as database:
-            end = database.execute(
-                f"{_CHAIN} SELECT previous FROM chain ORDER BY depth DESC LIMIT 1", named
-            ).fetchone()
-            if end is None or end[0] is not None:
-                raise RecordMissing(record_id if end is None else end[0])
-            row = (
-                f"{_CHAIN} SELECT body FROM chain JOIN items ON owner = chain.number ORDER BY "
-                "depth DESC, items.number"
-            )
-            found = [_unpacked(body) for (body,) in database.execute(row, named)]
-            database.execute(
-                f"{_CHAIN} UPDATE records SET used = :now WHERE number IN (SELECT number FROM "
-                "chain)",
-                named,
-            )
+            end = database.execute(oldest, named).fetchone()
+            if end is None:
+                raise RecordMissing(key.id)
+            if end[0] is not None:
+                raise RecordMissing(end[0])
+            found = [_unpacked(body) for (body,) in database.execute(members, named)]
+            database.execute(use, named)
         return found
 
     def totals(self) -> tuple[int, int]:
-        """How many records there are, and their bytes; without those that run."""
+        """Number and bytes of the records that are not running."""
         with self._database.reading() as database:
-            number, size = database.execute("SELECT count, bytes FROM totals").fetchone()
-            return int(number), int(size)
+            return _totals(database)
 
     def close(self) -> None:
-        """Close the file. May be called twice; whatever comes later opens it again."""
+        """Close the file. Idempotent; a later call opens it again."""
         self._database.close()
 
     def _since(self) -> float:
         return self._clock() - self._limits.keep_seconds
 
-    def _find(
-        self, database: sqlite3.Connection, tenant: str, record_id: str, kind: Kind
-    ) -> int | None:
-        row = "SELECT number FROM records WHERE tenant = ? AND id = ? AND kind = ? AND used > ?"
-        found = database.execute(row, (tenant, record_id, kind, self._since())).fetchone()
-        return None if found is None else int(found[0])
+    def _row(self, database: sqlite3.Connection, key: RecordKey) -> int:
+        select = "SELECT number FROM records WHERE tenant = ? AND id = ? AND kind = ? AND used > ?"
+        found = database.execute(select, (*key, self._since())).fetchone()
+        if found is None:
+            raise RecordMissing(key.id)
+        return int(found[0])
 
-    def _there(self, database: sqlite3.Connection, tenant: str, record_id: str, kind: Kind) -> int:
-        number = self._find(database, tenant, record_id, kind)
-        if number is None:
-            raise RecordMissing(record_id)
-        return number
-
-    def _items(self, database: sqlite3.Connection, owner: int, part: Part) -> list[Item]:
-        row = "SELECT body FROM items WHERE owner = ? AND part = ? ORDER BY number"
-        return [_unpacked(body) for (body,) in database.execute(row, (owner, part))]
-
-    def _add(
-        self, database: sqlite3.Connection, owner: int, part: Part, items: Sequence[Item]
-    ) -> None:
-        rows = [(owner, part, item["id"], _packed(item)) for item in items]
-        database.executemany("INSERT INTO items (owner, part, id, body) VALUES (?, ?, ?, ?)", rows)
-        database.execute(
-            "UPDATE records SET size = size + ? WHERE number = ?",
-            (sum(len(row[3]) for row in rows), owner),
-        )
+    def _refresh(self, database: sqlite3.Connection, row: int) -> None:
+        database.execute(_REFRESH, (self._clock(), row))
 
     @contextlib.contextmanager
-    def _growing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction after which the bounds hold: what was used longest ago goes.
+    def _changed(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that ends by evicting, least recently used first, what exceeds the limits.
 
-        What runs counts from its end on.
+        Running responses are neither counted nor evicted.
         """
-        most_count, most_bytes = self._limits.max_count, self._limits.max_bytes
+        most_count = self._limits.max_count
+        most_bytes = self._limits.max_bytes
         with self._database.changing() as database:
             yield database
-            database.execute(
-                "DELETE FROM records WHERE used <= ? AND run IS NULL", (self._since(),)
-            )
-            count, size = database.execute("SELECT count, bytes FROM totals").fetchone()
+            expired = "DELETE FROM records WHERE used <= ? AND run IS NULL"
+            database.execute(expired, (self._since(),))
+            count, size = _totals(database)
             if count > most_count or size > most_bytes:
-                database.execute(
-                    "DELETE FROM records WHERE size > ? AND run IS NULL", (most_bytes,)
-                )
-                spared = {"count": int(most_count * _SPARE), "bytes": int(most_bytes * _SPARE)}
-                database.execute(_BEYOND_THE_BOUNDS, spared)
+                too_large = "DELETE FROM records WHERE size > ? AND run IS NULL"
+                database.execute(too_large, (most_bytes,))
+                kept = {
+                    "count": int(most_count * _KEPT_SHARE),
+                    "bytes": int(most_bytes * _KEPT_SHARE),
+                }
+                database.execute(_EVICT, kept)
+
+
+def clear_responses(folder: Path) -> None:
+    """Delete all responses and conversations in a store's folder.
+
+    A server may have the file open. Raises OSError.
+    """
+    path = _path_in(folder)
+    _damaged(path).unlink(missing_ok=True)
+    if not path.is_file():
+        return
+    try:
+        with contextlib.closing(
+            sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+        ) as database:
+            database.execute("DELETE FROM items")
+            database.execute("DELETE FROM records")
+            database.execute("VACUUM")
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        path.unlink(missing_ok=True)
+
+
+class _Database:
+    """`responses/responses-1.sqlite` in a store's folder, or memory; opened when it is first used.
+
+    `run` names this process in the rows of its running responses. After it dies, the next process
+    that opens the file marks them as lost.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._database: sqlite3.Connection | None = None
+        self._claim: Claim | None = None
+        self.run = secrets.token_hex(8)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction."""
+        with self.reading() as database:
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                yield database
+                database.execute("COMMIT")
+            except BaseException:
+                if database.in_transaction:
+                    with contextlib.suppress(sqlite3.Error):
+                        database.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """The open database. Sets a damaged file aside and raises FileDamaged."""
+        try:
+            if self._database is None:
+                self._database = self._open()
+            yield self._database
+        except DAMAGE_SIGNS as error:
+            # subclasses of DatabaseError mean full, locked or read-only
+            if type(error) not in (sqlite3.DatabaseError, UnicodeDecodeError):
+                raise
+            self._set_aside(error)
+            raise FileDamaged from error
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        if self._claim is not None:
+            self._claim.give_back()
+            self._claim = None
+
+    def _open(self) -> sqlite3.Connection:
+        path = self._path()
+        if path is not None:
+            path.touch(mode=0o600)
+        database = sqlite3.connect(
+            path or ":memory:", timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            use_write_ahead_log(database, busy_seconds=_BUSY_SECONDS)
+            for pragma in _PRAGMAS:
+                database.execute(f"PRAGMA {pragma}")
+            make_tables(database, _SCHEMA, version=_FORMAT)
+            names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+            if not names.issuperset({"records", "items"}):
+                raise sqlite3.DatabaseError("its tables are missing")
+            if path is not None:
+                self._mark_lost(database, path.parent)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _path(self) -> Path | None:
+        if self._folder is None:
+            return None
+        path = _path_in(self._folder)
+        try:
+            StoreFolder(self._folder).check()
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (OSError, StoreRefused) as error:
+            logger.warning("responses are kept in memory only: %s", error)
+            self._folder = None
+            return None
+        return path
+
+    def _mark_lost(self, database: sqlite3.Connection, folder: Path) -> None:
+        """Mark the running responses of dead servers. A living server holds a locked folder."""
+        if self._claim is None:
+            sweep(folder, prefix=_CLAIM_PREFIX)
+            # OSError: a file system without locks, where dead servers cannot be told from living
+            # ones
+            with contextlib.suppress(OSError):
+                self._claim = claim(folder, prefix=_CLAIM_PREFIX)
+                self.run = self._claim.folder.name
+        living = {each.name for each in folder.iterdir()} | {self.run}
+        runs = database.execute("SELECT DISTINCT run FROM records WHERE run IS NOT NULL").fetchall()
+        dead = [run for run in runs if run[0] not in living]
+        database.executemany("UPDATE records SET run = NULL, is_lost = 1 WHERE run = ?", dead)
+
+    def _set_aside(self, error: Exception) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        if self._folder is None:
+            return
+        path = _path_in(self._folder)
+        aside = _damaged(path)
+        logger.warning(
+            "the file of responses is damaged (%s): set aside as %s; starting with an empty one",
+            error,
+            aside.name,
+        )
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        path.replace(aside)
+
+
+def _path_in(folder: Path) -> Path:
+    return folder / "responses" / f"responses-{_FORMAT}.sqlite"
+
+
+def _damaged(path: Path) -> Path:
+    return path.with_name(path.name + ".damaged")
+
+
+def _totals(database: sqlite3.Connection) -> tuple[int, int]:
+    select = "SELECT count(*), coalesce(sum(size), 0) FROM records WHERE run IS NULL"
+    count, size = database.execute(select).fetchone()
+    return int(count), int(size)
+
+
+def _items(database: sqlite3.Connection, owner: int, part: str) -> list[Item]:
+    select = "SELECT body FROM items WHERE owner = ? AND part = ? ORDER BY number"
+    return [_unpacked(body) for (body,) in database.execute(select, (owner, part))]
+
+
+def _add_items(database: sqlite3.Connection, owner: int, part: str, items: Sequence[Item]) -> None:
+    rows = [(owner, part, item["id"], _packed(item)) for item in items]
+    database.executemany("INSERT INTO items (owner, part, id, body) VALUES (?, ?, ?, ?)", rows)
 
 
 def _packed(value: Json) -> bytes:
@@ -356,3 +517,17 @@ def _packed(value: Json) -> bytes:
 
 def _unpacked(blob: object) -> Any:
     return msgspec.json.decode(unsealed(blob))
+
+
+def sealed(content: bytes) -> bytes:
+    """The content after its checksum: SQLite has none."""
+    return xxhash.xxh3_64_digest(content) + content
+
+
+def unsealed(blob: object) -> bytes:
+    """The content. Raises sqlite3.DatabaseError if it was changed."""
+    if isinstance(blob, bytes):
+        content = blob[_CHECKSUM_BYTES:]
+        if xxhash.xxh3_64_digest(content) == blob[:_CHECKSUM_BYTES]:
+            return content
+    raise sqlite3.DatabaseError("a row does not match its checksum")

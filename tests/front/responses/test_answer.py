@@ -16,8 +16,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull, WorkerUnavailable
-from holdfast.front.responses.answer import ResponseAnswer, Shows
-from holdfast.front.responses.shapes import ResponseObject
+from holdfast.front.responses.answer import ResponseAnswer, ResponseObject, Shows
 from holdfast.front.responses.tools import ClientTool, OfferedTools
 from holdfast.front.server.answers import TokenCounts, WholeChoice
 from holdfast.front.server.problem import problem_of
@@ -324,9 +323,8 @@ def test_every_event_is_heard_and_at_the_last_one_the_response_is_final(
     reason: FinishReason,
 ) -> None:
     heard: list[tuple[int, bytes, str]] = []
-    answer = answer_of(
-        hear=lambda number, event: heard.append((number, event, answer.response.status))
-    )
+    answer = answer_of()
+    answer.record = lambda number, event: heard.append((number, event, answer.response.status))
     events = streamed(answer, [TEXT], reason)
     assert [
         (number, json.loads(event.partition(b"data: ")[2])) for number, event, _ in heard

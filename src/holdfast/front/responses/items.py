@@ -1,14 +1,18 @@
-"""The input of a Responses request: which items are accepted, and the conversation that they are."""
+"""Input items of the Responses API: their types, their meaning as chat messages, and their stored
+form.
+"""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
+import msgspec
 from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
-from holdfast.front.responses.tools import model_name
+from holdfast.front.responses.tools import missing, model_name
 from holdfast.front.server.fields import (
     MANY,
     ONE,
@@ -19,19 +23,32 @@ from holdfast.front.server.fields import (
     without_media,
 )
 from holdfast.front.server.problem import RequestRefused
+from holdfast.store.responses import Item
 from holdfast.wire.output import separator
 
+TRIGGER = "compaction_trigger"
+_THOUGHT = "holdfast_thought"  # key of a thought that the stored item does not show
 # type → key of its text
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ROLES = ("user", "system", "developer", "assistant")
+_CALLS = ("function_call", "custom_tool_call")
+_ID_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
+}
 _LONGEST_SHOWN = 40
-
-Unseal = Callable[[str], str | None]
-"""The thought or summary in an `encrypted_content`; None where it was not made by this server."""
 _SUMMARY_INTRODUCTION = (
     "The conversation before this point was replaced by the following summary, which you wrote. "
     "Continue from it.\n\n"
 )
+
+Unseal = Callable[[str], str | None]
+"""Opens an `encrypted_content`; None if this server did not make it."""
 
 
 @with_config(STRICT)
@@ -51,9 +68,7 @@ ItemText = Annotated[
 
 @with_config(STRICT)
 class InputItem(TypedDict):
-    """An item of the conversation; what it has to have depends on its type, which is `message`
-    where there is none.
-    """
+    """An item of the conversation. Its type, by default `message`, decides which fields it needs."""
 
     type: NotRequired[
         Annotated[
@@ -66,12 +81,12 @@ class InputItem(TypedDict):
         Annotated[str, Field(description="Of a message: user, system, developer or assistant.")]
     ]
     content: NotRequired[ItemText | None]
-    name: NotRequired[Annotated[str | None, Field(description="Of a call: whom.")]]
+    name: NotRequired[Annotated[str | None, Field(description="Of a call: the tool's name.")]]
     namespace: NotRequired[str | None]
     call_id: NotRequired[str | None]
     arguments: NotRequired[Annotated[str, Field(description="Of a function_call: JSON text.")]]
     input: NotRequired[Annotated[str, Field(description="Of a custom_tool_call.")]]
-    output: NotRequired[Annotated[ItemText, Field(description="Of a call: what came of it.")]]
+    output: NotRequired[Annotated[ItemText, Field(description="Of a call output: the result.")]]
     summary: NotRequired[Annotated[list[ItemPart], Field(fail_fast=True)]]
     encrypted_content: NotRequired[str | None]
 
@@ -83,14 +98,24 @@ Input = Annotated[
 
 
 def items_of(given: str | Sequence[InputItem] | None) -> list[InputItem]:
-    """An input as items: a text is a message of the user's."""
+    """An input as items: a text is a user message."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return list(given or ())
 
 
+def kind_of(item: Mapping[str, Any]) -> str:
+    """The type of an item."""
+    return item.get("type") or "message"
+
+
+def asks_for_compaction(items: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the input ends with a compaction trigger."""
+    return bool(items) and items[-1].get("type") == TRIGGER
+
+
 def conversation(
-    items: Iterable[Mapping[str, Any]],
+    items: Sequence[Mapping[str, Any]],
     *,
     instructions: str | None = None,
     unseal: Unseal = lambda _: None,
@@ -98,182 +123,153 @@ def conversation(
     earlier: int = 0,
     field: str = "input",
 ) -> tuple[dict[str, Any], ...]:
-    """The messages, OpenAI-shaped, that instructions and items are.
+    """Instructions and items as OpenAI chat messages.
 
-    Raises RequestRefused naming the item it cannot take.
+    Raises RequestRefused naming an unusable item.
 
-    earlier: so many of the items at the beginning are not the request's own.
-    open_summary: of compaction items; the last one stands for what the assistant did before it.
+    The last compaction item replaces the assistant's part before it.
+
+    earlier: number of leading items that come from the store, not from the request.
+    open_summary: opens compaction items.
     """
-    items = list(items)
-    compacted = _last_compaction(items)
-    reader = _Conversation(unseal, open_summary)
-    if instructions:
-        reader.messages.append({"role": "system", "content": instructions})
-    for number, item in enumerate(items, start=-earlier):
-        place = f"{field}.{number}"
-        kind = item.get("type") or "message"
-        read = _KINDS.get(kind)
-        if read is None:
-            name, shown = f"{place}.type", f", not {kind[:_LONGEST_SHOWN]!r}"
-            reason = (
-                "this server takes messages, reasoning, calls of functions and custom tools, their "
-                "outputs, and compaction items"
-            )
-            raise RequestRefused(
-                f"`{name}`: {reason}", code="unsupported_parameter", field=name, shown=shown
-            )
-        if number + earlier >= compacted or _is_said_to_assistant(item):
-            read(reader, item, place)
-    return tuple(reader.messages)
-
-
-def _last_compaction(items: Sequence[Mapping[str, Any]]) -> int:
-    """The place of the last compaction item; 0 when there is none."""
     places = [place for place, item in enumerate(items) if item.get("type") == "compaction"]
-    return places[-1] if places else 0
+    compacted = places[-1] if places else 0
+    messages = _Messages(unseal, open_summary)
+    if instructions:
+        messages.add("system", instructions)
+    for number, item in enumerate(items):
+        is_kept = kind_of(item) == "message" and item.get("role") != "assistant"
+        if number >= compacted or is_kept:
+            messages.read(item, f"{field}.{number - earlier}")
+    return tuple(messages.messages)
 
 
-def _is_said_to_assistant(item: Mapping[str, Any]) -> bool:
-    return (item.get("type") or "message") == "message" and item.get("role") != "assistant"
+class _Messages:
+    """Folds items into messages.
 
-
-class _Conversation:
-    """Folds items into messages: what the assistant thought, said and called in one turn is one
-    message.
+    The assistant's thoughts, text and calls of one turn become one message.
     """
 
     def __init__(self, unseal: Unseal, open_summary: Unseal) -> None:
         self.messages: list[dict[str, Any]] = []
         self._unseal = unseal
         self._open_summary = open_summary
-        # the assistant's, which further items may belong to
-        self._turn: dict[str, Any] | None = None
+        self._turn: dict[str, Any] | None = None  # the assistant message that is being built
 
-    def message(self, item: Mapping[str, Any], place: str) -> None:
-        """What somebody said."""
+    def add(self, role: str, content: Any, **fields: Any) -> None:
+        """Add a message that is not the assistant's."""
+        self._turn = None
+        self.messages.append({"role": role, **fields, "content": content})
+
+    def read(self, item: Mapping[str, Any], place: str) -> None:
+        """Add an item. place: its name in error messages."""
+        match kind_of(item):
+            case "message":
+                self._message(item, place)
+            case "reasoning":
+                self._reasoning(item)
+            case "function_call":
+                self._call(item, place, _required(item, "arguments", place))
+            case "custom_tool_call":
+                # the model knows a custom tool as a function with one text
+                self._call(item, place, {"input": _required(item, "input", place)})
+            case "function_call_output" | "custom_tool_call_output":
+                self._call_output(item, place)
+            case "compaction":
+                self._compaction(item, place)
+            case _:
+                raise _refused(item, place)
+
+    def _message(self, item: Mapping[str, Any], place: str) -> None:
         role = _required(item, "role", place)
         if role not in _ROLES:
-            reason, shown = f"one of {', '.join(_ROLES)}", f", got {role[:_LONGEST_SHOWN]!r}"
+            reason = f"one of {', '.join(_ROLES)}"
+            shown = f", got {role[:_LONGEST_SHOWN]!r}"
             raise RequestRefused(f"`{place}.role`: {reason}", field=f"{place}.role", shown=shown)
         content = _content(_required(item, "content", place), f"{place}.content")
         if role != "assistant":
-            self._turn = None
-            self.messages.append({"role": role, "content": content})
+            self.add(role, content)
             return
-        turn = self._assistant(
-            is_new=lambda turn: bool(turn["content"]) and not turn.get("tool_calls")
-        )
-        text = _joined(content)
-        turn["content"] += separator(turn["content"], text) + text
+        if self._turn and self._turn["content"] and not self._turn.get("tool_calls"):
+            self._turn = None
+        turn = self._assistant()
+        if not isinstance(content, str):
+            content = "".join(part["text"] for part in content)
+        turn["content"] += separator(turn["content"], content) + content
 
-    def reasoning(self, item: Mapping[str, Any], place: str) -> None:
-        """What the assistant thought; of others' making it is left out, as nobody can read it."""
+    def _reasoning(self, item: Mapping[str, Any]) -> None:
+        """A thought. One that was sealed by another server cannot be read, and is left out."""
         sealed = item.get("encrypted_content")
-        parts = item.get("content") if isinstance(item.get("content"), list) else ()
         thought = self._unseal(sealed) if sealed else None
         if thought is None:
-            thought = "".join(
-                part.get("text") or "" for part in parts or () if part["type"] == "reasoning_text"
-            )
-        if thought:
-            turn = self._assistant(
-                is_new=lambda turn: bool(turn["content"] or turn.get("tool_calls"))
-            )
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
+            thought = _thought_in(item)
+        if not thought:
+            return
+        if self._turn and (self._turn["content"] or self._turn.get("tool_calls")):
+            self._turn = None
+        turn = self._assistant()
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
 
-    def function_call(self, item: Mapping[str, Any], place: str) -> None:
-        """A call of a function."""
-        self._call(item, place, _required(item, "arguments", place))
+    def _call(self, item: Mapping[str, Any], place: str, arguments: str | dict[str, Any]) -> None:
+        name = model_name(_required(item, "name", place), item.get("namespace"))
+        call = {
+            "id": _required(item, "call_id", place),
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+        self._assistant().setdefault("tool_calls", []).append(call)
 
-    def custom_tool_call(self, item: Mapping[str, Any], place: str) -> None:
-        """A call of a custom tool, which the model knows as a function with one text."""
-        self._call(item, place, {"input": _required(item, "input", place)})
-
-    def call_output(self, item: Mapping[str, Any], place: str) -> None:
-        """What came of a call."""
-        self._turn = None
+    def _call_output(self, item: Mapping[str, Any], place: str) -> None:
         output = _required(item, "output", place)
-        content = (
-            output
-            if isinstance(output, str)
-            else _content(without_media(output), f"{place}.output")
-        )
-        self.messages.append(
-            {"role": "tool", "tool_call_id": _required(item, "call_id", place), "content": content}
-        )
+        if not isinstance(output, str):
+            output = _content(without_media(output), f"{place}.output")
+        self.add("tool", output, tool_call_id=_required(item, "call_id", place))
 
-    def compaction(self, item: Mapping[str, Any], place: str) -> None:
-        """The summary of what came before."""
-        self._turn = None
-        field = f"{place}.encrypted_content"
+    def _compaction(self, item: Mapping[str, Any], place: str) -> None:
         summary = self._open_summary(_required(item, "encrypted_content", place))
         if summary is None:
+            field = f"{place}.encrypted_content"
             reason = (
                 "it is damaged, or was not made by this server with this model for this tenant; "
                 "send the conversation itself, or compact it again"
             )
             raise RequestRefused(f"`{field}`: {reason}", code="invalid_compaction", field=field)
-        self.messages.append({"role": "user", "content": _SUMMARY_INTRODUCTION + summary})
+        self.add("user", _SUMMARY_INTRODUCTION + summary)
 
-    def trigger(self, item: Mapping[str, Any], place: str) -> None:
-        """A trigger that is not the last item, where it would have been taken away before."""
-        reason = "a compaction_trigger has to be the last item of an input"
-        raise RequestRefused(f"`{place}.type`: {reason}", field=f"{place}.type")
-
-    def reference(self, item: Mapping[str, Any], place: str) -> None:
-        """An item that is kept elsewhere; those that are kept here have been put in their places
-        before.
-        """
-        raise RequestRefused(
-            f"`{place}.id`: there is no such item",
-            status=404,
-            code="item_not_found",
-            field=f"{place}.id",
-        )
-
-    def _call(self, item: Mapping[str, Any], place: str, arguments: str | dict[str, Any]) -> None:
-        function = {
-            "name": model_name(_required(item, "name", place), item.get("namespace")),
-            "arguments": arguments,
-        }
-        call = {"id": _required(item, "call_id", place), "type": "function", "function": function}
-        self._assistant().setdefault("tool_calls", []).append(call)
-
-    def _assistant(
-        self, *, is_new: Callable[[dict[str, Any]], bool] = lambda _: False
-    ) -> dict[str, Any]:
-        if self._turn is None or is_new(self._turn):
+    def _assistant(self) -> dict[str, Any]:
+        if self._turn is None:
             self._turn = {"role": "assistant", "content": ""}
             self.messages.append(self._turn)
         return self._turn
 
 
-_KINDS: Mapping[str, Callable[[_Conversation, Mapping[str, Any], str], None]] = {
-    "message": _Conversation.message,
-    "reasoning": _Conversation.reasoning,
-    "function_call": _Conversation.function_call,
-    "function_call_output": _Conversation.call_output,
-    "custom_tool_call": _Conversation.custom_tool_call,
-    "custom_tool_call_output": _Conversation.call_output,
-    "compaction": _Conversation.compaction,
-    "compaction_trigger": _Conversation.trigger,
-    "item_reference": _Conversation.reference,
-}
+def _refused(item: Mapping[str, Any], place: str) -> RequestRefused:
+    kind = kind_of(item)
+    if kind == TRIGGER:
+        reason = f"a {TRIGGER} has to be the last item of an input"
+        return RequestRefused(f"`{place}.type`: {reason}", field=f"{place}.type")
+    if kind == "item_reference":  # references to stored items were resolved before
+        field = f"{place}.id"
+        reason = f"`{field}`: there is no such item"
+        return RequestRefused(reason, status=404, code="item_not_found", field=field)
+    field = f"{place}.type"
+    reason = (
+        "this server takes messages, reasoning, calls of functions and custom tools, their "
+        "outputs, and compaction items"
+    )
+    shown = f", not {kind[:_LONGEST_SHOWN]!r}"
+    return RequestRefused(
+        f"`{field}`: {reason}", code="unsupported_parameter", field=field, shown=shown
+    )
 
 
 def _required(item: Mapping[str, Any], key: str, place: str) -> Any:
     if item.get(key) is None:
-        raise RequestRefused(
-            f"`{place}.{key}` is required",
-            code="missing_required_parameter",
-            field=f"{place}.{key}",
-        )
+        raise missing(f"{place}.{key}")
     return item[key]
 
 
 def _content(given: str | Sequence[Mapping[str, Any]], field: str) -> str | list[dict[str, Any]]:
-    """Text, or its parts. Raises RequestRefused for one that is something else."""
     if isinstance(given, str):
         return given
     return [
@@ -296,5 +292,71 @@ def _text(part: Mapping[str, Any], field: str) -> str:
     return text
 
 
-def _joined(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+def _thought_in(item: Mapping[str, Any]) -> str:
+    parts = item.get("content")
+    if not isinstance(parts, list):
+        return ""
+    return "".join(part.get("text") or "" for part in parts if part["type"] == "reasoning_text")
+
+
+def stored_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
+    """Input items as they are stored: with ids and defaults, without compaction triggers."""
+    stem = uuid.uuid4().hex
+    kept = [item for item in items if item.get("type") != TRIGGER]
+    return [_completed(item, f"{stem}{number:02x}") for number, item in enumerate(kept)]
+
+
+def stored_output(items: Sequence[Any], hidden_thoughts: Mapping[str, str]) -> list[Item]:
+    """Output items as they are stored. hidden_thoughts: those that an item does not show, by its
+    id.
+    """
+    stored: list[Item] = msgspec.to_builtins(items)
+    return [
+        {**item, _THOUGHT: hidden_thoughts[item["id"]]} if item["id"] in hidden_thoughts else item
+        for item in stored
+    ]
+
+
+def shown_item(item: Item) -> Item:
+    """A stored item as a client sees it."""
+    return {key: value for key, value in item.items() if key != _THOUGHT}
+
+
+def with_sealed_thought(item: Item, seal: Callable[[str], str]) -> Item:
+    """A stored item as a client sees it that asked for encrypted thoughts."""
+    shown = shown_item(item)
+    thought = ""
+    if item["type"] == "reasoning":
+        thought = item.get(_THOUGHT) or _thought_in(item)
+    return {"encrypted_content": seal(thought), **shown} if thought else shown
+
+
+def continued(items: Iterable[Item]) -> list[Any]:
+    """Stored items as the beginning of an input: with readable thoughts, without calls that were
+    cut off.
+    """
+    found = []
+    for item in items:
+        if item.get("type") in _CALLS and item.get("status") == "incomplete":
+            continue
+        if _THOUGHT in item:
+            thought = [{"type": "reasoning_text", "text": item[_THOUGHT]}]
+            item = {"type": "reasoning", "id": item["id"], "summary": [], "content": thought}
+        found.append(item)
+    return found
+
+
+def _completed(item: Mapping[str, Any], name: str) -> Item:
+    kind = kind_of(item)
+    whole = {**item, "type": kind}
+    if not item.get("id"):
+        whole["id"] = f"{_ID_PREFIXES.get(kind, 'item')}_{name}"
+    if kind == "message" and isinstance(whole.get("content"), str):
+        if whole.get("role") == "assistant":
+            part = {"type": "output_text", "annotations": [], "text": whole["content"]}
+        else:
+            part = {"type": "input_text", "text": whole["content"]}
+        whole["content"] = [part]
+    if kind not in ("reasoning", "compaction"):
+        whole.setdefault("status", "completed")
+    return whole

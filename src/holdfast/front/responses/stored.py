@@ -1,53 +1,141 @@
-"""Stored Responses: read, followed, listed in pages, cancelled and deleted."""
+"""Stored responses and conversations: read, followed, listed in pages, changed, cancelled, deleted."""
 
 from __future__ import annotations
 
 import re
+import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.front.responses.run import ResponseRun, shown_item, with_sealed_thought
-from holdfast.front.responses.shapes import ResponseEvent, ResponseFailure, ResponseObject
-from holdfast.front.server.dialect import Shape, answers_of, operation
-from holdfast.front.server.fields import INT64_MAX
+from holdfast.front.responses.answer import ResponseEvent, ResponseFailure, ResponseObject
+from holdfast.front.responses.create import ResponseRun
+from holdfast.front.responses.fields import ResponseMetadata
+from holdfast.front.responses.items import (
+    InputItem,
+    conversation,
+    shown_item,
+    stored_input,
+    with_sealed_thought,
+)
+from holdfast.front.server.dialect import Shape, answers_of, operation, request_of
+from holdfast.front.server.fields import INT64_MAX, STRICT, UnsupportedFields
 from holdfast.front.server.following import FollowingResponse
 from holdfast.front.server.problem import RequestRefused
-from holdfast.front.server.request import json_response, tenant_in
+from holdfast.front.server.request import M, json_response, parse, read_body, tenant_in
 from holdfast.front.server.services import Services, salted
-from holdfast.store.responses import Item, Kind, RecordMissing, ResponseFile, StoredRecord
+from holdfast.store.responses import (
+    Item,
+    Kind,
+    RecordKey,
+    RecordMissing,
+    ResponseFile,
+    StoredRecord,
+)
 
-MOST_LISTED = 100
+_MOST_LISTED = 100
 _LISTED = 20
+_MOST_ADDED = 20
+_RESPONSE = "/v1/responses/{response_id}"
+_CONVERSATION = "/v1/conversations/{conversation_id}"
 _DIGITS = re.compile(r"[0-9]{1,19}")
-_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
-_SCHEMAS: Mapping[str, Shape] = {
-    "limit": {"type": "integer", "minimum": 1, "maximum": MOST_LISTED},
-    "order": {"type": "string", "enum": ["asc", "desc"]},
-    "after": {"type": "string"},
-    "stream": {"type": "boolean"},
-    "starting_after": {"type": "integer", "minimum": 0},
-    "include[]": {"type": "array", "items": {"type": "string"}},
-    "cache_salt": {"type": "string"},
-}
-_MEANINGS = {
-    "limit": f"At most so many; {_LISTED} if not given.",
-    "order": "The oldest or the newest first; the newest if not given.",
-    "after": "The id of the item behind which to go on.",
-    "stream": "Send the events of the response, those to come too.",
-    "starting_after": "With stream: only the events behind the one of this number.",
-    "include[]": "Of a response: reasoning.encrypted_content adds it. What others would add is there, or is not served.",
-    "cache_salt": "The salt of the request that made it.",
-}
-PAGE = ("limit", "order", "after", "include[]")
-_NUMBER = re.compile(rb'"sequence_number":(\d+)')
-_STREAM = "text/event-stream; charset=utf-8"
+_EVENT_NUMBER = re.compile(rb'"sequence_number":(\d+)')
+_EVENT_STREAM = "text/event-stream; charset=utf-8"
 _LOST = ResponseFailure(
     code="server_error", message="the server stopped before the response was done"
 )
+_QUERY: Mapping[str, tuple[Shape, str]] = {
+    "limit": (
+        {"type": "integer", "minimum": 1, "maximum": _MOST_LISTED},
+        f"Maximum number of items; default {_LISTED}.",
+    ),
+    "order": (
+        {"type": "string", "enum": ["asc", "desc"]},
+        "Oldest or newest first; default newest.",
+    ),
+    "after": ({"type": "string"}, "Begin after the item with this id."),
+    "stream": ({"type": "boolean"}, "Stream the events of the response, including future ones."),
+    "starting_after": (
+        {"type": "integer", "minimum": 0},
+        "With stream: begin after the event with this number.",
+    ),
+    "include[]": (
+        {"type": "array", "items": {"type": "string"}},
+        "Of a response: reasoning.encrypted_content adds it. Other values have no effect.",
+    ),
+    "cache_salt": ({"type": "string"}, "The salt of the request that created it."),
+}
+_PAGE = ("limit", "order", "after", "include[]")
+_SALT_BELONGS_IN_THE_QUERY = UnsupportedFields(
+    neutral={"cache_salt": ()},
+    reasons={"cache_salt": "here it belongs in the query: ?cache_salt=…"},
+)
+_METADATA = "Up to 16 pairs of strings, for your own use."
+_Items = Annotated[list[InputItem], Field(max_length=_MOST_ADDED, fail_fast=True)]
+
+
+class ConversationChange(BaseModel):
+    """Changes to a conversation."""
+
+    model_config = STRICT
+
+    metadata: ResponseMetadata | None = Field(description=_METADATA)
+
+
+class ConversationOpening(BaseModel):
+    """A new conversation."""
+
+    model_config = STRICT
+
+    metadata: ResponseMetadata | None = Field(None, description=_METADATA)
+    items: _Items | None = Field(None, description="Its first items.")
+
+
+class ConversationAddition(BaseModel):
+    """Items for a conversation."""
+
+    model_config = STRICT
+
+    items: Annotated[_Items, Field(min_length=1)] = Field(
+        description="The items to add, oldest first."
+    )
+
+
+class ConversationObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation, without its items."""
+
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: int  # seconds since 1970
+    metadata: dict[str, str] = {}
+
+
+class ConversationDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """Confirms that a conversation was deleted."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: bool = True
+
+
+class ConversationItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An item; its other fields depend on its type."""
+
+    id: str
+    type: str
+
+
+class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """Confirms that a response was deleted."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
 
 
 class ItemList(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,164 +148,78 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
-def described_query(*names: str) -> Shape:
-    """Shape of an operation that reads these of its query, and the salt."""
-    return {
-        "parameters": [
+def _query(*names: str) -> Shape:
+    """OpenAPI description of an operation's query parameters; `cache_salt` is one of all."""
+    parameters = []
+    for name in (*names, "cache_salt"):
+        schema, description = _QUERY[name]
+        parameters.append(
             {
                 "name": name,
                 "in": "query",
                 "required": False,
-                "description": _MEANINGS[name],
-                "schema": _SCHEMAS[name],
+                "description": description,
+                "schema": schema,
             }
-            for name in (*names, "cache_salt")
-        ]
-    }
-
-
-def tenant_asking(request: Request, services: Services) -> str:
-    """Whose responses a request without a body is about."""
-    return tenant_in(request, cache_salt=request.query_params.get("cache_salt", ""))
-
-
-def not_found(what: str, record_id: str) -> RequestRefused:
-    """The refusal of a request about something that is not there, or is somebody else's."""
-    message = (
-        f"there is no {what} {record_id[:100]!r}; it may have been deleted, or not be kept any more"
-    )
-    return RequestRefused(message, status=404, code=f"{what}_not_found", field=f"{what}_id")
-
-
-async def page_of(request: Request, services: Services, record_id: str, *, kind: Kind) -> Response:
-    """A page of the items that went into a record. Raises RequestRefused."""
-    query = request.query_params
-    limit, order = (
-        _query_number(query, "limit", 1, MOST_LISTED) or _LISTED,
-        query.get("order", "desc"),
-    )
-    if order not in ("asc", "desc"):
-        raise RequestRefused("`order`: asc or desc", field="order")
-    try:
-        page = await services.responses.call(
-            ResponseFile.page,
-            tenant_asking(request, services),
-            record_id,
-            kind=kind,
-            limit=limit,
-            newest_first=order == "desc",
-            after=query.get("after"),
         )
-    except RecordMissing as missing:
-        if missing.item_id:
-            raise RequestRefused("`after`: there is no such item here", field="after") from None
-        raise not_found(kind, record_id) from None
-    return item_list(page.items, has_more=page.has_more)
-
-
-def item_list(items: Sequence[Item], *, has_more: bool = False) -> Response:
-    """Items as a list."""
-    shown = [dict(shown_item(item)) for item in items]
-    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-    return json_response(ItemList(data=shown, first_id=first, last_id=last, has_more=has_more))
-
-
-def starting_after(query: Mapping[str, str]) -> int:
-    """The number of the last event that a client has seen; -1: none. Raises RequestRefused."""
-    number = _query_number(query, "starting_after", 0, INT64_MAX)
-    return -1 if number is None else number
-
-
-def truth(query: Mapping[str, str], name: str) -> bool:
-    """Whether a query says yes to something. Raises RequestRefused."""
-    text = query.get(name, "false").lower()
-    if text not in _TRUTHS:
-        raise RequestRefused(f"`{name}`: true or false", field=name)
-    return _TRUTHS[text]
-
-
-def _query_number(query: Mapping[str, str], name: str, least: int, most: int) -> int | None:
-    text = query.get(name)
-    if text is None:
-        return None
-    if not (_DIGITS.fullmatch(text) and least <= int(text) <= most):
-        raise RequestRefused(f"`{name}`: a number from {least} to {most}", field=name)
-    return int(text)
-
-
-class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a deleted response."""
-
-    id: str
-    object: Literal["response"] = "response"
-    deleted: bool = True
+    return {"parameters": parameters}
 
 
 @operation(
     "GET",
-    "/v1/responses/{response_id}",
-    described_query("stream", "starting_after", "include[]"),
+    _RESPONSE,
+    _query("stream", "starting_after", "include[]"),
     answers_of(ResponseObject, chunk=ResponseEvent),
 )
 async def get_response(request: Request, services: Services) -> Response:
-    """A response that is kept, as it stands; or its events, from some place on."""
-    query, response_id = request.query_params, request.path_params["response_id"]
-    streams, after = truth(query, "stream"), starting_after(query)
-    run = _running(request, services)
+    """A stored response as it stands, or its events from some number on."""
+    query = request.query_params
+    streams = _boolean_in(query, "stream")
+    given = _number_in(query, "starting_after", 0, INT64_MAX)
+    after = -1 if given is None else given
+    run = _run(request, services)
     if run is not None:
-        return (
-            FollowingResponse(run, run.form, after=after)
-            if streams
-            else json_response(run.response)
-        )
-    record = await _record(request, services)
+        if streams:
+            return FollowingResponse(run, run.form, after=after)
+        return json_response(run.form.response)
+    record = await _response(request, services)
     if not streams:
         included = (*query.getlist("include[]"), *query.getlist("include"))
-        seals = "reasoning.encrypted_content" in included
-        seal = salted(services, request.query_params.get("cache_salt")).seal
-        return _json(_shown(record, seal=seal.close if seals else None))
+        if "reasoning.encrypted_content" not in included:
+            return _json(_shown(record))
+        return _json(_shown(record, seal=salted(services, query.get("cache_salt")).seal.close))
     _refuse_elsewhere(record)
-    events = await services.responses.call(
-        ResponseFile.events, tenant_asking(request, services), response_id
-    )
+    events = await _call(request, services, "response", ResponseFile.events)
     if not events:
-        return Response(_last_event(record, number=after + 1), media_type=_STREAM)
+        return Response(_last_event(record, number=after + 1), media_type=_EVENT_STREAM)
     frames = [frame + b"\n\n" for frame in events.split(b"\n\n")[:-1]]
-    return Response(
-        b"".join([frame for frame in frames if _number(frame) > after]), media_type=_STREAM
-    )
+    later = b"".join([frame for frame in frames if _number_of(frame) > after])
+    return Response(later, media_type=_EVENT_STREAM)
 
 
-@operation("DELETE", "/v1/responses/{response_id}", described_query(), answers_of(ResponseDeleted))
+@operation("DELETE", _RESPONSE, _query(), answers_of(ResponseDeleted))
 async def delete_response(request: Request, services: Services) -> Response:
-    """Forget a response.
+    """Delete a response, and end it if it runs in the background.
 
-    One that is made in the background is ended; what goes on from it cannot be continued any more.
+    Responses that continue it cannot be continued any more.
     """
-    response_id = request.path_params["response_id"]
-    run = _running(request, services)
-    try:
-        await services.responses.call(
-            ResponseFile.delete, tenant_asking(request, services), response_id, kind="response"
-        )
-    except RecordMissing:
-        raise not_found("response", response_id) from None
-    services.running.logs.pop((tenant_asking(request, services), response_id), None)
-    if run is not None and run.keeping.in_background:
+    run = _run(request, services)
+    await _call(request, services, "response", ResponseFile.delete)
+    key = _key(request, "response")
+    services.running.logs.pop(key, None)
+    if run is not None and run.asked.background:
         run.stop()
-    return json_response(ResponseDeleted(id=response_id))
+    return json_response(ResponseDeleted(id=key.id))
 
 
-@operation(
-    "POST", "/v1/responses/{response_id}/cancel", described_query(), answers_of(ResponseObject)
-)
+@operation("POST", _RESPONSE + "/cancel", _query(), answers_of(ResponseObject))
 async def cancel_response(request: Request, services: Services) -> Response:
-    """End a response that is made in the background. What has ended stays as it is."""
-    run = _running(request, services)
-    if run is not None and run.keeping.in_background:
+    """End a response that runs in the background. A finished response stays as it is."""
+    run = _run(request, services)
+    if run is not None and run.asked.background:
         run.stop()
-        return json_response(run.response)
-    record = await _record(request, services)
+        return json_response(run.form.response)
+    record = await _response(request, services)
     if not record.body.get("background"):
         raise RequestRefused(
             "only a response that was created with `background` can be cancelled",
@@ -227,55 +229,241 @@ async def cancel_response(request: Request, services: Services) -> Response:
     return _json(_shown(record))
 
 
-@operation(
-    "GET", "/v1/responses/{response_id}/input_items", described_query(*PAGE), answers_of(ItemList)
-)
+@operation("GET", _RESPONSE + "/input_items", _query(*_PAGE), answers_of(ItemList))
 async def list_input_items(request: Request, services: Services) -> Response:
-    """The items that were given as input of a response; not those of the responses that it
-    continues.
+    """The input items of a response, without those of the responses that it continues."""
+    return await _page(request, services, "response")
+
+
+@operation(
+    "POST",
+    "/v1/conversations",
+    _query(),
+    request_of(ConversationOpening, required=False),
+    answers_of(ConversationObject),
+)
+async def create_conversation(request: Request, services: Services) -> Response:
+    """Create a conversation."""
+    asked = await _parsed(ConversationOpening, request, services, empty=b"{}")
+    created = ConversationObject(
+        id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=asked.metadata or {}
+    )
+    key = RecordKey(_tenant(request), created.id, "conversation")
+    items = _checked(asked.items or [])
+    body = msgspec.to_builtins(created)
+    await services.responses.call(ResponseFile.put, key, body, items=items)
+    return json_response(created)
+
+
+@operation("GET", _CONVERSATION, _query(), answers_of(ConversationObject))
+async def get_conversation(request: Request, services: Services) -> Response:
+    """A conversation."""
+    return json_response(await _conversation(request, services))
+
+
+@operation(
+    "POST", _CONVERSATION, _query(), request_of(ConversationChange), answers_of(ConversationObject)
+)
+async def update_conversation(request: Request, services: Services) -> Response:
+    """Replace the metadata of a conversation."""
+    asked = await _parsed(ConversationChange, request, services)
+    found = await _conversation(request, services)
+    changed = msgspec.structs.replace(found, metadata=asked.metadata or {})
+    body = msgspec.to_builtins(changed)
+    await _call(request, services, "conversation", ResponseFile.change, body)
+    return json_response(changed)
+
+
+@operation("DELETE", _CONVERSATION, _query(), answers_of(ConversationDeleted))
+async def delete_conversation(request: Request, services: Services) -> Response:
+    """Delete a conversation with its items. Responses that continued it stay."""
+    await _call(request, services, "conversation", ResponseFile.delete)
+    return json_response(ConversationDeleted(id=request.path_params["conversation_id"]))
+
+
+@operation(
+    "POST",
+    _CONVERSATION + "/items",
+    _query("include[]"),
+    request_of(ConversationAddition),
+    answers_of(ItemList),
+)
+async def create_conversation_items(request: Request, services: Services) -> Response:
+    """Add items to a conversation."""
+    items = _checked((await _parsed(ConversationAddition, request, services)).items)
+    await _call(request, services, "conversation", ResponseFile.append, items)
+    return _list(items)
+
+
+@operation("GET", _CONVERSATION + "/items", _query(*_PAGE), answers_of(ItemList))
+async def list_conversation_items(request: Request, services: Services) -> Response:
+    """The items of a conversation."""
+    return await _page(request, services, "conversation")
+
+
+@operation(
+    "GET", _CONVERSATION + "/items/{item_id}", _query("include[]"), answers_of(ConversationItem)
+)
+async def get_conversation_item(request: Request, services: Services) -> Response:
+    """An item of a conversation."""
+    item_id = request.path_params["item_id"]
+    for item in reversed(await _call(request, services, "conversation", ResponseFile.items)):
+        if item["id"] == item_id:
+            return _json(shown_item(item))
+    raise _not_found("item", item_id)
+
+
+@operation("DELETE", _CONVERSATION + "/items/{item_id}", _query(), answers_of(ConversationObject))
+async def delete_conversation_item(request: Request, services: Services) -> Response:
+    """Delete an item of a conversation."""
+    item_id = request.path_params["item_id"]
+    if not await _call(request, services, "conversation", ResponseFile.delete_item, item_id):
+        raise _not_found("item", item_id)
+    return json_response(await _conversation(request, services))
+
+
+OPERATIONS = (
+    get_response,
+    delete_response,
+    cancel_response,
+    list_input_items,
+    create_conversation,
+    get_conversation,
+    update_conversation,
+    delete_conversation,
+    create_conversation_items,
+    list_conversation_items,
+    get_conversation_item,
+    delete_conversation_item,
+)
+
+
+async def _call(
+    request: Request, services: Services, kind: Kind, method: Callable[..., Any], *args: Any
+) -> Any:
+    """Call a method of the file with the record that the path names.
+
+    Raises RequestRefused if it does not exist.
     """
-    return await page_of(request, services, request.path_params["response_id"], kind="response")
+    key = _key(request, kind)
+    try:
+        return await services.responses.call(method, key, *args)
+    except RecordMissing:
+        raise _not_found(kind, key.id) from None
 
 
-def _running(request: Request, services: Services) -> ResponseRun | None:
-    name = tenant_asking(request, services), request.path_params["response_id"]
-    found = services.running.logs.get(name)
+def _key(request: Request, kind: Kind) -> RecordKey:
+    return RecordKey(_tenant(request), request.path_params[f"{kind}_id"], kind)
+
+
+def _tenant(request: Request) -> str:
+    return tenant_in(request, cache_salt=request.query_params.get("cache_salt", ""))
+
+
+def _run(request: Request, services: Services) -> ResponseRun | None:
+    found = services.running.logs.get(_key(request, "response"))
     return found if isinstance(found, ResponseRun) else None
 
 
-async def _record(request: Request, services: Services) -> StoredRecord:
-    response_id = request.path_params["response_id"]
-    try:
-        return await services.responses.call(
-            ResponseFile.record, tenant_asking(request, services), response_id, kind="response"
-        )
-    except RecordMissing:
-        raise not_found("response", response_id) from None
+async def _response(request: Request, services: Services) -> StoredRecord:
+    record: StoredRecord = await _call(request, services, "response", ResponseFile.record)
+    return record
+
+
+async def _conversation(request: Request, services: Services) -> ConversationObject:
+    record = await _call(request, services, "conversation", ResponseFile.record)
+    return msgspec.convert(record.body, ConversationObject)
+
+
+async def _page(request: Request, services: Services, kind: Kind) -> Response:
+    """A page of the input items of a record."""
+    query = request.query_params
+    limit = _number_in(query, "limit", 1, _MOST_LISTED) or _LISTED
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise RequestRefused("`order`: asc or desc", field="order")
+    items = await _call(request, services, kind, ResponseFile.items)
+    if order == "desc":
+        items.reverse()
+    begin = 0
+    if (after := query.get("after")) is not None:
+        # the last of several items with one id, so that paging always ends
+        places = [place for place, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise RequestRefused("`after`: there is no such item here", field="after")
+        begin = places[-1] + 1
+    end = begin + limit
+    return _list(items[begin:end], has_more=len(items) > end)
+
+
+def _list(items: Sequence[Item], *, has_more: bool = False) -> Response:
+    shown = [dict(shown_item(item)) for item in items]
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    return json_response(ItemList(data=shown, first_id=first, last_id=last, has_more=has_more))
+
+
+async def _parsed(model: type[M], request: Request, services: Services, *, empty: bytes = b"") -> M:
+    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    asked = parse(model, body or empty)
+    _SALT_BELONGS_IN_THE_QUERY.refuse(asked.model_extra)
+    return asked
+
+
+def _checked(items: list[InputItem]) -> list[Item]:
+    """The items as they are stored.
+
+    Raises RequestRefused for items that no response could continue.
+    """
+    conversation(items, field="items")
+    return stored_input(map(shown_item, items))
+
+
+def _boolean_in(query: Mapping[str, str], name: str) -> bool:
+    text = query.get(name, "false").lower()
+    if text not in ("true", "1", "false", "0"):
+        raise RequestRefused(f"`{name}`: true or false", field=name)
+    return text in ("true", "1")
+
+
+def _number_in(query: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    text = query.get(name)
+    if text is None:
+        return None
+    if not (_DIGITS.fullmatch(text) and least <= int(text) <= most):
+        raise RequestRefused(f"`{name}`: a number from {least} to {most}", field=name)
+    return int(text)
+
+
+def _not_found(what: str, record_id: str) -> RequestRefused:
+    message = (
+        f"there is no {what} {record_id[:100]!r}; it may have been deleted, or not be kept any more"
+    )
+    return RequestRefused(message, status=404, code=f"{what}_not_found", field=f"{what}_id")
 
 
 def _refuse_elsewhere(record: StoredRecord) -> None:
     if record.is_running:
-        message = "this response is being made by another server of this store"
+        message = "this response is being generated by another server of this store"
         raise RequestRefused(message, status=409, code="response_elsewhere", field="response_id")
 
 
 def _shown(record: StoredRecord, *, seal: Callable[[str], str] | None = None) -> dict[str, Any]:
-    """A kept response as a client sees it. seal: of thoughts, which are to be added in that form."""
-    output = [
-        shown_item(item) if seal is None else with_sealed_thought(item, seal)
-        for item in record.output
-    ]
+    """A stored response as a client sees it. seal: adds its thoughts as encrypted_content."""
+    if seal is None:
+        output = [shown_item(item) for item in record.output]
+    else:
+        output = [with_sealed_thought(item, seal) for item in record.output]
     shown = {**record.body, "output": output}
     return shown | {"status": "failed", "error": _LOST} if record.is_lost else shown
 
 
-def _number(frame: bytes) -> int:
-    found = _NUMBER.search(frame)
+def _number_of(frame: bytes) -> int:
+    found = _EVENT_NUMBER.search(frame)
     return int(found[1]) if found else 0
 
 
 def _last_event(record: StoredRecord, *, number: int) -> bytes:
-    """How a response has ended, where its events are not kept."""
+    """The end of a response whose events are not stored."""
     shown = _shown(record)
     kind = shown["status"].replace("cancelled", "incomplete")
     data = msgspec.json.encode(
@@ -284,8 +472,5 @@ def _last_event(record: StoredRecord, *, number: int) -> bytes:
     return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def _json(shown: dict[str, Any]) -> Response:
+def _json(shown: Mapping[str, Any]) -> Response:
     return Response(msgspec.json.encode(shown), media_type="application/json")
-
-
-STORED = (get_response, delete_response, cancel_response, list_input_items)

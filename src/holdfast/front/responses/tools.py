@@ -1,10 +1,7 @@
-"""The tools of a Responses request: functions, custom tools, namespaces of both; and what is asked
-of them.
-"""
+"""The tools of a Responses request (functions, custom tools, namespaces of both) and `tool_choice`."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired
@@ -15,26 +12,25 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.front.server.fields import (
+    MANY,
+    ONE,
     STRICT,
-    TAG_MARK,
     FunctionName,
     checked_definitions,
     choice_among,
+    log_once,
     refuse_too_many,
 )
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.requests import ToolChoice
 
-_log = logging.getLogger(__name__)
-_WORD, _OBJECT = TAG_MARK + "word", TAG_MARK + "object"
-_SEPARATOR = "__"  # between the names of a namespace and of a tool in it
-_MOST_REMEMBERED = 100
-_skipped: set[str] = set()
+_SEPARATOR = "__"  # between the names of a namespace and a tool in it
+_SUPPORTED = ("function", "custom")
 
 
 @with_config(STRICT)
 class CustomFormat(TypedDict):
-    """What the text of a custom tool has to be."""
+    """What the text of a custom tool must be."""
 
     type: Literal["text", "grammar"]
     syntax: NotRequired[Literal["lark", "regex"]]
@@ -52,17 +48,14 @@ class NamespacedTool(TypedDict):
         Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
     ]
     strict: NotRequired[
-        Annotated[bool | None, Field(description="The arguments are made to fit the schema.")]
+        Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
     ]
     format: NotRequired[Annotated[CustomFormat | None, Field(description="Of a custom tool.")]]
 
 
 @with_config(STRICT)
 class ResponseTool(NamespacedTool):
-    """A tool: function, custom or namespace.
-
-    Those of other types are left out, as nobody here could run them.
-    """
+    """A function, custom tool or namespace. Other types are skipped: this server cannot run them."""
 
     tools: NotRequired[
         Annotated[list[NamespacedTool], Field(fail_fast=True, description="Of a namespace.")]
@@ -80,21 +73,16 @@ class ToolNamed(TypedDict):
 
 @with_config(STRICT)
 class ChosenTool(ToolNamed):
-    """The tool that must be called, or (`allowed_tools`) those that may be."""
+    """The tool that must be called, or (`allowed_tools`) the tools that may be called."""
 
     mode: NotRequired[Literal["auto", "required"]]
     tools: NotRequired[Annotated[list[ToolNamed], Field(min_length=1, fail_fast=True)]]
 
 
-def _word_or_object(value: Any) -> str:
-    return _OBJECT if isinstance(value, dict) else _WORD
-
-
 ResponseTools = Annotated[list[ResponseTool], Field(fail_fast=True)]
 ResponseToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag(_WORD)]
-    | Annotated[ChosenTool, Tag(_OBJECT)],
-    Discriminator(_word_or_object),
+    Annotated[Literal["none", "auto", "required"], Tag(ONE)] | Annotated[ChosenTool, Tag(MANY)],
+    Discriminator(lambda value: MANY if isinstance(value, dict) else ONE),
 ]
 
 
@@ -104,144 +92,127 @@ class ClientTool:
 
     name: str
     namespace: str = ""  # empty: none
-    is_custom: bool = False  # it takes a text, not arguments
+    is_custom: bool = False  # takes a text instead of arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTools:
-    """The tools of a request: as a prompt has them, OpenAI-shaped, and whose each name there is."""
+    """The tools of a request, as the prompt and as the client names them."""
 
-    definitions: tuple[dict[str, Any], ...] = ()
-    fields: tuple[str, ...] = ()  # of the request, in which each has its schema
+    definitions: tuple[dict[str, Any], ...] = ()  # OpenAI-shaped
+    fields: tuple[str, ...] = ()  # places of their schemas in the request
     by_model_name: Mapping[str, ClientTool] = field(default_factory=dict)
-    # those of which the client says neither that they are strict nor that they are not
-    held: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()  # the client said neither strict nor not strict
 
     def client_tool(self, model_name: str) -> ClientTool:
-        """The tool that the model calls so; one that it made up is a function."""
+        """The tool that the model knows by this name. A name that the model made up is a function."""
         return self.by_model_name.get(model_name) or ClientTool(name=model_name)
 
 
 def model_name(name: str, namespace: str | None) -> str:
-    """The name under which the model knows a tool."""
+    """The name by which the model knows a tool."""
     return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
+def missing(field: str) -> RequestRefused:
+    """The refusal of a request that lacks a field."""
+    return RequestRefused(f"`{field}` is required", code="missing_required_parameter", field=field)
+
+
 def offered_tools(tools: Sequence[ResponseTool], *, limits: LimitsSettings) -> OfferedTools:
-    """The tools that can be offered to the model. Raises RequestRefused naming what is wrong."""
+    """The tools that the model can be offered. Raises RequestRefused."""
     refuse_too_many(tools, limits.max_tools, field="tools")
-    found = [*_offered(tools)]
-    refuse_too_many(found, limits.max_tools, field="tools")
-    places, clients, definitions = zip(*found, strict=True) if found else ((), (), ())
-    checked = checked_definitions(definitions, fields=places, most_parts=limits.max_tool_parts)
-    names = [definition["function"]["name"] for definition in checked]
+    offered = list(_offered(tools))
+    refuse_too_many(offered, limits.max_tools, field="tools")
+    places = [place for place, _, _ in offered]
+    definitions = [{"type": "function", "function": function} for _, _, function in offered]
     return OfferedTools(
-        definitions=checked,
-        fields=tuple(f"{place}.parameters" for place in places),
-        by_model_name=dict(zip(names, clients, strict=True)),
-        held=tuple(
-            name
-            for name, tool in zip(names, checked, strict=True)
-            if "strict" not in tool["function"]
+        definitions=checked_definitions(
+            definitions, fields=places, most_parts=limits.max_tool_parts
         ),
+        fields=tuple(f"{place}.parameters" for place in places),
+        by_model_name={function["name"]: tool for _, tool, function in offered},
+        held=tuple(function["name"] for _, _, function in offered if "strict" not in function),
     )
 
 
 def choice_of(
     choice: str | ChosenTool | None, *, offered: OfferedTools, parallel: bool
 ) -> ToolChoice:
-    """What `tool_choice` asks for.
-
-    Raises RequestRefused for a tool that is not among those offered.
-    """
-    asked = _choice_among(choice, offered.definitions, parallel=parallel, field="tool_choice")
+    """The meaning of `tool_choice`. Raises RequestRefused for a tool that is not offered."""
+    tools: Sequence[Mapping[str, Any]] = offered.definitions
+    names: list[str] = []
+    mode: Any = choice or "auto"
+    place = "tool_choice"
+    if isinstance(choice, dict):
+        if choice.get("type") != "allowed_tools":
+            mode = "required"
+            names = [_chosen(choice, place)]
+            place = "tool_choice.name"
+        else:
+            mode = choice.get("mode", "auto")
+            names = _allowed(choice)
+            if names:
+                place = "tool_choice.tools"
+            else:  # hosted tools only, which are not offered
+                tools = ()
+                mode = "none" if mode == "auto" else mode
+    asked = choice_among(mode, names, tools=tools, parallel=parallel, field=place)
     return asked if asked.mode == "none" else msgspec.structs.replace(asked, held=offered.held)
 
 
-def _choice_among(
-    choice: str | ChosenTool | None,
-    tools: Sequence[Mapping[str, Any]],
-    *,
-    parallel: bool,
-    field: str,
-) -> ToolChoice:
-    if choice is None or isinstance(choice, str):
-        mode: Any = choice or "auto"
-        return choice_among(mode, (), tools=tools, parallel=parallel, field=field)
-    if choice.get("type") == "allowed_tools":
-        if "tools" not in choice:
-            raise RequestRefused(
-                f"`{field}.tools` is required",
-                code="missing_required_parameter",
-                field=f"{field}.tools",
-            )
-        given = [(tool, f"{field}.tools.{place}") for place, tool in enumerate(choice["tools"])]
-        # Hosted tools among those allowed were left out of the request's tools, so there is nothing
-        # to choose of them.
-        names = [
-            _chosen(tool, place) for tool, place in given if tool.get("type", "function") in _OWN
-        ]
-        mode = choice.get("mode", "auto")
-        if not names:
-            return choice_among(
-                "none" if mode == "auto" else mode, (), tools=(), parallel=parallel, field=field
-            )
-        return choice_among(mode, names, tools=tools, parallel=parallel, field=f"{field}.tools")
-    return choice_among(
-        "required", [_chosen(choice, field)], tools=tools, parallel=parallel, field=f"{field}.name"
-    )
+def _allowed(choice: ChosenTool) -> list[str]:
+    if "tools" not in choice:
+        raise missing("tool_choice.tools")
+    return [
+        _chosen(tool, f"tool_choice.tools.{number}")
+        for number, tool in enumerate(choice["tools"])
+        if tool.get("type", "function") in _SUPPORTED
+    ]
 
 
-_OWN = ("function", "custom")
-
-
-def _chosen(tool: ToolNamed | ChosenTool, field: str) -> str:
-    if (kind := tool.get("type", "function")) not in _OWN:
-        name, shown = f"{field}.type", f", not {kind[:40]!r}"
-        reason = "only functions and custom tools can be chosen here"
+def _chosen(tool: ToolNamed, place: str) -> str:
+    if (kind := tool.get("type", "function")) not in _SUPPORTED:
+        name = f"{place}.type"
         raise RequestRefused(
-            f"`{name}`: {reason}", code="unsupported_parameter", field=name, shown=shown
+            f"`{name}`: only functions and custom tools can be chosen here",
+            code="unsupported_parameter",
+            field=name,
+            shown=f", not {kind[:40]!r}",
         )
     if not tool.get("name"):
-        raise RequestRefused(
-            f"`{field}.name` is required", code="missing_required_parameter", field=f"{field}.name"
-        )
+        raise missing(f"{place}.name")
     return model_name(tool["name"], tool.get("namespace"))
 
 
 def _offered(tools: Sequence[ResponseTool]) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
-    """Each tool that can be offered: its place in the request, itself, and its definition."""
+    """Each supported tool: its place in the request, the tool, and the model's function."""
     for number, tool in enumerate(tools):
         place = f"tools.{number}"
-        if tool["type"] == "namespace":
-            namespace = _named(tool, place)
-            for inner, each in enumerate(tool.get("tools", ())):
-                yield from _one(each, f"{place}.tools.{inner}", namespace)
-        else:
+        if tool["type"] != "namespace":
             yield from _one(tool, place, "")
+            continue
+        namespace = _name(tool, place)
+        for inner, each in enumerate(tool.get("tools", ())):
+            yield from _one(each, f"{place}.tools.{inner}", namespace)
 
 
 def _one(
     tool: NamespacedTool, place: str, namespace: str
 ) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
     kind = tool["type"]
-    if kind not in _OWN:
-        _log_skipped(kind)
+    if kind not in _SUPPORTED:
+        log_once("skipped tools of type %r, which this server cannot run", kind)
         return
-    name = _named(tool, place)
+    name = _name(tool, place)
     client = ClientTool(name=name, namespace=namespace, is_custom=kind == "custom")
-    function = {
-        "name": model_name(name, namespace),
-        **(_custom(tool) if client.is_custom else _function(tool)),
-    }
-    yield place, client, {"type": "function", "function": function}
+    function = _custom(tool) if client.is_custom else _function(tool)
+    yield place, client, {"name": model_name(name, namespace), **function}
 
 
-def _named(tool: NamespacedTool, place: str) -> str:
+def _name(tool: NamespacedTool, place: str) -> str:
     if "name" not in tool:
-        raise RequestRefused(
-            f"`{place}.name` is required", code="missing_required_parameter", field=f"{place}.name"
-        )
+        raise missing(f"{place}.name")
     return tool["name"]
 
 
@@ -251,30 +222,23 @@ def _function(tool: NamespacedTool) -> dict[str, Any]:
 
 
 def _custom(tool: NamespacedTool) -> dict[str, Any]:
-    """A function with one text. A grammar of it is told to the model in words."""
+    """A function with one text. The description tells the model the grammar of the text."""
     form = tool.get("format") or {"type": "text"}
-    said = tool.get("description") or ""
-    if form["type"] == "grammar" and (definition := form.get("definition")):
-        said += (
-            f"\n\nThe input has to match this {form.get('syntax', 'lark')} grammar:\n{definition}"
-        )
+    definition = form.get("definition", "")
+    description = tool.get("description") or ""
+    if form["type"] == "grammar" and definition:
+        syntax = form.get("syntax", "lark")
+        description += f"\n\nThe input has to match this {syntax} grammar:\n{definition}"
     text = {"type": "string", "description": "The whole input of the tool, as it is."}
     if form.get("syntax") == "regex":
-        text["pattern"] = f"^(?:{form.get('definition', '')})$"
+        text["pattern"] = f"^(?:{definition})$"
     parameters = {
         "type": "object",
         "properties": {"input": text},
         "required": ["input"],
         "additionalProperties": False,
     }
-    return {**({"description": said.strip()} if said else {}), "parameters": parameters}
-
-
-def _log_skipped(kind: str) -> None:
-    if kind not in _skipped and len(_skipped) < _MOST_REMEMBERED:
-        _skipped.add(kind)
-        _log.warning(
-            "requests offer tools of type %r, which this server cannot run; the model is not told "
-            "of them",
-            kind[:100],
-        )
+    function: dict[str, Any] = {"parameters": parameters}
+    if description:
+        function = {"description": description.strip(), **function}
+    return function

@@ -35,7 +35,7 @@ from holdfast.front.server.services import Services
 from holdfast.models.hub_cache import hub_cache_folder
 from holdfast.store.answers import AnswerFile
 from holdfast.store.folder import is_folder
-from holdfast.store.response_thread import ResponseStore
+from holdfast.store.responses import ResponseStore
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.traces import open_traces
 

@@ -9,12 +9,12 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from holdfast.errors import HoldfastError
+from holdfast.store.responses import RecordKey
 
 _MOST_UNWRITTEN = 16
-AnswerName: TypeAlias = tuple[str, str]  # tenant and id
 
 
 class NumberedEvent(NamedTuple):
@@ -119,11 +119,11 @@ class RunningAnswers:
     background.
     """
 
-    logs: dict[AnswerName, EventLog] = field(default_factory=dict)
+    logs: dict[RecordKey, EventLog] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _unwritten: deque[AnswerName] = field(default_factory=lambda: deque(maxlen=_MOST_UNWRITTEN))
+    _unwritten: deque[RecordKey] = field(default_factory=lambda: deque(maxlen=_MOST_UNWRITTEN))
 
-    def keep_unwritten(self, name: AnswerName, log: EventLog) -> None:
+    def keep_unwritten(self, name: RecordKey, log: EventLog) -> None:
         """Go on to have an answer that has ended, as it could not be written to where it belongs:
         the latest of these.
         """

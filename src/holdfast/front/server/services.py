@@ -20,7 +20,7 @@ from holdfast.front.server.held_answers import HeldAnswers
 from holdfast.front.server.in_progress import ActiveRequests
 from holdfast.front.server.running import RunningAnswers
 from holdfast.front.server.sealing import Seal
-from holdfast.store.response_thread import ResponseStore
+from holdfast.store.responses import ResponseStore
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.traces import Traces
 from holdfast.wire.commands import PinnedPrefix

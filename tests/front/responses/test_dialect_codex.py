@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import ServerSettings
-from holdfast.front.responses.codex import is_codex
+from holdfast.front.responses.create import is_codex
 from tests.fakes.http_clients import client_of
 from tests.fakes.recorded_requests import CODEX
 from tests.fakes.scripted_gateway import INFO, MODEL, ScriptedGateway

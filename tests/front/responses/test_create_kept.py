@@ -18,7 +18,7 @@ from holdfast.config import ResponsesSettings
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
 from holdfast.front.application import create_application
 from holdfast.front.server.services import Services
-from holdfast.store.response_thread import ResponseStore
+from holdfast.store.responses import ResponseStore
 from holdfast.wire.output import TextDelta
 from tests.fakes.http_clients import Exchange, served
 from tests.fakes.scripted_gateway import (

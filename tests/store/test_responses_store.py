@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.response_thread import ResponseStore, ResponsesUnavailable
-from holdfast.store.responses import RecordMissing, ResponseFile, StoredRecord
+from holdfast.errors import ResponsesUnavailable
+from holdfast.store.responses import RecordKey, RecordMissing, ResponseFile, ResponseStore
+
+KEY = RecordKey("us", "resp_1")
 
 
 async def test_what_is_asked_is_done_in_order_even_when_nobody_waits(tmp_path: Path) -> None:
     store = ResponseStore(tmp_path)
     for number in range(20):
-        _ = store.call(
-            ResponseFile.put, "us", StoredRecord(id=f"resp_{number}", body={}), kind="response"
-        )
+        _ = store.call(ResponseFile.put, RecordKey("us", f"resp_{number}"), {})
     assert await store.call(ResponseFile.totals) == (20, 20 * 10)
     with pytest.raises(RecordMissing):
-        await store.call(ResponseFile.chain, "us", "resp_20")
-    _ = store.call(ResponseFile.delete, "us", "resp_3", kind="response")
+        await store.call(ResponseFile.chain, RecordKey("us", "resp_20"))
+    _ = store.call(ResponseFile.delete, RecordKey("us", "resp_3"))
     await store.close()
     again = ResponseStore(tmp_path)
     assert (await again.call(ResponseFile.totals))[0] == 19
@@ -33,20 +33,20 @@ async def test_a_file_that_turns_out_to_be_damaged_costs_what_was_in_it_and_noth
     (tmp_path / "responses").mkdir()
     (tmp_path / "responses" / "responses-1.sqlite").write_bytes(b"no database" * 1000)
     store = ResponseStore(tmp_path)
-    await store.call(ResponseFile.put, "us", StoredRecord(id="resp_1", body={}), kind="response")
-    assert (await store.call(ResponseFile.record, "us", "resp_1", kind="response")).body == {}
+    await store.call(ResponseFile.put, KEY, {})
+    assert (await store.call(ResponseFile.record, KEY)).body == {}
     await store.close()
 
 
 async def test_a_disk_that_cannot_be_used_is_told_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.response_database._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.store.responses._BUSY_SECONDS", 0.0)
     store = ResponseStore(tmp_path)
-    await store.call(ResponseFile.put, "us", StoredRecord(id="resp_1", body={}), kind="response")
+    await store.call(ResponseFile.put, KEY, {})
     other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(ResponsesUnavailable, match="locked"):
-        await store.call(ResponseFile.delete, "us", "resp_1", kind="response")
+        await store.call(ResponseFile.delete, KEY)
     other.close()
     await store.close()

@@ -12,8 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.config import ResponsesSettings
-from holdfast.store.response_database import FileDamaged, clear_responses, sealed, unsealed
-from holdfast.store.responses import RecordMissing, ResponseFile, StoredRecord
+from holdfast.store.responses import (
+    FileDamaged,
+    RecordKey,
+    RecordMissing,
+    ResponseFile,
+    clear_responses,
+    sealed,
+    unsealed,
+)
 
 LIMITS = ResponsesSettings()
 
@@ -25,12 +32,8 @@ def kept(folder: Path) -> Path:
 def write(folder: Path, *names: str) -> None:
     file = ResponseFile(folder, LIMITS)
     for name in names:
-        file.put(
-            "us",
-            StoredRecord(id=name, body={"id": name}),
-            kind="response",
-            items=[{"id": "msg_1", "text": "secret"}],
-        )
+        items = [{"id": "msg_1", "text": "secret"}]
+        file.put(RecordKey("us", name), {"id": name}, items=items)
     file.close()
 
 
@@ -40,12 +43,12 @@ def found(folder: Path, name: str) -> bool:
     try:
         for _ in range(2):
             try:
-                file.items("us", name, kind="response")
+                file.items(RecordKey("us", name))
             except FileDamaged:
                 continue
             except RecordMissing:
                 return False
-            return file.record("us", name, kind="response").body == {"id": name}
+            return file.record(RecordKey("us", name)).body == {"id": name}
         raise AssertionError("damaged twice")
     finally:
         file.close()
@@ -90,8 +93,8 @@ def test_a_changed_byte_is_never_answered_from(
     kept(folder).write_bytes(bytes(raw))
     file = ResponseFile(folder, LIMITS)
     try:
-        assert file.items("us", "resp_1", kind="response") == [{"id": "msg_1", "text": "secret"}]
-        assert file.record("us", "resp_1", kind="response").body == {"id": "resp_1"}
+        assert file.items(RecordKey("us", "resp_1")) == [{"id": "msg_1", "text": "secret"}]
+        assert file.record(RecordKey("us", "resp_1")).body == {"id": "resp_1"}
     except (RecordMissing, FileDamaged, sqlite3.Error):
         pass
     finally:
@@ -117,7 +120,7 @@ def test_a_row_of_another_type_is_damage(tmp_path: Path) -> None:
 def test_a_file_that_is_in_use_is_not_taken_for_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.response_database._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.store.responses._BUSY_SECONDS", 0.0)
     write(tmp_path, "resp_1")
     other = sqlite3.connect(kept(tmp_path), isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
@@ -134,17 +137,17 @@ def test_a_folder_that_is_somebody_elses_is_left_alone(
     (tmp_path / "holiday.jpg").touch()
     file = ResponseFile(tmp_path, LIMITS)
     with caplog.at_level(logging.WARNING):
-        file.put("us", StoredRecord(id="resp_1", body={}), kind="response")
-    assert file.record("us", "resp_1", kind="response").body == {}
+        file.put(RecordKey("us", "resp_1"), {})
+    assert file.record(RecordKey("us", "resp_1")).body == {}
     assert os.listdir(tmp_path) == ["holiday.jpg"]
     assert "kept in memory only" in caplog.text
 
 
 def test_what_is_cleared_is_gone_for_a_server_that_has_it_open(tmp_path: Path) -> None:
     file = ResponseFile(tmp_path, LIMITS)
-    file.put("us", StoredRecord(id="resp_1", body={}), kind="response")
+    file.put(RecordKey("us", "resp_1"), {})
     clear_responses(tmp_path)
     with pytest.raises(RecordMissing):
-        file.record("us", "resp_1", kind="response")
+        file.record(RecordKey("us", "resp_1"))
     file.close()
     clear_responses(tmp_path / "nothing")
