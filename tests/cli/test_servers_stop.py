@@ -35,7 +35,7 @@ class Stage:
         running = "holdfast.front.run.running_servers.running_servers"
         monkeypatch.setattr(running, lambda environ: [SERVER] if self.healths else [])
         monkeypatch.setattr(
-            "holdfast.cli.servers.health_of", lambda server: self.healths.pop(0) or {}
+            "holdfast.cli.servers.health_of", lambda server, seconds: self.healths.pop(0) or {}
         )
         monkeypatch.setattr("holdfast.cli.servers._POLL_SECONDS", 0)
         monkeypatch.setattr(os, "kill", lambda pid, number: self.signals.append(number))

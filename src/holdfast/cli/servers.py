@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from holdfast.cli.server_client import ServerClient
     from holdfast.front.run.running_servers import RunningServer
 
-_ASK_SECONDS = 5.0
+_REPORT_SECONDS = 5.0  # for the answers that `ps` shows
+_ASK_SECONDS = 2.0  # for all others
 _POLL_SECONDS = 0.1
 _NO_SERVER = "no server of yours is running on this machine"
 _LOG_HINT = "start it with --log-file auto, or set log.file"
@@ -147,11 +148,12 @@ def ps(as_json: Json = False) -> None:
 
 def _server_report(server: RunningServer) -> dict[str, Any]:
     """The server's line of `ps`. memory_bytes: of its front process."""
-    health = health_of(server) or {"status": "does not answer"}
+    health = health_of(server, seconds=_REPORT_SECONDS) or {"status": "does not answer"}
     models = health.get("models", [])
     requests: list[dict[str, Any]] = []
     if any(model.get("running") or model.get("queued") for model in models):
-        requests = _asked(server, "/admin/requests").get("requests", [])
+        answer = _asked(server, "/admin/requests", seconds=_REPORT_SECONDS)
+        requests = answer.get("requests", [])
     return {
         "pid": server.pid,
         "url": server.url,
@@ -199,18 +201,18 @@ def _resident_bytes(pid: int) -> int:
         return 0
 
 
-def health_of(server: RunningServer) -> dict[str, Any]:
+def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any]:
     """The answer of a server's /health; empty if there is none in time."""
-    return _asked(server, "/health")
+    return _asked(server, "/health", seconds=seconds)
 
 
-def _asked(server: RunningServer, path: str) -> dict[str, Any]:
+def _asked(server: RunningServer, path: str, *, seconds: float) -> dict[str, Any]:
     """The answer of a path; empty if it is refused, or not there in time."""
     from holdfast.cli.server_client import ServerFailed
 
     try:
         with address_of_running(server).client() as client:
-            return client.call("GET", path, timeout=_ASK_SECONDS)
+            return client.call("GET", path, timeout=seconds)
     except ServerFailed:
         return {}
 
@@ -323,7 +325,7 @@ def _wait_until_stopped(server: RunningServer, *, now: bool) -> None:
 
 def _unfinished_requests(server: RunningServer) -> int:
     """How many requests a stopping server still answers; 0 if that is unknown."""
-    health = health_of(server)
+    health = health_of(server, seconds=_ASK_SECONDS)
     if health.get("status") != "stopping":
         return 0
     return sum(int(model["leases"]) for model in health["models"])
