@@ -218,7 +218,7 @@ def test_an_unknown_variable_suggests_the_nearest_one() -> None:
     assert "did you mean HOLDFAST_SERVER_PORT?" in message
 
 
-def test_other_programs_variables_and_the_name_of_the_file_are_left_alone() -> None:
+def test_other_variables_are_ignored() -> None:
     assert load(variables={"PATH": "/bin", "HOLDFAST_CONFIG": "x.toml"}).settings == Settings()
 
 
@@ -231,7 +231,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[server\n", b"[server]\nport = \n", b"\xff\xfe\x00"])
-def test_a_file_that_is_no_toml_is_named_with_the_reason(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_toml_is_named_with_the_reason(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "holdfast.toml"
     file.write_bytes(content)
     message = refusal(file)
@@ -330,7 +330,7 @@ def test_any_other_text_is_refused_or_not_negative(parse: object, text: str) -> 
     st.sampled_from(sorted(SPECS)),
     st.one_of(st.text(max_size=20), st.integers(), st.floats(), st.booleans(), st.lists(st.text())),
 )
-def test_any_value_is_taken_or_refused_by_name(key: str, value: object) -> None:
+def test_any_value_is_accepted_or_refused_by_name(key: str, value: object) -> None:
     try:
         load(flags={key: value})
     except ConfigError as error:

@@ -11,7 +11,7 @@ from holdfast.errors import PromptTooLong, UnknownModel
     ("field", "noun"),
     [("messages", "messages"), ("messages.2.content", "messages"), ("prompt", "prompt")],
 )
-def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_look_for(
+def test_a_too_long_prompt_is_refused_with_the_message_that_agents_look_for(
     field: str, noun: str
 ) -> None:
     assert str(PromptTooLong(prompt_tokens=9000, context_tokens=4096, field=field)) == (
@@ -21,11 +21,11 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_look_for(
     )
 
 
-def test_a_prompt_that_leaves_no_room_for_an_answer_says_so_too() -> None:
+def test_a_prompt_without_room_for_an_answer_is_refused_too() -> None:
     assert str(PromptTooLong(prompt_tokens=8, context_tokens=8)).endswith(
         "An answer needs room for one token at least."
     )
 
 
-def test_of_a_name_without_end_only_the_beginning_is_said() -> None:
+def test_an_endless_name_is_shortened() -> None:
     assert len(str(UnknownModel(model="m" * 1_000_000, available=("demo",)))) < 200

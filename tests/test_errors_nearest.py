@@ -21,7 +21,7 @@ def test_the_nearest_names_are_found_in_any_case_and_without_the_owner() -> None
     known=st.lists(st.text(min_size=1, max_size=8), unique_by=str.lower, max_size=12).map(tuple),
     name=st.text(max_size=8),
 )
-def test_the_nearest_are_known_and_few_and_a_known_name_is_the_nearest_to_itself(
+def test_the_nearest_names_are_known_few_and_include_a_known_name_itself(
     known: tuple[str, ...], name: str
 ) -> None:
     near = nearest_names(name, known)

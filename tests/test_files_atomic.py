@@ -14,7 +14,7 @@ from holdfast.files import atomic_create, atomic_write, sync_to_drive
 F_FULLFSYNC = 51  # as macOS numbers it; Linux has none
 
 
-def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.write_bytes(b"before")
     with atomic_write(target) as file:
@@ -27,7 +27,7 @@ def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
-def test_nothing_stays_of_a_file_that_was_not_finished(
+def test_nothing_remains_of_an_unfinished_file(
     tmp_path: Path, failure: type[BaseException]
 ) -> None:
     target = tmp_path / "file"
@@ -38,7 +38,7 @@ def test_nothing_stays_of_a_file_that_was_not_finished(
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_of_several_that_begin_at_once_the_first_that_is_whole_stays(tmp_path: Path) -> None:
+def test_of_several_concurrent_writers_the_first_complete_file_stays(tmp_path: Path) -> None:
     target = tmp_path / "file"
     with atomic_create(target) as slow:
         slow.write(b"second")
@@ -49,7 +49,7 @@ def test_of_several_that_begin_at_once_the_first_that_is_whole_stays(tmp_path: P
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_without_hard_links_a_file_takes_its_place_all_the_same(
+def test_without_hard_links_a_file_is_still_placed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -68,7 +68,7 @@ def _begin_and_fail(target: Path, failure: type[BaseException]) -> None:
         raise failure
 
 
-def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path: Path) -> None:
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
     path = tmp_path / ("n" * 255)
     with atomic_write(path) as file:
         file.write(b"whole")
@@ -96,7 +96,7 @@ def test_a_mac_flushes_its_drive_and_other_volumes_get_a_plain_fsync(
     assert calls == (["full"] if refusal is None else ["full", "plain"])
 
 
-def test_a_drive_that_fails_to_flush_is_not_taken_for_one_that_cannot(
+def test_a_failing_full_sync_is_not_mistaken_for_an_unsupported_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(file: int, command: int) -> int:

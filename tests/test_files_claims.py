@@ -32,7 +32,7 @@ def other(tmp_path: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_what_a_killed_process_has_left_is_removed_and_what_a_living_one_has_is_not(
+def test_leftovers_of_a_killed_process_are_removed_and_those_of_a_living_one_are_not(
     tmp_path: Path, other: subprocess.Popen[str]
 ) -> None:
     assert other.stdout is not None
@@ -56,7 +56,7 @@ def test_a_claimed_folder_is_for_its_owner_only(tmp_path: Path) -> None:
     mine.give_back()
 
 
-def test_only_folders_of_our_kind_are_swept(tmp_path: Path) -> None:
+def test_only_own_folders_are_swept(tmp_path: Path) -> None:
     (tmp_path / "ours.but a file").write_text("")
     (tmp_path / "theirs.0").mkdir(mode=0o700)
     (tmp_path / "elsewhere").mkdir(mode=0o700)
@@ -73,13 +73,13 @@ def test_only_folders_of_our_kind_are_swept(tmp_path: Path) -> None:
     }
 
 
-def test_a_place_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+def test_a_missing_place_contains_nothing(tmp_path: Path) -> None:
     sweep(tmp_path / "nowhere", prefix=PREFIX)
     with pytest.raises(FileNotFoundError):
         claim(tmp_path / "nowhere", prefix=PREFIX)
 
 
-def test_an_abandoned_folder_is_nobody_elses_while_it_is_looked_at(tmp_path: Path) -> None:
+def test_an_abandoned_folder_cannot_be_taken_by_others_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with (
         abandoned([tmp_path / "a", tmp_path / "gone"]) as first,
@@ -89,7 +89,7 @@ def test_an_abandoned_folder_is_nobody_elses_while_it_is_looked_at(tmp_path: Pat
     assert (tmp_path / "a" / LOCK).is_file()
 
 
-def test_no_claim_is_swept_however_many_are_made_meanwhile(tmp_path: Path) -> None:
+def test_no_living_claim_is_swept_during_concurrent_claims(tmp_path: Path) -> None:
     ended = threading.Event()
 
     def sweep_on_and_on() -> None:

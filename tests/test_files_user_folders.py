@@ -12,20 +12,20 @@ from holdfast.files import expanded, store_folder
 from holdfast.front.server.access import key_file_of
 
 
-def test_homes_are_filled_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_homes_are_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert expanded("~/keys.json") == expanded(Path("~/keys.json")) == tmp_path / "keys.json"
     assert expanded("./~nobody-at-all/x") == tmp_path / "~nobody-at-all/x"
 
 
-def test_of_a_user_that_there_is_not_no_folder_is_made() -> None:
+def test_no_folder_is_created_for_an_unknown_user() -> None:
     for path in ("~nobody-at-all", "~nobody-at-all/keys.json"):
         with pytest.raises(ConfigError, match="~nobody-at-all has no home folder"):
             key_file_of(path, {})
 
 
-def test_on_a_mac_the_store_lies_where_the_system_never_deletes_it(
+def test_on_a_mac_the_store_is_where_the_system_never_deletes_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -38,7 +38,7 @@ def codex_settings(target: AgentTarget) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize("context_tokens", [40_000, None])
-def test_every_agent_is_told_the_address_the_model_and_the_key(
+def test_every_agent_gets_the_address_the_model_and_the_key(
     name: str, context_tokens: int | None
 ) -> None:
     setup = AGENTS[name].setup(dataclasses.replace(TARGET, context_tokens=context_tokens))
@@ -51,20 +51,20 @@ def test_every_agent_is_told_the_address_the_model_and_the_key(
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_no_key_stands_in_the_command_line_where_everybody_on_the_machine_could_read_it(
+def test_no_key_is_in_the_command_line_which_other_users_can_read(
     name: str,
 ) -> None:
     assert "secret" not in " ".join(AGENTS[name].setup(TARGET).options)
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_files_go_to_the_folder_of_the_run_and_are_named_in_options_or_variables(name: str) -> None:
+def test_files_are_temporary_and_named_in_options_or_variables(name: str) -> None:
     setup = AGENTS[name].setup(TARGET)
     told = [*setup.options, *setup.environment.values()]
     assert all(str(TARGET.folder / file) in told for file in setup.files)
 
 
-def test_the_settings_of_claude_code_outdo_those_of_the_user_and_name_all_its_models() -> None:
+def test_claude_codes_settings_override_the_users_and_name_all_models() -> None:
     setup = AGENTS["claude"].setup(TARGET)
     environment = json.loads(setup.files["settings.json"])["env"]
     assert environment == setup.environment
@@ -114,7 +114,7 @@ def test_codex_speaks_responses_to_a_provider_of_its_own() -> None:
     }
 
 
-def test_without_a_key_codex_is_not_told_to_look_for_one() -> None:
+def test_without_a_key_codex_gets_no_key_variable() -> None:
     target = dataclasses.replace(TARGET, api_key="")
     assert not any(name.endswith("env_key") for name in codex_settings(target))
     assert AGENTS["codex"].setup(target).environment == {}

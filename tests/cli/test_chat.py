@@ -57,14 +57,14 @@ def test_the_model_of_a_running_server_can_be_chosen(tmp_path: Path) -> None:
     )
 
 
-def test_a_failed_answer_gives_a_pipe_the_code_1(tmp_path: Path) -> None:
+def test_a_failed_answer_in_a_pipe_exits_with_code_1(tmp_path: Path) -> None:
     with running_server() as server:
         server.behaviour = "refuse"
         done = holdfast("chat", "--url", server.url, cwd=tmp_path, stdin="one\n")
     assert (done.returncode, done.stderr) == (1, "holdfast: the prompt is too long\n")
 
 
-def test_without_a_url_it_brings_its_own_server(tmp_path: Path) -> None:
+def test_without_a_url_it_starts_its_own_server(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     done = holdfast(
         "chat",
@@ -80,7 +80,7 @@ def test_without_a_url_it_brings_its_own_server(tmp_path: Path) -> None:
     assert "3 answer tokens" in done.stdout
 
 
-def test_one_question_is_answered_whole_and_that_is_all(tmp_path: Path) -> None:
+def test_one_question_gets_one_answer(tmp_path: Path) -> None:
     with running_server() as server:
         done = holdfast(
             "chat", "--url", server.url, "-p", "one\ntwo", cwd=tmp_path, stdin="not read\n"
@@ -116,7 +116,7 @@ def test_run_asks_what_is_piped_and_then_the_prompt(
     assert said(server) == [asked]
 
 
-def test_run_without_anything_to_ask_says_how_to_ask(tmp_path: Path) -> None:
+def test_run_without_a_question_shows_how_to_ask(tmp_path: Path) -> None:
     done = holdfast("run", "some-model", cwd=tmp_path)
     assert done.returncode == 2
     assert 'holdfast run some-model "Why' in only_line(done.stderr)
@@ -124,7 +124,7 @@ def test_run_without_anything_to_ask_says_how_to_ask(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["chat", "run"])
 @pytest.mark.parametrize("stdin", ["x", ""])
-def test_a_question_in_the_place_of_the_model_is_told_how_to_be_asked(
+def test_a_question_in_place_of_the_model_gets_a_hint(
     command: str, stdin: str, tmp_path: Path
 ) -> None:
     done = holdfast(command, "When does it leave?", cwd=tmp_path, stdin=stdin)
@@ -135,7 +135,7 @@ def test_a_question_in_the_place_of_the_model_is_told_how_to_be_asked(
     )
 
 
-def test_a_server_that_runs_and_serves_the_model_is_used(tmp_path: Path) -> None:
+def test_a_running_server_with_the_model_is_used(tmp_path: Path) -> None:
     server = ServerProcess(DEMO_ID, "--store", "off")
     try:
         server.wait_ready()
@@ -153,7 +153,7 @@ def test_a_server_that_runs_and_serves_the_model_is_used(tmp_path: Path) -> None
         server.stop()
 
 
-def test_a_terminal_shows_lines_broken_between_words(tmp_path: Path) -> None:
+def test_a_terminal_shows_lines_wrapped_between_words(tmp_path: Path) -> None:
     with running_server() as server, chat_with(server, tmp_path, columns=30) as terminal:
         terminal.type("the ferry leaves the harbour at noon\n```\n".replace("\n", ALT_ENTER))
         terminal.type("a line of code is left as it is" + ENTER)
@@ -202,7 +202,7 @@ def test_a_paste_of_several_lines_is_one_message(tmp_path: Path) -> None:
         assert said(server) == [POEM + " Please."]
 
 
-def test_lines_are_added_by_alt_enter_or_behind_a_backslash(tmp_path: Path) -> None:
+def test_alt_enter_or_a_backslash_starts_a_new_line(tmp_path: Path) -> None:
     with running_server() as server, chat_with(server, tmp_path) as terminal:
         terminal.type("one" + ALT_ENTER + "two\\" + ENTER + "thr\\ee" + ENTER)
         terminal.wait_for("you said: one")
@@ -218,7 +218,7 @@ def test_a_message_may_be_longer_than_a_terminals_line_buffer(tmp_path: Path) ->
         assert said(server) == [long]
 
 
-def test_what_is_typed_or_pasted_while_an_answer_comes_waits_unseen_for_the_next_prompt(
+def test_input_during_an_answer_appears_at_the_next_prompt(
     tmp_path: Path,
 ) -> None:
     with running_server() as server, chat_with(server, tmp_path) as terminal:
@@ -253,7 +253,7 @@ def test_a_paste_before_the_first_prompt_is_one_message_too(tmp_path: Path) -> N
             assert said(server) == [POEM]
 
 
-def test_ctrl_c_stops_the_answer_only_however_often_it_comes(tmp_path: Path) -> None:
+def test_repeated_ctrl_c_only_stops_the_answer(tmp_path: Path) -> None:
     with running_server() as server, chat_with(server, tmp_path) as terminal:
         server.behaviour = "wait"
         terminal.type("one" + ENTER)
@@ -273,7 +273,7 @@ def test_ctrl_c_stops_the_answer_only_however_often_it_comes(tmp_path: Path) -> 
         assert "Traceback" not in terminal.text
 
 
-def test_ctrl_c_between_prompt_and_answer_is_nobodys(tmp_path: Path) -> None:
+def test_ctrl_c_between_prompt_and_answer_is_ignored(tmp_path: Path) -> None:
     with running_server() as server, chat_with(server, tmp_path) as terminal:
         for number in range(5):
             terminal.type(f"message {number}" + ENTER)
@@ -297,7 +297,7 @@ def test_after_ctrl_c_the_tokens_of_the_prompt_are_known(tmp_path: Path) -> None
         terminal.wait_for("last answer: 11 prompt tokens, 1 answer token$")
 
 
-def test_an_answer_that_is_stopped_before_it_began_takes_its_message_along(tmp_path: Path) -> None:
+def test_an_answer_stopped_before_it_began_drops_its_question(tmp_path: Path) -> None:
     with running_server() as server, chat_with(server, tmp_path) as terminal:
         server.behaviour = "think"
         terminal.type("one" + ENTER)
@@ -312,7 +312,7 @@ def test_an_answer_that_is_stopped_before_it_began_takes_its_message_along(tmp_p
         assert said(server) == ["two"]
 
 
-def test_ctrl_c_gives_a_line_up_and_twice_leaves(tmp_path: Path) -> None:
+def test_ctrl_c_discards_a_line_and_twice_leaves(tmp_path: Path) -> None:
     with running_server() as server, chat_with(server, tmp_path) as terminal:
         terminal.type("a mistake")
         terminal.wait_for("> a mistake")
@@ -331,7 +331,7 @@ def test_ctrl_c_gives_a_line_up_and_twice_leaves(tmp_path: Path) -> None:
         assert "Traceback" not in terminal.text
 
 
-def test_ctrl_d_leaves_and_gives_the_terminal_back_as_it_was(tmp_path: Path) -> None:
+def test_ctrl_d_leaves_and_restores_the_terminal(tmp_path: Path) -> None:
     with running_server() as server, chat_with(server, tmp_path) as terminal:
         assert terminal.marks_pastes
         terminal.type(CTRL_D)

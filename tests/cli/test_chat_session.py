@@ -81,7 +81,7 @@ def test_system_sets_shows_and_removes_the_system_prompt(server: EchoServer) -> 
     assert contents(server, 1) == [("user", "two")]
 
 
-def test_stats_tell_tokens_and_times(server: EchoServer) -> None:
+def test_stats_show_tokens_and_times(server: EchoServer) -> None:
     _, output = converse(server, "/stats", "one", "one two", "/stats")
     assert "no answer yet" in output
     assert (
@@ -106,7 +106,7 @@ def test_help_and_unknown_commands_send_nothing(server: EchoServer) -> None:
 @pytest.mark.parametrize(
     "message", ["/usr/bin/env is a path", "/one\n/two", "  indented\n    code"]
 )
-def test_what_only_begins_like_a_command_is_a_message_and_keeps_its_spaces(
+def test_text_that_only_starts_like_a_command_is_a_message(
     server: EchoServer, message: str
 ) -> None:
     converse(server, message)
@@ -145,12 +145,12 @@ def test_text_of_the_model_is_never_taken_for_markup(server: EchoServer) -> None
     assert converse(server, "[bold]x[/bold] :smile:")[1] == "you said: [bold]x[/bold] :smile:\n"
 
 
-def test_a_terminal_is_spared_control_characters_and_a_pipe_is_not(server: EchoServer) -> None:
+def test_control_characters_reach_a_pipe_but_no_terminal(server: EchoServer) -> None:
     assert "you said: a[31m\tb\n" in converse(server, "a\x1b[31m\tb\x07", interactive=True)[1]
     assert converse(server, "a\x1b[31m\tb")[1] == "you said: a\x1b[31m\tb\n"
 
 
-def test_a_failed_answer_is_forgotten_and_fails_a_pipe(
+def test_a_failed_answer_is_dropped_and_fails_a_pipe(
     server: EchoServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.behaviour = "refuse"
@@ -160,7 +160,7 @@ def test_a_failed_answer_is_forgotten_and_fails_a_pipe(
     assert contents(server, -1) == [("user", "one")]
 
 
-def test_after_a_failed_answer_the_next_one_is_asked_without_it(server: EchoServer) -> None:
+def test_the_question_after_a_failed_answer_is_sent_without_it(server: EchoServer) -> None:
     def lines() -> Iterator[str]:
         server.behaviour = "fail"
         yield "one"
@@ -174,14 +174,14 @@ def test_after_a_failed_answer_the_next_one_is_asked_without_it(server: EchoServ
     assert contents(server, 1) == [("user", "two")]
 
 
-def test_a_pipe_gets_the_answer_without_the_thought_and_each_call_as_one_line(
+def test_a_pipe_gets_the_answer_without_reasoning_and_each_call_as_one_line(
     server: EchoServer,
 ) -> None:
     server.behaviour = "call"
     assert converse(server, "one") == (0, 'I look.\n→ look_up {"word": "ferry"}\n→ add {"a": 1}\n')
 
 
-def test_a_terminal_shows_the_thought_dimmed_and_without_commands_of_its_own(
+def test_a_terminal_shows_reasoning_dimmed_and_without_control_characters(
     server: EchoServer,
 ) -> None:
     server.behaviour = "call"
@@ -194,7 +194,7 @@ def test_a_terminal_shows_the_thought_dimmed_and_without_commands_of_its_own(
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_any_line_of_an_answer_neither_escapes_nor_leaves_anything_locked(
+def test_ctrl_c_at_any_line_of_an_answer_neither_escapes_nor_leaves_a_lock(
     server: EchoServer,
 ) -> None:
     """Of the session itself, and of where the HTTP client takes and gives back its locks; each
@@ -240,7 +240,7 @@ class _Interrupt:
         return self.trace
 
 
-def test_thought_and_calls_go_into_the_conversation(server: EchoServer) -> None:
+def test_reasoning_and_calls_go_into_the_conversation(server: EchoServer) -> None:
     server.behaviour = "call"
     converse(server, "one", "two")
     message = server.requests[1]["messages"][1]
@@ -258,7 +258,7 @@ async def one_piece(client: ServerClient, answer: Answer) -> AnswerPiece:
         return await anext(pieces)
 
 
-async def test_an_answer_comes_in_pieces_with_its_answer() -> None:
+async def test_an_answer_is_streamed_with_its_counts() -> None:
     with running_server() as server:
         client, answer = ServerClient(url=server.url), Answer()
         pieces = await all_pieces(client, answer)
@@ -278,7 +278,7 @@ async def test_an_answer_comes_in_pieces_with_its_answer() -> None:
     ("behaviour", "message"),
     [("refuse", "the prompt is too long"), ("fail", "the worker died; please try again")],
 )
-async def test_what_the_server_says_of_an_error_is_passed_on(behaviour: str, message: str) -> None:
+async def test_the_servers_error_message_is_passed_on(behaviour: str, message: str) -> None:
     with running_server() as server:
         server.behaviour = behaviour
         with pytest.raises(ServerFailed, match=message):
@@ -304,9 +304,7 @@ async def test_leaving_an_answer_early_closes_its_connection() -> None:
     assert answer.completion_tokens == 1
 
 
-async def test_an_answer_that_is_left_early_has_the_counts_so_far_where_the_server_can_tell_them() -> (
-    None
-):
+async def test_an_aborted_answer_has_the_counts_so_far_from_holdfast() -> None:
     with running_server() as server:
         server.behaviour = "wait"
         client, answer = ServerClient(url=server.url), Answer()
@@ -319,9 +317,7 @@ async def test_an_answer_that_is_left_early_has_the_counts_so_far_where_the_serv
     )
 
 
-async def test_only_holdfast_is_asked_for_counts_on_the_way_because_others_may_refuse_the_question() -> (
-    None
-):
+async def test_only_holdfast_is_asked_for_continuous_counts() -> None:
     with running_server() as server:
         server.owner = "somebody else"
         client = ServerClient(url=server.url)
@@ -341,7 +337,7 @@ def test_speed_is_measured_after_the_first_token() -> None:
     )
 
 
-async def test_a_thought_comes_apart_and_each_call_whole() -> None:
+async def test_reasoning_is_streamed_and_each_call_is_one_piece() -> None:
     with running_server() as server:
         server.behaviour = "call"
         pieces = await all_pieces(ServerClient(url=server.url))

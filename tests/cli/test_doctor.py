@@ -69,7 +69,7 @@ def test_the_last_worker_that_died_is_shown(
         assert part in shown
 
 
-def test_what_mlx_compiles_for_it_lies_where_nobody_else_can_write(
+def test_code_compiled_by_mlx_is_in_a_private_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tiny(tmp_path / "model", "qwen3")
@@ -79,7 +79,7 @@ def test_what_mlx_compiles_for_it_lies_where_nobody_else_can_write(
     assert list((tmp_path / "shared").iterdir()) == []
 
 
-def test_a_model_that_cannot_be_run_does_not_hide_the_rest(tmp_path: Path) -> None:
+def test_a_model_that_cannot_run_does_not_hide_the_rest(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     (tmp_path / "model" / "config.json").write_text('{"model_type": "no_such_architecture"}')
     done = holdfast("doctor", "model", cwd=tmp_path)
@@ -90,7 +90,7 @@ def test_a_model_that_cannot_be_run_does_not_hide_the_rest(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("model", ["none", "./none", "file.gguf", "empty"])
-def test_a_model_that_is_not_there_is_told_before_anything_is_measured(
+def test_a_missing_model_is_reported_before_anything_is_measured(
     tmp_path: Path, model: str
 ) -> None:
     (tmp_path / "file.gguf").touch()

@@ -33,7 +33,7 @@ LINUX: dict[str, Any] = {
 }
 
 
-def test_without_mlx_the_first_thing_is_mlx() -> None:
+def test_without_mlx_the_first_advice_is_mlx() -> None:
     assert "MLX does not run" in advice(None, **LINUX)[0]
 
 
@@ -54,7 +54,7 @@ def test_what_the_platform_recommends_is_passed_on() -> None:
         ({"system": "Darwin", "architecture": "arm64"}, "macOS 14"),
     ],
 )
-def test_a_gpu_that_stands_idle_comes_first(changes: dict[str, Any], part: str) -> None:
+def test_an_unused_gpu_comes_first(changes: dict[str, Any], part: str) -> None:
     first, *rest = advice(ON_CPU, **LINUX | changes)
     assert part in first
     assert tuple(rest) == ON_CPU.recommendations
@@ -65,5 +65,5 @@ def test_a_gpu_in_use_needs_no_advice_about_gpus() -> None:
     assert advice(on_gpu, **LINUX | {"nvidia_gpu": True}) == ()
 
 
-def test_it_can_look_around_anywhere() -> None:
+def test_detection_works_on_any_machine() -> None:
     assert {has_nvidia_gpu(), has_cuda_wheel()} <= {True, False}

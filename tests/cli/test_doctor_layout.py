@@ -31,7 +31,7 @@ def test_a_module_in_the_current_folder_is_not_run(
         check_layout(ModelSettings(path=str(tmp_path / "none")))
 
 
-def test_what_is_wrong_with_a_model_or_its_settings_comes_back_as_one_line(tmp_path: Path) -> None:
+def test_a_bad_model_or_setting_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(HoldfastError, match="there is no model folder"):
         check_layout(ModelSettings(path=str(tmp_path / "none")))
     write_tiny(tmp_path / "model", "qwen3")

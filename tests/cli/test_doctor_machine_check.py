@@ -21,7 +21,7 @@ def test_everything_that_is_measured_is_printed_and_saved(
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
 
 
-def test_a_check_that_fails_says_where_its_findings_are(tmp_path: Path) -> None:
+def test_a_failed_check_says_where_its_findings_are(tmp_path: Path) -> None:
     with pytest.raises(
         HoldfastError, match=f"ended with code 2; its findings so far are in {tmp_path}"
     ):

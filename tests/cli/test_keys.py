@@ -57,7 +57,7 @@ def test_a_removed_key_is_gone_and_the_last_one_leaves_a_locked_door(tmp_path: P
         (("rotate", "bob"), "there are: alice"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_changes_nothing(
+def test_an_impossible_change_is_reported_and_changes_nothing(
     tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     keys(tmp_path, "add", "alice")

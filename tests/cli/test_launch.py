@@ -103,7 +103,7 @@ def agent_of(machine: Path, name: str) -> RecordingAgent:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_is_started_for_the_server_and_nothing_of_the_users_is_touched(
+def test_an_agent_is_started_without_touching_the_users_files(
     name: str, machine: Path, url: str
 ) -> None:
     agent = agent_of(machine, name)
@@ -135,14 +135,14 @@ def test_the_agents_exit_code_is_passed_on(ending: str, code: int, machine: Path
     assert launched(url, "codex", ending).exit_code == code
 
 
-def test_two_dashes_before_the_agents_arguments_are_taken_too(machine: Path, url: str) -> None:
+def test_two_dashes_before_the_agents_arguments_are_accepted(machine: Path, url: str) -> None:
     agent = agent_of(machine, "qwen")
     assert launched(url, "qwen", "--", "--help", "exit=0").exit_code == 0
     assert agent.record["arguments"][-2:] == ["--help", "exit=0"]
     assert "--" not in agent.record["arguments"]
 
 
-def test_a_signal_to_the_launcher_goes_to_the_agent_and_the_terminals_are_the_agents_alone(
+def test_signals_to_the_launcher_are_forwarded_except_those_of_the_terminal(
     machine: Path, url: str
 ) -> None:
     agent_of(machine, "claude")
@@ -168,7 +168,7 @@ def test_a_signal_to_the_launcher_goes_to_the_agent_and_the_terminals_are_the_ag
         assert launcher.wait(60) == 7
 
 
-def test_print_shows_a_line_that_a_shell_takes_without_the_key_and_runs_nothing(
+def test_print_shows_a_shell_command_without_the_key_and_runs_nothing(
     machine: Path, url: str
 ) -> None:
     agent = agent_of(machine, "opencode")
@@ -188,9 +188,7 @@ def test_print_shows_files_too(machine: Path, url: str) -> None:
     assert KEY not in result.output
 
 
-def test_a_context_in_which_the_agents_own_prompt_does_not_fit_is_warned_of(
-    machine: Path, url: str
-) -> None:
+def test_a_context_too_small_for_the_agents_prompt_gets_a_warning(machine: Path, url: str) -> None:
     agent = agent_of(machine, "opencode")
     result = launched(url, "opencode", "exit=0")
     assert result.exit_code == 0
@@ -207,7 +205,7 @@ def test_one_line_says_which_server_and_model_the_agent_gets(machine: Path, url:
     )
 
 
-def test_without_a_terminal_no_agent_is_started_on_a_demonstration_model_unless_that_is_asked_for(
+def test_without_a_terminal_a_demonstration_model_needs_an_option(
     machine: Path,
 ) -> None:
     agent = agent_of(machine, "claude")
@@ -225,7 +223,7 @@ def test_without_a_terminal_no_agent_is_started_on_a_demonstration_model_unless_
 
 
 @pytest.mark.parametrize(("typed", "code"), [("n", 1), ("y", 0)])
-def test_on_a_terminal_the_user_is_asked_about_a_demonstration_model(
+def test_on_a_terminal_a_demonstration_model_needs_a_confirmation(
     typed: str, code: int, machine: Path
 ) -> None:
     agent = agent_of(machine, "claude")
@@ -238,9 +236,7 @@ def test_on_a_terminal_the_user_is_asked_about_a_demonstration_model(
     assert agent.was_started == (code == 0)
 
 
-def test_after_an_agent_has_ended_its_terminal_shows_how_to_continue(
-    machine: Path, url: str
-) -> None:
+def test_after_the_agent_the_terminal_shows_how_to_continue(machine: Path, url: str) -> None:
     agent_of(machine, "claude")
     with in_terminal(
         machine, "--url", url, "--api-key", KEY, "--model", MODEL, "claude", "exit=0"
@@ -259,15 +255,13 @@ def in_terminal(machine: Path, *arguments: str) -> Terminal:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_that_is_not_installed_is_said_to_be_so_and_how_to_get_it(
-    name: str, machine: Path
-) -> None:
+def test_a_missing_agent_is_reported_with_how_to_install_it(name: str, machine: Path) -> None:
     result = CliRunner().invoke(app, ["launch", name])
     assert result.exit_code == 127
     assert AGENTS[name].install in result.output
 
 
-def test_the_list_tells_which_agents_are_there(machine: Path) -> None:
+def test_the_list_shows_which_agents_are_installed(machine: Path) -> None:
     agent = agent_of(machine, "codex")
     result = CliRunner().invoke(app, ["launch"])
     assert result.exit_code == 0
@@ -277,7 +271,7 @@ def test_the_list_tells_which_agents_are_there(machine: Path) -> None:
     assert "not installed: npm" in lines["claude"]
 
 
-def test_a_server_that_is_not_there_is_said_to_be_so_and_how_to_start_one(machine: Path) -> None:
+def test_a_missing_server_is_reported_with_how_to_start_one(machine: Path) -> None:
     agent = agent_of(machine, "claude")
     result = launched("http://127.0.0.1:9", "claude")
     assert result.exit_code == 2
@@ -309,7 +303,7 @@ def test_a_server_that_is_not_there_is_said_to_be_so_and_how_to_start_one(machin
         ),
     ],
 )
-def test_what_cannot_be_started_is_one_line_that_says_why(
+def test_a_failed_launch_is_one_line_with_the_reason(
     arguments: tuple[str, ...], key: str, said: str, machine: Path, url: str
 ) -> None:
     agent = agent_of(machine, "claude")
@@ -339,7 +333,7 @@ def test_agents_on_node_trust_the_servers_own_certificate(
     assert agent.record["environment"]["NODE_EXTRA_CA_CERTS"] == str(machine / "cert.pem")
 
 
-def test_what_this_command_trusts_the_agent_trusts_too_beside_its_own(
+def test_the_agent_trusts_this_commands_certificates_and_its_own(
     machine: Path, secure_url: str, files: CertificateFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (machine / "company.pem").write_text("the company's own\n")
@@ -354,7 +348,7 @@ def test_what_this_command_trusts_the_agent_trusts_too_beside_its_own(
     assert files.trusted.read_text() in trusted
 
 
-def test_a_certificate_that_is_not_trusted_is_no_server_that_is_not_there(
+def test_an_untrusted_certificate_is_not_reported_as_a_missing_server(
     machine: Path, secure_url: str
 ) -> None:
     agent_of(machine, "claude")
@@ -365,7 +359,7 @@ def test_a_certificate_that_is_not_trusted_is_no_server_that_is_not_there(
     assert "holdfast serve" not in result.output
 
 
-def test_a_server_that_speaks_tls_is_not_asked_in_the_clear(machine: Path, secure_url: str) -> None:
+def test_a_tls_server_asked_without_tls_gets_a_hint(machine: Path, secure_url: str) -> None:
     agent_of(machine, "claude")
     result = launched(secure_url.replace("https:", "http:"), "claude")
     assert result.exit_code == 2
@@ -378,8 +372,6 @@ def test_a_url_may_be_written_without_its_scheme(machine: Path, url: str) -> Non
     assert agent.record["environment"]["ANTHROPIC_BASE_URL"] == url
 
 
-def test_words_of_another_server_that_end_with_a_question_get_no_full_stop(
-    machine: Path, url: str
-) -> None:
+def test_an_error_that_ends_with_a_question_mark_gets_no_full_stop(machine: Path, url: str) -> None:
     agent_of(machine, "claude")
     assert "/v1/models? Is that a Holdfast?" in launched(f"{url}/other", "claude").output

@@ -46,7 +46,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (["doctor", "--jsn"], "--json"),
     ],
 )
-def test_who_mistypes_is_told_what_was_probably_meant(arguments: list[str], meant: str) -> None:
+def test_a_mistyped_command_gets_a_suggestion(arguments: list[str], meant: str) -> None:
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert meant in result.output
@@ -111,7 +111,7 @@ def test_a_port_can_be_given_in_one_letter() -> None:
 
 
 @pytest.mark.parametrize("value", ["4", "63", "-1"])
-def test_a_context_without_room_for_an_answer_is_refused_with_the_smallest_that_has_it(
+def test_a_context_without_room_for_an_answer_is_refused_with_the_minimum(
     value: str,
 ) -> None:
     result = CliRunner().invoke(app, ["config", "--context", value])

@@ -14,7 +14,7 @@ import holdfast
 from holdfast.cli.main import app
 
 
-def test_it_prints_the_versions_of_what_matters() -> None:
+def test_it_prints_the_important_versions() -> None:
     result = CliRunner().invoke(app, ["version"])
     assert result.exit_code == 0
     named = f"holdfast {holdfast.__version__} (distribution holdfast-mlx: {holdfast.__version__})"

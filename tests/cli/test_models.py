@@ -64,13 +64,13 @@ def test_a_model_is_pulled_listed_and_removed(hub: HubState, tmp_path: Path) -> 
     assert "is not in the Hub's cache" in run("rm", MODEL, "--yes", code=2).output
 
 
-def test_a_removal_that_is_not_confirmed_removes_nothing(hub: HubState) -> None:
+def test_an_unconfirmed_removal_removes_nothing(hub: HubState) -> None:
     run("pull", MODEL)
     run("rm", MODEL, code=1, stdin="n\n")
     assert [row["name"] for row in listed()["models"]] == [MODEL]
 
 
-def test_what_was_damaged_in_the_cache_is_found_by_the_next_pull_and_fetched_by_the_one_after(
+def test_damage_in_the_cache_is_found_by_a_pull_and_repaired_by_the_next(
     hub: HubState, tmp_path: Path
 ) -> None:
     run("pull", MODEL)
@@ -85,7 +85,7 @@ def test_what_was_damaged_in_the_cache_is_found_by_the_next_pull_and_fetched_by_
 
 
 @pytest.mark.parametrize(("state", "code"), [("ready", 2), ("unloaded", 0)])
-def test_what_a_running_server_has_loaded_is_not_removed(
+def test_a_model_loaded_in_a_server_is_not_removed(
     hub: HubState, monkeypatch: pytest.MonkeyPatch, state: str, code: int
 ) -> None:
     run("pull", MODEL)
@@ -95,7 +95,7 @@ def test_what_a_running_server_has_loaded_is_not_removed(
     assert ("is ready in the server" in output) == (code == 2)
 
 
-def test_a_file_of_models_is_listed_with_what_is_left_out_and_why(tmp_path: Path) -> None:
+def test_a_file_of_models_is_listed_with_skipped_models_and_reasons(tmp_path: Path) -> None:
     text = (
         f"[models.first]\npath = '{demo_folder()}'\naliases = ['gpt-4o']\npin = true\ndraft = "
         "'small'\n"
@@ -112,7 +112,7 @@ def test_a_file_of_models_is_listed_with_what_is_left_out_and_why(tmp_path: Path
     assert (second["folder"], second["idle_seconds"]) == (None, 60.0)
 
 
-def test_the_state_of_a_running_server_is_shown_beside() -> None:
+def test_the_state_in_a_running_server_is_shown() -> None:
     with running_server() as server:
         server.models, server.owner = [DEMO_ID], "holdfast"
         answer = json.loads(run("ls", "--json", "--url", server.url).stdout)
@@ -131,7 +131,7 @@ def test_an_unknown_name_gets_the_nearest_as_a_hint(tmp_path: Path) -> None:
     assert "did you mean first?" in run("info", "frist", "--models", file, code=2).output
 
 
-def test_info_tells_what_fits_of_a_model_on_the_hub_without_fetching_it(
+def test_info_shows_whether_a_model_of_the_hub_fits_without_fetching_it(
     hub: HubState, tmp_path: Path
 ) -> None:
     found = json.loads(run("info", MODEL, "--json").stdout)
@@ -146,13 +146,13 @@ def test_info_tells_what_fits_of_a_model_on_the_hub_without_fetching_it(
     assert "16 GB" in text
 
 
-def test_a_model_that_the_file_names_is_judged_by_its_name(tmp_path: Path) -> None:
+def test_a_model_in_the_file_is_found_by_its_name(tmp_path: Path) -> None:
     file = written(tmp_path, f"[models.first]\npath = '{demo_folder()}'\n")
     assert f"model         {demo_folder()}" in run("info", "first", "--models", file).stdout
 
 
 @pytest.mark.parametrize("command", ["pull", "rm", "info"])
-def test_what_the_hub_does_not_have_is_told_in_words(hub: HubState, command: str) -> None:
+def test_a_model_that_is_not_on_the_hub_is_reported(hub: HubState, command: str) -> None:
     assert (
         "coast/none"
         in run(command, "coast/none", *(["--yes"] if command == "rm" else []), code=2).output

@@ -16,11 +16,11 @@ from holdfast.cli.output import count_text, size_text
         (1 << 52, "4,096.0 TiB"),
     ],
 )
-def test_a_size_is_told_in_the_unit_that_fits(size: int, text: str) -> None:
+def test_a_size_is_shown_in_the_unit_that_fits(size: int, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_one_is_not_told_as_many() -> None:
+def test_counts_have_singular_and_plural() -> None:
     assert [count_text(number, "block") for number in (0, 1, 2, 1500)] == [
         "0 blocks",
         "1 block",

@@ -26,7 +26,7 @@ def shown(progress: Progress) -> list[tuple[str, float]]:
     return [(task.description, task.completed) for task in progress.tasks]
 
 
-def test_the_line_shows_the_stage_under_way_within_its_bounds() -> None:
+def test_the_line_shows_the_current_stage_within_bounds() -> None:
     drawing, progress = bar()
     drawing("download", 0.5)
     assert shown(progress) == [("download", 0.5)]
@@ -49,7 +49,7 @@ def test_ready_removes_the_line_and_a_restart_brings_it_back() -> None:
     assert shown(progress) == []
 
 
-def test_what_is_logged_meanwhile_stands_on_lines_of_its_own(
+def test_log_lines_appear_above_the_bar(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output = io.StringIO()
@@ -88,7 +88,7 @@ def screen(output: str) -> list[str]:
     return [line.rstrip() for line in terminal.display if line.strip()]
 
 
-def test_nothing_is_drawn_elsewhere_than_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_drawn_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with load_progress(LogSettings()) as progress:
         progress("reading", 0.5)
     assert capsys.readouterr().err == ""

@@ -30,7 +30,7 @@ def test_an_invalid_url_is_refused(url: str) -> None:
         ServerClient(url=url).model_ids()
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_a_missing_server_is_named() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"

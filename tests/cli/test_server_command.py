@@ -32,7 +32,7 @@ def server(port: int) -> RunningServer:
     )
 
 
-def test_the_only_server_that_runs_is_meant_wherever_it_listens(
+def test_the_only_running_server_is_chosen_on_any_port(
     running: list[RunningServer],
 ) -> None:
     assert address_of(None, None).url == "http://127.0.0.1:8321"
@@ -47,7 +47,7 @@ def test_the_only_server_that_runs_is_meant_wherever_it_listens(
     assert address_of("box:1", None).url == "http://box:1"
 
 
-def test_where_the_settings_name_a_port_that_is_meant(
+def test_a_port_in_the_settings_is_used(
     running: list[RunningServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running.append(server(9000))
@@ -55,7 +55,7 @@ def test_where_the_settings_name_a_port_that_is_meant(
     assert address_of(None, None).url == "http://127.0.0.1:9001"
 
 
-def test_of_several_servers_the_one_at_the_usual_port_is_meant_or_none(
+def test_of_several_servers_only_the_one_at_the_default_port_is_chosen(
     running: list[RunningServer],
 ) -> None:
     running += [server(9000), server(9001)]

@@ -21,7 +21,7 @@ from holdfast.cli.main import app
         ),
     ],
 )
-def test_each_command_is_what_the_server_is_asked_for(
+def test_each_command_sends_its_request(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], asked: list[str], said: str
 ) -> None:
     calls = []

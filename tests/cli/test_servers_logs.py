@@ -6,7 +6,7 @@ from holdfast.cli.servers import followed, last_lines
 from tests.fakes.command_line import holdfast, only_line
 
 
-def test_the_last_lines_come_from_older_files_too(tmp_path: Path) -> None:
+def test_the_last_lines_include_rotated_files(tmp_path: Path) -> None:
     log = tmp_path / "server-1.log"
     for age, first in ((0, 20), (1, 10), (2, 0)):
         log.with_name(log.name + (f".{age}" if age else "")).write_text(
@@ -17,7 +17,7 @@ def test_the_last_lines_come_from_older_files_too(tmp_path: Path) -> None:
             assert list(last_lines(log, file, number)) == [str(n) for n in range(first, 30)]
 
 
-def test_following_goes_on_with_the_next_file_and_gives_whole_lines_only(tmp_path: Path) -> None:
+def test_following_continues_with_the_next_file_in_complete_lines(tmp_path: Path) -> None:
     log = tmp_path / "server-1.log"
     log.write_text("old\n")
     reader = log.open()
@@ -34,14 +34,14 @@ def test_following_goes_on_with_the_next_file_and_gives_whole_lines_only(tmp_pat
     assert next(found) == "three"
 
 
-def test_without_a_log_the_way_to_one_is_told(tmp_path: Path) -> None:
+def test_without_a_log_the_error_says_how_to_get_one(tmp_path: Path) -> None:
     variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE")}
     refused = holdfast("logs", cwd=tmp_path, variables=variables)
     assert refused.returncode == 2
     assert "--log-file auto" in only_line(refused.stderr)
 
 
-def test_the_log_of_a_server_that_has_ended_is_found_by_its_port(tmp_path: Path) -> None:
+def test_the_log_of_a_stopped_server_is_found_by_its_port(tmp_path: Path) -> None:
     (tmp_path / "holdfast" / "logs").mkdir(parents=True)
     for port in (8321, 9000):
         (tmp_path / "holdfast" / "logs" / f"server-{port}.log").write_text(f"of {port}\n")

@@ -50,7 +50,7 @@ def answering(status: int, answer: Any) -> Iterator[int]:
         server.server_close()
 
 
-def test_a_server_of_the_same_kind_is_told_with_its_address_and_its_models() -> None:
+def test_another_holdfast_is_named_with_its_address_and_models() -> None:
     with answering(
         503,
         {"status": "starting", "version": "0.1.0", "models": [{"id": "demo", "state": "loading"}]},
@@ -64,12 +64,12 @@ def test_a_server_of_the_same_kind_is_told_with_its_address_and_its_models() -> 
 @pytest.mark.parametrize(
     "answer", [{}, [], {"version": "1"}, {"models": []}, {"version": "1", "models": "all"}]
 )
-def test_whatever_else_answers_is_another_program(answer: Any) -> None:
+def test_any_other_answer_means_another_program(answer: Any) -> None:
     with answering(200, answer) as port:
         assert "in use by another program; stop it, or use another port: -p" in said_of(port)
 
 
-def test_who_does_not_speak_http_is_another_program() -> None:
+def test_a_server_without_http_is_another_program() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -83,7 +83,7 @@ def test_who_does_not_speak_http_is_another_program() -> None:
         assert "another program" in said_of(port)
 
 
-def test_a_second_server_on_the_port_is_told_who_has_it(tmp_path: Path) -> None:
+def test_a_second_server_on_the_port_learns_which_program_has_it(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     server = ServerProcess(str(tmp_path / "model"))
     try:

@@ -54,7 +54,7 @@ def url_of(server: subprocess.Popen[str]) -> str:
     raise AssertionError("the server ended without becoming ready")
 
 
-def test_it_says_where_it_listens_and_ends_when_its_starter_is_gone(
+def test_it_prints_its_address_and_stops_when_its_parent_is_gone(
     server: subprocess.Popen[str],
 ) -> None:
     assert ServerClient(url=url_of(server)).model_ids() == ("model",)
@@ -84,7 +84,7 @@ def test_it_says_where_it_listens_and_ends_when_its_starter_is_gone(
         (["someone/nothing"], "neither a folder here nor completely in the cache"),
     ],
 )
-def test_what_can_not_be_served_is_one_line_and_code_2(
+def test_an_unservable_model_is_one_line_and_code_2(
     tmp_path: Path, arguments: list[str], part: str
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -108,7 +108,7 @@ def test_a_damaged_model_is_one_line_and_code_2(tmp_path: Path, content: str) ->
     assert "model" in only_line(done.stderr)
 
 
-def test_a_store_that_cannot_be_written_is_said_where_the_store_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_store_is_marked_where_it_is_named(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     (tmp_path / "file").touch()
     server = ServerProcess(str(tmp_path / "model"), "--store", str(tmp_path / "file" / "store"))

@@ -40,7 +40,7 @@ def asked(folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux'")
-def test_a_service_is_installed_renewed_looked_at_and_removed(
+def test_a_service_is_installed_updated_shown_and_removed(
     tmp_path: Path, system: dict[str, str]
 ) -> None:
     unit = tmp_path / "config" / "systemd" / "user" / "holdfast.service"
@@ -76,7 +76,7 @@ def test_a_service_is_installed_renewed_looked_at_and_removed(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux'")
-def test_without_systemd_nothing_is_written_unless_it_is_not_to_be_started_and_can_be_removed(
+def test_without_systemd_a_service_is_only_written_with_no_start(
     tmp_path: Path,
 ) -> None:
     variables = {"PATH": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
@@ -92,7 +92,7 @@ def test_without_systemd_nothing_is_written_unless_it_is_not_to_be_started_and_c
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux'")
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, system: dict[str, str]) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path, system: dict[str, str]) -> None:
     (tmp_path / "config").write_text("a file")
     refused = holdfast("service", "install", "--no-start", cwd=tmp_path, variables=system)
     assert refused.returncode == 2
@@ -108,7 +108,7 @@ def test_on_macos_it_is_an_agent_of_the_user(tmp_path: Path) -> None:
     assert read["ProgramArguments"][-4:] == ["serve", "--log-file", "auto", "some/model"]
 
 
-def test_elsewhere_there_are_no_services() -> None:
+def test_other_systems_have_no_services() -> None:
     with pytest.raises(ServiceFailed, match="not supported on plan9"):
         service_system("plan9", {"HOME": "/"})
 

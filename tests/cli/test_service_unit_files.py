@@ -28,7 +28,7 @@ SPEC = ServiceSpec(
 )
 
 
-def test_the_property_list_parses_and_says_what_is_to_be_run() -> None:
+def test_the_property_list_parses_and_contains_the_command() -> None:
     read = plistlib.loads(launchd_plist(SPEC))
     assert read["ProgramArguments"] == list(SPEC.command)
     assert read["EnvironmentVariables"] == SPEC.environment
@@ -49,9 +49,7 @@ def test_the_unit_passes_the_check_of_systemd(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_unit_waits_longer_than_the_server_lets_answers_run_and_leaves_wrong_settings_alone() -> (
-    None
-):
+def test_the_unit_waits_for_running_answers_and_does_not_retry_invalid_settings() -> None:
     lines = systemd_unit(SPEC).splitlines()
     assert {
         "TimeoutStopSec=80",
@@ -61,7 +59,7 @@ def test_the_unit_waits_longer_than_the_server_lets_answers_run_and_leaves_wrong
     } <= set(lines)
 
 
-def test_words_of_the_command_come_back_as_they_were() -> None:
+def test_the_words_of_the_command_survive_quoting() -> None:
     (line,) = [line for line in systemd_unit(SPEC).splitlines() if line.startswith("ExecStart=")]
     read = [
         word.replace("%%", "%").replace("$$", "$")

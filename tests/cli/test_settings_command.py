@@ -54,7 +54,7 @@ def test_every_setting_with_a_flag_is_an_option(key: str) -> None:
     assert effective.origins[key] in (f"flag {spec.flag}", f"argument {spec.flag}")
 
 
-def test_a_commands_own_options_stand_beside_the_settings() -> None:
+def test_a_command_has_its_own_options_and_the_settings() -> None:
     effective, count = run("--count", "3", "--set", "limits.max_choices = 2")
     assert count == 3
     assert effective.settings.limits.max_choices == 2
@@ -67,13 +67,13 @@ def test_defaults_are_shown_in_the_help() -> None:
 
 
 @pytest.mark.parametrize("bad", [["--port", "none"], ["--set", "server.port=none"]])
-def test_a_bad_setting_is_a_json_line_where_json_is_asked_for(bad: list[str]) -> None:
+def test_a_bad_setting_is_a_json_line_if_logs_are_json(bad: list[str]) -> None:
     result = CliRunner().invoke(app, ["--log-format", "json", *bad])
     assert result.exit_code == 2
     assert "server.port" in json.loads(result.stderr)["message"]
 
 
-def test_a_command_that_fails_says_so_in_the_form_of_the_log_that_the_settings_ask_for() -> None:
+def test_a_failing_command_reports_in_the_log_format_of_the_settings() -> None:
     failing = typer.Typer()
 
     @failing.command()

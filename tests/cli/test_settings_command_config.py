@@ -51,7 +51,7 @@ def test_it_shows_where_each_value_came_from(tmp_path: Path) -> None:
     }
 
 
-def test_a_named_file_is_read_in_place_of_the_usual_one(tmp_path: Path) -> None:
+def test_a_named_file_replaces_the_default_one(tmp_path: Path) -> None:
     (tmp_path / "holdfast.toml").write_text("[server]\nport = 1\n")
     (tmp_path / "other.toml").write_text("[server]\nport = 2\n")
     assert shown("--config", "other.toml")["server.port"] == {

@@ -105,13 +105,13 @@ def test_a_server_that_uses_another_store_is_named(folder: Path, tmp_path: Path)
     running.give_back()
 
 
-def test_a_model_that_is_served_under_a_new_name_is_listed_under_it(folder: Path) -> None:
+def test_a_model_served_under_a_new_name_is_listed_under_it(folder: Path) -> None:
     with BlockStore(folder, fingerprint="model one", served_as="new \x1b[31mname") as store:
         store.put(make_chain(6, fingerprint="model one")[5])
     assert shown("ls", "--store", str(folder))[0]["served_as"] == "new [31mname"
 
 
-def test_one_block_is_not_called_blocks(tmp_path: Path) -> None:
+def test_one_block_is_singular(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     with BlockStore(folder, fingerprint="model") as store:
         store.put(make_chain(1, fingerprint="model")[0])
@@ -120,7 +120,7 @@ def test_one_block_is_not_called_blocks(tmp_path: Path) -> None:
     assert "Delete 1 block (" in run("clear", "--store", str(folder), stdin="y\n").stdout
 
 
-def test_stat_tells_what_is_kept_and_what_may_be(folder: Path, running: BlockStore) -> None:
+def test_stat_shows_size_and_limit(folder: Path, running: BlockStore) -> None:
     summary = shown("stat", "--store", str(folder))
     assert summary["blocks"] == 7
     assert 7000 < summary["file_bytes"] < summary["allowed_bytes"]
@@ -131,12 +131,12 @@ def test_stat_tells_what_is_kept_and_what_may_be(folder: Path, running: BlockSto
     assert "7 blocks" in run("stat", "--store", str(folder)).stdout
 
 
-def test_verify_finds_all_whole(folder: Path, running: BlockStore) -> None:
+def test_verify_finds_no_damage(folder: Path, running: BlockStore) -> None:
     assert shown("verify", "--store", str(folder))["bad"] == []
     assert "no damaged files" in run("verify", "--store", str(folder)).stdout
 
 
-def test_verify_ends_with_1_when_it_finds_damage_and_with_0_once_that_is_set_aside(
+def test_verify_exits_with_1_for_damage_and_with_0_after_quarantine(
     folder: Path,
 ) -> None:
     damage_one(folder)
@@ -168,7 +168,7 @@ def test_clear_deletes_nothing_without_a_yes(folder: Path) -> None:
     assert "nothing is kept" in run("ls", "--store", str(folder)).stdout
 
 
-def test_clear_can_take_one_model_alone(folder: Path, running: BlockStore) -> None:
+def test_clear_can_delete_a_single_model(folder: Path, running: BlockStore) -> None:
     larger, smaller = shown("ls", "--store", str(folder))
     assert (
         "deleted 5 blocks"
@@ -181,7 +181,7 @@ def test_clear_can_take_one_model_alone(folder: Path, running: BlockStore) -> No
     )
 
 
-def test_clear_takes_the_name_of_a_model_too_and_forgets_it(folder: Path) -> None:
+def test_clear_accepts_the_name_of_a_model_and_deletes_the_name(folder: Path) -> None:
     assert (
         "deleted 5 blocks"
         in run("clear", "--store", str(folder), "--model", "owner/one", "--yes").stdout
@@ -191,7 +191,7 @@ def test_clear_takes_the_name_of_a_model_too_and_forgets_it(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["ls", "stat", "verify", "prune", "clear"])
-def test_without_a_folder_or_with_somebody_elses_it_says_so(command: str, tmp_path: Path) -> None:
+def test_a_missing_or_foreign_folder_is_reported(command: str, tmp_path: Path) -> None:
     assert "--store" in run(command, code=2).stderr
     assert "no store at" in run(command, "--store", str(tmp_path / "nowhere"), code=2).stderr
     foreign = tmp_path / "foreign"

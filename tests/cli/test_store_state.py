@@ -49,7 +49,7 @@ def listed(folder: Path, variables: dict[str, str]) -> dict[str, dict[str, Any]]
     return {each["name"]: each for each in json.loads(done.stdout)}
 
 
-def test_everything_that_is_kept_is_listed_with_its_size_and_bound_and_cleared_when_nobody_uses_it(
+def test_all_state_is_listed_with_size_and_bound_and_cleared_if_unused(
     tmp_path: Path, kept: dict[str, str]
 ) -> None:
     found = listed(tmp_path, kept)
@@ -107,7 +107,7 @@ def test_everything_that_is_kept_is_listed_with_its_size_and_bound_and_cleared_w
         ([], "name what to delete, or --all"),
     ],
 )
-def test_what_cannot_be_cleared_is_one_line(
+def test_an_invalid_clear_is_one_line(
     arguments: list[str], part: str, tmp_path: Path, kept: dict[str, str]
 ) -> None:
     refused = holdfast("state", "clear", *arguments, "--yes", cwd=tmp_path, variables=kept)
@@ -115,7 +115,7 @@ def test_what_cannot_be_cleared_is_one_line(
     assert part in only_line(refused.stderr)
 
 
-def test_before_the_first_server_all_is_listed_as_empty_and_clearing_it_is_no_failure(
+def test_before_the_first_server_all_state_is_empty_and_can_be_cleared(
     tmp_path: Path,
 ) -> None:
     variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE", "CONFIG")} | {

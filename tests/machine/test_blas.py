@@ -29,7 +29,7 @@ def run(code: str, **variables: str) -> str:
 
 
 @needs_openblas
-def test_openblas_comes_before_the_built_in_one() -> None:
+def test_openblas_replaces_the_built_in_blas() -> None:
     out = run(
         "r = blas.prepare_blas(2); print(r.in_front, r.name, r.threads, 'openblas' in r.file, "
         "'mlx.core' in sys.modules)"
@@ -66,7 +66,7 @@ def test_threads_follow_the_environment_and_leave_it_alone() -> None:
     assert out == "1 True"
 
 
-def test_after_mlx_it_is_too_late_and_says_so() -> None:
+def test_after_the_import_of_mlx_it_is_too_late() -> None:
     out = run(
         "import mlx.core; r = blas.prepare_blas(); print(r.in_front, r); mlx.core.clear_streams()"
     )
@@ -85,5 +85,5 @@ def test_libraries_that_cannot_be_used_are_named() -> None:
 @pytest.mark.parametrize(
     ("threads", "said"), [(1, "OpenBLAS 0.3, 1 thread"), (2, "OpenBLAS 0.3, 2 threads")]
 )
-def test_threads_are_counted_as_people_do(threads: int, said: str) -> None:
+def test_threads_have_singular_and_plural(threads: int, said: str) -> None:
     assert str(BlasReport(in_front=True, name="OpenBLAS", version="0.3", threads=threads)) == said

@@ -38,7 +38,7 @@ def test_only_allowed_cpus_count(machine: Path, monkeypatch: pytest.MonkeyPatch)
     ("content", "expected"),
     [("max 100000", 4), ("150000 100000", 2), ("50000 100000", 1), ("nonsense", 4)],
 )
-def test_the_control_groups_quota_counts(machine: Path, content: str, expected: int) -> None:
+def test_the_control_groups_cpu_quota_counts(machine: Path, content: str, expected: int) -> None:
     (machine / "cgroup" / "cpu.max").write_text(content)
     assert cores(machine) == expected
 

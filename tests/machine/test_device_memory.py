@@ -30,7 +30,7 @@ def test_the_machines_memory_is_reported(tmp_path: Path) -> None:
     assert 0 < report.available_bytes <= report.total_bytes
 
 
-def test_a_control_groups_limit_is_the_total_and_its_file_cache_counts_as_available(
+def test_a_control_groups_limit_is_the_total_and_its_file_cache_is_available(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "memory.max").write_text(f"{GIB // 4}\n")
@@ -56,7 +56,7 @@ def test_no_limit_is_no_limit(tmp_path: Path) -> None:
     assert memory_report(cgroup=tmp_path, own_cgroups=tmp_path / "none").total_bytes > GIB // 2
 
 
-def test_groups_above_the_own_one_limit_too(tmp_path: Path) -> None:
+def test_parent_groups_limit_too(tmp_path: Path) -> None:
     own = tmp_path / "fs" / "user.slice" / "holdfast.service"
     own.mkdir(parents=True)
     (own / "memory.max").write_text(f"{GIB // 2}")
@@ -69,7 +69,7 @@ def test_groups_above_the_own_one_limit_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["0::/../other\n", "nonsense", "0::/gone/away\n", ""])
-def test_a_group_that_cannot_be_found_leaves_the_root(tmp_path: Path, own: str) -> None:
+def test_an_unknown_control_group_leaves_the_root(tmp_path: Path, own: str) -> None:
     (tmp_path / "memory.max").write_text(f"{GIB // 4}")
     (tmp_path / "cgroup").write_text(own)
     assert memory_report(cgroup=tmp_path, own_cgroups=tmp_path / "cgroup").total_bytes == GIB // 4
@@ -104,7 +104,7 @@ ONLY_LINUX = pytest.mark.skipif(
 
 @ONLY_LINUX
 @pytest.mark.parametrize("option", ["-v", "-d"])
-def test_the_limits_of_the_process_itself_are_seen(option: str) -> None:
+def test_the_limits_of_the_process_are_respected(option: str) -> None:
     code = (
         "from holdfast.machine.device_memory import memory_report; before = memory_report(); taken "
         "= bytearray(200 << 20);"
@@ -125,14 +125,14 @@ def test_a_limited_process_gets_a_budget_within_its_limit() -> None:
     assert 64 << 20 <= int(in_a_shell(f"-v {(4 * GIB) >> 10}", code)) < 2.4 * GIB
 
 
-def test_a_requested_budget_is_taken_unless_it_is_more_than_there_is() -> None:
+def test_a_requested_budget_is_used_unless_it_exceeds_the_memory() -> None:
     memory = DeviceMemory(total_bytes=8 * GIB, available_bytes=GIB)
     assert plan_memory(memory, weight_bytes=0, kv_bytes=3 * GIB).kv_bytes == 3 * GIB
     with pytest.raises(ModelLoadError, match="more than the"):
         plan_memory(memory, weight_bytes=0, kv_bytes=9 * GIB)
 
 
-def test_without_a_gpu_the_budget_is_a_share_of_what_is_free() -> None:
+def test_without_a_gpu_the_budget_is_a_share_of_the_free_memory() -> None:
     memory = DeviceMemory(total_bytes=32 * GIB, available_bytes=10 * GIB)
     assert plan_memory(memory, weight_bytes=20 * GIB) == MemoryPlan(
         kv_bytes=6 * GIB, ram_tier_bytes=6 * GIB // 4
@@ -142,7 +142,7 @@ def test_without_a_gpu_the_budget_is_a_share_of_what_is_free() -> None:
     )
 
 
-def test_a_gpu_with_memory_of_its_own_does_not_mind_the_hosts() -> None:
+def test_a_discrete_gpu_ignores_host_memory() -> None:
     memory = DeviceMemory(
         total_bytes=8 * GIB, available_bytes=GIB, working_set_bytes=80 * GIB, unified=False
     )
@@ -201,14 +201,12 @@ def plan_of(memory: DeviceMemory, model: Model, share: MemoryShare = ALL_OF_IT) 
     )
 
 
-def test_with_unified_memory_the_budget_does_not_depend_on_what_other_programs_use_at_the_moment() -> (
-    None
-):
+def test_with_unified_memory_the_budget_ignores_other_programs() -> None:
     busy, idle = a_mac(16, available_bytes=1 << 30), a_mac(16, available_bytes=12 << 30)
     assert plan_of(busy, QWEN3_8B) == plan_of(idle, QWEN3_8B)
 
 
-def test_a_full_context_fits_where_there_is_any_room_for_it() -> None:
+def test_a_full_context_fits_if_possible() -> None:
     plan = plan_of(a_mac(16), QWEN3_8B)
     # 6.0 GB of the 7.1 that are left; the share alone gives 4.5
     assert plan.kv_bytes == QWEN3_8B.full_context_bytes
@@ -245,9 +243,7 @@ def test_weights_kv_blocks_and_steps_of_all_models_together_never_exceed_the_wor
     )
 
 
-def test_models_that_are_loaded_at_the_same_time_divide_the_working_set_before_their_weights_are_known() -> (
-    None
-):
+def test_models_that_load_together_divide_the_working_set() -> None:
     memory, share = a_mac(32), MemoryShare(parts=2)
     plans = [plan_of(memory, model, share) for model in (QWEN3_8B, QWEN3_1B)]
     used = (
@@ -259,7 +255,7 @@ def test_models_that_are_loaded_at_the_same_time_divide_the_working_set_before_t
     assert used <= memory.working_set_bytes
 
 
-def test_weights_are_wired_where_they_are_a_large_part_of_the_working_set() -> None:
+def test_weights_are_wired_if_they_are_a_large_part_of_the_working_set() -> None:
     assert wired_bytes(None, weight_bytes=10 * GIB, working_set_bytes=20 * GIB) == int(
         10 * GIB * 1.01
     )
@@ -286,6 +282,6 @@ def test_all_workers_together_wire_no_more_than_the_working_set() -> None:
     )
 
 
-def test_weights_may_take_what_is_available_or_the_working_set() -> None:
+def test_weights_may_use_the_available_memory_or_the_working_set() -> None:
     assert 0 < usable_bytes(0) < 1 << 50
     assert usable_bytes(1 << 50) == 1 << 50

@@ -71,7 +71,7 @@ def test_importing_it_imports_no_mlx() -> None:
     )
 
 
-def test_what_would_make_it_faster_is_recommended() -> None:
+def test_the_report_recommends_what_makes_it_faster() -> None:
     from holdfast.machine.blas import BlasReport
 
     slow, fast = BlasReport(in_front=False), BlasReport(in_front=True)
@@ -83,7 +83,7 @@ def test_what_would_make_it_faster_is_recommended() -> None:
     assert platform._recommendations("metal", slow, compiler=True) == []
 
 
-def test_a_gpu_that_is_asked_for_and_not_there_is_an_error_that_says_so() -> None:
+def test_a_requested_but_missing_gpu_is_an_error() -> None:
     if platform.working_set_bytes():
         pytest.skip("this machine has a GPU")
     with pytest.raises(ModelLoadError, match=r"model\.device = gpu, but MLX finds no GPU"):

@@ -39,7 +39,7 @@ def test_the_first_words_of_every_user_get_a_sensible_answer(llm: LLM, opening: 
 
 
 @pytest.mark.slow  # a hundred answers
-def test_openings_that_training_never_saw_get_sensible_answers(llm: LLM) -> None:
+def test_unseen_openings_get_sensible_answers(llm: LLM) -> None:
     faults = {opening.text: wrong for opening in HELD_OUT if (wrong := fault_of(llm, opening))}
     assert len(faults) <= 5, faults
 
@@ -72,7 +72,7 @@ def test_another_id_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", DEMO_IDS)
-def test_a_bundled_model_is_a_folder_or_its_absence_is_told(name: str) -> None:
+def test_a_bundled_model_is_a_folder_or_its_absence_is_reported(name: str) -> None:
     try:
         folder = demo_folder(name)
     except ModelLoadError as error:

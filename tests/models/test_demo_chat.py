@@ -17,7 +17,7 @@ WRITTEN = re.findall(
 )
 
 
-def test_the_first_conversation_has_forty_turns_and_stands_in_the_documents() -> None:
+def test_the_first_conversation_has_forty_turns_and_is_in_the_documents() -> None:
     assert len(TURNS) == 40
     assert [question for question, _ in WRITTEN] == [turn.text for turn in TURNS]
 
@@ -38,7 +38,7 @@ def test_every_answer_in_the_documents_keeps_its_rule() -> None:
 
 
 @pytest.mark.slow  # forty answers, each after all that was said before
-def test_the_bundled_model_still_holds_that_conversation() -> None:
+def test_the_bundled_model_still_gives_that_conversation() -> None:
     with LLM() as llm:
         faults = {
             turn.opening.text: f"{turn.answer!r}: {turn.fault}"

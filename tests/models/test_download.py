@@ -64,7 +64,7 @@ def test_a_model_is_fetched_with_the_files_that_mlx_needs_and_no_code(hub: HubSt
 
 
 @pytest.mark.parametrize("is_lfs", [True, False])
-def test_a_file_that_is_damaged_on_the_way_is_removed_and_fetched_anew(
+def test_a_file_damaged_in_transit_is_removed_and_fetched_again(
     hub: HubState, is_lfs: bool
 ) -> None:
     hub.lfs_files = {"model.safetensors"} if is_lfs else set()
@@ -83,7 +83,7 @@ def test_code_is_fetched_only_when_it_is_trusted(hub: HubState) -> None:
     assert (folder / "modeling_kelp.py").exists()
 
 
-def test_what_is_there_already_is_not_fetched_again(hub: HubState) -> None:
+def test_existing_files_are_not_fetched_again(hub: HubState) -> None:
     first, _ = fetch()
     hub.requests.clear()
     second, fractions = fetch()
@@ -94,9 +94,7 @@ def test_what_is_there_already_is_not_fetched_again(hub: HubState) -> None:
     ]
 
 
-def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(
-    hub: HubState, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_transfer_is_resumed(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
     hub.cut_after_bytes["model.safetensors"] = 350_000
     folder, fractions = fetch()
@@ -105,7 +103,7 @@ def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(
     assert fractions == sorted(fractions)
 
 
-def test_a_second_start_fetches_only_the_files_that_the_first_one_did_not_finish(
+def test_a_second_start_fetches_only_unfinished_files(
     hub: HubState,
 ) -> None:
     hub.repositories[MODEL]["model-2.safetensors"] = b"z" * 1000
@@ -140,12 +138,12 @@ def test_when_the_hub_fails_the_cache_is_used(hub: HubState) -> None:
     assert fetch()[0] == online
 
 
-def test_a_folder_of_a_user_that_there_is_not_is_told(hub: HubState) -> None:
+def test_a_folder_of_an_unknown_user_is_reported(hub: HubState) -> None:
     with pytest.raises(ModelLoadError, match="nobody-at-all"):
         fetch("~nobody-at-all/models/x")
 
 
-def test_an_unknown_model_is_told(hub: HubState) -> None:
+def test_an_unknown_model_is_reported(hub: HubState) -> None:
     with pytest.raises(
         ModelLoadError,
         match="there is no folder coast/nowhere here and no model coast/nowhere on the Hub",
@@ -153,7 +151,7 @@ def test_an_unknown_model_is_told(hub: HubState) -> None:
         fetch("coast/nowhere")
 
 
-def test_an_unknown_revision_is_told(hub: HubState) -> None:
+def test_an_unknown_revision_is_reported(hub: HubState) -> None:
     with pytest.raises(ModelLoadError, match="has no revision v9 on the Hub"):
         fetch(f"{MODEL}@v9")
 
@@ -164,7 +162,7 @@ def test_a_revision_is_taken_from_the_id_or_from_the_settings(hub: HubState) -> 
     assert any("/revision/v2" in request for request in hub.requests)
 
 
-def test_a_gated_model_is_told(hub: HubState) -> None:
+def test_a_gated_model_is_reported(hub: HubState) -> None:
     hub.gated.add(MODEL)
     with pytest.raises(ModelLoadError, match="is gated: accept its terms"):
         fetch()
@@ -178,25 +176,27 @@ def test_a_token_is_needed_and_used(hub: HubState, monkeypatch: pytest.MonkeyPat
     assert fetch()[0].exists()
 
 
-def test_a_failing_hub_is_told(hub: HubState) -> None:
+def test_a_failing_hub_is_reported(hub: HubState) -> None:
     hub.failing_status = 404
     with pytest.raises(ModelLoadError, match="404"):
         fetch()
 
 
-def test_no_network_and_no_cache_is_told(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_network_without_cache_is_reported(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE forbids"):
         fetch()
 
 
-def test_a_refused_connection_is_told(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_connection_is_reported(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(ModelLoadError, match="the Hub cannot be reached"):
         fetch()
 
 
-def test_a_hub_that_is_not_reached_is_asked_once_and_not_again_and_again(
+def test_an_unreachable_hub_is_asked_only_once(
     hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket() as silent:  # takes connections, and never answers
@@ -217,7 +217,7 @@ def test_a_hub_that_is_not_reached_is_asked_once_and_not_again_and_again(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_hub_that_is_slow_to_answer_is_waited_for(
+def test_a_slow_hub_is_waited_for(
     hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as slow:
@@ -233,7 +233,7 @@ def test_a_hub_that_is_slow_to_answer_is_waited_for(
     assert "slow to answer" in caplog.text
 
 
-def test_a_name_that_is_not_known_is_told_in_one_line(
+def test_an_unknown_name_is_reported_in_one_line(
     hub: HubState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
@@ -242,7 +242,7 @@ def test_a_name_that_is_not_known_is_told_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_an_address_that_cannot_be_asked_is_told_as_what_it_is(
+def test_an_invalid_address_is_reported_as_such(
     hub: HubState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1\x00")
@@ -250,7 +250,7 @@ def test_an_address_that_cannot_be_asked_is_told_as_what_it_is(
         fetch()
 
 
-def test_what_the_cache_holds_is_used_where_the_hub_is_not_reached(
+def test_the_cache_is_used_if_the_hub_is_unreachable(
     hub: HubState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, _ = fetch()
@@ -258,7 +258,7 @@ def test_what_the_cache_holds_is_used_where_the_hub_is_not_reached(
     assert fetch()[0] == there
 
 
-def test_a_disk_without_room_is_told_before_anything_is_fetched(
+def test_a_full_disk_is_reported_before_anything_is_fetched(
     hub: HubState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.models.download._SPARE_BYTES", 1 << 60)
@@ -269,7 +269,7 @@ def test_a_disk_without_room_is_told_before_anything_is_fetched(
     ]
 
 
-def test_a_repository_without_a_model_is_told(hub: HubState) -> None:
+def test_a_repository_without_a_model_is_reported(hub: HubState) -> None:
     hub.repositories["coast/pictures"] = {"a.png": b"x"}
     with pytest.raises(ModelLoadError, match="no files of an MLX model"):
         fetch("coast/pictures")
@@ -283,7 +283,7 @@ def test_every_failure_is_one_line(hub: HubState) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_the_hub_libraries_variables_count(hub: HubState, tmp_path: Path) -> None:
+def test_the_hub_librarys_variables_are_respected(hub: HubState, tmp_path: Path) -> None:
     code = (
         "from holdfast.models.download import resolve_model; from holdfast.config import "
         "ModelSettings\n"
@@ -305,7 +305,7 @@ def test_the_hub_libraries_variables_count(hub: HubState, tmp_path: Path) -> Non
     assert imports_mlx == "False"
 
 
-def test_folders_bundled_ids_and_hub_ids_are_told_apart(tmp_path: Path) -> None:
+def test_folders_bundled_ids_and_hub_ids_are_distinguished(tmp_path: Path) -> None:
     assert model_source(str(tmp_path)) == ModelSource(kind="folder", name=str(tmp_path))
     assert model_source("") == ModelSource(kind="bundled", name="holdfast-demo")
     assert model_source("holdfast-demo-window").kind == "bundled"
@@ -327,7 +327,7 @@ def test_an_existing_folder_comes_before_a_hub_id(
     assert model_source("coast/kelp").kind == "folder"
 
 
-def test_the_served_id_is_the_name_or_says_where_the_model_comes_from(tmp_path: Path) -> None:
+def test_the_served_id_is_the_name_or_the_source(tmp_path: Path) -> None:
     assert served_id(ModelSettings(path=str(tmp_path / "."), name="kelp")) == "kelp"
     assert served_id(ModelSettings(path=str(tmp_path))) == tmp_path.name
     assert served_id(ModelSettings(path="a/b@v1")) == "a/b"

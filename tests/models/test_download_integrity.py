@@ -19,7 +19,7 @@ def linked(folder: Path, name: str, blob_name: str, content: bytes = CONTENT) ->
     return folder / name
 
 
-def test_whole_files_stay_and_are_read_once(tmp_path: Path) -> None:
+def test_complete_files_stay_and_are_read_once(tmp_path: Path) -> None:
     large = linked(tmp_path, "model.safetensors", hashlib.sha256(CONTENT).hexdigest())
     small = linked(tmp_path, "config.json", hashlib.sha1(b"blob 1000\0" + CONTENT).hexdigest())
     read: list[int] = []
@@ -34,7 +34,7 @@ def test_a_file_without_a_known_hash_is_not_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", CONTENT[:-1], b"\1" + CONTENT[1:], CONTENT + b"\0"])
-def test_a_damaged_file_is_removed_with_its_link_and_named(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_named_and_removed_with_its_link(tmp_path: Path, damage: bytes) -> None:
     whole = linked(tmp_path, "a.safetensors", hashlib.sha256(CONTENT).hexdigest())
     bad = linked(tmp_path, "b.safetensors", hashlib.sha256(b"other").hexdigest(), damage)
     with pytest.raises(ModelLoadError, match=r"removed: b\.safetensors; try again"):

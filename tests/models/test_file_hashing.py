@@ -70,16 +70,14 @@ def _lead_elsewhere(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_overwrite, _replace, _remove, _add, _lead_elsewhere])
-def test_a_change_while_the_model_is_loaded_is_told(
-    folder: Path, change: Callable[[Path], None]
-) -> None:
+def test_a_change_during_the_load_is_detected(folder: Path, change: Callable[[Path], None]) -> None:
     with FileHashing(listed(folder), cache=HashCache(None)) as hashing:
         change(folder)
         with pytest.raises(ModelChanged, match=r"was changed while"):
             hashing.result()
 
 
-def test_a_change_that_leaves_no_trace_in_the_time_stamps_is_told_while_they_are_fresh(
+def test_a_change_that_leaves_no_trace_in_fresh_timestamps_is_detected(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the clock of the file system stood still: the stamp stays, the content does not."""
@@ -97,15 +95,13 @@ def test_a_change_that_leaves_no_trace_in_the_time_stamps_is_told_while_they_are
             hashing.result()
 
 
-def test_only_files_that_could_not_change_unseen_are_remembered(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_only_settled_files_are_remembered(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "cache" / "hashes.json"
     hashes_of(folder, HashCache(path))
     assert not path.exists()
 
 
-def test_what_is_remembered_is_not_read_again(
+def test_cached_hashes_are_not_computed_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_hashing.FileStamp, "is_settled", lambda stamp, now_ns: True)
@@ -134,7 +130,7 @@ def test_a_file_under_an_old_name_is_another_file(
     assert after["b"] != before["b"]
 
 
-def test_a_file_that_cannot_be_read_is_one_line(folder: Path) -> None:
+def test_an_unreadable_file_is_reported_in_one_line(folder: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may read everything")
     (folder / "b").chmod(0)
@@ -142,7 +138,7 @@ def test_a_file_that_cannot_be_read_is_one_line(folder: Path) -> None:
         hashes_of(folder)
 
 
-def test_a_file_that_cannot_be_read_a_second_time_is_one_line(
+def test_a_file_that_becomes_unreadable_is_reported_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:

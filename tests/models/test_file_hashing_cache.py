@@ -29,7 +29,7 @@ def kept(path: Path, *found: tuple[FileStamp, str]) -> Path:
     return path
 
 
-def test_what_was_saved_is_found_by_the_next_and_by_the_same_stamp_only(path: Path) -> None:
+def test_saved_hashes_are_found_by_their_stamp_only(path: Path) -> None:
     kept(path)
     assert HashCache(path).find(STAMP) == FOUND
     for field in STAMP.__struct_fields__:
@@ -102,7 +102,7 @@ def _other_format(path: Path) -> None:
         Path.unlink,
     ],
 )
-def test_a_cache_that_is_damaged_or_not_ours_alone_is_an_empty_one_and_is_replaced(
+def test_a_damaged_or_shared_cache_counts_as_empty_and_is_replaced(
     path: Path, harm: object
 ) -> None:
     kept(path)
@@ -115,7 +115,7 @@ def test_a_cache_that_is_damaged_or_not_ours_alone_is_an_empty_one_and_is_replac
     assert HashCache(path).find(STAMP) == FOUND
 
 
-def test_a_place_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+def test_an_unwritable_place_harms_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     kept(tmp_path / "file" / "cache.json")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -130,7 +130,7 @@ def numbered(number: int) -> tuple[FileStamp, str]:
     return msgspec.structs.replace(STAMP, inode=number), f"{number:032x}"
 
 
-def test_it_is_bounded_and_the_longest_unused_go(
+def test_it_is_bounded_and_drops_the_least_recently_used(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_hashing, "MOST_ENTRIES", 3)
@@ -148,7 +148,7 @@ def test_it_is_bounded_and_the_longest_unused_go(
     ]
 
 
-def test_what_several_write_at_once_is_never_damaged(path: Path) -> None:
+def test_concurrent_writes_never_damage_the_cache(path: Path) -> None:
     def write(first: int) -> None:
         for number in range(first, first + 20):
             kept(path, numbered(number))
@@ -165,13 +165,13 @@ def test_what_several_write_at_once_is_never_damaged(path: Path) -> None:
     assert [name.name for name in path.parent.iterdir()] == [path.name]
 
 
-def test_a_link_counts_as_what_it_leads_to(tmp_path: Path) -> None:
+def test_a_link_counts_as_its_target(tmp_path: Path) -> None:
     (tmp_path / "blob").write_text("weights")
     (tmp_path / "link").symlink_to("blob")
     assert stamp_of(tmp_path / "link") == stamp_of(tmp_path / "blob")
 
 
-def test_a_stamp_is_settled_when_nothing_can_change_without_a_trace() -> None:
+def test_a_stamp_is_settled_when_any_change_would_show() -> None:
     long_ago = msgspec.structs.replace(STAMP, modified_ns=0, changed_ns=1000)
     now = 1000 + SETTLED_NS + 1
     assert long_ago.is_settled(now)

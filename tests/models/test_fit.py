@@ -16,9 +16,7 @@ def qwen3_4b(bits: float) -> Need:
     )
 
 
-def test_a_model_in_16_bits_is_packed_for_a_small_machine_and_taken_as_it_is_on_a_large_one() -> (
-    None
-):
+def test_a_16_bit_model_is_quantized_for_a_small_machine_and_kept_on_a_large_one() -> None:
     choices = [
         choice_for(total * GIB, qwen3_4b(16), parameters=4_020_000_000, context_tokens=40960)
         for total in (8, 16, 32, 64)
@@ -32,7 +30,7 @@ def test_a_model_in_16_bits_is_packed_for_a_small_machine_and_taken_as_it_is_on_
     ]
 
 
-def test_what_is_packed_already_is_taken_as_it_is() -> None:
+def test_a_quantized_model_is_kept() -> None:
     choice = choice_for(64 * GIB, qwen3_4b(4.5), parameters=4_020_000_000, context_tokens=8192)
     assert (choice.form, choice.tokens) == ("as it is", 8192)
 
@@ -49,7 +47,7 @@ def test_weights_that_do_not_fit_leave_no_room() -> None:
     memory=sizes,
     tokens=st.integers(1, 1 << 20),
 )
-def test_the_agents_that_are_promised_fit_beside_the_weights(
+def test_the_promised_agents_fit(
     weights: int, per_token: int, fixed: int, memory: int, tokens: int
 ) -> None:
     need = Need(weight_bytes=weights, bytes_per_token=per_token, fixed_bytes=fixed)
@@ -62,7 +60,7 @@ def test_the_agents_that_are_promised_fit_beside_the_weights(
 
 
 @given(total=sizes, weights=sizes, per_token=st.integers(1, 1 << 20), parameters=sizes)
-def test_no_form_is_chosen_where_another_one_leaves_room_and_it_does_not(
+def test_no_form_without_room_is_chosen_if_another_has_room(
     total: int, weights: int, per_token: int, parameters: int
 ) -> None:
     need = Need(weight_bytes=weights, bytes_per_token=per_token, fixed_bytes=0)

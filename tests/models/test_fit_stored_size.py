@@ -27,7 +27,7 @@ def parameters(name: str) -> int:
     return sum(array.size for _, array in tree_flatten(make_tiny(name).parameters()))
 
 
-def test_a_model_on_the_hub_is_as_large_as_in_a_folder_and_nothing_of_it_is_fetched(
+def test_a_model_on_the_hub_has_the_size_of_its_folder_without_a_download(
     hub: HubState, tmp_path: Path
 ) -> None:
     folder = write_tiny(tmp_path / "tiny", "qwen3")
@@ -43,7 +43,7 @@ def test_a_model_on_the_hub_is_as_large_as_in_a_folder_and_nothing_of_it_is_fetc
 
 
 @pytest.mark.parametrize("group_size", [32, 64])
-def test_packed_weights_are_counted_one_by_one(tmp_path: Path, group_size: int) -> None:
+def test_quantized_weights_count_one_by_one(tmp_path: Path, group_size: int) -> None:
     plain = size_of_folder(write_tiny(tmp_path / "plain", "llama"))
     packed = size_of_folder(
         write_tiny(tmp_path / "packed", "llama", {"group_size": group_size, "bits": 4})
@@ -59,13 +59,13 @@ def test_the_bundled_models_size_is_that_of_its_file() -> None:
     )
 
 
-def test_what_is_no_mlx_model_on_the_hub_is_told(hub: HubState) -> None:
+def test_a_repository_without_mlx_weights_is_reported(hub: HubState) -> None:
     hub.repositories[SOURCE.name] = {"kelp.Q4_K_M.gguf": b"GGUF"}
     with pytest.raises(ModelLoadError, match=r"has no files of an MLX model.*only GGUF files"):
         size_on_hub(SOURCE)
 
 
-def test_a_gated_model_is_told_in_words(hub: HubState) -> None:
+def test_a_gated_model_is_explained(hub: HubState) -> None:
     hub.repositories[SOURCE.name] = {}
     hub.gated = {SOURCE.name}
     with pytest.raises(
@@ -74,6 +74,6 @@ def test_a_gated_model_is_told_in_words(hub: HubState) -> None:
         size_on_hub(SOURCE)
 
 
-def test_a_model_that_is_not_there_is_told_in_words(hub: HubState) -> None:
+def test_a_missing_model_is_explained(hub: HubState) -> None:
     with pytest.raises(ModelLoadError, match="no model coast/kelp-small on the Hub"):
         size_on_hub(SOURCE)

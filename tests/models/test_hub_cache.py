@@ -24,7 +24,7 @@ def cached(cache: Path, hub_id: str, commits: dict[str, float], refs: dict[str, 
         file.write_text(commit)
 
 
-def test_of_a_model_the_main_branch_is_taken(tmp_path: Path) -> None:
+def test_the_main_branch_of_a_model_is_used(tmp_path: Path) -> None:
     cached(tmp_path, "o/a", {"old": 1, "new": 2}, {"main": "old", "dev": "new"})
     (model,) = cached_models(tmp_path)
     assert (model.hub_id, model.folder.name) == ("o/a", "old")
@@ -42,7 +42,7 @@ def test_the_files_of_a_model_are_those_of_the_wanted_revision(
     assert (None if folder is None else folder.name) == found
 
 
-def test_without_a_main_branch_what_was_fetched_last_is_taken(tmp_path: Path) -> None:
+def test_without_a_main_branch_the_latest_revision_is_used(tmp_path: Path) -> None:
     cached(tmp_path, "o/a", {"c1": 1, "c2": 2}, {"v1": "c1", "refs/pr/2": "c2", "main": "gone"})
     cached(tmp_path, "o/b", {"c1": 1, "c2": 2}, {})
     assert [(model.hub_id, model.folder.name) for model in cached_models(tmp_path)] == [
@@ -51,7 +51,7 @@ def test_without_a_main_branch_what_was_fetched_last_is_taken(tmp_path: Path) ->
     ]
 
 
-def test_what_is_no_model_is_passed_over(tmp_path: Path) -> None:
+def test_folders_without_a_model_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "datasets--o--d" / "snapshots" / "c").mkdir(parents=True)
     (tmp_path / "models--o--empty" / "snapshots").mkdir(parents=True)
     (tmp_path / "models--o--bare").mkdir()

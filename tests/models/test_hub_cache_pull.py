@@ -34,7 +34,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
         yield state
 
 
-def test_each_stage_is_told_in_bytes_to_its_end(hub: HubState) -> None:
+def test_each_stage_is_reported_in_bytes_to_its_end(hub: HubState) -> None:
     told: list[tuple[PullStage, int, int]] = []
     pulled = pull_model(SOURCE, on_step=lambda *step: told.append(step))
     total = len(WEIGHTS) + len(hub.repositories[MODEL]["config.json"])
@@ -47,7 +47,7 @@ def test_each_stage_is_told_in_bytes_to_its_end(hub: HubState) -> None:
     assert {stage for stage, _, _ in told} == {"checking"}
 
 
-def test_a_pull_that_is_stopped_leaves_no_half_file_and_the_next_one_goes_on_with_the_others(
+def test_an_interrupted_pull_leaves_no_partial_file_and_is_resumed(
     hub: HubState, tmp_path: Path
 ) -> None:
     def stop_in_the_weights(stage: PullStage, done: int, total: int) -> None:
@@ -72,7 +72,7 @@ def test_a_pull_that_is_stopped_leaves_no_half_file_and_the_next_one_goes_on_wit
     assert any("model.safetensors" in request for request in fetched)
 
 
-def test_what_the_hub_does_not_have_is_told_apart_from_what_it_does_not_give(hub: HubState) -> None:
+def test_a_missing_model_is_distinguished_from_a_refused_one(hub: HubState) -> None:
     with pytest.raises(NoSuchModel):
         pull_model(ModelSource(kind="hub", name="coast/none"), on_step=lambda *step: None)
     hub.gated.add(MODEL)
@@ -81,9 +81,7 @@ def test_what_the_hub_does_not_have_is_told_apart_from_what_it_does_not_give(hub
     assert not isinstance(refused.value, NoSuchModel)
 
 
-def test_a_model_is_removed_with_all_that_the_cache_has_of_it(
-    hub: HubState, tmp_path: Path
-) -> None:
+def test_a_model_is_removed_with_all_its_files_in_the_cache(hub: HubState, tmp_path: Path) -> None:
     pulled = pull_model(SOURCE, on_step=lambda *step: None)
     removal = removal_of(MODEL, tmp_path / "cache")
     assert removal.expected_freed_size == pulled.file_bytes
@@ -95,7 +93,7 @@ def test_a_model_is_removed_with_all_that_the_cache_has_of_it(
         removal_of(MODEL, tmp_path / "other")
 
 
-def test_settings_mean_a_model_of_the_hub_by_its_id_or_by_its_folder_in_the_cache(
+def test_settings_name_a_hub_model_by_id_or_by_folder_in_the_cache(
     tmp_path: Path,
 ) -> None:
     def meant(path: str) -> str | None:

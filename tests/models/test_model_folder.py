@@ -41,25 +41,25 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_whole_folder_is_described(folder: Path) -> None:
+def test_a_complete_folder_is_described(folder: Path) -> None:
     write_safetensors(folder / "model-00002.safetensors", values=8)
     assert checked_config(folder) == {"model_type": "llama"}
     assert checked_tensor_bytes(folder) == 48
 
 
-def test_a_missing_folder_or_a_file_in_its_place_is_told(folder: Path) -> None:
+def test_a_missing_folder_or_a_file_in_its_place_is_reported(folder: Path) -> None:
     assert "there is no model folder" in refusal(folder / "nowhere")
     assert f"name its folder: {folder}" in refusal(folder / "model.safetensors")
     assert "is a file" in refusal(Path(__file__))
 
 
-def test_a_path_that_was_mistyped_is_told_with_its_likeliest_neighbour(tmp_path: Path) -> None:
+def test_a_mistyped_path_gets_the_nearest_name_as_a_hint(tmp_path: Path) -> None:
     (tmp_path / "Qwen3-4B-4bit").mkdir()
     assert f"did you mean {tmp_path / 'Qwen3-4B-4bit'}?" in refusal(tmp_path / "Qwen-4B-4bit")
     assert "did you mean" not in refusal(tmp_path / "something else")
 
 
-def test_a_gguf_file_is_told_with_the_way_to_a_model_that_can_be_served(tmp_path: Path) -> None:
+def test_a_gguf_file_is_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "Model.GGUF").write_bytes(b"GGUF")
     said = refusal(tmp_path / "Model.GGUF")
     assert all(part in said for part in ("GGUF", "llama.cpp", "mlx-community", "mlx_lm.convert"))
@@ -68,7 +68,7 @@ def test_a_gguf_file_is_told_with_the_way_to_a_model_that_can_be_served(tmp_path
     assert "mlx_lm.convert" in refusal(tmp_path / "inner")
 
 
-def test_the_folder_above_a_model_is_told_with_the_models_own(folder: Path) -> None:
+def test_the_parent_of_a_model_folder_gets_a_hint(folder: Path) -> None:
     above = folder / "above"
     (above / "snapshots" / "abc").mkdir(parents=True)
     (above / "snapshots" / "abc" / "config.json").write_text("{}")
@@ -84,24 +84,24 @@ def test_the_folder_above_a_model_is_told_with_the_models_own(folder: Path) -> N
         (b"{}", "model_type"),
     ],
 )
-def test_a_broken_configuration_is_told(folder: Path, content: bytes, expected: str) -> None:
+def test_a_broken_configuration_is_reported(folder: Path, content: bytes, expected: str) -> None:
     (folder / "config.json").write_bytes(content)
     assert expected in refusal(folder)
 
 
-def test_a_missing_configuration_is_told(folder: Path) -> None:
+def test_a_missing_configuration_is_reported(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert "has no config.json" in refusal(folder)
 
 
-def test_a_file_cut_anywhere_is_told(folder: Path) -> None:
+def test_a_file_truncated_anywhere_is_reported(folder: Path) -> None:
     content = (folder / "model.safetensors").read_bytes()
     for length in range(len(content)):
         (folder / "model.safetensors").write_bytes(content[:length])
         assert "damaged" in refusal(folder)
 
 
-def test_trailing_bytes_and_a_foreign_header_are_told(folder: Path) -> None:
+def test_trailing_bytes_and_a_foreign_header_are_reported(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes() + b"more")
     assert "bytes expected" in refusal(folder)
@@ -116,7 +116,7 @@ def test_trailing_bytes_and_a_foreign_header_are_told(folder: Path) -> None:
         assert "damaged" in refusal(folder)
 
 
-def test_a_git_lfs_pointer_is_told(folder: Path) -> None:
+def test_a_git_lfs_pointer_is_reported(folder: Path) -> None:
     (folder / "model.safetensors").write_text(
         "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
     )
@@ -134,12 +134,12 @@ def test_missing_shards_are_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": 7}', "{"])
-def test_a_broken_index_is_told(folder: Path, content: str) -> None:
+def test_a_broken_index_is_reported(folder: Path, content: str) -> None:
     (folder / "model.safetensors.index.json").write_text(content)
     assert "model.safetensors.index.json" in refusal(folder)
 
 
-def test_weights_of_another_kind_are_told(folder: Path) -> None:
+def test_weights_of_another_format_are_reported(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "has no weights" in refusal(folder)
     (folder / "pytorch_model.bin").write_bytes(b"x")

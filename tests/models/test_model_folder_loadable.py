@@ -24,9 +24,7 @@ def test_the_bundled_models_can_be_loaded(name: str) -> None:
     check_loadable(demo_folder(name))
 
 
-def test_every_type_that_the_tests_load_is_supported_and_so_is_one_that_is_loaded_as_another() -> (
-    None
-):
+def test_tested_and_remapped_types_are_supported() -> None:
     assert all(is_supported(str(config["model_type"])) for config in TINY.values())
     assert is_supported("mistral")  # as llama, by mlx-lm's table
     assert not is_supported("bert")
@@ -54,7 +52,7 @@ def test_all_shards_are_there(tmp_path: Path) -> None:
         (("model.safetensors",), {"model_type": None}, "has no model_type"),
     ],
 )
-def test_what_cannot_be_loaded_says_why(
+def test_an_unloadable_model_is_refused_with_the_reason(
     tmp_path: Path, files: tuple[str, ...], changes: dict[str, object], words: str
 ) -> None:
     with pytest.raises(ModelLoadError) as caught:
@@ -62,5 +60,5 @@ def test_what_cannot_be_loaded_says_why(
     assert words in str(caught.value)
 
 
-def test_a_type_that_brings_its_own_code_is_not_refused(tmp_path: Path) -> None:
+def test_a_type_with_its_own_code_is_not_refused(tmp_path: Path) -> None:
     check_loadable(model(tmp_path, "model.safetensors", model_type="kelp", model_file="kelp.py"))

@@ -72,7 +72,7 @@ def written(folder: Path, **files: Any) -> Path:
     ],
     ids=str,
 )
-def test_the_folder_says_how_its_vectors_are_pooled(
+def test_the_folder_determines_the_pooling(
     tmp_path: Path, config: Any, expected: str | None
 ) -> None:
     alone = written(tmp_path, **{"1_Pooling__config": config})
@@ -96,7 +96,7 @@ def test_the_folder_says_how_its_vectors_are_pooled(
     ],
     ids=str,
 )
-def test_what_would_give_other_vectors_is_told(
+def test_unsupported_vectors_are_reported(
     tmp_path: Path, modules: Any, config: Any, said: str
 ) -> None:
     found = own_pooling(written(tmp_path, modules=modules, **{"1_Pooling__config": config}))
@@ -104,7 +104,7 @@ def test_what_would_give_other_vectors_is_told(
     assert said in found.unserved
 
 
-def test_a_folder_without_any_such_file_says_nothing(tmp_path: Path) -> None:
+def test_a_folder_without_such_files_gives_nothing(tmp_path: Path) -> None:
     assert own_pooling(tmp_path) == OwnPooling()
     assert answer_tokens(tmp_path, token_id=VOCABULARY.get) is None
 
@@ -133,7 +133,7 @@ def test_a_folder_without_any_such_file_says_nothing(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_model_that_was_trained_to_judge_is_known_by_its_files(
+def test_a_reranker_is_recognized_by_its_files(
     tmp_path: Path, files: dict[str, Any], expected: AnswerTokens | None
 ) -> None:
     assert answer_tokens(written(tmp_path, **files), token_id=VOCABULARY.get) == expected

@@ -38,7 +38,7 @@ def test_json_lines_can_be_read_back() -> None:
     assert line["time"].endswith("Z")
 
 
-def test_what_is_below_the_level_is_not_written() -> None:
+def test_lines_below_the_level_are_not_written() -> None:
     out = io.StringIO()
     configure_logging(LogSettings(level="warning"), stream=out)
     logging.getLogger("holdfast.test").info("quiet")
@@ -83,7 +83,7 @@ def test_the_status_is_coloured_on_a_terminal(status: int, colour: str) -> None:
         (io.StringIO(), {"TERM": "xterm"}),
     ],
 )
-def test_elsewhere_and_where_it_is_not_wished_nothing_is_coloured(
+def test_nothing_is_coloured_elsewhere_or_if_disabled(
     out: io.StringIO, environ: dict[str, str]
 ) -> None:
     configure_logging(LogSettings(), stream=out, environ=environ)
@@ -93,7 +93,7 @@ def test_elsewhere_and_where_it_is_not_wished_nothing_is_coloured(
     assert "plain" in out.getvalue()
 
 
-def test_no_text_of_a_stranger_can_write_to_the_terminal_or_begin_a_line() -> None:
+def test_no_client_text_can_control_the_terminal_or_forge_a_line() -> None:
     out = io.StringIO()
     configure_logging(LogSettings(), stream=out)
     try:

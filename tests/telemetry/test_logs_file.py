@@ -27,13 +27,13 @@ def homeless() -> Path:
 
 
 @pytest.mark.parametrize("off", ["", "off"])
-def test_without_the_setting_there_is_none_and_no_home_is_asked_for(off: str) -> None:
+def test_without_the_setting_there_is_no_file_and_no_home_is_needed(off: str) -> None:
     assert open_log_file(LogSettings(file=off), folder=homeless, name="n") is None
     with pytest.raises(ConfigError, match="there is no place for a log: no home"):
         open_log_file(LogSettings(file="auto"), folder=homeless, name="n")
 
 
-def test_so_many_full_files_are_kept_and_only_the_owner_may_read_them(tmp_path: Path) -> None:
+def test_rotated_files_are_limited_and_private(tmp_path: Path) -> None:
     file = auto(tmp_path / "logs", file_bytes=1000, old_files=2)
     for number in range(100):
         file.handle(
@@ -48,7 +48,7 @@ def test_so_many_full_files_are_kept_and_only_the_owner_may_read_them(tmp_path: 
     assert "line 099" in (tmp_path / "logs" / "server-8321.log").read_text()
 
 
-def test_two_servers_write_two_files_and_the_next_one_takes_the_first_again(tmp_path: Path) -> None:
+def test_two_servers_write_two_files_and_the_next_one_reuses_the_first(tmp_path: Path) -> None:
     first, second = auto(tmp_path), auto(tmp_path)
     assert (first.path.name, second.path.name) == ("server-8321.log", "server-8321-2.log")
     first.close()
@@ -58,7 +58,7 @@ def test_two_servers_write_two_files_and_the_next_one_takes_the_first_again(tmp_
     second.close()
 
 
-def test_a_file_of_ones_own_may_have_one_writer_and_must_be_writable(tmp_path: Path) -> None:
+def test_a_named_log_file_has_one_writer_and_must_be_writable(tmp_path: Path) -> None:
     settings = LogSettings(file=str(tmp_path / "own.log"))
     file = open_log_file(settings, folder=Path, name="n")
     assert file is not None
@@ -69,7 +69,7 @@ def test_a_file_of_ones_own_may_have_one_writer_and_must_be_writable(tmp_path: P
         open_log_file(LogSettings(file=str(tmp_path / "own.log" / "x")), folder=Path, name="n")
 
 
-def test_an_error_that_nobody_foresaw_is_in_the_file(tmp_path: Path) -> None:
+def test_an_unexpected_error_is_in_the_file(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
 from holdfast.config import LogSettings
@@ -104,7 +104,7 @@ def test_a_server_in_the_background_writes_a_log_file_unless_its_standard_error_
     assert (tmp_path / "n.log").exists() == is_written
 
 
-def test_where_there_is_no_place_a_server_in_the_background_does_without_a_log_file(
+def test_without_a_place_a_background_server_writes_no_log_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "stderr", None)

@@ -62,7 +62,7 @@ def test_constrained_sequences_are_shown_as_counters() -> None:
     assert [shown[f"holdfast_constrained_{name}_total"] for name in names] == [3.0, 40.0, 0.5, 1.0]
 
 
-def test_what_was_sent_of_prompts_is_shown_of_workers_behind_a_link() -> None:
+def test_tokens_sent_over_a_link_are_shown() -> None:
     statistics = {
         "a": WorkerStatistics(link=LinkFigures(new_tokens=5, known_tokens=95)),
         "in this process": WorkerStatistics(),
@@ -78,7 +78,7 @@ def test_what_was_sent_of_prompts_is_shown_of_workers_behind_a_link() -> None:
     assert shown == {("a", "new"): 5.0, ("a", "known"): 95.0}
 
 
-def test_numbers_of_a_worker_that_is_gone_are_not_shown_any_more() -> None:
+def test_numbers_of_a_removed_worker_are_not_shown() -> None:
     metrics = Metrics()
     metrics.exposition({"a": WorkerStatistics(running=1)})
     assert b'holdfast_worker_running{model="a"}' not in metrics.exposition({})

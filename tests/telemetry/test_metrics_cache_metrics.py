@@ -45,7 +45,7 @@ def values(**statistics: WorkerStatistics) -> dict[tuple[str, tuple[str, ...]], 
     }
 
 
-def test_reuse_is_told_by_tier_and_lookups_by_outcome() -> None:
+def test_reuse_is_counted_by_tier_and_lookups_by_outcome() -> None:
     shown = values(m=WorkerStatistics(memory=MEMORY))
     assert shown["prefix_cache_reused_tokens_total", ("m", "ram")] == 11
     assert shown["prefix_cache_reused_tokens_total", ("m", "disk")] == 13
@@ -65,7 +65,7 @@ def test_reuse_is_told_by_tier_and_lookups_by_outcome() -> None:
     assert shown["prefix_cache_restore_seconds_sum", ("m",)] == 9
 
 
-def test_each_figure_of_a_prefix_cache_stands_under_its_old_name_too_for_one_release() -> None:
+def test_each_figure_of_a_prefix_cache_keeps_its_old_name_for_one_release() -> None:
     shown = values(m=WorkerStatistics(memory=MEMORY))
     new = {
         (name.removeprefix("prefix_cache_"), labels): value
@@ -81,7 +81,7 @@ def test_each_figure_of_a_prefix_cache_stands_under_its_old_name_too_for_one_rel
     assert len(new) > 10
 
 
-def test_a_store_that_cannot_be_written_is_told_with_what_it_has_dropped() -> None:
+def test_an_unwritable_store_is_reported_with_its_dropped_blocks() -> None:
     shown = values(m=WorkerStatistics(memory=MEMORY))
     assert shown["store_writing", ("m",)] == 0
     assert shown["store_stored_bytes", ("m",)] == 70
@@ -91,7 +91,7 @@ def test_a_store_that_cannot_be_written_is_told_with_what_it_has_dropped() -> No
     assert values(m=WorkerStatistics(memory=writing))["store_writing", ("m",)] == 1
 
 
-def test_a_worker_that_keeps_nothing_or_has_no_store_shows_no_figures_of_it() -> None:
+def test_a_worker_without_cache_or_store_shows_no_such_figures() -> None:
     assert values(m=WorkerStatistics()) == {}
     assert not any(
         name.startswith("store_") for name, _ in values(m=WorkerStatistics(memory=CacheFigures()))

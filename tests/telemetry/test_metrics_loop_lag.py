@@ -18,14 +18,14 @@ async def blocked(lag: LoopLag) -> None:
         await asyncio.sleep(0.002)
 
 
-async def test_what_holds_the_loop_is_seen_once() -> None:
+async def test_a_blocked_loop_is_reported_once() -> None:
     lag = LoopLag(TICK_SECONDS)
     await blocked(lag)
     assert lag.take().late >= BLOCKED_SECONDS - 2 * TICK_SECONDS
     assert lag.take() == Lag()
 
 
-async def test_the_loops_own_work_is_told_apart_from_waiting() -> None:
+async def test_the_loops_own_work_is_distinguished_from_waiting() -> None:
     lag = LoopLag(TICK_SECONDS)
     await blocked(lag)
     waited = lag.take()
@@ -51,7 +51,7 @@ async def test_nothing_ticks_when_no_request_is_served() -> None:
     assert lag.take().late > 0.0
 
 
-async def test_the_lag_stands_in_the_exposition() -> None:
+async def test_the_lag_is_in_the_exposition() -> None:
     metrics = Metrics(loop_tick_seconds=TICK_SECONDS)
     await blocked(metrics.loop_lag)
     shown = [

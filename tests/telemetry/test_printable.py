@@ -8,7 +8,7 @@ from holdfast.telemetry.printable import escaped, printable
 
 
 @given(text=st.text())
-def test_whatever_it_is_the_terminal_sees_nothing_but_printable_text(text: str) -> None:
+def test_any_text_becomes_printable(text: str) -> None:
     assert escaped(text).isprintable()
     assert printable(text, longest=10).isprintable()
 
@@ -23,9 +23,9 @@ def test_whatever_it_is_the_terminal_sees_nothing_but_printable_text(text: str) 
         ("\ud83d", r"\ud83d"),
     ],
 )
-def test_what_is_not_printable_is_written_out(text: str, shown: str) -> None:
+def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
     assert escaped(text) == shown
 
 
-def test_the_end_of_a_long_text_is_left_out_and_said_so() -> None:
+def test_a_long_text_is_cut_with_a_note() -> None:
     assert printable("abcdef", longest=4) == "abcd… (2 more characters)"

@@ -55,7 +55,7 @@ def answered(clock: Clock, **options: object) -> AnswerRecord:
     return answer
 
 
-def test_the_line_of_an_answer_says_what_was_read_written_and_how_fast() -> None:
+def test_the_line_of_an_answer_has_its_tokens_and_speed() -> None:
     clock = Clock()
     served = record(clock, model="demo")
     served.answer = answered(clock)
@@ -80,11 +80,11 @@ def test_the_line_of_an_answer_says_what_was_read_written_and_how_fast() -> None
     }
 
 
-def test_what_has_no_answer_has_no_figures_of_one() -> None:
+def test_a_request_without_an_answer_has_no_figures() -> None:
     assert str(record(Clock(), path="/v1/models")) == "10.0.0.7 POST /v1/models 200 in 0.00 s"
 
 
-def test_a_refusal_has_its_reason_and_not_the_whole_of_it() -> None:
+def test_a_refusal_has_a_shortened_reason() -> None:
     refused = record(Clock(), status=400)
     refused.fail(code="invalid_value", message="m" * 1000)
     assert "400 in 0.00 s invalid_value: mmm" in str(refused)
@@ -92,7 +92,7 @@ def test_a_refusal_has_its_reason_and_not_the_whole_of_it() -> None:
     assert len(refused.fields["error_message"]) < 200
 
 
-def test_a_client_that_went_is_said_so_with_what_it_had_got() -> None:
+def test_an_aborted_request_is_logged_with_what_it_had_received() -> None:
     clock = Clock()
     gone = record(clock, is_aborted=True)
     gone.answer = accepted(clock, prompt_tokens=7)
@@ -100,7 +100,7 @@ def test_a_client_that_went_is_said_so_with_what_it_had_got() -> None:
     assert str(gone).endswith("prompt 7 answer 1 first 0.00 s in 0.00 s aborted by the client")
 
 
-def test_what_came_all_at_once_says_nothing_of_speed() -> None:
+def test_an_answer_that_arrives_at_once_has_no_speed() -> None:
     clock = Clock()
     answer = accepted(clock, prompt_tokens=7)
     for _ in range(8):
@@ -121,12 +121,12 @@ def test_several_choices_are_added_up_and_their_prompt_counts_once() -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/\x1b]0;owned\x07", "/v1/\n12:00:00 INFO    10.0.0.1 GET / 200", "/\u202e"]
 )
-def test_a_path_cannot_write_to_the_terminal_or_make_up_a_line(path: str) -> None:
+def test_a_path_cannot_control_the_terminal_or_forge_a_line(path: str) -> None:
     hostile = record(Clock(), path=path, model="a\x1b[31mb", client="\x07")
     assert str(hostile).isprintable()
 
 
-def test_contents_are_kept_only_where_they_are_wished_and_only_so_much_of_them() -> None:
+def test_contents_are_kept_only_on_request_and_up_to_a_limit() -> None:
     clock = Clock()
     silent, told = record(clock), record(clock)
     silent.answer, told.answer = answered(clock), answered(clock, prompt="Say\nhello")
@@ -149,7 +149,7 @@ def test_contents_are_kept_only_where_they_are_wished_and_only_so_much_of_them()
         ("/v1/chat/completions", 500, logging.INFO),
     ],
 )
-def test_polls_are_for_debugging_and_nothing_that_a_client_does_is_an_error(
+def test_polls_are_debug_lines_and_client_errors_are_no_errors(
     path: str, status: int, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
@@ -183,7 +183,7 @@ def lines_about(
     return [entry.getMessage() for entry in caplog.records]
 
 
-def test_a_long_prefill_is_told_of_when_it_begins_and_every_few_seconds(
+def test_a_long_prefill_is_logged_at_its_start_and_every_few_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     lines = lines_about(
@@ -201,5 +201,5 @@ def test_a_long_prefill_is_told_of_when_it_begins_and_every_few_seconds(
     ]
 
 
-def test_a_prefill_that_is_soon_over_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_prefill_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert lines_about([(0.5, 500), (1.0, 900)], caplog, total=1000) == []

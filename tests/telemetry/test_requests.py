@@ -18,7 +18,7 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, {"model": "m", **labels})
 
 
-def test_the_first_text_is_measured_from_the_request_on_and_the_gaps_per_choice() -> None:
+def test_the_first_text_is_measured_from_the_request_and_gaps_per_choice() -> None:
     metrics, clock = Metrics(), Clock()
     answer = AnswerRecord(metrics, clock=clock)
     clock.now += 0.5
@@ -34,7 +34,7 @@ def test_the_first_text_is_measured_from_the_request_on_and_the_gaps_per_choice(
     assert sample(metrics, "holdfast_request_seconds_sum") == 7.5
 
 
-def test_the_workers_own_times_and_counts_are_booked_at_the_end() -> None:
+def test_the_workers_times_and_counts_are_recorded_at_the_end() -> None:
     metrics = Metrics()
     answer = AnswerRecord(metrics)
     answer.accepted("m", prompt_tokens=10)
@@ -57,7 +57,7 @@ def test_the_workers_own_times_and_counts_are_booked_at_the_end() -> None:
     assert sample(metrics, "holdfast_decode_seconds_sum") == 3.0
 
 
-def test_calls_their_repairs_and_the_tokens_of_thoughts_are_counted() -> None:
+def test_calls_repairs_and_reasoning_tokens_are_counted() -> None:
     metrics = Metrics()
     answer = AnswerRecord(metrics)
     answer.accepted("m", prompt_tokens=10)
@@ -79,13 +79,13 @@ def test_calls_their_repairs_and_the_tokens_of_thoughts_are_counted() -> None:
     assert sample(metrics, "holdfast_request_reasoning_tokens_total") == 3
 
 
-def test_a_refused_request_is_booked_under_no_model() -> None:
+def test_a_refused_request_counts_for_no_model() -> None:
     metrics = Metrics()
     AnswerRecord(metrics).close()
     assert b"holdfast_request_seconds_count" not in metrics.exposition({})
 
 
-def test_an_answer_whose_worker_was_not_waited_for_is_timed_here() -> None:
+def test_an_answer_ended_by_a_stop_string_is_timed_here() -> None:
     metrics = Metrics()
     now = [10.0]
     answer = AnswerRecord(metrics, clock=lambda: now[0])

@@ -91,7 +91,7 @@ async def test_a_request_is_a_trace_of_its_parts(collector: Any) -> None:
     assert collector.services == {"holdfast"}
 
 
-async def test_spans_say_how_many_tokens_were_read_cached_and_written(collector: Any) -> None:
+async def test_spans_contain_prefilled_cached_and_generated_tokens(collector: Any) -> None:
     await ask(("POST", CHAT), headers={"X-Session-ID": "s"}, temperature=0.5, max_tokens=9)
     said = otlp.attributes(collector.named(f"POST {CHAT}"))
     usage = {
@@ -116,7 +116,7 @@ async def test_spans_say_how_many_tokens_were_read_cached_and_written(collector:
     assert "hello" not in everything, "nothing of what was said is told"
 
 
-async def test_of_an_answer_that_broke_off_nothing_is_told_that_is_not_known(
+async def test_an_interrupted_answer_has_only_known_figures(
     collector: Any,
 ) -> None:
     assert await ask(("POST", CHAT), script=[*ANSWER[:1], GenerationFailed("it broke")]) == [500]
@@ -129,12 +129,12 @@ async def test_of_an_answer_that_broke_off_nothing_is_told_that_is_not_known(
     } & {*said}
 
 
-async def test_a_prompt_that_was_only_read_has_no_decode(collector: Any) -> None:
+async def test_a_prompt_without_generation_has_no_decode_span(collector: Any) -> None:
     await ask(("POST", CHAT), script=[msgspec.structs.replace(END, completion_tokens=0)])
     assert "decode" not in {span.name for span in collector.spans}
 
 
-async def test_the_clients_trace_goes_on(collector: Any) -> None:
+async def test_the_clients_trace_is_continued(collector: Any) -> None:
     await ask(("POST", CHAT), headers={"traceparent": PARENT})
     root = collector.named(f"POST {CHAT}")
     assert (root.trace_id.hex(), root.parent_span_id.hex()) == (
@@ -143,12 +143,12 @@ async def test_the_clients_trace_goes_on(collector: Any) -> None:
     )
 
 
-async def test_a_client_that_does_not_sample_gets_no_spans(collector: Any) -> None:
+async def test_an_unsampled_trace_gets_no_spans(collector: Any) -> None:
     await ask(("POST", CHAT), headers={"traceparent": PARENT[:-1] + "0"})
     assert collector.spans == []
 
 
-async def test_a_refused_request_is_one_span_with_its_error_and_what_programs_poll_is_none(
+async def test_a_refused_request_is_one_span_and_a_polled_path_is_none(
     collector: Any,
 ) -> None:
     assert await ask(("POST", CHAT), ("GET", "/health"), temperature=-1) == [400, 200]
@@ -172,7 +172,7 @@ async def test_the_environment_names_the_service(
     assert collector.services == {"lighthouse"}
 
 
-async def test_a_collector_that_does_not_answer_holds_nobody_up(
+async def test_a_collector_that_does_not_answer_delays_nothing(
     collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.telemetry.traces.CLOSE_SECONDS", 0.01)
@@ -183,14 +183,14 @@ async def test_a_collector_that_does_not_answer_holds_nobody_up(
     assert collector.asked.wait(60)
 
 
-async def test_a_collector_that_is_not_there_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_collector_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.telemetry.traces.CLOSE_SECONDS", 0.01)
     with otlp.collector() as gone:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", gone.url)
     assert await ask(("GET", "/v1/models"), ("POST", CHAT)) == [200, 200]
 
 
-def test_without_the_extra_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"pip install 'holdfast-mlx\[otel\]'"):
         open_traces("1.2.3")

@@ -35,15 +35,13 @@ async def test_an_early_signal_cuts_the_start_short() -> None:
     assert signals[0].came
 
 
-async def test_a_signal_that_came_while_the_loop_was_busy_cuts_nothing_short_once_others_look_after_signals() -> (
-    None
-):
+async def test_a_signal_during_a_busy_loop_cancels_nothing_after_disarm() -> None:
     signals: list[_EarlySignals] = []
     assert await asyncio.create_task(_serves(signals, disarms=True)) == "went on"
     assert signals[0].came
 
 
-def test_a_signal_when_all_is_over_does_nothing() -> None:
+def test_a_signal_after_the_end_does_nothing() -> None:
     signals: list[_EarlySignals] = []
     assert asyncio.run(_serves(signals, disarms=True)) == "went on"
     os.kill(os.getpid(), signal.SIGTERM)  # the loop is closed by now

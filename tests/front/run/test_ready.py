@@ -24,7 +24,7 @@ READY = ReadyServer(
 )
 
 
-def test_people_read_where_the_server_is_and_how_to_ask_it(
+def test_the_block_shows_the_address_and_an_example(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     announce(READY, LogSettings())
@@ -60,7 +60,7 @@ def test_a_key_is_part_of_the_example_but_never_shown(capsys: pytest.CaptureFixt
         (None, "store  no cache: the layout rows"),
     ],
 )
-def test_people_read_where_what_is_read_is_kept_and_whether_it_can_be(
+def test_the_block_shows_where_the_cache_is_and_whether_it_works(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     memory: CacheFigures | None,
@@ -71,7 +71,7 @@ def test_people_read_where_what_is_read_is_kept_and_whether_it_can_be(
     assert said in capsys.readouterr().out
 
 
-def test_where_logs_are_json_nothing_else_is_printed(
+def test_if_logs_are_json_nothing_else_is_printed(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", logger="holdfast.front.run"):
@@ -88,7 +88,7 @@ OPEN_READY = replace(
 )
 
 
-def test_a_server_for_others_says_where_they_find_it_and_what_that_means(
+def test_a_public_server_shows_its_addresses_and_a_warning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     announce(OPEN_READY, LogSettings())  # the brackets of an address are no mark-up
@@ -99,7 +99,7 @@ def test_a_server_for_others_says_where_they_find_it_and_what_that_means(
     assert "curl http://127.0.0.1:8321/" in shown
 
 
-def test_the_risk_is_in_the_log_too_where_that_is_all_there_is(
+def test_the_risk_is_logged_if_there_is_only_a_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level("INFO", logger="holdfast.front.run"):
@@ -117,7 +117,7 @@ WARNING = (
 )
 
 
-def test_people_read_what_they_have_to_know_of_a_model(
+def test_the_block_shows_warnings_about_the_model(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     announce(

@@ -8,7 +8,7 @@ from holdfast.front.run.ready import lan_addresses
 
 
 @pytest.mark.parametrize("listens_on", ["0.0.0.0", "::"])
-def test_addresses_for_others_are_good_for_others_and_fit_a_url(listens_on: str) -> None:
+def test_lan_addresses_are_reachable_and_valid_in_a_url(listens_on: str) -> None:
     found = lan_addresses(listens_on=listens_on)
     assert len(found) == len(set(found))
     for text in found:

@@ -43,16 +43,14 @@ def reloaded(file: Path, caplog: pytest.LogCaptureFixture, text: str) -> list[st
     return [record.getMessage() for record in caplog.records]
 
 
-def test_the_level_of_the_log_changes_in_one_line(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_level_changes_with_one_line(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert reloaded(file, caplog, '[log]\nlevel = "debug"\n') == [
         "the log level is debug; it was info"
     ]
     assert (logging.getLogger().level, LEVELS) == (logging.DEBUG, ["debug"])
 
 
-def test_what_needs_a_restart_is_named_in_the_same_line(
+def test_settings_that_need_a_restart_are_named_in_the_same_line(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (line,) = reloaded(file, caplog, "[scheduler]\nmax_running = 3\n[server]\nport = 1\n")
@@ -61,9 +59,7 @@ def test_what_needs_a_restart_is_named_in_the_same_line(
     )  # port: flag
 
 
-def test_settings_that_cannot_be_used_change_nothing(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_invalid_settings_change_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = logging.getLogger().level
     (line,) = reloaded(file, caplog, '[log]\nlevel = "loud"\n')
     assert line.startswith("the settings are not reloaded: log.level")

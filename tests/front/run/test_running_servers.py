@@ -19,7 +19,7 @@ def a_server(pid: int, *, started_at: float) -> RunningServer:
     )
 
 
-def test_servers_that_live_are_found_the_oldest_first_and_those_that_have_ended_are_not(
+def test_living_servers_are_found_oldest_first_and_dead_ones_are_not(
     tmp_path: Path,
 ) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}

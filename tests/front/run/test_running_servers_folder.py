@@ -22,7 +22,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_temporary_files_lie_in_a_private_folder_and_go_with_it(
+def test_temporary_files_are_in_a_private_folder_and_removed_with_it(
     tmp_path: Path, outside: Path
 ) -> None:
     with run_folder({"XDG_CACHE_HOME": str(tmp_path / "caches")}) as folder:
@@ -39,7 +39,7 @@ def test_temporary_files_lie_in_a_private_folder_and_go_with_it(
     assert list(outside.iterdir()) == []
 
 
-def test_without_a_place_among_the_caches_it_lies_beside_other_temporary_files(
+def test_without_a_caches_folder_it_is_among_other_temporary_files(
     tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TMPDIR")
@@ -51,7 +51,7 @@ def test_without_a_place_among_the_caches_it_lies_beside_other_temporary_files(
     assert "TMPDIR" not in os.environ
 
 
-def test_what_was_left_behind_is_removed_wherever_it_lies(tmp_path: Path, outside: Path) -> None:
+def test_leftovers_are_removed_in_all_places(tmp_path: Path, outside: Path) -> None:
     places = (outside, tmp_path / "holdfast" / "run")
     places[1].mkdir(parents=True)
     dead, living = ([claim(place, prefix=CLAIM_PREFIX) for place in places] for _ in range(2))

@@ -63,7 +63,7 @@ async def test_one_program_runs_from_the_first_request_to_the_last(program: Path
     assert children(program) == []
 
 
-async def test_a_request_that_comes_within_a_moment_finds_it_still_there(program: Path) -> None:
+async def test_the_program_lingers_for_the_next_request(program: Path) -> None:
     awake = Awake(platform="darwin", linger_seconds=60.0)
     awake.running(1)
     await until((program.parent / "asked").exists)
@@ -74,14 +74,14 @@ async def test_a_request_that_comes_within_a_moment_finds_it_still_there(program
     awake.close()
 
 
-async def test_elsewhere_nothing_is_started(program: Path) -> None:
+async def test_other_systems_start_no_program(program: Path) -> None:
     awake = Awake(platform="linux")
     awake.running(1)
     assert children(program) == []
     assert not (program.parent / "asked").exists()
 
 
-async def test_a_program_that_cannot_be_started_costs_no_request(
+async def test_a_program_that_cannot_start_fails_no_request(
     program: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     awake = Awake(platform="darwin")
