@@ -259,16 +259,6 @@ FAMILY_TEMPLATES = {
         + "{# Environment: ipython #}",
         parallel=False,
     ),
-    "llama4": FamilyTemplate(
-        family="pythonic",
-        turn=_TURNS,
-        calls=("<|python_start|>[", "]<|python_end|>"),
-        call="{{ c.name }}("
-        + _parameters("{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}")
-        + ")"
-        + _COMMA,
-        results_in="ipython",
-    ),
     "lfm2": FamilyTemplate(
         family="lfm2",
         calls=("<|tool_call_start|>[", "]<|tool_call_end|>"),
@@ -284,15 +274,6 @@ FAMILY_TEMPLATES = {
         call="",
         results_in="tool",
         kept=False,
-    ),
-    "olmo3": FamilyTemplate(
-        family="olmo3",
-        calls=("<function_calls>", "</function_calls>"),
-        call="{{ c.name }}("
-        + _parameters("{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}")
-        + ")"
-        + _NEWLINE,
-        results_in="environment",
     ),
     "glm45": FamilyTemplate(
         family="glm45",
@@ -313,18 +294,6 @@ FAMILY_TEMPLATES = {
         results_in="observation",
         thought=("<think>", "</think>"),
         opening="{% if enable_thinking is defined and not enable_thinking %}</think>{% else %}<think>{% endif %}",
-    ),
-    "longcat": FamilyTemplate(
-        family="longcat",
-        turn=_ROLES,
-        call="<longcat_tool_call>{{ c.name }}\n"
-        + _parameters(
-            "<longcat_arg_key>{{ k "
-            "}}</longcat_arg_key>\n<longcat_arg_value>VALUE</longcat_arg_value>\n"
-        )
-        + "</longcat_tool_call>"
-        + _NEWLINE,
-        thought=("<longcat_think>", "</longcat_think>"),
     ),
     "hy3": FamilyTemplate(
         family="hy3",
@@ -371,14 +340,6 @@ FAMILY_TEMPLATES = {
         result='<|tool_response>response:{{ m.name }}{value:<|"|>{{ m.content }}<|"|>}<tool_response|>',
         thought=("<|channel>thought\n", "<channel|>"),
         opening="{% if not enable_thinking %}<|channel>thought\n<channel|>{% endif %}",
-    ),
-    "function_gemma": FamilyTemplate(
-        family="function_gemma",
-        turn=("<start_of_turn>{role}\n", "<end_of_turn>\n"),
-        assistant="model",
-        before=_BRACES,
-        call="<start_function_call>call:{{ c.name }}{{ lit(c.arguments, '<escape>') }}<end_function_call>",
-        result="<start_function_response>{{ m.name }}{{ m.content }}<end_function_response>",
     ),
     "minimax_m1": FamilyTemplate(
         family="minimax_m1",
@@ -467,12 +428,6 @@ FAMILY_TEMPLATES = {
         before="{% if thinking %}think{% endif %}",
         kept=False,
     ),
-    "hunyuan": FamilyTemplate(
-        family="hunyuan",
-        calls=("<tool_calls>[", "]</tool_calls>"),
-        call=_JSON + _COMMA,
-        thought=("<think>\n", "\n</think>\n"),
-    ),
     "apriel": FamilyTemplate(
         family="apriel",
         turn=("<|begin_{role}|>\n", "\n<|end|>\n"),
@@ -485,18 +440,6 @@ FAMILY_TEMPLATES = {
         turn=("<|{role}|>", "<|end|>"),
         calls=("<|tool_call|>[", "]<|/tool_call|>"),
         call=_JSON + _COMMA,
-    ),
-    "step3": FamilyTemplate(
-        family="step3",
-        turn=("<|BOT|>{role}\n", "<|EOT|>"),
-        calls=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
-        call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{{ c.name }}">'
-        + _parameters('<steptml:parameter name="{{ k }}">VALUE</steptml:parameter>')
-        + "</steptml:invoke><｜tool_call_end｜>",
-    ),
-    "internlm": FamilyTemplate(
-        family="internlm",
-        call='<|action_start|><|plugin|>\n{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}<|action_end|>\n',
     ),
     "cohere": FamilyTemplate(
         family="cohere",

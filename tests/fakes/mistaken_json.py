@@ -118,12 +118,6 @@ OTHER_FORMS: Final[list[tuple[str, str, tuple[str, ...]]]] = [
         (),
     ),
     (
-        "internlm",
-        '<|action_start|> <|plugin|>{"name": "get_weather", "parameters": {"city": "Rom"}}<|action_end|>',
-        (),
-    ),
-    ("xlam", '[{"name": "get_weather", "arguments": {"city": "Rom"}}]', ()),
-    (
         "command_r_plus",
         'Action:\n```json\n[{"tool_name": "get_weather", "parameters": {"city": "Rom"}}]\n```',
         (),

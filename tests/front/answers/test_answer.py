@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.answers.whole_answer import whole_answer
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES
@@ -24,6 +23,7 @@ from holdfast.front.toolcalls.segments import (
     CallEnded,
     Segment,
 )
+from tests.fakes.whole_answers import whole_answer
 
 THINK = ReasoningFormat(start="<think>", end="</think>")
 TOKENS = {"<think>": 1, "</think>": 2, "<tool_call>": 3, "</tool_call>": 4}

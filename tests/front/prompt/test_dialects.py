@@ -332,7 +332,10 @@ def test_what_stands_around_every_answer_is_left_out_where_the_template_names_it
 ) -> None:
     named = "{% if '<answer>' in m %}{{ m.split('<answer>')[-1].split('</answer>')[0] }}{% endif %}"
     family = replace(
-        FAMILY_TEMPLATES["hunyuan"], before="{% set m = '' %}" + named, plain_markers=True
+        FAMILY_TEMPLATES["apriel"],
+        before="{% set m = '' %}" + named,
+        plain_markers=True,
+        thought=("<think>\n", "\n</think>\n"),
     )
     dialect = found(family).dialect
     assert dialect.dropped_marks == ()

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.answers.whole_answer import WholeAnswer, read_answer, whole_answer
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import Call, ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES
@@ -20,6 +19,7 @@ from holdfast.front.toolcalls.json_calls import JsonCalls
 from holdfast.front.toolcalls.named_json import NamedJson
 from tests.fakes import mistaken_json
 from tests.fakes.mistaken_json import MISTAKEN_ARGUMENTS, MISTAKEN_CALLS, OTHER_FORMS, ROM
+from tests.fakes.whole_answers import WholeAnswer, read_answer, whole_answer
 
 TOOLS = DeclaredTools(mistaken_json.TOOLS)
 NAMES = sorted(name for name, form in FAMILIES.items() if isinstance(form, (JsonCalls, NamedJson)))

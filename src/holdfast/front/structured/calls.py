@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from holdfast.errors import InvalidRequest
@@ -34,7 +33,7 @@ _FIELD: Final = re.compile(r"(\{name\}|\{id\})")
 
 def python_calls(rules: Rules, form: PythonCalls, tools: Sequence[CallableTool]) -> CallBlock:
     """`[NAME(KEY=VALUE, ...), ...]`."""
-    opening, closing = form.wrapper[0] + form.brackets[0], form.brackets[1] + form.wrapper[1]
+    opening, closing = form.wrapper[0] + "[", "]" + form.wrapper[1]
     calls, left_out = list[tuple[str, str]](), dict[str, tuple[str, ...]]()
     for tool in tools:
         values = LiteralValues(rules, tool, _PYTHON)
@@ -149,21 +148,14 @@ def tagged_parameters(
         behind=behind,
         cdata=form.cdata,
     )
-    before_id, has_id, behind_id = form.call[0].partition("{id}")
-    head = form.wrapper[0] + before_id
+    head = form.wrapper[0] + form.call[0]
     ends = (form.call[1], form.call[2] + form.wrapper[1])
-    block = _block(
+    return _block(
         rules,
         tools,
         tags,
         ends,
         texts=(form.section[0] + head, form.between + head, form.section[1]),
-    )
-    if not has_id:
-        return block
-    lead = f"{id_pattern(form.id_form)} {rules.literal(behind_id)}"
-    return replace(
-        block, calls=[("", f"{lead} {rules.literal(name)} {rest}") for name, rest in block.calls]
     )
 
 

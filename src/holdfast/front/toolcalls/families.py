@@ -21,7 +21,6 @@ _V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n"
 _V31 = "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>"
 _V11 = "[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]"
 _V13 = "[TOOL_CALLS]{name}[ARGS]"
-_TOOL_CALLS = JsonCalls(section=("<tool_calls>", "</tool_calls>"), array=True, between=", ")
 
 JSON_FAMILIES: Final[Mapping[str, CallFormat]] = {
     # an object with a name and arguments
@@ -45,8 +44,6 @@ JSON_FAMILIES: Final[Mapping[str, CallFormat]] = {
         array=True,
         between=", ",
     ),
-    "hunyuan": _TOOL_CALLS,
-    "jamba": _TOOL_CALLS,
     "apriel": JsonCalls(
         section=("<tool_calls>", "</tool_calls>"), array=True, between=", ", id_key="id"
     ),
@@ -56,17 +53,6 @@ JSON_FAMILIES: Final[Mapping[str, CallFormat]] = {
         pairs_too=(("functools", ""),),
         array=True,
         between=", ",
-    ),
-    "internlm": JsonCalls(
-        wrapper=("<|action_start|><|plugin|>\n", "<|action_end|>"),
-        pairs_too=(("<|action_start|> <|plugin|>", "<|action_end|>"),),
-        arguments_key="parameters",
-    ),
-    "xlam": JsonCalls(
-        pairs_too=(("<tool_call>", "</tool_call>"), ("[TOOL_CALLS]", "")),
-        array=True,
-        between=", ",
-        id_key="",
     ),
     "cohere": JsonCalls(
         section=("<|START_ACTION|>", "<|END_ACTION|>"),
@@ -148,19 +134,6 @@ def _dsml(section: str, *others: str) -> TaggedParameters:
     )
 
 
-def _pairs(prefix: str = "", *, line: str = "", **more: str) -> KeyValueTags:
-    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`; `line`
-    stands behind each of them.
-    """
-    return KeyValueTags(
-        call=(f"<{prefix}tool_call>", f"</{prefix}tool_call>"),
-        name_end=line,
-        key=(f"<{prefix}arg_key>", f"</{prefix}arg_key>{line}"),
-        value=(f"<{prefix}arg_value>", f"</{prefix}arg_value>{line}"),
-        between=line,
-    )
-
-
 _ATEM: Final = _invoke_tags("atem:", "function_calls")
 
 MARKUP_FAMILIES: Final[Mapping[str, CallFormat]] = {
@@ -168,43 +141,30 @@ MARKUP_FAMILIES: Final[Mapping[str, CallFormat]] = {
     # and Qwen 3.5 to 3.8, Nemotron 3, Granite 4.2
     "qwen3_coder": _function_tags("tool_call", padding="\n"),
     "step3_5": _function_tags("tool_call", padding="\n", between=""),
-    "mimo_v2": _function_tags("tool_call"),
     "seed_oss": _function_tags("seed:tool_call"),
     "minimax_m2": _invoke_tags("", "minimax:tool_call"),
     "minimax_m3": NestedTags(),
     "deepseek_v3_2": _dsml("function_calls", "tool_calls", " calls"),
     "deepseek_v4": _dsml("tool_calls", " calls", "function_calls"),
-    "cohere_a_plus": TaggedParameters(
-        section=("<cofl:tool_calls>", "</cofl:tool_calls>"),
-        call=('<cofl:tool_call id="{id}" name="', '">', "</cofl:tool_call>"),
-        parameter=('<cofl:tool_param name="', ">", "</cofl:tool_param>"),
-        types=('" string="true"', '" string="false"'),
-        between="",
-        id_form="number",
-    ),
-    "step3": TaggedParameters(
-        section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
-        wrapper=("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),
-        call=('<steptml:invoke name="', '">', "</steptml:invoke>"),
-        parameter=('<steptml:parameter name="', '">', "</steptml:parameter>"),
-        between="",
-        tokens=("<｜tool_call_begin｜>", "<｜tool_sep｜>"),
-    ),
     "minicpm5": TaggedParameters(
         call=('<function name="', '">', "</function>"),
         parameter=('<param name="', '">', "</param>"),
         cdata=True,
     ),
     # pairs of key and value
-    "glm45": _pairs(line="\n"),
-    "glm47": _pairs(),  # and GLM 5, Laguna, Spark 2.5
+    "glm45": KeyValueTags(
+        name_end="\n",
+        key=("<arg_key>", "</arg_key>\n"),
+        value=("<arg_value>", "</arg_value>\n"),
+        between="\n",
+    ),
+    "glm47": KeyValueTags(),  # and GLM 5, Laguna, Spark 2.5
     "ling3": KeyValueTags(
         name_end="\n",
         key=("<arg_key>", "</arg_key>\n"),
         call=("<tool_call>", "\n</tool_call>"),
         between="\n",
     ),
-    "longcat": _pairs("longcat_", line="\n"),
     "hy3": KeyValueTags(
         section=("<tool_calls>\n", "\n</tool_calls>"),
         name_end="<tool_sep>\n",
@@ -212,18 +172,8 @@ MARKUP_FAMILIES: Final[Mapping[str, CallFormat]] = {
         value=("<arg_value>", "</arg_value>\n"),
         between="\n",
     ),
-    # Python
-    # Llama 3.2 and 4, ToolACE
-    "pythonic": PythonCalls(wrapper_too=("<|python_start|>", "<|python_end|>")),
-    "lfm2": PythonCalls(wrapper=("<|tool_call_start|>", "<|tool_call_end|>")),
-    "olmo3": PythonCalls(
-        wrapper=("<function_calls>", "</function_calls>"), brackets=("", ""), between="\n"
-    ),
-    # braces
+    "lfm2": PythonCalls(),
     "gemma4": BracedCalls(),
-    "function_gemma": BracedCalls(
-        wrapper=("<start_function_call>", "<end_function_call>"), quote="<escape>"
-    ),
     # channels
     "harmony": Channels(),
     "kimi_k3": KimiK3(),

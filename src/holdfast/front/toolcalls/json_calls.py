@@ -45,7 +45,6 @@ class JsonCalls:
     arguments_key: str = "arguments"
     id_key: str = ""  # of the member that holds the call's id; empty: it has none
     name_is_key: bool = False  # a call is {NAME: {...}}
-    bare: bool = True  # an object without markers is a call too, if it names a declared tool
     id_form: IdForm = "random"
 
     @property
@@ -57,7 +56,7 @@ class JsonCalls:
     def openers(self) -> Sequence[str]:
         """What calls may begin with."""
         opening = [pair[0] for pair in self._pairs if pair[0]]
-        return tuple(dict.fromkeys((*opening, *(("{", '[{"', *_FENCES) if self.bare else ()))))
+        return tuple(dict.fromkeys((*opening, "{", '[{"', *_FENCES)))
 
     def write(self, calls: Sequence[Call]) -> str:
         """The calls as the model would write them."""

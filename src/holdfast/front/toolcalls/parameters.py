@@ -22,18 +22,14 @@ _NULLS = ("null", "None")
 _HEADER = re.compile(
     r"""\s*["']?([^"'<>]+)(?:["'](?:\s+(?:string|type)\s*=\s*["']?(\w+)["']?)?[^<>]*)?"""
 )
-_ATTRIBUTE = re.compile(r"""(\w+)=["']([^"']*)["']""")
 _HEADER_LENGTH = 256
 
 
 class TagHeader(NamedTuple):
-    """A tag's own words: a name, what it says of the value's type, and the call's id (empty:
-    nothing).
-    """
+    """A tag's name, and what it says about the value's type (empty: nothing)."""
 
     name: str
     type: str = ""
-    id: str = ""
 
 
 class ValueEnd(NamedTuple):
@@ -53,15 +49,12 @@ class ValueEnd(NamedTuple):
     names_parameter: bool = False
 
 
-def header(source: Incoming, *, close: str = ">") -> Waiting[TagHeader | None]:
-    """Read a tag from behind its first word to its end. None: it is no such tag."""
-    at, mark = yield from source.find((close, "\n"), source.place, limit=_HEADER_LENGTH)
-    if mark != close or not (found := _HEADER.fullmatch(source.text[source.place : at])):
+def header(source: Incoming) -> Waiting[TagHeader | None]:
+    """Read the rest of a tag after its first word. None: it is not a tag."""
+    at, mark = yield from source.find((">", "\n"), source.place, limit=_HEADER_LENGTH)
+    if mark != ">" or not (found := _HEADER.fullmatch(source.text[source.place : at])):
         return None
-    words = source.plain(source.text[source.place : at])
-    source.place = at + len(close)
-    if "id" in (attributes := dict(_ATTRIBUTE.findall(words))) and "name" in attributes:
-        return TagHeader(attributes["name"].strip(), id=attributes["id"])
+    source.place = at + 1
     return TagHeader(source.plain(found[1]).strip(), found[2] or "")
 
 
@@ -138,21 +131,16 @@ def read_json_body(
 
 
 def read_json_call(
-    source: Incoming, parts: CallParts, *, repair: str = "json_call", declared: bool = False
+    source: Incoming, parts: CallParts, *, repair: str = "json_call"
 ) -> Waiting[bool]:
-    """Read a call that stands as one object with name and arguments in place of tags.
-
-    False: none does.
-
-    declared: only a declared tool makes it a call.
-    """
+    """Read a call written as one object with a name and arguments instead of tags. False: none."""
     if not source.text.startswith("{", source.place):
         return False
     start, repairs = source.place, [repair]
     found = json.loads((yield from _JSON.value(source, repairs, ends="")))
     name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
     tool = parts.tools.named(name) if isinstance(name, str) else None
-    if tool is None or not isinstance(arguments, dict) or (declared and not tool.declared):
+    if tool is None or not isinstance(arguments, dict):
         source.place = start
         return False
     parts.begin(tool)

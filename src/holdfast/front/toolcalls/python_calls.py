@@ -1,6 +1,4 @@
-"""Calls as Python writes them, in a list or one per line: Llama 4's pythonic form, LFM2, Olmo 3,
-ToolACE. Pure.
-"""
+"""Calls as Python writes them, in a list between two markers: LFM2. Pure."""
 
 from __future__ import annotations
 
@@ -22,82 +20,66 @@ _WORDS = {True: "True", False: "False", None: "None"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonCalls:
-    """A family that writes `[NAME(KEY=VALUE, ...), ...]`.
+    """A family that writes `[NAME(KEY=VALUE, ...), ...]` between two markers."""
 
-    wrapper: around all calls of a turn, if there is a marker. wrapper_too: another form of it that
-    is read. Without a marker only names of declared tools make a call.
-    """
-
-    wrapper: tuple[str, str] = ("", "")
-    wrapper_too: tuple[str, str] = ("", "")
-    brackets: tuple[str, str] = ("[", "]")
+    wrapper: tuple[str, str] = ("<|tool_call_start|>", "<|tool_call_end|>")
     between: str = ", "  # two calls
     id_form: IdForm = "random"
 
     @property
     def marks(self) -> Sequence[str]:
         """All markers."""
-        return tuple(mark for word in (*self.wrapper, *self.wrapper_too) if (mark := word.strip()))
+        return self.wrapper
 
     @property
     def openers(self) -> Sequence[str]:
         """What a call may begin with."""
-        opener = self.wrapper[0].strip() or self.brackets[0]
-        return tuple(mark for mark in (opener, self.wrapper_too[0]) if mark)
+        return self.wrapper[:1]
 
     def write(self, calls: Sequence[Call]) -> str:
         """The calls as the model would write them."""
         written = (f"{call.name}({', '.join(_arguments(call))})" for call in calls)
-        return f"{self.wrapper[0]}{self.brackets[0]}{self.between.join(written)}{self.brackets[1]}{self.wrapper[1]}"
+        return f"{self.wrapper[0]}[{self.between.join(written)}]{self.wrapper[1]}"
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from one of the openers on. False: none stands here, nothing was put out."""
-        closers = tuple(
-            mark for word in (self.wrapper[1], self.wrapper_too[1]) if (mark := word.strip())
-        )
-        marked = bool((yield from source.taken(*(mark for mark in self.openers if mark != "["))))
+        """Read calls from an opener on. False: none stands here, nothing was put out."""
+        close = self.wrapper[1]
+        yield from source.taken(self.wrapper[0])
         yield from source.skip_space()
         yield from source.taken("[")
-        literals, begun = Literals(stops=closers), False
+        literals, begun = Literals(stops=(close,)), False
         while True:
             yield from source.skip_space()
-            if source.text.startswith((",", ";"), source.place) and begun:
+            if begun and source.text.startswith((",", ";"), source.place):
                 source.place += 1
                 continue
-            if (yield from source.taken("]")) or (
-                closers and (yield from source.standing(closers))
-            ):
+            if (yield from source.taken("]")) or (yield from source.standing((close,))):
                 break
             start = source.place
-            if not (yield from self._read_call(source, parts, literals, marked=marked)):
+            if not (yield from self._read_call(source, parts, literals)):
                 source.place = start
                 return begun
             begun = True
         yield from source.skip_space()
-        if closers:
-            yield from source.taken(*closers)
+        yield from source.taken(close)
         return begun
 
-    def _read_call(
-        self, source: Incoming, parts: CallParts, literals: Literals, *, marked: bool
-    ) -> Waiting[bool]:
-        if (yield from read_json_call(source, parts, repair="", declared=not marked)):
+    def _read_call(self, source: Incoming, parts: CallParts, literals: Literals) -> Waiting[bool]:
+        if (yield from read_json_call(source, parts, repair="")):
             return True
         at, mark = yield from source.find(
             ("(", ")", "]", "[", "{", "\n", ",", "="), source.place, limit=_NAME_LENGTH
         )
-        tool = (
-            parts.tools.named(source.plain(source.text[source.place : at])) if mark == "(" else None
-        )
-        if tool is None or not (marked or tool.declared):
+        if mark != "(":
+            return False
+        tool = parts.tools.named(source.plain(source.text[source.place : at]))
+        if tool is None:
             return False
         source.place = at + 1
         parts.begin(tool)
         while True:
             yield from source.skip_space()
-            if source.place == len(source.text) or (
-                literals.stops and (yield from source.standing(literals.stops))
-            ):
+            if source.place == len(source.text) or (yield from source.standing(literals.stops)):
                 parts.end("unclosed_call")
                 break
             if source.text[source.place] in ",)":

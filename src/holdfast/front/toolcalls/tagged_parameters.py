@@ -24,7 +24,6 @@ from holdfast.front.toolcalls.typed_values import JSON_TYPES, from_json, typed
 
 _STRING: Final = frozenset({"string"})
 _WRAPPERS: Final = frozenset({"arguments", "input", "parameters"})
-_ID: Final = "{id}"
 _CDATA: Final = ("<![CDATA[", "]]>")
 
 
@@ -34,8 +33,7 @@ class TaggedParameters:
     or other words.
 
     section: around all calls of a turn; other forms of it are in `sections_too`. wrapper: around
-    each call. `{id}` in a call's tag stands for its id. `write` puts the strings there as they are;
-    a reader minds no white space between tags.
+    each call. `write` uses the strings exactly; the reader ignores white space between tags.
     """
 
     section: tuple[str, str] = ("", "")
@@ -75,11 +73,7 @@ class TaggedParameters:
 
     def write(self, calls: Sequence[Call]) -> str:
         """The calls as the model would write them."""
-        return (
-            self.section[0]
-            + self.between.join(self._written(*numbered) for numbered in enumerate(calls))
-            + self.section[1]
-        )
+        return self.section[0] + self.between.join(map(self._written, calls)) + self.section[1]
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read calls from one of the openers on. False: none stands here, nothing was put out."""
@@ -116,10 +110,9 @@ class TaggedParameters:
 
     # how it is written
 
-    def _written(self, place: int, call: Call) -> str:
+    def _written(self, call: Call) -> str:
         values = "".join(self._written_value(key, value) for key, value in call.arguments.items())
-        opener = self.call[0].replace(_ID, call.id or str(place))
-        return f"{self.wrapper[0]}{opener}{call.name}{self.call[1]}{values}{self.call[2]}{self.wrapper[1]}"
+        return f"{self.wrapper[0]}{self.call[0]}{call.name}{self.call[1]}{values}{self.call[2]}{self.wrapper[1]}"
 
     def _written_value(self, key: str, value: Any) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -132,7 +125,7 @@ class TaggedParameters:
 
     @property
     def _open_call(self) -> str:
-        return self.call[0].lstrip().split(f'id="{_ID}')[0]
+        return self.call[0].lstrip()
 
     @property
     def _close_call(self) -> str:
@@ -160,7 +153,6 @@ class TaggedParameters:
             return False
         parts.begin(
             tool,
-            call_id=tag.id if tag else "",
             repair="missing_open" if bare and (self.wrapper[0] or self.section[0]) else "",
         )
         yield from self._read_values(source, parts)
