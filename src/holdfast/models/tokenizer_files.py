@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from holdfast.errors import ModelLoadError
+from holdfast.models import model_folder
 
 _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
@@ -91,15 +91,7 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} if the file does not exist. Raises ModelLoadError."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} does not contain a JSON object")
-    return value
+    return model_folder.read_json(path) if path.is_file() else {}
 
 
 def _read_backend(path: Path) -> Backend:
