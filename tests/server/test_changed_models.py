@@ -161,7 +161,9 @@ def test_a_store_under_the_first_kind_of_fingerprint_is_begun_anew_with_one_line
     with caplog.at_level(logging.INFO):
         assert ask(folder, tmp_path / "store").cached_tokens == 0
         assert ask(folder, tmp_path / "store").cached_tokens > len(PROMPT)
-    (line,) = [message for message in caplog.messages if "begins anew" in message]
+    (line,) = [
+        message for message in caplog.messages if "of earlier versions from the store" in message
+    ]
     assert "3 blocks" in line
     assert [
         holdings.blocks

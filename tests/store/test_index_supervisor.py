@@ -103,7 +103,7 @@ def test_a_row_that_was_changed_makes_the_index_anew_and_costs_no_block(
         block.block for block in CHAIN
     ]
     (line,) = caplog.messages
-    assert "a row is not as it was written" in line
+    assert "a row has a wrong checksum" in line
     supervisor.close()
 
 

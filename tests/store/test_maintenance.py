@@ -142,4 +142,4 @@ def test_what_is_kept_of_outdated_fingerprints_is_deleted_with_one_line_and_noth
     assert Records(folder, model=fingerprint_id("model two")).all() == {"a" * 32: b"session"}
     assert (tmp_path / "beside").read_text() == "stays"
     (line,) = caplog.messages
-    assert "begins anew: 6 blocks" in line
+    assert "deleted 6 blocks" in line

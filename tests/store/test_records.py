@@ -49,7 +49,7 @@ def test_a_record_that_is_damaged_or_under_another_name_is_dropped(tmp_path: Pat
 
 def test_names_lead_nowhere_else(tmp_path: Path) -> None:
     with BlockStore(tmp_path, fingerprint="a model") as store:
-        with pytest.raises(ValueError, match="not the name"):
+        with pytest.raises(ValueError, match="not a record name"):
             store.put_record("../" + NAME, b"")
         store.put_record(NAME, b"after that")
         assert store.records() == {NAME: b"after that"}

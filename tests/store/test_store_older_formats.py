@@ -73,6 +73,6 @@ def test_a_store_of_an_earlier_kind_of_fingerprint_is_begun_anew_with_one_line_i
         assert store.entries() == ()
         assert store.records() == {}
     (line,) = caplog.messages
-    assert "the store begins anew: 4 blocks" in line
+    assert "deleted 4 blocks" in line
     assert "and 1 session" in line
     assert beside.read_text() == "mine"

@@ -1,4 +1,4 @@
-"""What the store keeps and what it says about it. Frozen; crosses threads."""
+"""What the store keeps: blocks, their identity and their errors. Frozen; crosses threads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BlockKind: TypeAlias = Literal["kv", "state"]
 
 KEY_BYTES = 32
 KINDS: tuple[BlockKind, ...] = ("kv", "state")
-MOST_TOKENS = 1 << 40  # in a chain; a bound for what damaged headers may say
+MOST_TOKENS = 1 << 40  # in a chain; bounds what a damaged header can claim
 
 Part: TypeAlias = bytes | memoryview
 
 
 class ReadFailed(HoldfastError):
-    """A block cannot be had from the store. A miss for whoever asked, never a failed request."""
+    """A block cannot be read from the store: a cache miss, never a failed request."""
 
     def __init__(self, key: BlockKey, reason: str) -> None:
         super().__init__(f"block {key.hex()[:12]}: {reason}")
@@ -28,24 +28,22 @@ class ReadFailed(HoldfastError):
 
 
 class BlockMissing(ReadFailed):
-    """The store does not have the block, or cannot get at it now."""
+    """The store does not have the block, or cannot reach it now."""
 
 
 class BadBlock(ReadFailed):
-    """The file of the block is damaged. It is never answered from and goes to quarantine."""
+    """The file of the block is damaged. It is never used, and moves to the quarantine."""
 
 
 class StoreRefused(HoldfastError):
-    """The folder cannot be used as a store without touching what is not ours."""
+    """The folder holds files of others, so it cannot be used as a store."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Identity and place of a block of KV or a state checkpoint: its name, what it follows, which
-    tokens it is of.
+    """Identity and place of a block of KV, or of a state: its key, its parent, its tokens.
 
-    start: position of its first token in the chain. A block at 0 follows a root, any other at least
-        one token of its parent,
-        which therefore starts before it.
+    start: position of its first token in the chain. A block at 0 follows a root; any other follows
+        at least one token of its parent, which therefore starts before it.
     packed_tokens: the block's token ids as little-endian uint32; empty for a state.
     """
 
@@ -73,16 +71,14 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def tokens(self) -> int:
-        """How many tokens the block holds; 0 for a state."""
+        """The number of tokens; 0 for a state."""
         return len(self.packed_tokens) // TOKEN_BYTES
 
 
 class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block with its bytes, as a store takes and gives them.
+    """A block with its bytes. `parts` must not change once a store has them.
 
-    `parts` must never change once a store has them.
-
-    meta: says how the parts are laid out; opaque here.
+    meta: describes the layout of the parts; opaque here.
     """
 
     block: Block
@@ -91,7 +87,7 @@ class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> BlockKey:
-        """The block's name."""
+        """The block's key."""
         return self.block.key
 
     @property
@@ -101,10 +97,7 @@ class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A stored block as the index and the budget see it, without its bytes.
-
-    Blocks of all models and processes count.
-    """
+    """A stored block, of any model and process, without its bytes."""
 
     block: Block
     model: str  # short name of its fingerprint
@@ -114,7 +107,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoreChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to blocks since the last time somebody asked."""
+    """What happened to blocks since the last call."""
 
     stored: tuple[BlockKey, ...] = ()  # durable now
     lost: tuple[BlockKey, ...] = ()  # dropped, evicted, found missing or damaged

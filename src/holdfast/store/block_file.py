@@ -10,9 +10,9 @@
     64  header: a msgpack array (see `BlockHeader`), zeros up to a multiple of 64; then the parts,
     each padded likewise
 
-All integers are little-endian. Both checksums are seeded with the key, so that a payload is only
-ever good under its own name. xxh3 guards against damage, not against somebody who may write in the
-folder: the folder belongs to the user alone.
+All integers are little-endian. Both checksums are seeded with the key, so a payload is valid only
+under its own name. xxh3 guards against damage, not against someone who can write to the folder:
+only its user can.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ ALIGNMENT = 64
 MOST_META_BYTES = 4 << 20
 MOST_BLOCK_TOKENS = 1 << 20
 MOST_PARTS = 1 << 16
-MOST_HEADER_BYTES = 16 << 20  # a little more than the above can be together
+MOST_HEADER_BYTES = 16 << 20  # a little more than all of the above together
 
 _MAGIC = b"HOLDFST\n"
 _PREAMBLE = struct.Struct("<8sIIQ16s8x")
 _SUM_BYTES = 16
 _MOST_BUFFERS = 63  # per writev, well under IOV_MAX
-# macOS refuses a read or write of 2 GiB: so 63 of these are a little less
+# macOS refuses reads and writes of 2 GiB; 63 of these are slightly less
 _MOST_PIECE_BYTES = 32 << 20
 
 
 class BlockHeader(Block, array_like=True, frozen=True, kw_only=True):
-    """What the file of a block says of it, in this order, behind what the block itself is."""
+    """The header of a block's file: the fields of the block, then these, in this order."""
 
     fingerprint: str  # of the model
     created: float  # seconds since the epoch
@@ -55,7 +55,7 @@ class BlockHeader(Block, array_like=True, frozen=True, kw_only=True):
 
     @property
     def block(self) -> Block:
-        """The block without what its file adds."""
+        """The block itself."""
         return Block(**{name: getattr(self, name) for name in Block.__struct_fields__})
 
 
@@ -83,7 +83,7 @@ def _padded(parts: tuple[Part, ...]) -> Iterator[Part]:
 
 
 def check_block(stored: StoredBlock) -> None:
-    """Raise ValueError if the block cannot be written as a file."""
+    """Raise ValueError if the block can never be written as a file."""
     if not all(memoryview(part).c_contiguous for part in stored.parts):
         raise ValueError("the parts of a block must be contiguous")
     if (
@@ -95,7 +95,7 @@ def check_block(stored: StoredBlock) -> None:
 
 
 def encode_block(stored: StoredBlock, *, fingerprint: str, created: float) -> tuple[Part, ...]:
-    """The buffers of a block's file, in order; the payload is not copied.
+    """The buffers of a block's file, in order; does not copy the payload.
 
     The parts must be C-contiguous.
     """
@@ -142,8 +142,8 @@ def read_block(path: Path, key: BlockKey, *, model: str) -> StoredBlock:
     """
     with _opened(path, key) as file:
         preamble = _read_preamble(file, key)
-        # A buffer from the heap, not an anonymous mapping: recycled memory takes no page faults (11
-        # against 0.7 GB/s, measured).
+        # From the heap, not an anonymous mapping: reused memory causes no page faults (11 against
+        # 0.7 GB/s, measured).
         buffer = memoryview(bytearray(os.fstat(file).st_size))
         _fill(file, buffer, key)
     return _verified_block(buffer, key, preamble, model=model)
@@ -170,8 +170,7 @@ def _verified_block(
 
 
 def read_header(path: Path, key: BlockKey) -> BlockHeader:
-    """What the file says of itself: the header and the file's length are verified, the payload is
-    not read.
+    """The verified header of a file, whose length is checked, too; does not read the payload.
 
     Raises BlockMissing, BadBlock.
     """
@@ -233,9 +232,9 @@ def _fill(file: int, buffer: memoryview, key: BlockKey) -> None:
 
 
 def _verified_header(head: memoryview, key: BlockKey, preamble: bytes) -> BlockHeader:
-    """The header, once its checksum is right.
+    """The header, if its checksum is right.
 
-    `preamble` was read before the rest: the file may have changed between.
+    `preamble` was read before the rest; the file may have changed in between.
     """
     fixed = _PREAMBLE.size
     covered = (head[:fixed], head[fixed + _SUM_BYTES : _payload_start(preamble)])

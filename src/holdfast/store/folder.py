@@ -1,21 +1,18 @@
-"""The folder of a store: what lies where in it, whose it is, and who may do what at the same time.
+"""The folder of a store: its layout, ownership and locks.
 
-    HOLDFAST-STORE-1            marker: this folder is ours; the number is the format of the folder
-    lock                        flock: only one process rebuilds, salvages or evicts
-    blocks/<model>/<key>.block  one file per block, never changed; <model> is the short name of the
-    fingerprint
+    HOLDFAST-STORE-1            marker: the folder is ours; the number is its format
+    lock                        flock: one process at a time rebuilds, salvages or evicts
+    blocks/<model>/<key>.block  a block, never changed; <model> is the short name of a fingerprint
     blocks/<model>/name         what the model was last served as, for people
-    incoming/<writer>/          files that are being written, and a lock that says whether the
-    writer is alive
+    incoming/<writer>/          files being written, and a lock: whether the writer is alive
     index/<time>-<format>.sqlite  see index.py
     quarantine/                 damaged files
     sessions/<model>/           records of sessions, see records.py
     answers/                    answers as they were generated, see answers.py
-    responses/                  responses and conversations that clients come back to, see
-    responses.py
+    responses/                  stored responses and conversations, see responses.py
 
-Nothing outside is touched: names are built here only, links are not followed, and only names of
-these patterns are removed.
+Nothing outside is touched: only this module builds names, links are not followed, and only files
+with such names are removed.
 """
 
 from __future__ import annotations
@@ -38,7 +35,9 @@ from holdfast.config import StoreSettings
 from holdfast.files import LOCK, abandoned, claim, expanded, store_folder, try_lock
 from holdfast.store.block import KEY_BYTES, BlockKey, StoreRefused
 
-AUTO, OFF = "auto", "off"  # values of the setting store.folder
+# values of the setting store.folder
+AUTO = "auto"
+OFF = "off"
 MARKER_STEM = "HOLDFAST-STORE-"
 MARKER = MARKER_STEM + "1"
 BLOCK_SUFFIX = ".block"
@@ -46,7 +45,7 @@ _NAME_FILE = "name"  # beside a model's blocks: what it was last served as
 _LONGEST_NAME = 200
 
 _OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine", "sessions", "answers", "responses")
-# put into empty folders by systems, not by people
+# put into folders by operating systems
 _HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}
 _MODEL_NAME = re.compile(r"[0-9a-f]{16}")
 _KEY_NAME = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
@@ -55,7 +54,7 @@ _LOCK_POLL_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)  # positional: one per file of the store
 class BlockFile:
-    """A file of a block as the folder lists it; nothing in it was read."""
+    """The file of a block as listed; it was not read."""
 
     key: BlockKey
     model: str  # short name of its fingerprint
@@ -65,44 +64,43 @@ class BlockFile:
 
     @property
     def path(self) -> Path:
-        """Where it is; made when it is asked for, because most files of a large store are only
-        counted.
-        """
+        """The path; computed on demand, because most files of a large store are only counted."""
         return self.root / self.model / (self.key.hex() + BLOCK_SUFFIX)
 
 
 class StoreFolder:
-    """Paths and locks.
+    """Paths and locks. One thread makes changes, others may ask for paths.
 
-    One thread changes things through it, others may ask for paths. Every method may raise OSError.
+    Every method may raise OSError.
     """
 
     def __init__(self, path: Path, *, names: Mapping[str, str] | None = None) -> None:
-        """`names`: what models are served as, by fingerprint."""
+        """names: what models are served as, by fingerprint."""
         self.path = expanded(path)
         self._names = names or {}
-        self._claim: int | None = None  # open, locked file: says that our incoming folder is alive
+        self._claim: int | None = None  # open, locked file: our incoming folder is in use
         self._incoming: Path | None = None
         self._parent_device: int | None = None
         self._holds_lock = False
 
     @property
     def index_folder(self) -> Path:
-        """Where the index files are."""
+        """The folder of the index files."""
         return self.path / "index"
 
     @property
     def quarantine_folder(self) -> Path:
-        """Where damaged files go."""
+        """The folder of damaged files."""
         return self.path / "quarantine"
 
     def block_path(self, key: BlockKey, *, model: str) -> Path:
-        """The file of a block. `model` is the short name of its fingerprint."""
+        """The file of a block. model: short name of its fingerprint."""
         return self.path / "blocks" / model / (key.hex() + BLOCK_SUFFIX)
 
     def check(self) -> None:
-        """Raise StoreRefused if the folder is somebody else's, of another format, or leads
-        elsewhere. Touches nothing.
+        """Raise StoreRefused if the folder holds other files, has another format, or is a link.
+
+        Changes nothing.
         """
         if not self.path.exists():
             return
@@ -129,9 +127,7 @@ class StoreFolder:
                 raise StoreRefused(f"{self.path / name} is not a plain folder")
 
     def _looks_like_ours(self, names: set[str]) -> bool:
-        """Whether a folder without marker is empty, or a store whose marker was lost or is about to
-        be written.
-        """
+        """Whether a folder without marker is empty, or a store without its marker."""
         if any(
             name not in (*_OUR_FOLDERS, "lock") and not name.startswith(MARKER) for name in names
         ):
@@ -146,14 +142,11 @@ class StoreFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether the folder is there and marked as a store."""
+        """Whether the folder exists and is marked as a store."""
         return (self.path / MARKER).is_file()
 
     def prepare(self) -> None:
-        """Make the folder and mark it, if need be.
-
-        Made anew only where it was: not beneath an empty mount point.
-        """
+        """Create and mark the folder, if need be; never below an empty mount point."""
         self._make_root()
         self.check()
         for name in _OUR_FOLDERS:
@@ -162,7 +155,7 @@ class StoreFolder:
             fresh = self.path / f"{MARKER}.{secrets.token_hex(4)}"
             fresh.touch(mode=0o600)
             fresh.write_text(
-                "Holdfast keeps here what its models have read. Safe to delete as a whole.\n",
+                "The prefix cache of Holdfast. Safe to delete as a whole.\n",
                 encoding="utf-8",
             )
             fresh.replace(self.path / MARKER)
@@ -180,12 +173,9 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def exclusive(self, *, wait_seconds: float = 10.0) -> Iterator[None]:
-        """Hold the folder's lock.
+        """Hold the folder's lock. Reentrant: work under the lock may have to rebuild the index.
 
-        Raises OSError when another process keeps it for longer; without a marker, too.
-
-        Who holds it may take it again: whatever is done under the lock may find that the index has
-        to be made anew.
+        Raises OSError if another process holds it for longer, or if there is no marker.
         """
         if self._holds_lock:
             yield
@@ -208,18 +198,17 @@ class StoreFolder:
             os.close(lock)  # gives the lock back
 
     def incoming(self) -> Path:
-        """The folder for the files that this writer is writing; made and claimed at the first call,
-        and again if it is gone.
-        """
+        """The folder for the files that this writer is writing; created on demand."""
         if self._incoming is not None and not self._incoming.is_dir():
             self.release()
         if self._incoming is None:
             mine = claim(self.path / "incoming", prefix=f"{os.getpid()}-")
-            self._incoming, self._claim = mine.folder, mine.file
+            self._incoming = mine.folder
+            self._claim = mine.file
         return self._incoming
 
     def release(self) -> None:
-        """Give up this writer's incoming folder; what lies in it is for the next one to salvage."""
+        """Give up this writer's incoming folder; the next writer salvages what is in it."""
         if self._incoming is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._incoming / LOCK)
@@ -230,10 +219,7 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def abandoned(self) -> Iterator[list[Path]]:
-        """The files that writers left half-way when they died.
-
-        The empty folders are removed at the end.
-        """
+        """The files that dead writers left; their folders are removed at the end."""
         others = [
             folder for folder in _plain_folders(self.path / "incoming") if folder != self._incoming
         ]
@@ -245,7 +231,7 @@ class StoreFolder:
                     os.rmdir(folder)
 
     def block_files(self, *, model: str | None = None) -> Iterator[BlockFile]:
-        """Every file that has the name of a block, of one model or of all."""
+        """Every file that is named like a block, of one model or of all."""
         root = self.path / "blocks"
         for folder in _plain_folders(root) if model is None else [root / model]:
             if not _MODEL_NAME.fullmatch(folder.name) or not folder.is_dir():
@@ -263,9 +249,7 @@ class StoreFolder:
                         )
 
     def make_model_folder(self, fingerprint: str) -> Path:
-        """The folder of a model's blocks, made if need be; with a note of what the model is served
-        as, if that is known.
-        """
+        """The folder of a model's blocks, created if need be, with a note of the model's name."""
         folder = self.path / "blocks" / fingerprint_id(fingerprint)
         if not folder.is_dir():
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -279,9 +263,7 @@ class StoreFolder:
         return folder
 
     def served_as(self, model: str) -> str:
-        """What a model (short name of its fingerprint) was last served as; empty when nobody has
-        noted it.
-        """
+        """What a model (short name of its fingerprint) was last served as; empty if unknown."""
         try:
             with open(
                 self.path / "blocks" / model / _NAME_FILE, encoding="utf-8", errors="replace"
@@ -292,15 +274,14 @@ class StoreFolder:
         return "".join(character for character in noted if character.isprintable())
 
     def remove_name(self, model: str) -> None:
-        """Remove the note of what a model was served as."""
+        """Remove the note of a model's name."""
         (self.path / "blocks" / model / _NAME_FILE).unlink(missing_ok=True)
 
 
 def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
-    """The folder that a server is to use, as an absolute path; empty when what was read is to be
-    kept in RAM only.
+    """The folder that a server uses, as an absolute path; empty if the cache is in RAM only.
 
-    Raises ConfigError for a home that there is not.
+    Raises ConfigError if the home directory does not exist.
     """
     if settings.folder in ("", OFF):
         return ""
@@ -310,25 +291,22 @@ def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
 
 
 def is_folder(settings: StoreSettings) -> bool:
-    """Whether the settings name a folder, chosen by whoever started this."""
+    """Whether the settings name a folder."""
     return settings.folder not in ("", AUTO, OFF)
 
 
 def library_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
-    """The same for a model in somebody else's process, which writes nothing that was not asked for."""
+    """The same for a model in another program's process, which writes nothing unless asked to."""
     return "" if settings.folder == AUTO else chosen_folder(settings, environ)
 
 
 def fingerprint_id(fingerprint: str) -> str:
-    """A short name for a fingerprint that is fit for a folder."""
+    """A short name for a fingerprint, usable as the name of a folder."""
     return hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
 
 
 def is_plain_file(path: Path) -> bool:
-    """Whether there is a file under this very name, not a link to one.
-
-    Raises OSError where that cannot be told.
-    """
+    """Whether a plain file has this name, not a link. Raises OSError if that is unknown."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -341,10 +319,10 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None] = os.fsync) -> None:
-    """Sync a file by its name, so that thousands of files that wait for it need not be kept open.
+    """Sync a file by name, so that thousands of files need not stay open.
 
-    flags: further flags for the open. sync: `sync_to_drive` also flushes the drive's own cache,
-    once for all files synced before.
+    flags: further flags for `os.open`. sync: `sync_to_drive` also flushes the drive's own cache,
+    for all files synced before.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
@@ -354,10 +332,7 @@ def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None] = os.fsy
 
 
 def _exclude_from_backups(path: Path) -> None:
-    """Keep the store out of Time Machine, which would copy gigabytes every hour.
-
-    Where that fails it is merely backed up.
-    """
+    """Exclude the store from Time Machine, which would copy gigabytes every hour, if possible."""
     tool = shutil.which("tmutil")
     if tool is not None:
         subprocess.run(

@@ -1,10 +1,9 @@
-"""Writes blocks ahead and makes them durable in groups: files first, then one round of fsync, then
-names. I/O thread only.
+"""Writes blocks ahead and makes them durable in groups: files, then one round of fsync, then names.
 
-A file lies complete in the incoming folder as soon as it is written: if this process is killed, the
-next one that opens the store finishes it. fsync and the rename make it safe from a power cut, too.
-Writing never waits for a whole round of fsync: a slow disk delays durability, but not what survives
-a kill.
+I/O thread only. A complete file is in the incoming folder as soon as it is written: if this process
+is killed, the next one that opens the store salvages it. fsync and the rename protect it from a
+power cut, too. Writing never waits for a whole round of fsync: a slow disk delays durability, but
+not what survives a kill.
 """
 
 from __future__ import annotations
@@ -28,10 +27,12 @@ from holdfast.wire.figures import StoreFigures
 
 
 class WriteAhead:
-    """The files that are complete, but not yet durable or not yet in the index, oldest first."""
+    """The files that are complete, but not durable or not in the index yet, oldest first."""
 
     def __init__(self, folder: StoreFolder, *, fingerprint: str, figures: StoreFigures) -> None:
-        self._folder, self._fingerprint, self._figures = folder, fingerprint, figures
+        self._folder = folder
+        self._fingerprint = fingerprint
+        self._figures = figures
         self._entries: dict[BlockKey, Entry] = {}
         self._written_at: dict[BlockKey, float] = {}  # steady clock
         self._incoming = Path()  # set by the first write
@@ -42,7 +43,7 @@ class WriteAhead:
 
     @property
     def oldest_at(self) -> float:
-        """When the oldest file was written; there must be one."""
+        """When the oldest file was written. There must be one."""
         return next(iter(self._written_at.values()))
 
     @property
@@ -53,10 +54,7 @@ class WriteAhead:
     def write(
         self, block: Block, buffers: tuple[Part, ...], *, now: float, steady_now: float
     ) -> None:
-        """Write a block's file into the incoming folder.
-
-        Raises OSError; nothing of the file is left then.
-        """
+        """Write a block's file into the incoming folder. Raises OSError and then leaves no file."""
         self._incoming = self._folder.incoming()
         path = self._path(block.key)
         file = os.open(
@@ -72,11 +70,12 @@ class WriteAhead:
         entry = Entry(
             block=block, model=self._figures.model, file_bytes=sum(map(len, buffers)), last_used=now
         )
-        self._entries[block.key], self._written_at[block.key] = entry, steady_now
+        self._entries[block.key] = entry
+        self._written_at[block.key] = steady_now
         self.file_bytes += entry.file_bytes
 
     def group(self, *, most_bytes: int, most_blocks: int) -> list[Entry]:
-        """The oldest files, within bounds; at least one if there is any."""
+        """The oldest files, within bounds; at least one if there are any."""
         chosen: list[Entry] = []
         total_bytes = 0
         for entry in self._entries.values():
@@ -91,8 +90,8 @@ class WriteAhead:
 
         `between` is called between two fsyncs and may write more. Raises OSError.
 
-        The drive's own cache is flushed once, with the last file. A new name that a power cut takes
-        back leaves the file in the incoming folder, from where the next store takes it.
+        The drive's own cache is flushed once, with the last file. If a power cut undoes a rename,
+        the file is still in the incoming folder, and the next store salvages it.
         """
         for entry in group:
             sync = sync_to_drive if entry is group[-1] else os.fsync
@@ -108,17 +107,17 @@ class WriteAhead:
         self._figures.written_bytes += sum(entry.file_bytes for entry in group)
 
     def drop(self, group: list[Entry]) -> None:
-        """Keep no account any more of files that are durable."""
+        """Forget files that are durable."""
         for entry in group:
             if self._entries.pop(entry.block.key, None) is not None:
                 del self._written_at[entry.block.key]
                 self.file_bytes -= entry.file_bytes
 
     def abandon(self) -> list[BlockKey]:
-        """Remove all files that are not durable, as far as the folder lets us. Returns their keys."""
+        """Remove all files that are not durable, if possible. Returns their keys."""
         keys = list(self._entries)
         for key in keys:
-            with contextlib.suppress(OSError):  # else it stays where a later opening finds it
+            with contextlib.suppress(OSError):  # otherwise a later opening salvages it
                 self._path(key).unlink(missing_ok=True)
         self._entries.clear()
         self._written_at.clear()
@@ -130,11 +129,9 @@ class WriteAhead:
 
 
 def salvage(folder: StoreFolder) -> int:
-    """Finish the files that dead writers had written but not named yet, delete the incomplete ones.
+    """Publish the complete files that dead writers left, and delete the incomplete ones.
 
-    Returns how many were saved.
-
-    The caller holds the folder's lock. Raises OSError.
+    The caller holds the folder's lock. Returns how many were saved. Raises OSError.
     """
     saved = 0
     touched = set()

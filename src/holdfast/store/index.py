@@ -1,11 +1,11 @@
-"""The index: what is stored, when it was used last, what is pinned, how much was written today.
+"""The index: what is stored, when it was last used, what is pinned, how much was written today.
 
 SQLite, one thread per object.
 
-It only saves reading every header at the start, and carries what files cannot (recency, pins). The
-files are the truth: an index that is lost, damaged or of an older format is made anew from them.
-Every row carries a checksum over what must not change: SQLite has none, and a row that names other
-tokens than were read would give somebody the wrong block.
+It saves reading every header at the start, and holds what files cannot (recency, pins). The files
+are the truth: an index that is lost, damaged or of an older format is rebuilt from them. Every row
+has a checksum over its immutable columns: SQLite has none, and a row with the wrong tokens would
+return the wrong block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.store.tables import DAMAGE_SIGNS, make_tables, use_write_ahead_log
 INDEX_FORMAT = 2
 BUSY_SECONDS = 5.0
 
-# The first eight columns of `blocks` are what its seal is over.
+# `seal` is a checksum of the first eight columns of `blocks`.
 _SCHEMA = """
 CREATE TABLE models (model TEXT PRIMARY KEY, fingerprint TEXT NOT NULL);
 CREATE TABLE blocks (
@@ -59,12 +59,10 @@ def _seal(columns: tuple[object, ...]) -> int:
 
 
 class BlockIndex:
-    """One open index. Every method may raise sqlite3.Error: see index_supervisor.py for what then
-    happens.
-    """
+    """One open index. Every method may raise sqlite3.Error, which `IndexSupervisor` handles."""
 
     def __init__(self, path: Path) -> None:
-        """Open the index at `path`, made if it is not there. One at ":memory:" is in no file."""
+        """Open the index at `path`; creates it if need be. ":memory:" uses no file."""
         self.path = path
         self._database = sqlite3.connect(
             path, timeout=BUSY_SECONDS, isolation_level=None, cached_statements=64
@@ -77,7 +75,7 @@ class BlockIndex:
 
     def _prepare(self) -> None:
         use_write_ahead_log(self._database, busy_seconds=BUSY_SECONDS)
-        # a killed process loses nothing; files make up for a power cut
+        # a killed process loses nothing; after a power cut, the files are the truth
         self._database.execute("PRAGMA synchronous = NORMAL")
         self._database.execute("PRAGMA journal_size_limit = 4194304")
         if (version := make_tables(self._database, _SCHEMA, version=INDEX_FORMAT)) != INDEX_FORMAT:
@@ -102,13 +100,13 @@ class BlockIndex:
             self._database.executemany(statement, rows)
 
     def close(self) -> None:
-        """Close the file; folds the write-ahead log in if nobody else has it open."""
+        """Close the file; merges the write-ahead log if no other process has it open."""
         self._database.close()
 
     def add(self, entries: Iterable[Entry], *, fingerprints: Mapping[str, str]) -> None:
-        """Add blocks in one transaction, and the fingerprints of their models.
+        """Add blocks and the fingerprints of their models in one transaction.
 
-        A block that is there already stays as it is.
+        Existing rows are left alone.
         """
         rows = [
             (*msgspec.structs.astuple(entry.block), entry.model, entry.file_bytes, entry.last_used)
@@ -123,48 +121,43 @@ class BlockIndex:
             )
 
     def remove(self, keys: Iterable[BlockKey]) -> None:
-        """Take out blocks, and their pins."""
+        """Remove blocks and their pins."""
         gone = [(key,) for key in keys]
         with self._writing():
             self._database.executemany("DELETE FROM blocks WHERE key = ?", gone)
             self._database.executemany("DELETE FROM pins WHERE key = ?", gone)
 
     def remove_rows(self, keys: Iterable[BlockKey]) -> None:
-        """Take out blocks but not their pins: for rows that do not agree with the files and may be
-        added again.
-        """
+        """Remove blocks but not their pins: rows that differ from the files may be added again."""
         self._write("DELETE FROM blocks WHERE key IS ?", [(key,) for key in keys])
 
     def touch(self, used: Mapping[BlockKey, float]) -> None:
-        """Note when blocks were used; never backwards."""
+        """Record when blocks were used; never moves a time backwards."""
         self._write(
             "UPDATE blocks SET last_used = max(last_used, ?) WHERE key = ?",
             [(at, key) for key, at in used.items()],
         )
 
     def pin(self, keys: Iterable[BlockKey], *, holder: str, until: float) -> None:
-        """Keep blocks from eviction until a time, for `holder`.
-
-        Blocks that are not stored yet may be pinned.
-        """
+        """Keep blocks, stored or not yet, from eviction for `holder` until a time."""
         self._write(
             "INSERT OR REPLACE INTO pins VALUES (?, ?, ?)", [(key, holder, until) for key in keys]
         )
 
     def unpin(self, keys: Iterable[BlockKey], *, holder: str) -> None:
-        """Take back a holder's pins."""
+        """Remove a holder's pins."""
         self._write(
             "DELETE FROM pins WHERE key = ? AND holder = ?", [(key, holder) for key in keys]
         )
 
     def drop_old_pins(self, now: float) -> None:
-        """Take out pins whose time is over."""
+        """Remove expired pins."""
         self._write("DELETE FROM pins WHERE until <= ?", [(now,)])
 
     def entries(self, now: float, *, model: str | None = None) -> list[Entry]:
         """The blocks of one model (short name) or of all, parents first.
 
-        Raises DatabaseError when a row is not as written.
+        Raises DatabaseError if a checksum is wrong.
         """
         pinned = {
             key for (key,) in self._database.execute("SELECT key FROM pins WHERE until > ?", (now,))
@@ -175,7 +168,7 @@ class BlockIndex:
             if row[_SEALED_COLUMNS] != _seal(row[:_SEALED_COLUMNS]) or not isinstance(
                 row[-1], float
             ):
-                raise sqlite3.DatabaseError("a row is not as it was written")
+                raise sqlite3.DatabaseError("a row has a wrong checksum")
         entries = [
             Entry(
                 block=Block(
@@ -197,22 +190,20 @@ class BlockIndex:
         }
 
     def fingerprints(self) -> dict[str, str]:
-        """The full fingerprints by their short names, as far as known."""
+        """The known fingerprints by their short names."""
         rows = self._database.execute("SELECT model, fingerprint FROM models")
         return {str(model): str(fingerprint) for model, fingerprint in rows}
 
     def remove_models(self, models: Iterable[str]) -> None:
-        """Take out models (short names) whose blocks are gone."""
+        """Remove models (short names) whose blocks are gone."""
         self._write("DELETE FROM models WHERE model = ?", [(model,) for model in models])
 
     def block_count(self) -> int:
-        """How many blocks are stored, of all models; kept up to date by the database itself, so
-        that it costs nothing to ask.
-        """
+        """The number of stored blocks of all models; the database maintains it, so it is cheap."""
         return self._total("blocks")
 
     def stored_bytes(self) -> int:
-        """How large all their files are; likewise."""
+        """The bytes of all their files; cheap, too."""
         return self._total("bytes")
 
     def _total(self, column: str) -> int:
@@ -222,7 +213,7 @@ class BlockIndex:
         return found[0]
 
     def recount(self) -> None:
-        """Set the totals by counting."""
+        """Recompute the totals."""
         self._write(
             "INSERT OR REPLACE INTO totals SELECT 1, count(*), coalesce(sum(file_bytes), 0) FROM "
             "blocks",
@@ -230,7 +221,7 @@ class BlockIndex:
         )
 
     def count_written(self, file_bytes: int, *, day: str) -> None:
-        """Add to what was written on a day."""
+        """Add to the bytes written on a day."""
         self._write(_COUNT_WRITTEN, [(day, file_bytes)])
 
     def written_bytes(self, day: str) -> int:
@@ -241,8 +232,8 @@ class BlockIndex:
         return 0 if found is None else int(found[0])
 
     def check_invariants(self) -> None:
-        """Totals and seals agree with the rows. Raises AssertionError, DatabaseError."""
-        with self._writing():  # no other process changes anything between the questions
+        """Assert that totals and checksums agree with the rows; may also raise DatabaseError."""
+        with self._writing():  # no other process may change anything between the queries
             entries = self.entries(0.0)
             assert self.block_count() == len(entries)
             assert self.stored_bytes() == sum(entry.file_bytes for entry in entries)

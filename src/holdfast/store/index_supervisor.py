@@ -1,10 +1,8 @@
-"""Keeps an index open, whatever happens to its files: deleted, damaged, replaced by another
-process.
+"""Keeps the index open when its files are deleted, damaged or replaced, and rebuilds it if need be.
 
-An index file's name is never used twice (`<time>-<format>.sqlite`, the newest counts): SQLite
-removes the log of a database by name when it closes it, so a new file of an old name would lose its
-log to a process that still has the old one open. Files of another format are another version's,
-which may be running: each keeps to its own.
+The name of an index file is never reused (`<time>-<format>.sqlite`, the newest counts): when SQLite
+closes a database, it removes its log by name, so a process that still has an old file open would
+remove the log of a new one. Files of another format belong to another version, which may run.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from holdfast.store.tables import DAMAGE_SIGNS
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 4
-# Primary result codes that say nothing against the file: PERM, BUSY, LOCKED, NOMEM, READONLY,
+# Primary result codes that do not mean damage: PERM, BUSY, LOCKED, NOMEM, READONLY,
 # INTERRUPT, IOERR, FULL, CANTOPEN.
 _NOT_DAMAGE = {3, 5, 6, 7, 8, 9, 10, 13, 14}
 _FULL = 13
@@ -46,14 +44,12 @@ class IndexSupervisor:
         self._index: BlockIndex | None = None
         self._path = _IN_MEMORY  # of the index that was opened last
         self._file: tuple[int, int] | None = None  # device and inode of the open index
-        self.gone: Gone = {}  # found at openings, for the owner to act upon
+        self.gone: Gone = {}  # found when opening; the owner handles it
 
     def use(self, work: Callable[[BlockIndex], Result]) -> Result:
-        """Call `work` with the open index; with a new one, made from the files, when it turns out
-        to be damaged.
+        """Call `work` with the open index; if that is damaged, again with a rebuilt one.
 
-        `work` may be called again. Raises OSError, also when the disk is full or read-only, or
-        another process holds the index.
+        Raises OSError, also if the disk is full or read-only, or another process holds the index.
         """
         for _ in range(_ATTEMPTS):
             try:
@@ -61,19 +57,17 @@ class IndexSupervisor:
             except DAMAGE_SIGNS as error:
                 _raise_if_no_damage(error)
                 _LOG.warning(
-                    "the index of the store cannot be used (%s); it is made anew from the files",
+                    "the index of the store is damaged (%s); rebuilding it from the files",
                     error,
                 )
                 self.close()
                 if self._path != _IN_MEMORY:
                     with self._folder.exclusive():
                         remove_index(self._path)
-        raise OSError(errno.EIO, "the index is damaged again and again")
+        raise OSError(errno.EIO, "the index is damaged again after every rebuild")
 
     def open_in_memory(self) -> None:
-        """Use an index in memory, filled from the files as far as they can be read: for folders
-        that cannot be written.
-        """
+        """Use an index in memory, filled from the readable files: for read-only folders."""
         self.close()
         self._path = _IN_MEMORY
         self._index = BlockIndex(self._path)
@@ -93,7 +87,7 @@ class IndexSupervisor:
         ):
             return self._index
         if self._index is not None:
-            _LOG.info("the index of the store was removed or replaced; opening it anew")
+            _LOG.info("the index of the store was removed or replaced; reopening it")
             self.close()
         with self._folder.exclusive():
             self._folder.index_folder.mkdir(mode=0o700, exist_ok=True)
@@ -115,18 +109,16 @@ class IndexSupervisor:
                 self._file = _identity(self._path)
                 self.gone |= reconcile(self._index, self._folder)
             except BaseException:
-                self.close()  # what does not agree with the files yet is not to be used
+                self.close()  # it may not agree with the files yet
                 raise
         return self._index
 
 
 def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
-    """Add what only the folder has, take out what only the index has.
+    """Add what only the folder has, and remove what only the index has.
 
-    Reads the headers of unknown files only.
-
-    Returns the blocks that are gone, each with its file if that is damaged and still there. A row
-    that was made anew from its file is not gone. Raises OSError, sqlite3.Error.
+    Reads the headers of unknown files only. Returns the blocks that are gone, each with its file if
+    that is damaged and still there. Raises OSError, sqlite3.Error.
     """
     unseen = index.places()
     wrong: list[BlockKey] = []
@@ -146,7 +138,7 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
         except BadBlock as bad:
             damaged[found.key] = found, bad
             continue
-        # Recency is lost with the index; the time of writing is the next best.
+        # The recency is lost; the time of writing is the best substitute.
         fresh[found.key] = Entry(
             block=header.block,
             model=found.model,
@@ -171,7 +163,7 @@ def _header_of(found: BlockFile) -> BlockHeader:
 
 
 def index_files(folder: StoreFolder) -> list[Path]:
-    """The index files of a store that are of this version's format, oldest first."""
+    """The index files of this version's format, oldest first."""
     return sorted(
         path
         for path in folder.index_folder.glob(f"*{_SUFFIX}")
@@ -180,7 +172,7 @@ def index_files(folder: StoreFolder) -> list[Path]:
 
 
 def remove_index(path: Path) -> None:
-    """Remove an index file and what SQLite keeps beside it. Raises OSError."""
+    """Remove an index file and SQLite's files beside it. Raises OSError."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 

@@ -1,7 +1,4 @@
-"""What `holdfast store ls|stat|verify|prune|clear` does.
-
-A server may have the folder open at the same time.
-"""
+"""The commands `holdfast store ls|stat|verify|prune|clear`. A server may use the folder, too."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class ModelHoldings:
     """What the store keeps of one model."""
 
     model: str  # short name
-    served_as: str  # empty when it is not known
+    served_as: str  # empty if unknown
     fingerprint: str
     blocks: int
     states: int
@@ -47,7 +44,7 @@ class StoreSummary:
     blocks: int
     file_bytes: int
     allowed_bytes: int
-    unreachable_blocks: int  # their parent is gone; they go first
+    unreachable_blocks: int  # their parent is gone; evicted first
     pinned_blocks: int
     written_today_bytes: int
     quarantined_files: int
@@ -58,17 +55,17 @@ class StoreSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """Outcome of reading everything."""
+    """The result of reading every file."""
 
     files: int
     file_bytes: int
-    bad: dict[Path, str]  # why, by the file
+    bad: dict[Path, str]  # file -> reason
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalReport:
-    """What was deleted, and how many blocks were finished that a dead writer had left half done."""
+    """What was deleted, and how many blocks of dead writers were salvaged."""
 
     keys: tuple[BlockKey, ...]
     freed_bytes: int
@@ -76,7 +73,7 @@ class RemovalReport:
 
 
 def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
-    """What is kept of each model, the largest first. Raises StoreRefused, OSError."""
+    """What the store keeps of each model, the largest first. Raises StoreRefused, OSError."""
     with _opened(folder, StoreLimits()) as opened:
         fingerprints = opened.supervisor.use(BlockIndex.fingerprints)
         by_model: dict[str, list[Entry]] = {}
@@ -95,7 +92,7 @@ def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
 
 
 def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
-    """Sizes, limits and oddities of a folder. Raises StoreRefused, OSError."""
+    """Sizes, limits and irregularities of a folder. Raises StoreRefused, OSError."""
     with _opened(folder, limits) as opened:
         now = time.time()
         entries = opened.supervisor.use(lambda index: index.entries(now))
@@ -118,12 +115,13 @@ def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
 
 
 def verify_store(folder: Path) -> VerifyReport:
-    """Read every file of a folder.
+    """Read every file of a folder; damaged ones move to the quarantine.
 
-    Damaged ones are put into quarantine. Raises StoreRefused, OSError.
+    Raises StoreRefused, OSError.
     """
     began = time.monotonic()
-    files, file_bytes = 0, 0
+    files = 0
+    file_bytes = 0
     bad: dict[Path, str] = {}
     with _opened(folder, StoreLimits()) as opened:
         for found in opened.folder.block_files():
@@ -142,11 +140,9 @@ def verify_store(folder: Path) -> VerifyReport:
 
 
 def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
-    """Bring a folder within limits.
+    """Bring a folder within its limits. Raises StoreRefused, OSError.
 
-    What goes: old pins, leftovers of dead writers, unreachable blocks, the least recently used.
-
-    Raises StoreRefused, OSError.
+    Removes expired pins, leftovers of dead writers, unreachable blocks and the least recently used.
     """
     with _opened(folder, limits) as opened:
         with opened.folder.exclusive():
@@ -164,10 +160,9 @@ def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
 
 
 def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
-    """Delete all blocks, sessions, answers and responses, or the blocks and sessions of one model
-    (its short name).
+    """Delete everything, or the blocks and sessions of one model (short name).
 
-    Answers are masked: whose they are cannot be told; responses are no model's. Raises
+    Answers are hashed, so their model is unknown; responses belong to no model. Raises
     StoreRefused, OSError.
     """
     with _opened(folder, StoreLimits()) as opened:
@@ -208,7 +203,7 @@ def _opened(path: Path, limits: StoreLimits) -> Iterator[StoreMaintenance]:
         try:
             folder.prepare()
             supervisor.use(BlockIndex.stored_bytes)
-        except OSError:  # read-only, or full: looking is possible all the same
+        except OSError:  # read-only, or full: inspecting is still possible
             supervisor.open_in_memory()
         yield StoreMaintenance(folder, supervisor, limits, time.time)
     finally:

@@ -1,6 +1,6 @@
-"""Room and order in a store's folder: evict, remove, quarantine.
+"""Keeps a store's folder within its limits: evict, remove, quarantine.
 
-I/O thread, or a command that has the folder for itself.
+I/O thread, or a command of `inspect.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class StoreMaintenance:
-    """Changes what is stored, apart from adding to it. Everything raises OSError."""
+    """Removes what is stored. Every method may raise OSError."""
 
     def __init__(
         self,
@@ -43,10 +43,13 @@ class StoreMaintenance:
         limits: StoreLimits,
         clock: Callable[[], float],
     ) -> None:
-        self.folder, self.supervisor, self._limits, self._clock = folder, supervisor, limits, clock
+        self.folder = folder
+        self.supervisor = supervisor
+        self._limits = limits
+        self._clock = clock
 
     def allowed_bytes(self) -> int:
-        """How many bytes the store may hold at the moment."""
+        """How many bytes the store may hold now."""
         volume = shutil.disk_usage(self.folder.path)
         stored = self.supervisor.use(BlockIndex.stored_bytes)
         return allowed_bytes(
@@ -54,35 +57,34 @@ class StoreMaintenance:
         )
 
     def shortage_bytes(self, wanted_bytes: int) -> int:
-        """How many bytes would have to go before so many more may be written."""
+        """How many bytes must go before this many more may be written."""
         return max(
             0, self.supervisor.use(BlockIndex.stored_bytes) + wanted_bytes - self.allowed_bytes()
         )
 
     def make_room(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> list[Entry]:
-        """Evict until `wanted_bytes` more fit; a little beyond, so that it is not done for every
-        block. Returns what has gone.
+        """Evict until `wanted_bytes` more fit, and a little more, so that not every block evicts.
+
+        Returns what was evicted.
         """
         if not self.shortage_bytes(wanted_bytes):
             return []
-        with self.folder.exclusive():  # asked again: another process may just have made room
-            shortage, allowed = self.shortage_bytes(wanted_bytes), self.allowed_bytes()
+        with self.folder.exclusive():  # check again: another process may just have made room
+            shortage = self.shortage_bytes(wanted_bytes)
+            allowed = self.allowed_bytes()
             if not shortage or wanted_bytes > allowed:
                 return []
             return self.evict(shortage + allowed // SLACK_PARTS, in_use=in_use)
 
     def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
-        """Remove the least recently used blocks that free so many bytes together.
-
-        Returns what has gone.
-        """
+        """Remove the least recently used blocks until this many bytes are free; returns them."""
         with self.folder.exclusive():
             victims = choose_victims(self._entries(), excess_bytes=excess_bytes, in_use=in_use)
             self._unlink(victims)
         return victims
 
     def remove_unreachable(self) -> list[Entry]:
-        """Remove the blocks whose parents are gone, unless they are pinned. Returns what has gone."""
+        """Remove the blocks whose parents are gone, unless they are pinned; returns them."""
         with self.folder.exclusive():
             entries = self._entries()
             reachable = reachable_keys(entries)
@@ -98,7 +100,7 @@ class StoreMaintenance:
     def _unlink(self, entries: Iterable[Entry]) -> None:
         done = []
         try:
-            # files first: a row without a file is a miss, a file without a row would be found again
+            # files first: a row without a file is a miss, a file without a row would come back
             for entry in entries:
                 self.folder.block_path(entry.block.key, model=entry.model).unlink(missing_ok=True)
                 done.append(entry.block.key)
@@ -115,9 +117,7 @@ class StoreMaintenance:
         self.supervisor.use(lambda index: index.remove(gone))
 
     def remove_models(self, is_outdated: Callable[[str], bool]) -> None:
-        """Delete what is kept of models whose fingerprints are outdated, sessions too; one line in
-        the log if there was any.
-        """
+        """Delete blocks and sessions of outdated fingerprints, with one line in the log."""
         fingerprints = self.supervisor.use(lambda index: index.fingerprints())
         models = [model for model, fingerprint in fingerprints.items() if is_outdated(fingerprint)]
         if not models:
@@ -137,23 +137,20 @@ class StoreMaintenance:
             self.supervisor.use(lambda index: index.remove_models(models))
         if files or sessions:
             _LOG.warning(
-                "the store begins anew: %d block%s (%.1f MB) and %d session%s of earlier versions "
-                "are deleted: %s",
+                "deleted %d block%s (%.1f MB) and %d session%s of earlier versions from the store: "
+                "%s",
                 len(files), "" if len(files) == 1 else "s", sum(found.file_bytes for found in files) / 1e6,
                 len(sessions), "" if len(sessions) == 1 else "s", self.folder.path,
             )  # fmt: skip
 
     def condemn(self, path: Path, bad: BadBlock) -> bool:
-        """Put a damaged file into quarantine, unless it has been replaced by a good one since.
-
-        True when it was bad.
-        """
+        """Quarantine a damaged file unless a good one replaced it; returns whether it was bad."""
         try:
             read_block(path, bad.key, model=path.parent.name)
         except BlockMissing:
             return False
         except BadBlock as still_bad:
-            _LOG.warning("a damaged block was found and set aside: %s", still_bad)
+            _LOG.warning("a damaged block was moved to the quarantine: %s", still_bad)
             quarantine(path, still_bad, folder=self.folder.quarantine_folder)
             self._bound_quarantine()
             self.supervisor.use(lambda index: index.remove_rows([bad.key]))
@@ -168,24 +165,26 @@ class StoreMaintenance:
         )
 
     def set_aside_damaged(self) -> tuple[int, list[BlockKey]]:
-        """Quarantine what the last openings of the index found damaged.
+        """Quarantine what was found damaged when the index was opened.
 
-        Returns how many files, and all keys that are gone.
+        Returns the number of damaged files, and all keys that are gone.
         """
-        gone, self.supervisor.gone = self.supervisor.gone, {}
+        gone = self.supervisor.gone
+        self.supervisor.gone = {}
         damaged = [found for found in gone.values() if found is not None]
         for file, bad in damaged:
             quarantine(file.path, bad, folder=self.folder.quarantine_folder)
         if damaged:
             were = "file was" if len(damaged) == 1 else "files were"
-            _LOG.warning("%d damaged %s found in the store and set aside", len(damaged), were)
+            _LOG.warning("%d damaged %s moved to the quarantine", len(damaged), were)
             self._bound_quarantine()
         return len(damaged), list(gone)
 
 
 def quarantine(path: Path, bad: BadBlock, *, folder: Path) -> None:
-    """Move a damaged file, if it is still there, into the quarantine folder, under a name that says
-    why. Raises OSError.
+    """Move a damaged file, if it still exists, to the quarantine; its name says why.
+
+    Raises OSError.
     """
     reason = _NOT_FOR_NAMES.sub("-", bad.reason.lower()).strip("-")[:40]
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -194,8 +193,9 @@ def quarantine(path: Path, bad: BadBlock, *, folder: Path) -> None:
 
 
 def bound_quarantine(folder: Path, *, most_bytes: int, most_files: int) -> int:
-    """Delete the oldest files beyond the bounds. Returns how many files are left. Raises OSError."""
-    kept, kept_bytes = 0, 0
+    """Delete the oldest files beyond the bounds; returns how many remain. Raises OSError."""
+    kept = 0
+    kept_bytes = 0
     for path in reversed(quarantined_files(folder)):
         kept_bytes += path.lstat().st_size
         if kept < most_files and kept_bytes <= most_bytes:

@@ -1,7 +1,4 @@
-"""Small named records beside the blocks of a model: a file each, checked, and replaced as a whole.
-
-The I/O thread's business.
-"""
+"""The records of sessions: small named files with a checksum, replaced as a whole. I/O thread."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class Records:
         self._model = model
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a record, or replace it: durable when this returns."""
+        """Write or replace a record; durable on return."""
         path = self._path(name)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}.new")
@@ -42,11 +39,11 @@ class Records:
         sync_folder(self._folder)
 
     def remove(self, name: str) -> None:
-        """Delete a record, if it is there."""
+        """Delete a record, if it exists."""
         self._path(name).unlink(missing_ok=True)
 
     def all(self) -> dict[str, bytes]:
-        """All records that are whole; one that is damaged is deleted, with a warning."""
+        """All intact records; damaged ones are deleted, with a warning."""
         found: dict[str, bytes] = {}
         for path in record_files(self._folder):
             try:
@@ -54,11 +51,12 @@ class Records:
             except OSError as error:
                 _LOG.warning("a session's record cannot be read: %s", error)
                 continue
-            data, name = content[:-_SUM_BYTES], path.stem
+            data = content[:-_SUM_BYTES]
+            name = path.stem
             if content[-_SUM_BYTES:] == self._sum(name, data):
                 found[name] = data
             else:
-                _LOG.warning("a session's record is damaged and is dropped: %s", path)
+                _LOG.warning("a session's record is damaged and was deleted: %s", path)
                 path.unlink(missing_ok=True)
         return found
 
@@ -71,13 +69,13 @@ class Records:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError for what is not the name of a record."""
+    """Raise ValueError if this is not the name of a record."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"not the name of a record: {name!r}")
+        raise ValueError(f"not a record name: {name!r}")
 
 
 def record_files(folder: Path) -> list[Path]:
-    """The files in a model's folder that have the name of a record."""
+    """The files in a model's folder that are named like records."""
     if folder.is_symlink() or not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _is_record(path))

@@ -1,13 +1,10 @@
-"""Blocks of bytes on disk: put, read, listed, forgotten.
+"""Blocks of bytes on disk: put, read, list, remove. Callers never wait for the disk.
 
-Nobody who uses it ever waits for the disk or fails with it.
-
-What is durable when. `put` returns at once. A block survives the death of this process as soon as
-its bytes are written, which is when the thread gets to it (milliseconds, if the disk keeps up): the
-next store that is opened on the folder finishes it. It survives a power cut when it is named in
-`changes().stored` or after `flush()`: its file, its name and the folder were synced by then; that
-takes 50 ms and the disk's own time. Blocks may be lost (queue full, no room, no disk), they are
-never wrong.
+Durability: `put` returns at once. A block survives the death of this process as soon as its bytes
+are written, within milliseconds if the disk keeps up: the next store that is opened on the folder
+salvages it. It survives a power cut once `changes().stored` names it, or after `flush()`: then its
+file, its name and the folder are synced, which takes 50 ms and the disk's own time. Blocks may be
+lost (queue full, no room, no disk), but they are never wrong.
 """
 
 from __future__ import annotations
@@ -34,13 +31,13 @@ from holdfast.store.mailbox import Mailbox
 from holdfast.store.records import check_name
 from holdfast.wire.figures import DropReason, StoreFigures
 
-FOREVER = 1e18  # seconds since the epoch: a pin that does not end by itself
+FOREVER = 1e18  # seconds since the epoch: a pin that never expires
 
 Answer = TypeVar("Answer")
 
 
 class BlockReader:
-    """The reading thread's work. `ask` is for any thread, `run` for the one."""
+    """The work of the reading thread. Any thread may call `ask`."""
 
     def __init__(
         self,
@@ -50,18 +47,20 @@ class BlockReader:
         figures: StoreFigures,
         on_bad: Callable[[Path, BadBlock], None],
     ) -> None:
-        """`figures` name the model.
-
-        `on_bad` is called on the reading thread with each file that is damaged.
+        """figures: contain the model's short name. on_bad: called on the reading thread with each
+        damaged file.
         """
-        self._folder, self._mailbox, self._figures, self._on_bad = folder, mailbox, figures, on_bad
+        self._folder = folder
+        self._mailbox = mailbox
+        self._figures = figures
+        self._on_bad = on_bad
         self._asked: queue.SimpleQueue[tuple[BlockKey, Future[StoredBlock]] | None] = (
             queue.SimpleQueue()
         )
         self._ended = False
 
     def ask(self, key: BlockKey) -> Future[StoredBlock]:
-        """A future of the block. One that is not running yet can be cancelled."""
+        """A future of the block. It can be cancelled until it runs."""
         future: Future[StoredBlock] = Future()
         self._asked.put((key, future))
         if self._ended:
@@ -69,7 +68,7 @@ class BlockReader:
         return future
 
     def end(self) -> None:
-        """Let the thread end after what was asked so far."""
+        """End the thread after what was asked so far."""
         self._asked.put(None)
 
     def run(self) -> None:
@@ -128,10 +127,8 @@ def _never(fingerprint: str) -> bool:
 class BlockStore:
     """The blocks of one model in a folder that other models and processes may share.
 
-    Any thread may call it.
-
-    Two threads of its own: one owns files and index, one reads. `close` ends them; they are not
-    daemons.
+    Any thread may call it. It has two threads, which `close` ends: one owns files and index, one
+    reads. They are not daemons.
     """
 
     def __init__(
@@ -144,15 +141,15 @@ class BlockStore:
         clocks: Clocks | None = None,
         is_outdated: Callable[[str], bool] = _never,
     ) -> None:
-        """Raises StoreRefused when the folder holds what is not ours; a folder that cannot be
-        written is no error.
+        """Raises StoreRefused if the folder holds other files; a read-only folder is no error.
 
-        served_as: the model's name for people who look at the store. is_outdated: says of which
-        fingerprints no model can be any more; what is kept of these is deleted.
+        served_as: the model's name, for people who look at the store. is_outdated: whether no model
+        can have a fingerprint any more; then what is stored of it is deleted.
         """
-        limits, clocks = limits or StoreLimits(), clocks or Clocks()
+        limits = limits or StoreLimits()
+        clocks = clocks or Clocks()
         self._folder = StoreFolder(folder, names={fingerprint: served_as})
-        # a place that cannot even be looked at is found by the I/O thread again
+        # the I/O thread handles a folder that cannot be read
         with contextlib.suppress(OSError):
             self._folder.check()
         self._clocks = clocks
@@ -188,71 +185,61 @@ class BlockStore:
     # -- blocks
 
     def put(self, block: StoredBlock) -> None:
-        """Queue a block for writing; it can be read at once.
+        """Queue a block for writing; readable at once. Dropped and counted if the queue is full.
 
-        Dropped and counted when too much is queued already.
-
-        Its parts must not change any more; they are let go when the block is on disk. Raises
+        Its parts must not change any more; they are released when the block is on disk. Raises
         ValueError for a block that could never be written.
         """
         check_block(block)
         self._mailbox.offer(block)
 
     def read(self, key: BlockKey) -> Future[StoredBlock]:
-        """A future of the block: verified, its parts being views of one buffer.
+        """A future of the verified block, whose parts are views of one buffer.
 
-        It fails with BlockMissing or BadBlock.
-
-        Its callbacks run on the reading thread. Let go of one block before you ask for many more:
-        buffers that come back are used again and cost no page faults.
+        It fails with BlockMissing or BadBlock. Callbacks run on the reading thread. Release a block
+        before you ask for many more: reused buffers cause no page faults.
         """
         return self._reader.ask(key)
 
     def entries(self) -> tuple[Entry, ...]:
-        """All blocks of this model that can be reached from a root, parents before children, states
-        behind blocks. Waits.
-        """
+        """All reachable blocks of this model, parents first, blocks before states. Waits."""
         return self._ask(self._io.entries, otherwise=())
 
     def changes(self) -> StoreChanges:
-        """What has become durable and what was lost since the last call.
-
-        A key may be in both: it was stored, then lost.
-        """
+        """What became durable and what was lost since the last call; a key may be in both."""
         return self._mailbox.changes()
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Note that blocks were of use just now.
-
-        Name the whole path: a block is as recent as its most recent descendant.
-        """
+        """Record a use of blocks. Name the whole path: a block is as recent as its descendants."""
         self._mailbox.send(functools.partial(self._io.touch, tuple(keys), self._clocks.wall()))
 
     def pin(self, keys: Iterable[BlockKey], *, holder: str = "", until: float = FOREVER) -> None:
-        """Keep blocks, and with them their ancestors, from eviction for `holder`; also over
-        restarts. `until` as time.time().
+        """Keep blocks and their ancestors from eviction for `holder`, also across restarts.
+
+        until: as time.time().
         """
         self._mailbox.send(functools.partial(self._io.pin, tuple(keys), holder, until))
 
     def unpin(self, keys: Iterable[BlockKey], *, holder: str = "") -> None:
-        """Take back a holder's pins."""
+        """Remove a holder's pins."""
         self._mailbox.send(functools.partial(self._io.unpin, tuple(keys), holder))
 
     def remove(self, keys: Iterable[BlockKey]) -> None:
-        """Delete blocks, queued ones too; children before parents is the caller's business."""
+        """Delete blocks, queued ones too. Pass children before parents."""
         self._mailbox.send(functools.partial(self._io.remove, tuple(keys)))
 
     # -- records, small and named
 
     def put_record(self, name: str, data: bytes) -> None:
-        """Keep a small record of this model under a name of 32 hexadecimal digits (else
-        ValueError); returns at once.
+        """Save a small record of this model; returns at once.
+
+        Raises ValueError unless the name has 32 hexadecimal digits.
         """
         check_name(name)
         self._mailbox.send(functools.partial(self._io.put_record, name, data))
 
     def remove_record(self, name: str) -> None:
-        """Forget a record."""
+        """Delete a record."""
         self._mailbox.send(functools.partial(self._io.remove_record, name))
 
     def records(self) -> dict[str, bytes]:
@@ -260,30 +247,27 @@ class BlockStore:
         return self._ask(self._io.records, otherwise={})
 
     def ask_records(self) -> Future[dict[str, bytes]]:
-        """The same without waiting. Cancelled when the store is closed."""
+        """The same without waiting; cancelled when the store is closed."""
         return self._mailbox.ask(self._io.records)
 
     # -- the whole
 
     def flush(self, timeout_seconds: float = 60.0) -> bool:
-        """Wait until everything handed over so far is durable.
-
-        False when it is not, in time or at all.
-        """
+        """Wait until everything so far is durable; returns whether it is."""
         try:
             return self._mailbox.ask(self._io.flush).result(timeout_seconds)
         except (FutureTimeout, CancelledError):
             return False
 
     def close(self) -> None:
-        """Write what is queued, end the threads. May be called twice."""
+        """Write what is queued and end the threads. May be called twice."""
         self._reader.end()
         self._mailbox.close()
         for thread in self._threads:
             thread.join()
 
     def statistics(self) -> StoreFigures:
-        """A snapshot; never waits."""
+        """A snapshot. Never waits."""
         queued_blocks, queued_bytes = self._mailbox.load()
         return msgspec.structs.replace(
             self._figures,
@@ -294,7 +278,7 @@ class BlockStore:
         )
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the index does not agree with itself."""
+        """Assert that the index agrees with itself."""
         self._ask(self._io.check_invariants, otherwise=None)
 
     def _on_bad(self, path: Path, bad: BadBlock) -> None:

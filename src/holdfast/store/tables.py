@@ -1,4 +1,4 @@
-"""What is done to a new SQLite file, which several processes may begin with at the same moment."""
+"""Preparing SQLite files that several processes may create at the same moment."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import random
 import sqlite3
 import time
 
-# Python decodes SQLite's texts, messages too: those of a damaged file need not be UTF-8. What is
-# found wrong here is a DatabaseError without a code.
+# Python decodes SQLite's texts and messages; those of a damaged file may not be UTF-8. What our own
+# checks find is a DatabaseError without a code.
 DAMAGE_SIGNS = (sqlite3.Error, UnicodeDecodeError)
 _RETRY_SECONDS = 0.01
 
 
 def use_write_ahead_log(database: sqlite3.Connection, *, busy_seconds: float) -> None:
-    """Switch the file to a write-ahead log, waiting for others up to `busy_seconds`.
+    """Switch the file to a write-ahead log, waiting up to `busy_seconds` for other processes.
 
-    Raises sqlite3.Error.
-
-    SQLite's own timeout does not hold here: of two that switch one file at once, one is told right
-    away that it is locked (the busy handler is not called where both would wait for each other).
+    SQLite's own timeout does not apply: if two switch one file at once, one fails immediately,
+    because both would wait for each other. Raises sqlite3.Error.
     """
     deadline = time.monotonic() + busy_seconds
     while True:
@@ -32,10 +30,7 @@ def use_write_ahead_log(database: sqlite3.Connection, *, busy_seconds: float) ->
 
 
 def make_tables(database: sqlite3.Connection, schema: str, *, version: int) -> int:
-    """Make them unless the file has some; returns the version of those it has.
-
-    Raises sqlite3.Error.
-    """
+    """Create the tables unless the file has some; returns their version. Raises sqlite3.Error."""
     found = _version_of(database)
     if found == 0:
         try:
@@ -43,7 +38,7 @@ def make_tables(database: sqlite3.Connection, schema: str, *, version: int) -> i
                 f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {version}; COMMIT;"
             )
         except sqlite3.OperationalError:
-            # another process has made them meanwhile, or it is the disk
+            # another process has just made them, or the disk failed
             if database.in_transaction:
                 database.execute("ROLLBACK")
             if _version_of(database) == 0:

@@ -98,8 +98,12 @@ class CacheClient:
         clock: Callable[[], float],
     ) -> None:
         """on_end: called when everything of an ended sequence is committed."""
-        self._cache, self._engine, self._scheduler = cache, engine, scheduler
-        self._counters, self._on_end, self._clock = counters, on_end, clock
+        self._cache = cache
+        self._engine = engine
+        self._scheduler = scheduler
+        self._counters = counters
+        self._on_end = on_end
+        self._clock = clock
         self.read_ahead = ReadAheadRuns()
         self._in_flight = InFlightPrefills()
         self._behind: dict[RequestId, LiveSequence] = {}  # wait for another one's prefill
@@ -220,7 +224,7 @@ class CacheClient:
         self._scheduler.begin_behind(sequence.request.request_id, 0)
 
     def restart_all_cold(self) -> None:
-        """Let every sequence that waits, for the disk or another one, start from its first token."""
+        """Let every waiting sequence start from its first token."""
         waiting = (*self._fetching, *self._behind.values(), *self._to_repeat)
         self._behind.clear()
         self._to_repeat.clear()
@@ -233,7 +237,7 @@ class CacheClient:
         otherwise=lambda client, sequence: client.restart_all_cold(),
     )
     def withdraw(self, sequence: LiveSequence) -> None:
-        """The sequence has ended, is preempted or paused; those that waited for it look up again."""
+        """The sequence ended, is preempted or paused; those that waited for it look up again."""
         self._behind.pop(sequence.request.request_id, None)
         if sequence in self._to_repeat:
             self._to_repeat.remove(sequence)
@@ -251,14 +255,15 @@ class CacheClient:
         self._to_repeat += [self._behind.pop(request_id) for request_id in request_ids]
 
     def _repeat_without(self, gone: Iterable[BlockKey], live: Iterable[LiveSequence]) -> None:
-        """Blocks or live states are gone: waiting sequences that were to start from them look again.
+        """Blocks or live states are gone: sequences that were to start from them look up again.
 
         One that was just admitted starts from what it holds, like a running one; if that is bad, it
         will find out.
         """
         lost = set(gone)
         for other in live:
-            request_id, lookup = other.request.request_id, other.lookup
+            request_id = other.request.request_id
+            lookup = other.lookup
             if lookup is None or not self._scheduler.is_waiting(request_id):
                 continue
             if lookup.has_lost_its_base or not lost.isdisjoint(lookup.plan.keys):
@@ -271,7 +276,8 @@ class CacheClient:
 
     def opening(self, sequence: LiveSequence) -> tuple[Prefix | None, KeepPolicy | None]:
         """What to open a sequence from, and what to copy out of it while it runs. May raise."""
-        request, lookup = sequence.request, sequence.lookup
+        request = sequence.request
+        lookup = sequence.lookup
         sequence.began_live = None
         if not sequence.is_cold:
             sequence.began_from = ()
@@ -279,13 +285,15 @@ class CacheClient:
             is_on = self._cache.keeps_anything
             self._report(sequence, CacheOutcome.SCORED if is_on else CacheOutcome.OFF)
             return None, None
-        prefix, keep = None, None
+        prefix = None
+        keep = None
         if lookup is None:
             sequence.cursor = self._cache.cursor(tenant=request.tenant)
             self._report(sequence, CacheOutcome.FAILED)
         else:
             began_at = self._clock()
-            sequence.began_from, sequence.cursor = lookup.plan.keys, lookup.plan.cursor
+            sequence.began_from = lookup.plan.keys
+            sequence.cursor = lookup.plan.cursor
             sequence.began_live = None if lookup.base is None else lookup.base.chain
             prefix = self._cache.prefix(lookup) if lookup.cached_tokens else None
             sequence.restore_seconds = lookup.fetch_seconds + self._clock() - began_at
@@ -296,7 +304,8 @@ class CacheClient:
 
     def begin(self, sequence: LiveSequence, state: LiveState) -> None:
         """A sequence is open, on what `opening` returned. May raise."""
-        request, lookup = sequence.request, sequence.lookup
+        request = sequence.request
+        lookup = sequence.lookup
         if sequence.cursor is not None and self._serves(request):
             live = LiveChain(
                 request_id=request.request_id,
@@ -396,7 +405,8 @@ class CacheClient:
     @_guarded("what request %s started from could not be forgotten")
     def blame(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
         """A sequence has succeeded without the cache: forget what it first started from."""
-        began_from, sequence.began_from = sequence.began_from, ()
+        began_from = sequence.began_from
+        sequence.began_from = ()
         if began_from:
             self._repeat_without(self._cache.forget(began_from), live)
 
@@ -435,7 +445,8 @@ class CacheClient:
 
     def _leave(self, sequence: LiveSequence) -> None:
         """The chain of a sequence is no longer live, if it was."""
-        live, sequence.live = sequence.live, None
+        live = sequence.live
+        sequence.live = None
         if live is not None:
             self._cache.live.leave(live)
 
@@ -471,7 +482,8 @@ class CacheClient:
         while self._computed:
             rest = self._computed.pop(0)
             self._commit_rest(rest.sequence, rest)
-        self._computed, self._computing = self._computing, []
+        self._computed = self._computing
+        self._computing = []
 
     @_guarded(
         "the rest of request %s is not kept",
@@ -480,7 +492,8 @@ class CacheClient:
     def _commit_rest(self, sequence: LiveSequence, rest: _Rest) -> None:
         self._commit(sequence, rest.kept)
         if rest.for_good and sequence.live is not None and rest.kept.is_finite:
-            live, sequence.live = sequence.live, None
+            live = sequence.live
+            sequence.live = None
             self._cache.live.park(live, bytes(sequence.chain))
         self._leave(sequence)
         if rest.for_good:

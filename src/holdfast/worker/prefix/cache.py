@@ -1,4 +1,4 @@
-"""The prefix cache: finds what a request can start from, reads it from disk, keeps what is computed.
+"""The prefix cache: finds what a request can start from, restores it, keeps what is computed.
 
 Device thread only. The store's threads see bytes, never arrays.
 """
@@ -68,8 +68,10 @@ class PrefixCache:
         most_parked_bytes: int | None = None,
     ) -> None:
         """most_parked_bytes: of states of ended sequences; 0: none; None: as many as fit."""
-        self.index, self.store = index, store
-        self._form, self._codec = form, codec
+        self.index = index
+        self.store = store
+        self._form = form
+        self._codec = codec
         self.live = LiveTier(index, form=form, codec=codec, most_parked_bytes=most_parked_bytes)
         self._tended_at = self._offered_at = 0.0
         placed = index.load()
@@ -112,7 +114,8 @@ class PrefixCache:
         plan = self._plan(chain, tenant)
         hold = self.index.pinned(plan)
         lookup = Lookup(chain=chain, tenant=tenant, plan=plan, hold=hold, asked_at=asked_at)
-        lookup.may_move, lookup.in_blocks_only = may_move, in_blocks_only
+        lookup.may_move = may_move
+        lookup.in_blocks_only = in_blocks_only
         if not in_blocks_only:
             lookup.base = self.live.claim(lookup)
         self._fetch(lookup)
@@ -215,7 +218,8 @@ class PrefixCache:
     def _fetch(self, lookup: Lookup) -> None:
         """Read from disk what is missing; keeps the reads that are under way."""
         to_read = set(lookup.plan.to_read)
-        awaited, lookup.awaited = lookup.awaited, {}
+        awaited = lookup.awaited
+        lookup.awaited = {}
         for key in lookup.missing_keys:
             if key not in to_read or key in lookup.fetched:
                 continue
@@ -225,7 +229,8 @@ class PrefixCache:
                 lookup.awaited[key] = self.store.read(key)
 
     def _payload_of(self, stored: StoredBlock) -> Payload:
-        block, parts = stored.block, tuple(memoryview(part) for part in stored.parts)
+        block = stored.block
+        parts = tuple(memoryview(part) for part in stored.parts)
         payload = self.decoded(block.kind, stored.meta, parts)
         if isinstance(payload, StateCheckpoint):
             if payload.position != block.start:
@@ -362,7 +367,8 @@ class PrefixCache:
         """
         if (store := self.store) is None:
             return
-        ends_at, left = time.perf_counter() + CLOSING_SECONDS, math.inf
+        ends_at = time.perf_counter() + CLOSING_SECONDS
+        left = math.inf
         while store.flush(max(0.0, ends_at - time.perf_counter())):
             self._learn(store)
             if not 0 < (unsaved := len(self.index.unsaved())) < left:

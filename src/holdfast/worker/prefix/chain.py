@@ -204,7 +204,8 @@ def follow(
         child = branches.get(bytes(packed[at : at + TOKEN_BYTES])) if branches else None
         if child is None:
             return path
-        node, cut = child, 0
+        node = child
+        cut = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -1,10 +1,9 @@
-"""Who is reading what now, so that a second request with the same beginning waits for the first
-instead of reading it again.
+"""Which prompts are being prefilled: a second request with the same prefix waits for the first.
 
-A request either reads or waits, never both; so nobody who is waited for waits, and no waits can go
-round in a circle. Whoever stops reading, for whatever reason (done, cancelled, preempted),
-withdraws, and that frees who waits for it. Who is freed asks anew what is stored and who is ahead,
-one after the other: the first may become the reader for the others. Device thread only.
+A request is either a reader, which prefills, or it waits for one; so no reader waits, and waits
+cannot form a cycle. A reader that stops for whatever reason (done, cancelled, preempted) withdraws,
+which frees the requests that wait for it. These look up again what is stored and who is ahead, one
+after the other: the first may become the reader for the others. Device thread only.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from holdfast.wire.token_ids import TOKEN_BYTES, common_tokens
 
 @dataclass(frozen=True, slots=True)
 class InFlightPrefill:
-    """A reader that will have the first `tokens` tokens stored, which are the asker's too, if it is
-    not stopped.
-    """
+    """A reader that will store the first `tokens` tokens, which the asker has, too."""
 
     request_id: RequestId
     tokens: int
@@ -31,11 +28,11 @@ class InFlightPrefill:
 class _Reader:
     tenant: str
     packed: bytes
-    boundaries: tuple[int, ...] | None  # ascending; None: anywhere will do
+    boundaries: tuple[int, ...] | None  # ascending; None: anywhere
     progress: int = 0
 
     def shared(self, packed: bytes) -> int:
-        """How many tokens a request with these tokens could resume from when all is read."""
+        """How many tokens a request with these tokens can resume from at the end."""
         tokens = common_tokens(self.packed, packed)
         if self.boundaries is None:
             return tokens
@@ -44,7 +41,7 @@ class _Reader:
 
 
 class InFlightPrefills:
-    """Running sequences that still read known tokens, and requests that wait for them."""
+    """Running sequences that prefill known tokens, and the requests that wait for them."""
 
     def __init__(self) -> None:
         self._readers: dict[RequestId, _Reader] = {}  # oldest first
@@ -53,12 +50,12 @@ class InFlightPrefills:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait now."""
+        """How many requests wait now."""
         return len(self._waiting)
 
     @property
     def waits(self) -> int:
-        """How often one has waited, since the start."""
+        """How many requests have waited since the start."""
         return self._waits
 
     def announce(
@@ -70,21 +67,19 @@ class InFlightPrefills:
         have: int = 0,
         boundaries: Sequence[int] | None = None,
     ) -> None:
-        """A sequence begins to read these packed tokens; it has the first `have` of them stored or
-        restored already.
+        """A sequence, no longer waiting, starts to prefill these packed tokens after the first `have`.
 
-        boundaries: where it will leave states, if the model can only be resumed there. A request
-        that waited does so no more.
+        boundaries: where it will store states, if the model can resume only there.
         """
-        assert request_id not in self._readers, "a request is read twice at once"
+        assert request_id not in self._readers, "a request is announced twice"
         self._waiting.pop(request_id, None)
         at = None if boundaries is None else tuple(sorted(boundaries))
         self._readers[request_id] = _Reader(tenant, packed, at, have)
 
     def progress(self, request_id: RequestId, tokens: int) -> tuple[RequestId, ...]:
-        """The first `tokens` tokens of a reader are stored now; returns who has waited for that.
+        """The first `tokens` tokens of a reader are stored; returns the requests that this frees.
 
-        Unknown readers are ignored.
+        Ignores unknown readers.
         """
         reader = self._readers.get(request_id)
         if reader is None:
@@ -99,9 +94,9 @@ class InFlightPrefills:
         )
 
     def withdraw(self, request_id: RequestId) -> tuple[RequestId, ...]:
-        """A request neither reads nor waits any more; returns who has waited for it.
+        """A request no longer prefills or waits; returns the requests that this frees.
 
-        Unknown requests are ignored.
+        Ignores unknown requests.
         """
         self._waiting.pop(request_id, None)
         if self._readers.pop(request_id, None) is None:
@@ -113,11 +108,10 @@ class InFlightPrefills:
     def ahead_of(
         self, packed: bytes, have: int, *, tenant: str = "", limit: int | None = None
     ) -> InFlightPrefill | None:
-        """Who will have most of these tokens stored: more than the `have` that the asker begins
-        from now, and is not behind it.
+        """The reader that will store most of these tokens: more than the asker's `have`, and not
+        behind it now. Of equals, the one with the most progress.
 
-        limit: the most tokens that the asker can use; all but its last one, as a rule. Of equals,
-        the one that is furthest.
+        limit: the most tokens that the asker can use; usually all but its last one.
         """
         if limit is not None:
             packed = packed[: max(0, limit) * TOKEN_BYTES]
@@ -126,18 +120,18 @@ class InFlightPrefills:
             if reader.tenant != tenant or reader.progress < have:
                 continue
             tokens = reader.shared(packed)
-            # what it has stored and the asker does not find is gone again
+            # what it has stored and the asker does not find was evicted
             is_coming = tokens > max(have, reader.progress)
             if is_coming and (best is None or (tokens, reader.progress) > best[:2]):
                 best = (tokens, reader.progress, request_id)
         return None if best is None else InFlightPrefill(best[2], best[0])
 
     def wait(self, request_id: RequestId, ahead: InFlightPrefill) -> None:
-        """A request waits for what `ahead_of` has just found."""
+        """A request waits for what `ahead_of` has just returned."""
         assert request_id not in self._readers, "a reader waits"
-        assert ahead.request_id in self._readers, "nobody reads what is waited for"
+        assert ahead.request_id in self._readers, "nothing prefills what is waited for"
         assert self._readers[ahead.request_id].progress < ahead.tokens, (
-            "what is waited for is there"
+            "what is waited for is stored"
         )
         self._waiting[request_id] = ahead
         self._waits += 1
@@ -148,10 +142,10 @@ class InFlightPrefills:
         return tuple(waiting)
 
     def check_invariants(self) -> None:
-        """Assert that nobody waits for a waiting one, for nobody, or for what is there."""
-        assert not self._readers.keys() & self._waiting.keys(), "a request reads and waits"
+        """Assert that every waiting request waits for a reader, and for what is not stored yet."""
+        assert not self._readers.keys() & self._waiting.keys(), "a request prefills and waits"
         for ahead in self._waiting.values():
-            assert ahead.request_id in self._readers, "a request waits for nobody"
+            assert ahead.request_id in self._readers, "a request waits for no reader"
             assert self._readers[ahead.request_id].progress < ahead.tokens, (
-                "a request waits for what is there"
+                "a request waits for what is stored"
             )

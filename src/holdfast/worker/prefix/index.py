@@ -175,7 +175,9 @@ class PrefixIndex:
         *,
         holder: LiveChain | None = None,
     ) -> Block | None:
-        parent_key, parent_tokens, start = cursor.parent_key, cursor.parent_tokens, cursor.position
+        parent_key = cursor.parent_key
+        parent_tokens = cursor.parent_tokens
+        start = cursor.position
         is_wanted = holder is None or self._store is not None
         has_room = is_wanted and self._make_room(payload.nbytes, before=parent_key)
         if not has_room and self._store is None and holder is None:
@@ -348,7 +350,7 @@ class PrefixIndex:
         return () if last is None else self.forget((last,), cause=CacheOutcome.FORGOTTEN)
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
-        """Keep keys, each pinned once, in RAM until the disk has them. The caller tells the store."""
+        """Keep keys, each pinned once, in RAM until the disk has them. Does not tell the store."""
         self._pins.pin(keys)
 
     def unpin(self, keys: Iterable[BlockKey]) -> None:
@@ -381,7 +383,8 @@ class PrefixIndex:
 
         `lost`: dropped before it was written, evicted, found missing or damaged.
         """
-        stored, lost = tuple(stored), tuple(lost)
+        stored = tuple(stored)
+        lost = tuple(lost)
         for key in stored:
             if self._disk.saved(key):
                 self._ram.release((key,))
@@ -400,7 +403,7 @@ class PrefixIndex:
         return tuple(gone)
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """The copies of these on disk cannot be used; returns what is lost. RAM keeps its copies."""
+        """The copies on disk of these are unusable; returns what is lost. RAM keeps its copies."""
         gone: list[BlockKey] = []
         for key in keys:
             if self._store is None or key not in self._disk:

@@ -66,13 +66,15 @@ class LiveChains:
 
         Of equals, a parked one, with the fewest further tokens.
         """
-        best, most = None, (0, False, 0)
+        best = None
+        most = (0, False, 0)
         for chain in self._chains:
             if chain.tenant == tenant and (own := chain.tokens):
                 shared = min(own, common_tokens(chain.chain, packed))
                 rank = (shared, chain.is_parked, shared - own)
                 if shared and (best is None or rank > most):
-                    best, most = chain, rank
+                    best = chain
+                    most = rank
         return best, most[0]
 
 
@@ -83,7 +85,9 @@ class LiveTier:
         self, index: PrefixIndex, *, form: ModelForm, codec: Codec, most_parked_bytes: int | None
     ) -> None:
         """most_parked_bytes: 0: no state is parked; None: as many as fit."""
-        self._index, self._form, self._codec = index, form, codec
+        self._index = index
+        self._form = form
+        self._codec = codec
         self._most_parked_bytes = most_parked_bytes
         self._token_bytes = sum(each.of(1).nbytes for each in form.block)
         self._chains = LiveChains()
@@ -125,11 +129,12 @@ class LiveTier:
             chain.claims.append(lookup.base)
 
     def base(self, lookup: Lookup) -> LiveBase | None:
-        """The claimed live state, for the engine. A moved one belongs to the sequence from now on."""
+        """The claimed live state, for the engine. A moved one now belongs to the sequence."""
         claim = lookup.base
         if claim is None:
             return None
-        chain, tokens = claim.chain, claim.tokens
+        chain = claim.chain
+        tokens = claim.tokens
         assert chain.state is not None, "a claimed live chain is gone"
         claim.use = self._use_of(claim, may_move=lookup.may_move)
         if claim.use == "moved":
@@ -146,7 +151,8 @@ class LiveTier:
         """
         if claim.needs_end:
             return "moved"
-        chain, tokens = claim.chain, claim.tokens
+        chain = claim.chain
+        tokens = claim.tokens
         assert chain.state is not None, "a claimed live chain is gone"
         can_share = chain.state.can_share and tokens >= LEAST_SHARED_TOKENS
         if may_move and chain.is_parked:
@@ -219,13 +225,15 @@ class LiveTier:
 
         For states that cannot share while they run, because a fused kernel wants one buffer.
         """
-        best, most = None, LEAST_SHARED_TOKENS - 1
+        best = None
+        most = LEAST_SHARED_TOKENS - 1
         for other in self._chains.parked:
             if other.tenant == tenant and other.state is not None and not other.is_stale:
                 shared = common_tokens(other.chain, chain)
                 tokens = min(shared, other.state.frozen_tokens, state.frozen_tokens)
                 if tokens > most:
-                    best, most = other.state, tokens
+                    best = other.state
+                    most = tokens
         if best is not None:
             state.share_beginning(best, most)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class LiveClaim:
     """A sequence is to start from the first tokens of a live chain.
 
-    needs_end: with all layers as they are at its end, or rewound from there; only one can have that.
+    needs_end: with all layers as they are at its end, or rewound from there; exclusive.
     use: as planned when it is found, then as it was when the engine got it.
     """
 
@@ -155,7 +155,8 @@ class Lookup:
         """What was found, why not more, and how long it took."""
         shortfall = self.plan.shortfall
         to_read = set(self.plan.to_read)
-        disk_tokens, begin = 0, self.base_tokens
+        disk_tokens = 0
+        begin = self.base_tokens
         for block in self.missing_blocks:
             if block.key in to_read:
                 disk_tokens += block.end - begin

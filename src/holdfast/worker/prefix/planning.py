@@ -82,8 +82,10 @@ class EvictionHistory:
 
     def lost_after(self, place: Cursor, packed: bytes) -> Shortfall | None:
         """How many of the tokens `packed` were stored at a place where none of them is now."""
-        at, cause = 0, None
-        parent_key, parent_tokens = place.parent_key, place.parent_tokens
+        at = 0
+        cause = None
+        parent_key = place.parent_key
+        parent_tokens = place.parent_tokens
         while at < len(packed):
             lost = self._blocks.get((parent_key, parent_tokens, packed[at : at + TOKEN_BYTES]))
             if lost is None:
@@ -106,7 +108,8 @@ class EvictionHistory:
                 continue
             position = block.start + tokens
             if last_position < position <= end:
-                last, last_position = Shortfall(cause, position - begin), position
+                last = Shortfall(cause, position - begin)
+                last_position = position
         return last
 
 
@@ -120,7 +123,9 @@ class Planner:
         *,
         is_in_memory: Callable[[BlockKey], bool],
     ) -> None:
-        self._tree, self._history, self._is_in_memory = tree, history, is_in_memory
+        self._tree = tree
+        self._history = history
+        self._is_in_memory = is_in_memory
 
     def plan(
         self, packed: bytes, *, root: BlockKey, resumable_anywhere: bool, limit: int

@@ -81,7 +81,8 @@ class EvictionOrder:
         """Add a key as the most recently used one."""
         assert key not in self._last_used, "a key is added twice"
         self._uses += 1
-        self._last_used[key], self._parents[key] = self._uses, parent
+        self._last_used[key] = self._uses
+        self._parents[key] = parent
         if parent is not None:
             self._children[parent] = self._children.get(parent, 0) + 1
         self._offer(key)
@@ -320,7 +321,8 @@ class Pins:
     """
 
     def __init__(self, ram: RamTier, disk: DiskIndex) -> None:
-        self._ram, self._disk = ram, disk
+        self._ram = ram
+        self._disk = disk
         self._pins: set[BlockKey] = set()
         self._held: dict[BlockKey, int] = {}  # their bytes in RAM
         self._held_bytes = 0

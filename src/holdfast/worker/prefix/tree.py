@@ -122,7 +122,8 @@ class PrefixTree:
         A cursor that is no longer valid starts again at the root.
         """
         if not self.is_valid(cursor):
-            cursor.node, cursor.cut = None, 0
+            cursor.node = None
+            cursor.cut = 0
         at = cursor.position
         node = cursor.node or self._roots.get(cursor.root)
         if node is not None and at < end:
@@ -130,7 +131,7 @@ class PrefixTree:
             cursor.node, cursor.cut = path[-1]
 
     def append(self, cursor: Cursor, key: BlockKey, packed: bytes) -> None:
-        """Add a block at a valid cursor whose next token is not stored; moves the cursor past it."""
+        """Add a block at a valid cursor whose next token is not stored; moves the cursor on."""
         assert key not in self._entries, "a stored block is stored again"
         assert 0 < len(packed) <= BLOCK_TOKENS * TOKEN_BYTES, "an empty block, or one too long"
         node = cursor.node
@@ -139,7 +140,8 @@ class PrefixTree:
         start = cursor.position
         child = self._add_child(Node(key, node, cursor.cut, start, 0, packed))
         self._entries[key] = _Entry(child, start, child.tokens, is_state=False)
-        cursor.node, cursor.cut = child, child.tokens
+        cursor.node = child
+        cursor.cut = child.tokens
 
     def append_checkpoint(self, cursor: Cursor, key: BlockKey) -> None:
         """Add a state at a valid cursor where there is none."""
@@ -174,7 +176,8 @@ class PrefixTree:
         """
         if block.kind == "state":
             return self._insert_state(block.key, parent_key=block.parent_key, position=block.start)
-        key, packed = block.key, block.packed_tokens
+        key = block.key
+        packed = block.packed_tokens
         if not 0 < len(packed) <= BLOCK_TOKENS * TOKEN_BYTES:
             raise ValueError(f"a block has 1 to {BLOCK_TOKENS} tokens, not {block.tokens}")
         if key in self._entries:
@@ -320,7 +323,7 @@ class PrefixTree:
         return node, position - node.start
 
     def check_invariants(self) -> None:
-        """Assert that every token is in one node, every key is at its place, and no root is empty."""
+        """Assert that each token is in one node, each key at its place, and no root is empty."""
         seen: dict[BlockKey, Node] = {}
         tokens = 0
         for key, root in self._roots.items():
@@ -342,7 +345,8 @@ class PrefixTree:
 
 
 def _divergence(end: Cursor, packed: bytes) -> Divergence | None:
-    node, found = end.node, token_at(packed, end.position)
+    node = end.node
+    found = token_at(packed, end.position)
     assert node is not None
     if end.cut < node.tokens:
         stored = token_at(node.packed, end.cut)

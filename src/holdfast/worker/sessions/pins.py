@@ -28,7 +28,8 @@ class SessionPins:
     """
 
     def __init__(self, cache: PrefixCache, *, quota_bytes: Callable[[], int]) -> None:
-        self._cache, self._quota_bytes = cache, quota_bytes
+        self._cache = cache
+        self._quota_bytes = quota_bytes
         self._keys: dict[str, set[BlockKey]] = {}  # by the session's record name
         self._holders: Counter[BlockKey] = Counter()
         self._sizes: dict[BlockKey, int] = {}  # at the time of pinning
@@ -58,7 +59,7 @@ class SessionPins:
         return self._fit(_keys_of(session))
 
     def sync(self, session: Session) -> None:
-        """Pin exactly what the session consists of, as far as the quota allows; nothing if unpinned."""
+        """Pin exactly the blocks of a session, as far as the quota allows; none if it is unpinned."""
         name = session.record_name
         branches = session.branches if session.pinned else ()
         wanted = {key for branch in branches for key in branch.keys}
@@ -147,7 +148,7 @@ class SessionPins:
 
 
 class PrefixPins:
-    """Prefixes that clients want kept for a while, such as those before Anthropic's `cache_control`.
+    """Prefixes that clients want kept for a while, as with Anthropic's `cache_control`.
 
     Each is a pinned session without a name, known by the block in which it ends. No timer runs:
     `expire` is called now and then. They are hints, so they make way for pinned sessions, for
@@ -155,7 +156,8 @@ class PrefixPins:
     """
 
     def __init__(self, index: PrefixIndex, pins: SessionPins) -> None:
-        self._index, self._pins = index, pins
+        self._index = index
+        self._pins = pins
         # other workers on the same store have their own pins
         self._worker = secrets.token_hex(8)
         self._kept: dict[BlockKey, Session] = {}
@@ -200,11 +202,12 @@ class PrefixPins:
     def _pin(
         self, wanted: PinnedPrefix, *, tenant: str, chain: bytes | bytearray, now: float
     ) -> Session | None:
-        """The new pin, merged with the one that ends in the same block; None if nothing is stored."""
+        """The new pin, merged with one that ends in the same block; None if nothing is stored."""
         branch = self._index.branch(chain[: wanted.tokens * TOKEN_BYTES], tenant=tenant)
         if not branch.blocks:
             return None
-        end, seconds = branch.blocks[-1].key, wanted.seconds
+        end = branch.blocks[-1].key
+        seconds = wanted.seconds
         known = self._kept.get(end)
         if known is not None:
             seconds = max(seconds, known.ttl_seconds or 0)

@@ -86,7 +86,8 @@ class SessionRegistry:
 
     def __init__(self, *, most: int, ttl_seconds: float | None) -> None:
         """ttl_seconds: the default."""
-        self._most, self._ttl_seconds = most, ttl_seconds
+        self._most = most
+        self._ttl_seconds = ttl_seconds
         self._sessions: dict[tuple[str, str], Session] = {}
 
     def __len__(self) -> int:

@@ -56,7 +56,8 @@ class SessionService:
         context_tokens: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._cache, self._clock = cache, clock
+        self._cache = cache
+        self._clock = clock
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
@@ -128,7 +129,7 @@ class SessionService:
         self._prefixes.keep(wanted, tenant=tenant, chain=chain, now=self._clock())
 
     def tend(self) -> list[SessionAnswer]:
-        """Continue transfers, close expired sessions, write records; returns answers that are due."""
+        """Continue transfers, close expired sessions, write records; returns due answers."""
         ended = [self._ended(transfer) for transfer in self._transfers.advance()]
         answers = [answer for answer in ended if answer is not None]
         if answers:
@@ -188,7 +189,8 @@ class SessionService:
             pinned=command.pinned is True,
             metadata=session.metadata,
         )
-        fork.branches, fork.forked_from = session.branches[:1], session.session_id
+        fork.branches = session.branches[:1]
+        fork.forked_from = session.session_id
         self._changed(fork)
         return self._answer(command, fork)
 
@@ -251,7 +253,7 @@ class SessionService:
         free_bytes = self._budget_bytes() - self._pins.pinned_bytes
         if file.nbytes > quota_bytes:
             message = (
-                f"the file holds {file.nbytes:,} bytes, an imported session may have {quota_bytes:,} "
+                f"the file holds {file.nbytes:,} bytes, an imported session {quota_bytes:,} at most "
                 "(store.pinned_percent)"
             )
             raise SessionRefused(SessionFailure.OVER_QUOTA, message)
@@ -267,8 +269,9 @@ class SessionService:
     def _imported(
         self, command: SessionCommand, manifest: Manifest, chains: Sequence[bytes]
     ) -> Session:
-        """Open a session over imported chains. Raises SessionRefused if some of them found no room."""
-        session_id, tenant = command.session_id or manifest.session_id, command.tenant
+        """Open a session over imported chains. Raises SessionRefused if not all found room."""
+        session_id = command.session_id or manifest.session_id
+        tenant = command.tenant
         self._registry.refuse_taken(session_id, tenant=tenant)
         branches = tuple(self._cache.index.branch(chain, tenant=tenant) for chain in chains)
         if any(
@@ -289,7 +292,7 @@ class SessionService:
         return session
 
     def _ended(self, transfer: Transfer) -> SessionAnswer | None:
-        """The answer to a transfer; None if an export starts again because the store lost a block."""
+        """The answer to a transfer; None if an export starts again after a block was lost."""
         if transfer.lost and self._cache.store is not None:
             self._cache.index.unreadable(transfer.lost)
             self._cache.forget([key for key in transfer.lost if self._cache.payload(key) is None])

@@ -56,7 +56,7 @@ def bad_file(message: str) -> SessionRefused:
 
 
 def write_session(path: Path, manifest: Manifest, blocks: Iterable[StoredBlock]) -> None:
-    """Write a session's file completely, or not at all. Raises OSError, and what `blocks` raises."""
+    """Write a session's file completely or not at all. Raises OSError, and what `blocks` raises."""
     fresh = path.with_name(path.name + ".new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     written: list[tuple[BlockKey, int]] = []
@@ -183,7 +183,8 @@ class SessionFile:
         for branch in manifest.branches:
             if branch.tokens > most_tokens:
                 raise bad_file(
-                    f"a branch of the file has {branch.tokens} tokens, the model takes {most_tokens}"
+                    f"a branch of the file has {branch.tokens} tokens, "
+                    f"the model takes {most_tokens}"
                 )
             if len(branch.states) > MOST_STATES:
                 raise bad_file("a branch of the file has more states than are kept")

@@ -90,8 +90,10 @@ class Transfers:
 
         check_room: whether a checked file may be imported. register: makes a session of the chains.
         """
-        self._cache, self._context_tokens = cache, context_tokens
-        self._check_room, self._register = check_room, register
+        self._cache = cache
+        self._context_tokens = context_tokens
+        self._check_room = check_room
+        self._register = register
         self._under_way: dict[Transfer, tuple[Steps, threading.Thread]] = {}
 
     @property
@@ -327,7 +329,7 @@ class Transfers:
 
 
 def _has_ended(transfer: Transfer, steps: Steps, until: float) -> bool:
-    """Do the device thread's part of a transfer until that time, at least a bit; whether it ended."""
+    """Do some of the device thread's part of a transfer; returns whether the transfer ended."""
     with transfer.costing_nobody_else():
         if transfer.failure is not None:
             return True
