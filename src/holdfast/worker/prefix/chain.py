@@ -57,8 +57,8 @@ def child_key(
     return digest.digest()
 
 
-@dataclass(frozen=True, slots=True)
-class ChainBlock:
+# Session records contain the next three classes: their serialized names must not change.
+class ChainBlock(msgspec.Struct, frozen=True, gc=False):
     """A block as part of a chain: its first `tokens` tokens, which end at position `end`.
 
     A block may begin before the end of the one before it: what overlaps is the same tokens.
@@ -74,15 +74,13 @@ class ChainBlock:
         return self.end - self.tokens
 
 
-@dataclass(frozen=True, slots=True)
-class ChainState:
+class ChainState(msgspec.Struct, frozen=True, gc=False):
     """A state that has read the first `position` tokens of a chain."""
 
     key: BlockKey
     position: int
 
 
-# Session records contain branches: the serialized names must not change.
 class Branch(msgspec.Struct, frozen=True, kw_only=True, rename={"blocks": "steps"}):
     """A stored chain: its blocks from the first token on, and states along them, in order."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome, Divergence
@@ -34,17 +34,15 @@ class ReusePlan:
     state: ChainState | None = None  # to resume from, at the end of the last block
     shortfall: Shortfall
     to_read: tuple[BlockKey, ...] = ()  # keys that must first be read from disk
+    keys: tuple[BlockKey, ...] = field(init=False)  # all that it needs, parents first
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", _keys_of(self.blocks, self.state))
 
     @property
     def tokens(self) -> int:
         """Tokens that need no prefill."""
         return self.blocks[-1].end if self.blocks else 0
-
-    @property
-    def keys(self) -> tuple[BlockKey, ...]:
-        """The keys that the plan needs, parents first."""
-        keys = [block.key for block in self.blocks]
-        return (*keys, self.state.key) if self.state else tuple(keys)
 
 
 class EvictionHistory:
@@ -142,14 +140,15 @@ class Planner:
         if not resumable_anywhere:
             state = next((each for each in reversed(match.states) if each.position <= stored), None)
             tokens = state.position if state else 0
-        plan = ReusePlan(
+        blocks = _cut(match.blocks, tokens)
+        keys = _keys_of(blocks, state)
+        return ReusePlan(
             cursor=match.end.back_at(tokens),
-            blocks=_cut(match.blocks, tokens),
+            blocks=blocks,
             state=state,
             shortfall=self._shortfall(match, packed, tokens=tokens, stored=stored, limit=limit),
+            to_read=tuple([key for key in keys if not self._is_in_memory(key)]),
         )
-        to_read = tuple([key for key in plan.keys if not self._is_in_memory(key)])
-        return replace(plan, to_read=to_read)
 
     def _shortfall(
         self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int
@@ -172,16 +171,20 @@ class Planner:
         return Shortfall(CacheOutcome.NOTHING_STORED)
 
 
-def _cut(blocks: Iterable[ChainBlock], tokens: int) -> tuple[ChainBlock, ...]:
+def _keys_of(blocks: Iterable[ChainBlock], state: ChainState | None) -> tuple[BlockKey, ...]:
+    keys = [block.key for block in blocks]
+    if state is not None:
+        keys.append(state.key)
+    return tuple(keys)
+
+
+def _cut(blocks: tuple[ChainBlock, ...], tokens: int) -> tuple[ChainBlock, ...]:
     """The part of a chain within its first `tokens` tokens."""
-    kept: list[ChainBlock] = []
-    end = 0
-    for block in blocks:
-        if end >= tokens:
-            break
-        excess = max(0, block.end - tokens)
-        kept.append(
-            ChainBlock(block.key, block.tokens - excess, block.end - excess) if excess else block
-        )
-        end = block.end
-    return tuple(kept)
+    count = len(blocks)
+    while count and (blocks[count - 2].end if count > 1 else 0) >= tokens:
+        count -= 1
+    if count == 0 or blocks[count - 1].end <= tokens:
+        return blocks[:count]
+    last = blocks[count - 1]
+    excess = last.end - tokens
+    return (*blocks[: count - 1], ChainBlock(last.key, last.tokens - excess, tokens))
