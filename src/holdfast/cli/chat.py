@@ -18,8 +18,8 @@ from typing import IO, TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from holdfast.cli.output import plain_errors
-from holdfast.cli.settings_command import settings_command
-from holdfast.config import EffectiveSettings, default_file, load_settings, shown_value
+from holdfast.cli.settings_command import read_settings, settings_command
+from holdfast.config import EffectiveSettings, shown_value
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -128,9 +128,7 @@ def run(
             raise NotAModel(
                 f'there is no question; for example: holdfast run {model} "Why is the sky blue?"'
             )
-        effective = load_settings(
-            file=default_file(os.environ), environ=os.environ, flags={"model.path": model}
-        )
+        effective = read_settings({"model.path": model})
         options = {"temperature": temperature, "max_tokens": max_tokens}
         _converse(effective, question, url=url, own=own_server, system=system, options=options)
 

@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias, get_args
 import typer
 
 from holdfast.cli.output import plain_errors
-from holdfast.config import default_file, load_settings
+from holdfast.cli.settings_command import read_settings
 from holdfast.errors import ConfigError
 from holdfast.files import expanded
 from holdfast.front.server.access import (
@@ -164,9 +164,7 @@ def _path(file: Path | None) -> Path:
     """The file of keys, which may not exist yet. Raises ConfigError."""
     if file is not None:
         return expanded(file)
-    setting = load_settings(
-        file=default_file(os.environ), environ=os.environ, flags={}
-    ).settings.server.keys_file
+    setting = read_settings().settings.server.keys_file
     path = key_file_of(setting, os.environ) or (
         None if setting in ("", OFF) else own_key_file(os.environ)
     )

@@ -26,7 +26,8 @@ from holdfast.cli.output import (
     size_text,
 )
 from holdfast.cli.server_command import ApiKey, Url, address_of, address_of_running
-from holdfast.config import LogSettings, ModelSettings, Settings, default_file, load_settings
+from holdfast.cli.settings_command import read_settings
+from holdfast.config import LogSettings, ModelSettings, Settings
 from holdfast.errors import ConfigError, ModelLoadError
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _run_mlx_lm_convert(source: Path, target: Path, flags: Iterable[str]) -> Non
 
 def _settings(models_file: Path | None) -> Settings:
     flags = {"catalog.file": None if models_file is None else str(models_file)}
-    return load_settings(file=default_file(os.environ), environ=os.environ, flags=flags).settings
+    return read_settings(flags).settings
 
 
 def _catalog(settings: Settings) -> Catalog:

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from holdfast.cli.output import BAD_INPUT, complain, plain_errors
-from holdfast.cli.settings_command import option, own_parameters, with_parameters
-from holdfast.config import default_file, load_settings
+from holdfast.cli.settings_command import (
+    option,
+    own_parameters,
+    read_settings,
+    with_parameters,
+)
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -134,7 +138,7 @@ def address_of(url: str | None, api_key: str | None) -> ServerAddress:
     If the settings name no port, it is the only server that this user runs, on whatever port.
     Raises NoSuchServer if there are several.
     """
-    effective = load_settings(file=default_file(os.environ), environ=os.environ, flags={})
+    effective = read_settings()
     settings = effective.settings.server
     key = settings.api_key if api_key is None else api_key
     if url:

@@ -121,33 +121,23 @@ def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
     Values are texts, which `config` converts and checks, as it does for all sources.
     """
     default = describe(spec, spec.default) or False  # False: help shows no default
-    panel = _PANELS.get(spec.key.partition(".")[0], _PANEL)
-    if spec.flag.startswith("--"):
-        if spec.kind == "switch":
-            switch = typer.Option(
-                spec.flag, help=spec.doc, rich_help_panel=panel, hidden=not is_shown
-            )
-            return option(_name(spec), Annotated[bool | None, switch])
-        metavar = (
-            "|".join(spec.choices)
-            if spec.choices
-            else spec.key.rpartition(".")[2].rpartition("_")[2].upper()
-        )
-        names = (spec.flag, spec.short) if spec.short else (spec.flag,)
-        text = typer.Option(
-            *names,
-            metavar=metavar,
-            help=spec.doc,
-            show_default=default,
-            rich_help_panel=panel,
-            hidden=not is_shown,
-        )
-        annotation: Any = Annotated[str | None, text]
-    else:
-        annotation = Annotated[
-            str | None, typer.Argument(metavar=spec.flag, help=spec.doc, show_default=default)
-        ]
-    return option(_name(spec), annotation)
+    if not spec.flag.startswith("--"):
+        argument = typer.Argument(metavar=spec.flag, help=spec.doc, show_default=default)
+        return option(_name(spec), Annotated[str | None, argument])
+    section, _, name = spec.key.partition(".")
+    panel = _PANELS.get(section, _PANEL)
+    if spec.kind == "switch":
+        switch = typer.Option(spec.flag, help=spec.doc, rich_help_panel=panel, hidden=not is_shown)
+        return option(_name(spec), Annotated[bool | None, switch])
+    text = typer.Option(
+        *filter(None, (spec.flag, spec.short)),
+        metavar="|".join(spec.choices) or name.rpartition("_")[2].upper(),
+        help=spec.doc,
+        show_default=default,
+        rich_help_panel=panel,
+        hidden=not is_shown,
+    )
+    return option(_name(spec), Annotated[str | None, text])
 
 
 def _effective(
@@ -161,7 +151,19 @@ def _effective(
                 f"--set {assignment}: write KEY=VALUE, such as --set scheduler.max_running=8"
             )
         named[key.strip()] = value.strip()
-    return load_settings(file=file or default_file(os.environ), environ=os.environ, flags=named)
+    return read_settings(named, file=file)
+
+
+def read_settings(
+    flags: Mapping[str, object] | None = None, *, file: Path | None = None
+) -> EffectiveSettings:
+    """The settings from this process's environment. file: replaces the default one.
+
+    Raises ConfigError.
+    """
+    return load_settings(
+        file=file or default_file(os.environ), environ=os.environ, flags=flags or {}
+    )
 
 
 def option(name: str, annotation: Any) -> inspect.Parameter:

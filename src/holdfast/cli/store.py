@@ -32,7 +32,8 @@ from holdfast.cli.output import (
     print_table,
     size_text,
 )
-from holdfast.config import Settings, StoreSettings, default_file, load_settings
+from holdfast.cli.settings_command import read_settings
+from holdfast.config import Settings, StoreSettings
 from holdfast.errors import ConfigError, HoldfastError
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _store_settings(folder: Path | None, config: Path | None) -> StoreSettings:
     from holdfast.store.folder import chosen_folder
 
     flags = {} if folder is None else {"store.folder": str(folder)}
-    settings = _settings(config, flags).store
+    settings = read_settings(flags, file=config).settings.store
     path = chosen_folder(settings, os.environ)
     if not path:
         raise ConfigError(
@@ -185,11 +186,6 @@ def _store_settings(folder: Path | None, config: Path | None) -> StoreSettings:
             "settings"
         )
     return dataclasses.replace(settings, folder=path)
-
-
-def _settings(config: Path | None, flags: dict[str, str]) -> Settings:
-    file = config or default_file(os.environ)
-    return load_settings(file=file, environ=os.environ, flags=flags).settings
 
 
 def _warn_of_other_store(path: Path) -> None:
@@ -345,7 +341,7 @@ def _state_kinds(config: Path | None) -> list[StateKind]:
     from holdfast.store.folder import chosen_folder
 
     with plain_errors():
-        settings = _settings(config, {})
+        settings = read_settings(file=config).settings
         try:
             folder = chosen_folder(settings.store, os.environ)
             in_store = _kinds_in_store(Path(folder), settings) if folder else []
