@@ -29,14 +29,26 @@ BUSY_SECONDS = 5.0
 _SCHEMA = """
 CREATE TABLE models (model TEXT PRIMARY KEY, fingerprint TEXT NOT NULL);
 CREATE TABLE blocks (
-    key BLOB NOT NULL, parent BLOB NOT NULL, parent_tokens INTEGER NOT NULL, kind TEXT NOT NULL, start INTEGER NOT NULL,
-    packed_tokens BLOB NOT NULL, model TEXT NOT NULL, file_bytes INTEGER NOT NULL, seal INTEGER NOT NULL, last_used REAL NOT NULL
+    key BLOB NOT NULL,
+    parent BLOB NOT NULL,
+    parent_tokens INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    start INTEGER NOT NULL,
+    packed_tokens BLOB NOT NULL,
+    model TEXT NOT NULL,
+    file_bytes INTEGER NOT NULL,
+    seal INTEGER NOT NULL,
+    last_used REAL NOT NULL
 );
 CREATE UNIQUE INDEX blocks_by_key ON blocks (key);
 CREATE INDEX blocks_of_model ON blocks (model);
-CREATE TABLE pins (key BLOB NOT NULL, holder TEXT NOT NULL, until REAL NOT NULL, PRIMARY KEY (key, holder)) WITHOUT ROWID;
+CREATE TABLE pins (
+    key BLOB NOT NULL, holder TEXT NOT NULL, until REAL NOT NULL, PRIMARY KEY (key, holder)
+) WITHOUT ROWID;
 CREATE TABLE written (day TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
-CREATE TABLE totals (one INTEGER PRIMARY KEY CHECK (one = 1), blocks INTEGER NOT NULL, bytes INTEGER NOT NULL);
+CREATE TABLE totals (
+    one INTEGER PRIMARY KEY CHECK (one = 1), blocks INTEGER NOT NULL, bytes INTEGER NOT NULL
+);
 INSERT INTO totals VALUES (1, 0, 0);
 CREATE TRIGGER block_added AFTER INSERT ON blocks BEGIN
     UPDATE totals SET blocks = blocks + 1, bytes = bytes + new.file_bytes;
@@ -169,15 +181,26 @@ class BlockIndex:
                 row[-1], float
             ):
                 raise sqlite3.DatabaseError("a row has a wrong checksum")
-        entries = [
-            Entry(
-                block=Block(
-                    key=key, parent_key=parent, parent_tokens=parent_tokens, kind=kind, start=start, packed_tokens=packed
-                ),
-                model=of_model, file_bytes=file_bytes, last_used=last_used, pinned=key in pinned,
+        entries: list[Entry] = []
+        for row in found:
+            key, parent, parent_tokens, kind, start, packed, of_model, file_bytes, _, used = row
+            block = Block(
+                key=key,
+                parent_key=parent,
+                parent_tokens=parent_tokens,
+                kind=kind,
+                start=start,
+                packed_tokens=packed,
             )
-            for key, parent, parent_tokens, kind, start, packed, of_model, file_bytes, _, last_used in found
-        ]  # fmt: skip
+            entries.append(
+                Entry(
+                    block=block,
+                    model=of_model,
+                    file_bytes=file_bytes,
+                    last_used=used,
+                    pinned=key in pinned,
+                )
+            )
         return sorted(entries, key=by_place)
 
     def places(self) -> dict[BlockKey, tuple[str, int]]:

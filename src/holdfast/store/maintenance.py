@@ -139,9 +139,13 @@ class StoreMaintenance:
             _LOG.warning(
                 "deleted %d block%s (%.1f MB) and %d session%s of earlier versions from the store: "
                 "%s",
-                len(files), "" if len(files) == 1 else "s", sum(found.file_bytes for found in files) / 1e6,
-                len(sessions), "" if len(sessions) == 1 else "s", self.folder.path,
-            )  # fmt: skip
+                len(files),
+                "" if len(files) == 1 else "s",
+                sum(found.file_bytes for found in files) / 1e6,
+                len(sessions),
+                "" if len(sessions) == 1 else "s",
+                self.folder.path,
+            )
 
     def condemn(self, path: Path, bad: BadBlock) -> bool:
         """Quarantine a damaged file unless a good one replaced it; returns whether it was bad."""

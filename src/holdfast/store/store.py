@@ -158,9 +158,14 @@ class BlockStore:
         )
         self._mailbox = Mailbox(most_bytes=limits.queue_bytes, most_blocks=limits.queue_blocks)
         self._io = IoThread(
-            self._folder, self._mailbox, fingerprint=fingerprint, figures=self._figures, limits=limits, clocks=clocks,
+            self._folder,
+            self._mailbox,
+            fingerprint=fingerprint,
+            figures=self._figures,
+            limits=limits,
+            clocks=clocks,
             is_outdated=is_outdated,
-        )  # fmt: skip
+        )
         self._reader = BlockReader(
             self._folder, self._mailbox, figures=self._figures, on_bad=self._on_bad
         )

@@ -97,7 +97,7 @@ class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pinned: bool | msgspec.UnsetType = msgspec.UNSET
     metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     forget: bool = False  # delete what no other session and no other branch stands on
-    path: str = ""  # of the portable file
+    path: str = ""  # of the exported file
     limit: int = 1000  # list at most so many
 
 
