@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, TypeAlias, get_args
 
 import typer
 
@@ -15,17 +15,10 @@ from holdfast.cli.output import plain_errors
 from holdfast.cli.settings_command import read_settings
 from holdfast.errors import ConfigError
 from holdfast.files import expanded
-from holdfast.front.server.access import (
-    OFF,
-    ApiKey,
-    key_file_of,
-    named_key,
-    new_secret,
-    own_key_file,
-    read_keys,
-    write_keys,
-)
 from holdfast.wire.requests import Priority
+
+if TYPE_CHECKING:
+    from holdfast.front.server.access import ApiKey
 
 keys = typer.Typer(help="Add, list and remove named API keys.", no_args_is_help=True)
 
@@ -74,6 +67,8 @@ def add(
 
     With the first key, the server starts to refuse requests without one.
     """
+    from holdfast.front.server.access import named_key, new_secret, read_keys, write_keys
+
     with plain_errors():
         path = _path(file)
         known = read_keys(path) if path.exists() else ()
@@ -97,6 +92,8 @@ def rotate(name: Name, file: File = None) -> None:
 
     Permissions and the cache stay.
     """
+    from holdfast.front.server.access import named_key, new_secret, read_keys, write_keys
+
     with plain_errors():
         path = _path(file)
         known = read_keys(path)
@@ -120,6 +117,8 @@ def rotate(name: Name, file: File = None) -> None:
 @keys.command("ls")
 def list_keys(file: File = None) -> None:
     """List the names with their permissions. The keys themselves are not stored."""
+    from holdfast.front.server.access import read_keys
+
     with plain_errors():
         path = _path(file)
         known = read_keys(path) if path.exists() else ()
@@ -147,6 +146,8 @@ def remove(name: Name, file: File = None) -> None:
 
     The cache stays for a later key with the same name.
     """
+    from holdfast.front.server.access import read_keys, write_keys
+
     with plain_errors():
         path = _path(file)
         known = read_keys(path)
@@ -162,6 +163,8 @@ def remove(name: Name, file: File = None) -> None:
 
 def _path(file: Path | None) -> Path:
     """The file of keys, which may not exist yet. Raises ConfigError."""
+    from holdfast.front.server.access import OFF, key_file_of, own_key_file
+
     if file is not None:
         return expanded(file)
     setting = read_settings().settings.server.keys_file
