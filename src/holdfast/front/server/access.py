@@ -17,15 +17,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-from starlette.requests import Request
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import ConfigError, ServerStopping
 from holdfast.files import atomic_write, configuration_folder, expanded, sync_to_drive
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.requests import Priority
+
+if TYPE_CHECKING:  # keys are read before the worker starts, the web framework is imported after
+    from starlette.requests import Request
 
 AUTO, OFF = "auto", "off"
 _PREFIX = "sk-holdfast-"  # some clients insist on the first three characters
