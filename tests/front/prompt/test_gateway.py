@@ -397,11 +397,9 @@ async def test_conversations_are_rendered_on_another_thread(bundle: TokenizerBun
     class NotingTemplate(ChatTemplate):
         threads: ClassVar[list[threading.Thread]] = []
 
-        def render(
-            self, prompt: ChatPrompt, *, field: str = "messages", tenant: str | None = None
-        ) -> str:
+        def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
             self.threads.append(threading.current_thread())
-            return super().render(prompt, field=field, tenant=tenant)
+            return super().render(prompt, field=field)
 
     template = NotingTemplate(
         {"default": toy_tokenizers.CHATML}, special_tokens=bundle.tokenizer.special_tokens

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest, ModelLoadError
+from holdfast.front.prompt.jinja_environment import jinja_environment
 from holdfast.front.prompt.template import ChatTemplate, load_template
 from holdfast.wire.requests import ChatPrompt
 from tests.fakes.toy_tokenizers import CHATML
@@ -301,3 +304,17 @@ def test_what_a_filter_gives_is_a_list_as_json() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     prompt = ChatPrompt(messages=({"role": "user", "content": "u"},), tools=(tool,))
     assert json.loads(template(LISTED).render(prompt)) == [tool["function"]]
+
+
+@given(
+    value=st.sampled_from([{"a": 1}, {"items": 2}, {}, "text", ["x"], None]),
+    name=st.sampled_from(
+        ["a", "items", "b", "get", "__class__", "_x", "upper", "append", "pop", "format", "mro"]
+    ),
+)
+def test_attributes_are_those_of_the_original_sandbox(value: Any, name: str) -> None:
+    environment = jinja_environment()
+    ours = environment.getattr(value, name)
+    theirs = super(type(environment), environment).getattr(value, name)
+    assert type(ours) is type(theirs)
+    assert ours == theirs or callable(ours) or name.startswith("_")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,21 +39,18 @@ def breakpoint_places(
     *,
     template: ChatTemplate,
     guard: Guard,
-    tenant: str | None = None,
 ) -> tuple[int, ...]:
     """The characters of a rendered prompt behind which its breakpoints are, in their order; 0 where
     it cannot be told.
 
     asked: the conversation as it came, whose contents may be in parts. shown: as the template was
         given it.
-    tenant: as `ChatTemplate.render` takes it.
     """
     if not asked.cache_breakpoints:
         return ()
     breakpoints = [_normal(each, asked.messages) for each in asked.cache_breakpoints]
     spots = [_spot(each, asked.messages, shown.messages, guard) for each in breakpoints]
-    render = partial(template.render, tenant=tenant)
-    found = _marked_places(shown, text, spots, render)
+    found = _marked_places(shown, text, spots, template.render)
     return tuple(
         found[number] if number in found else _end_of_beginning(each, shown, text, template)
         for number, each in enumerate(breakpoints)

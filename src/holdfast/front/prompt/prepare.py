@@ -157,7 +157,6 @@ def prompt_text(
             text,
             template=bundle.template,
             guard=bundle.tokenizer.guard,
-            tenant=request.tenant,
         ),
         opening=opening,
         dropped_tokens=bundle.known_answers.count(
@@ -194,7 +193,7 @@ def _shown(
         msgspec.structs.replace(prompt, messages=past.messages), bundle.tokenizer.guard
     )
     # The template writes the special tokens itself, BOS included.
-    text = well_formed(template.render(prompt, field=request.prompt_field, tenant=request.tenant))
+    text = well_formed(template.render(prompt, field=request.prompt_field))
     answers = past.places(
         text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle)
     )

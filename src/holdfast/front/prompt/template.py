@@ -17,8 +17,7 @@ from jinja2 import TemplateError
 
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.front.prompt.conversation import RoleHabits, template_messages, with_roles
-from holdfast.front.prompt.incremental_template import RenderedMessages, grows
-from holdfast.front.prompt.jinja_environment import RENDER_ERRORS, jinja_environment
+from holdfast.front.prompt.jinja_environment import RENDER_ERRORS
 from holdfast.front.prompt.template_process import SandboxedTemplate
 from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
 from holdfast.front.prompt.tool_history import (
@@ -54,19 +53,13 @@ class ChatTemplate:
         Raises ModelLoadError. Like everything here that renders, it also raises TemplateOverrun and
         RenderingUnavailable.
         """
-        environment = jinja_environment()
         self._special_tokens = dict(special_tokens)
         self.sources = dict(sources)
         self._templates: dict[str, SandboxedTemplate] = {}
-        # of those that write each message for itself
-        self._growing: dict[str, SandboxedTemplate] = {}
-        self._rendered = RenderedMessages()
         self._roles, self._habits = RoleHabits(), ToolHabits()
         for name, source in sources.items():
             try:
                 self._templates[name] = SandboxedTemplate(name, source)
-                if not _CHANGES_LISTS.search(source) and grows(environment, source):
-                    self._growing[name] = SandboxedTemplate(name, source, grows=True)
             except TemplateError as error:
                 raise ModelLoadError(
                     f"the chat template {name!r} is broken: {error.message}"
@@ -92,13 +85,8 @@ class ChatTemplate:
         """The source that is used for requests with tools."""
         return self.sources.get("tool_use", self.sources["default"])
 
-    def render(
-        self, prompt: ChatPrompt, *, field: str = "messages", tenant: str | None = None
-    ) -> str:
-        """The conversation as the model's text. Raises InvalidRequest when the template refuses it.
-
-        tenant: whose it is, if what it shares with others of theirs may be remembered.
-        """
+    def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
+        """The conversation as the model's text. Raises InvalidRequest when the template refuses it."""
         if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & prompt.template_options.keys()):
             raise InvalidRequest(
                 f"chat template options may not be named {', '.join(clash)}",
@@ -113,7 +101,7 @@ class ChatTemplate:
         if prompt.continue_last:
             _mark_last(messages)
         try:
-            text = self._run_for(prompt, messages, answer=not prompt.continue_last, tenant=tenant)
+            text = self._run_for(prompt, messages, answer=not prompt.continue_last)
         except RENDER_ERRORS as error:
             message = "the model's chat template refuses this conversation"
             # templates may quote what they refuse
@@ -184,30 +172,16 @@ class ChatTemplate:
             messages = tools_told(messages, prompt.listed_tools, self._habits.told)
         return with_roles(messages, self._roles)
 
-    def _run_for(
-        self,
-        prompt: ChatPrompt,
-        messages: list[Message],
-        *,
-        answer: bool,
-        tenant: str | None = None,
-    ) -> str:
+    def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool) -> str:
         tools = [tool if isinstance(tool, KeptTool) else dict(tool) for tool in prompt.listed_tools]
         tools = tools if self._habits.in_text is None and self._habits.told is None else []
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if _CHANGES_LISTS.search(self.sources[name]):
             tools = copy.deepcopy(tools)  # they are kept for other requests
         try:
-            variables = self._variables(
-                name, tools=tools or None, options=prompt.template_options, answer=answer
+            return self._run(
+                name, messages, tools=tools or None, options=prompt.template_options, answer=answer
             )
-            if tenant is not None and name in self._growing:
-                text = self._rendered.render(
-                    self._growing[name], messages, variables, tenant=tenant
-                )
-                if text is not None:
-                    return text
-            return self._templates[name].render(variables, messages=messages)
         except RENDER_ERRORS:
             if not tools:
                 raise
@@ -256,20 +230,16 @@ class ChatTemplate:
         options: Mapping[str, Any],
         answer: bool,
     ) -> str:
-        return self._templates[name].render(
-            self._variables(name, tools=tools, options=options, answer=answer), messages=messages
-        )
-
-    def _variables(
-        self,
-        name: str,
-        *,
-        tools: list[dict[str, Any]] | None,
-        options: Mapping[str, Any],
-        answer: bool,
-    ) -> dict[str, Any]:
-        given = {"tools": tools, "documents": None, "add_generation_prompt": answer}
-        return {**self._special_tokens, **self._wanted(name, tools), **options, **given}
+        variables = {
+            **self._special_tokens,
+            **self._wanted(name, tools),
+            **options,
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": answer,
+        }
+        return self._templates[name].render(variables)
 
     def _wanted(self, name: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Tools as text, for those templates that take them so."""

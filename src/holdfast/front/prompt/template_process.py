@@ -60,21 +60,19 @@ class SandboxedTemplate:
     Thread-safe; a call may block for several seconds.
     """
 
-    def __init__(self, name: str, source: str, *, grows: bool = False) -> None:
-        """grows: in the form of `growing`.
-
-        Raises TemplateSyntaxError, TemplateOverrun and RenderingUnavailable.
-        """
-        self._name, self._source, self._grows = name, source, grows
+    def __init__(self, name: str, source: str) -> None:
+        """Raises TemplateSyntaxError, TemplateOverrun and RenderingUnavailable."""
+        self._name = name
+        self._source = source
         self._ask(None)
 
-    def render(self, variables: Mapping[str, Any], **more: Any) -> str:
+    def render(self, variables: Mapping[str, Any]) -> str:
         """The text that the template writes.
 
         Raises TemplateError when the template refuses or fails, TemplateOverrun when it takes too
         much time or memory, RenderingUnavailable when no process can render it now.
         """
-        return self._ask({**variables, **more})
+        return self._ask(variables)
 
     def _ask(self, variables: Mapping[str, Any] | None) -> str:
         try:
@@ -105,9 +103,7 @@ class SandboxedTemplate:
                 for tool in variables["tools"]
             ]
             variables = {**variables, "tools": tools}
-        task = RenderTask(
-            source=self._source, grows=self._grows, variables=variables, seconds=RENDER_SECONDS
-        )
+        task = RenderTask(source=self._source, variables=variables, seconds=RENDER_SECONDS)
         return pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
 
 

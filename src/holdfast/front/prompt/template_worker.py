@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 
 from jinja2 import Template, TemplateSyntaxError
 
-from holdfast.front.prompt.incremental_template import growing
 from holdfast.front.prompt.jinja_environment import RENDER_ERRORS, jinja_environment
 from holdfast.front.prompt.tool_definitions import unpacked_tool
 
@@ -39,7 +38,6 @@ class RenderTask:
     """One template to be rendered with these variables; without variables it is only compiled."""
 
     source: str
-    grows: bool  # in the form of `growing`
     variables: Mapping[str, Any] | None  # "tools" may be packed
     seconds: int  # of processor time
 
@@ -61,7 +59,7 @@ def main() -> None:
 
 def _outcome_of(task: RenderTask) -> tuple[Outcome, bytes]:
     try:
-        template = _compiled(task.source, task.grows)
+        template = _compiled(task.source)
         if task.variables is None:
             return "text", b""
         tools = task.variables.get("tools")
@@ -78,13 +76,8 @@ def _outcome_of(task: RenderTask) -> tuple[Outcome, bytes]:
 
 
 @functools.lru_cache(maxsize=_TEMPLATES_KEPT)
-def _compiled(source: str, grows: bool) -> Template:
-    environment = jinja_environment()
-    if not grows:
-        return environment.from_string(source)
-    template = growing(environment, source)
-    assert template is not None, "the front has proved it"
-    return template
+def _compiled(source: str) -> Template:
+    return jinja_environment().from_string(source)
 
 
 def _limit_time(seconds: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, TypeVar, cast
 
 T = TypeVar("T")
-_MOST_MADE = 6  # derived values kept per definition, such as its hash, its JSON and its packed form
+_MOST_MADE = 6  # derived values kept per definition, such as its JSON and its packed form
 _MOST_UNPACKED = 128
 # a version of marshal's in which the same content is always written the same
 _WITHOUT_REFERENCES = 2
