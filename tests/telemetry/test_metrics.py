@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.telemetry.metrics import Metrics
-from holdfast.wire.figures import ConstraintFigures, Histogram, LinkFigures, WorkerStatistics
+from holdfast.wire.figures import ConstraintFigures, Histogram, WorkerStatistics
 
 
 def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:
@@ -60,22 +60,6 @@ def test_constrained_sequences_are_shown_as_counters() -> None:
     }
     names = ("sequences", "masks", "mask_seconds", "failures")
     assert [shown[f"holdfast_constrained_{name}_total"] for name in names] == [3.0, 40.0, 0.5, 1.0]
-
-
-def test_tokens_sent_over_a_link_are_shown() -> None:
-    statistics = {
-        "a": WorkerStatistics(link=LinkFigures(new_tokens=5, known_tokens=95)),
-        "in this process": WorkerStatistics(),
-    }
-    families = {
-        family.name: family
-        for family in text_string_to_metric_families(Metrics().exposition(statistics).decode())
-    }
-    shown = {
-        tuple(sample.labels.values()): sample.value
-        for sample in families["holdfast_link_prompt_tokens"].samples
-    }
-    assert shown == {("a", "new"): 5.0, ("a", "known"): 95.0}
 
 
 def test_numbers_of_a_removed_worker_are_not_shown() -> None:

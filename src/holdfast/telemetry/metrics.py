@@ -317,17 +317,6 @@ def worker_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metr
     constraints = {model: numbers.constraints for model, numbers in statistics.items()}
     yield from plain(CounterMetricFamily, "holdfast_constrained_", _CONSTRAINED, constraints)
     yield from histograms("holdfast_worker_", _SECONDS, statistics)
-    sent = {
-        model: {"new": numbers.link.new_tokens, "known": numbers.link.known_tokens}
-        for model, numbers in statistics.items()
-        if numbers.link is not None
-    }
-    yield labelled(
-        "holdfast_link_prompt_tokens",
-        "Prompt tokens sent to the worker, and already known to it.",
-        "sent",
-        sent,
-    )
 
 
 def cache_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:

@@ -97,27 +97,6 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return self.scored_from - 1 if self.want_prompt_logprobs else len(self.prompt_token_ids) - 1
 
 
-class AbridgedRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request whose prompt begins with what the worker was sent before: `request` has only the
-    ids behind that.
-
-    A worker that does not know the beginning says so with `PromptUnknown`, and gets a
-    `WholePrompt`.
-    """
-
-    number: int  # of the link's requests, each its own
-    key: bytes  # of the beginning
-    known_tokens: int  # that it has
-    request: SequenceRequest
-
-
-class WholePrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """All ids of the prompt of an `AbridgedRequest`. Command of the link."""
-
-    number: int
-    token_ids: TokenIds
-
-
 ControlAction: TypeAlias = Literal["cancel", "pause", "resume"]
 
 
@@ -198,5 +177,3 @@ Command: TypeAlias = (
     | SessionCommand
     | ReadAheadRun
 )
-# as they travel to another process
-LinkCommand: TypeAlias = Command | AbridgedRequest | WholePrompt

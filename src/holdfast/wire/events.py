@@ -114,14 +114,6 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     budget_bytes: int = 0
 
 
-class PromptUnknown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker does not know what the prompt of an `AbridgedRequest` begins with, and waits for
-    its `WholePrompt`.
-    """
-
-    number: int
-
-
 class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """How far a prompt is read that takes long.
 
@@ -264,4 +256,3 @@ Event: TypeAlias = (
     | SessionAnswer
     | LoadProgress
 )
-LinkEvent: TypeAlias = Event | PromptUnknown  # as they come from another process

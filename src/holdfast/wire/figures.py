@@ -82,16 +82,6 @@ class ConstraintFigures(msgspec.Struct, kw_only=True):
     failures: int = 0  # sequences that ended because nothing was allowed any more
 
 
-class LinkFigures(msgspec.Struct, kw_only=True):
-    """What was sent to a worker in another process.
-
-    The front counts in one of these, for the life of the worker.
-    """
-
-    new_tokens: int = 0  # of prompts, which were sent
-    known_tokens: int = 0  # of prompts, which the worker had from earlier ones
-
-
 class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is loaded and used, and counters since the server's start."""
 
@@ -128,4 +118,3 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step_seconds: Histogram | None = None
     memory: CacheFigures | None = None  # None: this worker keeps nothing
     constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)
-    link: LinkFigures | None = None  # the front puts it in; None: the worker runs in its process

@@ -24,7 +24,6 @@ from holdfast.front.fleet.crash_reports import CrashReport
 from holdfast.front.fleet.supervisor import WorkerSupervisor
 from holdfast.front.link.event_stream import EventStream, RequestEvent
 from holdfast.wire.events import Accepted, Finished, FinishReason, Started, TokensGenerated
-from holdfast.wire.prompt_keys import STEP_TOKENS
 from holdfast.wire.sessions import SessionCommand
 from tests.fakes.fake_engine import expected_tokens
 from tests.fakes.fake_models import OneModel
@@ -168,30 +167,6 @@ async def test_streams_that_are_open_when_the_server_stops_end() -> None:
         *_, end = await collected(stream)
         assert isinstance(end, Finished)
         assert (end.reason, end.error) == (FinishReason.FAILED, "the server is shutting down")
-
-
-async def test_a_new_worker_is_sent_whole_what_the_dead_one_knew() -> None:
-    prompt = tuple(range(1000, 1000 + 3 * STEP_TOKENS))
-    async with residency() as made:
-        first = await made.client("m")
-        for name in ("first", "known"):
-            await collected(first.submit(a_request(name, prompt=prompt)))
-        before = (await made.statistics())["m"].link
-        assert before is not None
-        assert (before.new_tokens, before.known_tokens) == (3 * STEP_TOKENS, 3 * STEP_TOKENS)
-        await kill(made)
-        again = a_request("again", prompt=prompt)
-        events = await collected((await made.client("m")).submit(again))
-        tokens = [
-            token
-            for event in events
-            if isinstance(event, TokensGenerated)
-            for token in event.token_ids
-        ]
-        assert tokens == expected_tokens(again)
-        after = (await made.statistics())["m"].link
-        assert after is not None
-        assert (after.new_tokens, after.known_tokens) == (3 * STEP_TOKENS, 0)
 
 
 async def test_a_model_at_fault_is_not_tried_again() -> None:

@@ -23,9 +23,9 @@ from holdfast.wire.commands import (
 from holdfast.wire.events import (
     Accepted,
     CacheReport,
+    Event,
     Finished,
     FinishReason,
-    LinkEvent,
     Rejected,
     TokensGenerated,
 )
@@ -90,7 +90,7 @@ class Front:
         return [self.client.submit(a_request(name, max_tokens=100)) for name in names]
 
     def tokens(self, *names: str, count: int = 1) -> None:
-        events: list[LinkEvent] = []
+        events: list[Event] = []
         for name in names:
             events += [
                 Accepted(request_id=name),

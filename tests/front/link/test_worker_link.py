@@ -35,8 +35,7 @@ from holdfast.wire.events import (
     WorkerReady,
 )
 from holdfast.wire.figures import WorkerStatistics
-from holdfast.wire.prompt_keys import MOST_STEPS, STEP_TOKENS
-from holdfast.worker.loop.inbox import Arrivals, PromptMemory, ZmqInbox
+from holdfast.worker.loop.inbox import ZmqInbox
 from tests.fakes.fake_worker import a_request
 from tests.fakes.script_inbox import cancel
 from tests.fakes.scripted_client import model_info
@@ -59,18 +58,15 @@ def answer_at_once(command: Command) -> list[Event]:
 class Peer:
     """The worker's end on a thread of this process; keeps what it got."""
 
-    def __init__(
-        self, endpoint: str, answer: Callable[[Command], list[Event]], *, known_steps: int
-    ) -> None:
+    def __init__(self, endpoint: str, answer: Callable[[Command], list[Event]]) -> None:
         self.commands: list[Command] = []
-        self._answer, self._known_steps = answer, known_steps
+        self._answer = answer
         self._wake_reader, self.wake_writer = os.pipe()
         self.thread = threading.Thread(target=self._serve, args=(endpoint,))
         self.thread.start()
 
     def _serve(self, endpoint: str) -> None:
-        arrivals = Arrivals(PromptMemory(most_steps=self._known_steps))
-        inbox = ZmqInbox(endpoint, wake_fd=self._wake_reader, arrivals=arrivals)
+        inbox = ZmqInbox(endpoint, wake_fd=self._wake_reader)
         inbox.send([WorkerReady(pid=os.getpid(), model=model_info())])
         while not any(command == SHUT_DOWN for command in self.commands):
             for command in inbox.receive(timeout_seconds=10):
@@ -81,11 +77,11 @@ class Peer:
 
 @asynccontextmanager
 async def linked(
-    answer: Callable[[Command], list[Event]] = answer_at_once, *, known_steps: int = MOST_STEPS
+    answer: Callable[[Command], list[Event]] = answer_at_once,
 ) -> AsyncIterator[tuple[ModelClient, Peer]]:
     client = ModelClient(unread_bytes=UNREAD_BYTES)
     link = WorkerLink(on_progress=lambda event: None, deliver=client.deliver)
-    peer = Peer(link.endpoint, answer, known_steps=known_steps)
+    peer = Peer(link.endpoint, answer)
     try:
         async with asyncio.timeout(60):
             await link.started
@@ -137,51 +133,6 @@ async def test_a_hundred_streams_at_once_get_their_own_events() -> None:
             assert [event async for event in stream][-1] == finished(str(index))
 
 
-def turns(count: int) -> list[SequenceRequest]:
-    """Each prompt goes on from the one before."""
-    return [
-        a_request(str(turn), prompt=tuple(range(7, 7 + STEP_TOKENS * turn + 5)))
-        for turn in range(1, count + 1)
-    ]
-
-
-@pytest.mark.parametrize("known_steps", [MOST_STEPS, 3, 0], ids=["all", "some", "nothing"])
-async def test_prompts_that_go_on_from_others_arrive_whole_whatever_the_worker_has_forgotten(
-    known_steps: int,
-) -> None:
-    asked = turns(8)
-    async with linked(known_steps=known_steps) as (client, peer):
-        for request in asked:  # none waits for the one before it
-            client.submit(request)
-        for request in reversed(asked):
-            again = a_request(f"{request.request_id} again", prompt=tuple(request.prompt_token_ids))
-            expected = [Accepted(request_id=again.request_id), finished(again.request_id)]
-            assert [event async for event in client.submit(again)] == expected
-        figures = (await client.statistics()).link
-        assert client.open_streams == 0
-    obeyed = [command for command in peer.commands if isinstance(command, SequenceRequest)]
-    assert obeyed[: len(asked)] == asked
-    assert [each.prompt_token_ids for each in obeyed[len(asked) :]] == [
-        each.prompt_token_ids for each in reversed(asked)
-    ]
-    assert figures is not None
-    assert figures.known_tokens == STEP_TOKENS * (sum(range(8)) + sum(range(9)))
-
-
-async def test_a_request_is_cancelled_while_the_worker_asks_for_its_prompt() -> None:
-    first, second, third = turns(3)
-    async with linked(known_steps=0) as (client, peer):
-        client.submit(first)
-        stream = client.submit(second)
-        await stream.aclose()  # before the worker can have said that it does not know the beginning
-        assert [event async for event in client.submit(third)][-1] == finished("3")
-        assert client.open_streams == 0
-    sequence = [
-        each for each in peer.commands if isinstance(each, SequenceRequest | SequenceControl)
-    ]
-    assert sequence == [first, second, cancel("2"), third]
-
-
 async def test_many_at_once_of_whom_some_leave_get_their_own_answers_and_arrive_in_order() -> None:
     choose = random.Random(13)
     sent: list[SequenceRequest] = []
@@ -190,7 +141,7 @@ async def test_many_at_once_of_whom_some_leave_get_their_own_answers_and_arrive_
         for _ in range(choose.randrange(6)):
             await client.statistics()  # a way there and back
         beginning = choose.choice((7, 5000, 9000))
-        prompt = tuple(range(beginning, beginning + choose.randrange(6 * STEP_TOKENS)))
+        prompt = tuple(range(beginning, beginning + choose.randrange(3000)))
         sent.append(a_request(str(number), prompt=(*prompt, number)))
         stream = client.submit(sent[-1])
         if choose.random() < 0.3:
@@ -203,7 +154,7 @@ async def test_many_at_once_of_whom_some_leave_get_their_own_answers_and_arrive_
                 finished(str(number)),
             ]
 
-    async with linked(known_steps=8) as (client, peer):
+    async with linked() as (client, peer):
         await asyncio.gather(*map(ask, range(200)))
         sent.append(a_request("last"))
         assert [event async for event in client.submit(sent[-1])][-1] == finished("last")

@@ -17,7 +17,7 @@ from holdfast.config import ModelSettings
 from holdfast.front.fleet.compiled_code import WorkerTemporaries
 from holdfast.front.link.worker_link import WorkerLink
 from holdfast.wire.assignment import Assignment, WorkerSettings
-from holdfast.wire.events import Heartbeat, LinkEvent, LoadProgress, WorkerFailed, WorkerReady
+from holdfast.wire.events import Event, Heartbeat, LoadProgress, WorkerFailed, WorkerReady
 
 # a step hangs when it takes so many times what its like took at most, or, without any, what loading
 # took
@@ -122,7 +122,7 @@ class WorkerProcess:
         settings: WorkerSettings,
         *,
         on_progress: Callable[[LoadProgress], None],
-        deliver: Callable[[Sequence[LinkEvent]], None],
+        deliver: Callable[[Sequence[Event]], None],
     ) -> WorkerProcess:
         """Start the process and give it its assignment; it loads its model from now on.
 

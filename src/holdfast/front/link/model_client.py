@@ -29,7 +29,7 @@ from holdfast.wire.commands import (
     ThinkingBudget,
     ThoughtLimit,
 )
-from holdfast.wire.events import Finished, FinishReason, LinkEvent, ModelInfo, Rejected, Started
+from holdfast.wire.events import Event, Finished, FinishReason, ModelInfo, Rejected, Started
 from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
@@ -171,7 +171,7 @@ class ModelClient:
         finally:
             self._asked.pop(command.call_id, None)
 
-    def deliver(self, events: Sequence[LinkEvent]) -> None:
+    def deliver(self, events: Sequence[Event]) -> None:
         """Give each event to its stream; events of requests that nobody reads any more are dropped."""
         for event in events:
             if not isinstance(event, RequestEvent):

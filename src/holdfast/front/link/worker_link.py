@@ -8,9 +8,7 @@ import asyncio
 import contextlib
 import socket
 import tempfile
-from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -22,9 +20,8 @@ from holdfast.files import CLAIM_PREFIX, Claim, claim
 from holdfast.wire.commands import (
     SHUT_DOWN,
     TELL_STATISTICS,
-    AbridgedRequest,
+    Command,
     ControlAction,
-    LinkCommand,
     LogChange,
     MemoryChange,
     ReadAheadRun,
@@ -32,21 +29,16 @@ from holdfast.wire.commands import (
     SequenceControl,
     SequenceRequest,
     ThoughtLimit,
-    WholePrompt,
 )
 from holdfast.wire.events import (
-    Accepted,
+    Event,
     Heartbeat,
-    LinkEvent,
     LoadProgress,
     ModelInfo,
-    PromptUnknown,
-    Rejected,
     WorkerFailed,
     WorkerReady,
 )
-from holdfast.wire.figures import LinkFigures, WorkerStatistics
-from holdfast.wire.prompt_keys import MOST_STEPS, STEP_TOKENS, steps_behind, tenant_key
+from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionCommand
 
@@ -55,74 +47,6 @@ STATISTICS_PATIENCE_SECONDS = 1.0
 # where sockets go when paths in the folder for temporary files are too long for them
 SHORT_FOLDER = Path("/tmp")
 _SOCKET = "link"
-
-
-@dataclass(frozen=True, slots=True)
-class _Unanswered:
-    number: int
-    request: SequenceRequest
-
-
-class SentPrompts:
-    """For the life of one worker, whose memory for prompts it mirrors.
-
-    Should the worker know less, the whole prompt follows.
-    """
-
-    def __init__(self, *, most_steps: int = MOST_STEPS) -> None:
-        self._most_steps = most_steps
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
-        # neither accepted nor rejected yet, in the order of sending
-        self._unanswered: deque[_Unanswered] = deque()
-        self._number = 0
-        self.figures = LinkFigures()
-
-    def abridge(self, request: SequenceRequest) -> SequenceRequest | AbridgedRequest:
-        """The command to send for a request: without the beginning of its prompt that the worker
-        was sent before.
-        """
-        self._number += 1
-        self._unanswered.append(_Unanswered(self._number, request))
-        token_ids = request.prompt_token_ids
-        keys = [key for key, _ in steps_behind(tenant_key(request.tenant), token_ids)]
-        known = next(
-            (steps for steps in range(len(keys), 0, -1) if keys[steps - 1] in self._keys), 0
-        )
-        self._remember(keys)
-        self._count(new=len(token_ids) - known * STEP_TOKENS, known=known * STEP_TOKENS)
-        if not known:
-            return request
-        new = msgspec.structs.replace(request, prompt_token_ids=token_ids[known * STEP_TOKENS :])
-        return AbridgedRequest(
-            number=self._number, key=keys[known - 1], known_tokens=known * STEP_TOKENS, request=new
-        )
-
-    def whole(self, number: int) -> WholePrompt | None:
-        """The whole prompt of a request whose beginning the worker does not know; None when it was
-        answered long ago.
-        """
-        for each in self._unanswered:
-            if each.number == number:
-                tokens = len(each.request.prompt_token_ids)
-                self._count(new=tokens, known=0)
-                return WholePrompt(number=number, token_ids=each.request.prompt_token_ids)
-        return None
-
-    def answered(self, request_id: RequestId) -> None:
-        """The worker has accepted or rejected a request; it does so in the order of sending."""
-        while self._unanswered and self._unanswered.popleft().request.request_id != request_id:
-            pass
-
-    def _remember(self, keys: list[bytes]) -> None:
-        for key in reversed(keys):  # a beginning is forgotten after all that goes on from it
-            self._keys[key] = None
-            self._keys.move_to_end(key)
-        while len(self._keys) > self._most_steps:
-            self._keys.popitem(last=False)
-
-    def _count(self, *, new: int, known: int) -> None:
-        self.figures.new_tokens += new
-        self.figures.known_tokens += known
 
 
 class WorkerLink:
@@ -139,7 +63,7 @@ class WorkerLink:
         self,
         *,
         on_progress: Callable[[LoadProgress], None],
-        deliver: Callable[[Sequence[LinkEvent]], None],
+        deliver: Callable[[Sequence[Event]], None],
     ) -> None:
         """deliver: is given the events of each message, in order, until the link is closed.
 
@@ -156,10 +80,9 @@ class WorkerLink:
         # done when the worker has been seen to be gone
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self._on_progress, self._deliver_events = on_progress, deliver
-        self._prompts = SentPrompts()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder, self._beat_decoder = (
-            msgspec.msgpack.Decoder(list[LinkEvent]),
+            msgspec.msgpack.Decoder(list[Event]),
             msgspec.msgpack.Decoder(Heartbeat),
         )
         self._statistics: asyncio.Future[WorkerStatistics] | None = None
@@ -208,7 +131,7 @@ class WorkerLink:
 
     def submit(self, request: SequenceRequest) -> None:
         """Send one sequence. Raises WorkerUnavailable when the worker is gone."""
-        self._send(self._prompts.abridge(request))
+        self._send(request)
 
     def steer(self, request_id: RequestId, action: ControlAction) -> None:
         """Cancel, pause or resume a sequence; a worker that is gone need not know."""
@@ -305,7 +228,7 @@ class WorkerLink:
         self._context.term()
         self._claim.give_back()
 
-    def _send(self, command: LinkCommand) -> None:
+    def _send(self, command: Command) -> None:
         if self._closed:
             raise WorkerUnavailable("the server is shutting down")
         if self.lost.done():
@@ -318,31 +241,19 @@ class WorkerLink:
         # meanwhile.
         self._loop.call_soon(self._drain)
 
-    def _send_whole(self, number: int) -> None:
-        prompt = self._prompts.whole(number)
-        if prompt is not None:
-            with contextlib.suppress(WorkerUnavailable):  # then its stream ends by that
-                self._send(prompt)
-
     def _drain(self) -> None:
         while not self._closed and _readable(self._socket):
             self._deliver(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
 
-    def _deliver(self, events: list[LinkEvent]) -> None:
+    def _deliver(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, LoadProgress):
                 self._on_progress(event)
             elif isinstance(event, WorkerReady | WorkerFailed):
                 if not self.started.done():
                     self.started.set_result(event)
-            elif isinstance(event, Accepted | Rejected):
-                self._prompts.answered(event.request_id)
-            elif isinstance(event, PromptUnknown):
-                self._send_whole(event.number)
             elif isinstance(event, WorkerStatistics):
-                self.last_statistics = event = msgspec.structs.replace(
-                    event, link=self._prompts.figures
-                )
+                self.last_statistics = event
                 if event.in_answer and self._statistics is not None:
                     if not self._statistics.done():
                         self._statistics.set_result(event)
