@@ -7,8 +7,7 @@ from pathlib import Path
 
 from holdfast.config import CatalogSettings, ResidencySettings, Settings
 from holdfast.errors import ModelLoadError
-from holdfast.front.fleet.catalog import Catalog, CatalogEntry
-from holdfast.front.fleet.chosen_catalog import catalog_of
+from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli.main import app
 from holdfast.config import load_settings
-from holdfast.front.fleet.catalog_file import read_catalog_file
+from holdfast.front.fleet.catalog import read_catalog_file
 from tests.fakes.command_line import LONGEST_SECONDS
 from tests.fakes.server_process import ServerProcess
 from tests.project.sources import ROOT

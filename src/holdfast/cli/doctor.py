@@ -74,7 +74,7 @@ def doctor(
         file = save_machine_check(Path.cwd(), arguments=("--panic-test",) if panic_test else ())
         typer.echo(f"saved in {file}; please attach it to an issue")
         return
-    from holdfast.front.fleet.chosen_catalog import catalog_of
+    from holdfast.front.fleet.catalog import catalog_of
     from holdfast.front.run.running_servers import run_folder
     from holdfast.models.download import check_present
 

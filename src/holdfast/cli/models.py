@@ -232,7 +232,7 @@ def _settings(models_file: Path | None) -> Settings:
 
 
 def _catalog(settings: Settings) -> Catalog:
-    from holdfast.front.fleet.chosen_catalog import catalog_of
+    from holdfast.front.fleet.catalog import catalog_of
 
     return catalog_of(settings, os.environ)
 

@@ -44,11 +44,10 @@ def test_what_has_changed_is_told_by_name_in_one_line() -> None:
         added=("new",), gone=(CATALOG.entries[0].name,), changed=("kelp",), left_out=(bad,)
     )
     assert str(change) == (
-        "added: new; gone: mlx-community/Qwen3-Coder-30B-4bit; changed, from the next load on: "
-        "kelp; "
-        "left out: bad (unknown key contxt)"
+        "added: new; removed: mlx-community/Qwen3-Coder-30B-4bit; changed, effective at the next "
+        "load: kelp; left out: bad (unknown key contxt)"
     )
-    assert str(change_between(after, after)) == "nothing has changed"
+    assert str(change_between(after, after)) == "no changes"
 
 
 @given(

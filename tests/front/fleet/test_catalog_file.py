@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.config import ModelSettings, ResidencySettings, Settings, StoreSettings
 from holdfast.errors import ConfigError
-from holdfast.front.fleet.catalog_file import CatalogFile, read_catalog_file
+from holdfast.front.fleet.catalog import Catalog, read_catalog_file
 
 
 def model_folder(parent: Path, name: str = "kelp") -> Path:
@@ -17,7 +17,7 @@ def model_folder(parent: Path, name: str = "kelp") -> Path:
     return folder
 
 
-def read(folder: Path, text: str, settings: Settings | None = None) -> CatalogFile:
+def read(folder: Path, text: str, settings: Settings | None = None) -> Catalog:
     file = folder / "models.toml"
     file.write_text(text, encoding="utf-8")
     return read_catalog_file(file, settings or Settings())
@@ -105,7 +105,7 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("", "either path (a folder) or id"),
         ('path = "kelp"\nid = "o/n"', "either path (a folder) or id"),
         ('path = "kelp"\nrevision = "v1"', "revision goes with id"),
-        ("path = 3", "path = 3 is not allowed; allowed: a text"),
+        ("path = 3", "path = 3 is not allowed; allowed: a string"),
         ('id = "o/n"\ncontxt = 4096', "unknown key contxt; did you mean context?"),
         ('id = "o/n"\ncontext = "much"', 'context = "much" is not allowed'),
         ('id = "o/n"\ncontext = 1', "at least 64"),
@@ -125,7 +125,7 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ('id = "o/n"\ntemplate = "x"', "template = x is not allowed"),
         (
             'id = "o/n"\ntemplate = { tools = 1 }',
-            "template.tools is what each request brings itself",
+            "template.tools is set by each request",
         ),
         (
             'id = "o/n"\ntemplate = { date = 2026-01-01 }',
@@ -155,10 +155,10 @@ def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(
         ("[model.a]\nid = 'o/n'\n", "unknown section [model]; did you mean models?"),
         ("models = 3\n", "write each model as [models.NAME]"),
         ("[models]\na = 3\n", "write [models.a]"),
-        ("[models.'']\nid = 'o/n'\n", "a name is a text"),
+        ("[models.'']\nid = 'o/n'\n", "a name must not be empty"),
         (
             "[models.kelp2.5-7b]\nid = 'o/n'\n",
-            '5-7b is no key; a name with a dot in it stands in quotes: [models."kelp2.5-7b"]',
+            'unknown key 5-7b; quote a name that contains a dot: [models."kelp2.5-7b"]',
         ),
     ],
 )
@@ -183,7 +183,7 @@ def test_of_two_equal_aliases_the_second_entry_is_left_out(tmp_path: Path) -> No
     found = read(tmp_path, text)
     assert [entry.name for entry in found.entries] == ["a", "c"]
     assert [(left_out.name, left_out.reason) for left_out in found.left_out] == [
-        ("b", "its alias x is one of a already")
+        ("b", "its alias x is already an alias of a")
     ]
 
 

@@ -1,14 +1,50 @@
-"""Which models a server has, and how each is served. Pure: `catalog_file` and `discovery` read."""
+"""Which models a server serves, and how: from the settings, `models.toml`, and the models found on
+this machine.
+
+`catalog_of` puts a catalog together. `models.toml` has one table `[models.NAME]` per model; a table
+with an error leaves out that model, with the reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
-from holdfast.config import ModelSettings, StoreSettings
-from holdfast.errors import UnknownModel
+from holdfast.config import ModelSettings, Settings, StoreSettings, all_specs, config_folders
+from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
+from holdfast.errors import ConfigError, ModelLoadError, UnknownModel, nearest_names
+from holdfast.models.context_window import known_context_tokens
+from holdfast.models.download import model_source, served_id
+from holdfast.models.hub_cache import cached_models, hub_cache_folder
+from holdfast.models.model_folder import check_loadable
+from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
+
+FILE_NAME = "models.toml"
+_SECTION = "models"
+# keys with the type and limits of a server setting
+_LIKE_SETTING = {
+    "revision": "model.revision",
+    "context": "model.context_tokens",
+    "dtype": "model.dtype",
+    "dequantize": "model.dequantize",
+    "layout": "model.layout",
+    "memory": "model.memory_bytes",
+    "keep_thoughts": "model.keep_thoughts",
+    "trust_remote_code": "model.trust_remote_code",
+    "codec": "store.codec",
+    "idle": "residency.idle_seconds",
+    "aliases": "server.model_aliases",
+}
+_KEYS = ("path", "id", "draft", "pin", "sampling", "template", *_LIKE_SETTING)
+_SAMPLING = tuple(name for name in SAMPLING_RANGES if name != "logit_bias")
+_MODEL_FILES = ("config.json", ".gguf")  # suffixes of files that mark a model's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,22 +52,21 @@ class CatalogEntry:
     """One model: where it is, and how it is loaded and served."""
 
     name: str  # its id in /v1/models, /health and answers
-    # `path` is a folder or a Hub id; the server's own settings where the entry says nothing
+    # `path` is a folder or a Hub id; the server's settings where the entry says nothing
     model: ModelSettings
     store: StoreSettings
-    origin: str  # the file or folder that it comes from
+    origin: str  # the file or folder that lists it
     aliases: tuple[str, ...] = ()
-    # loaded at the start, and never unloaded for want of memory or idleness
+    # loaded at the start, never unloaded to make room or because it is idle
     is_pinned: bool = False
-    # without a request, until it is unloaded; 0: at once; None: never
+    # unloaded after this long without a request; 0: at once; None: never
     idle_seconds: float | None = None
-    # where a request says nothing, before the makers' own
+    # defaults for requests; they take precedence over the model's own
     sampling: Mapping[str, float] = field(default_factory=dict)
-    # of the chat template, where a request says nothing
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    # the context window that its config.json names; 0: not looked at, or it names none
+    # context window according to config.json; 0: unknown
     own_context_tokens: int = 0
-    draft: str | None = None  # the model that is to draft for it; not used yet
+    draft: str | None = None  # draft model for speculative decoding; not used yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +75,19 @@ class LeftOut:
 
     name: str
     origin: str
-    reason: str  # fit to be shown to a user
-    is_asked_for: bool  # somebody has written it down; else it was found somewhere
+    reason: str  # shown to users
+    is_asked_for: bool  # listed in models.toml, not just found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """All models of a server. Names and aliases are each used once."""
+    """All models of a server. Names and aliases are unique."""
 
-    entries: tuple[CatalogEntry, ...]  # the first one is that of requests that name none
+    entries: tuple[CatalogEntry, ...]  # the first one serves requests that name no model
     left_out: tuple[LeftOut, ...] = ()
-    # names of those that are loaded at the start: the pinned ones, the one named, the only one
+    # names of models to load at the start: the pinned ones, the one named, or the only one
     at_start: tuple[str, ...] = ()
-    # a model that comes into the Hub's cache is served when the catalog is read again
+    # whether models pulled into the Hub's cache are served after a reload
     takes_found: bool = False
 
     @cached_property
@@ -61,42 +96,41 @@ class Catalog:
         return by_alias | {entry.name: entry for entry in self.entries}
 
     def find(self, name: str) -> CatalogEntry | None:
-        """The model of that name or alias; None where there is none."""
+        """The model with that name or alias."""
         return self._by_name.get(name)
 
     def unknown(self, name: str) -> UnknownModel:
-        """The error for a name that is nobody's."""
+        """The error for a name that no model has."""
         names = [entry.name for entry in self.entries]
-        return UnknownModel(
-            model=name,
-            available=(*names, *(alias for alias in self._by_name if alias not in names)),
-        )
+        aliases = (alias for alias in self._by_name if alias not in names)
+        return UnknownModel(model=name, available=(*names, *aliases))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogChange:
-    """What one catalog has that an earlier one has not, and the other way round; by name."""
+    """The difference between two catalogs, by name."""
 
     added: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()  # now, of those that somebody has written down
+    left_out: tuple[LeftOut, ...] = ()  # newly left out, of those listed in models.toml
 
     def __str__(self) -> str:
         """One line for the log."""
         parts = (
             ("added", self.added),
-            ("gone", self.gone),
-            ("changed, from the next load on", self.changed),
+            ("removed", self.gone),
+            ("changed, effective at the next load", self.changed),
         )
         said = [f"{what}: {', '.join(names)}" for what, names in parts if names]
         said += [f"left out: {each.name} ({each.reason})" for each in self.left_out]
-        return "; ".join(said) or "nothing has changed"
+        return "; ".join(said) or "no changes"
 
 
 def change_between(before: Catalog, after: Catalog) -> CatalogChange:
-    """What has changed, in the order of the catalogs."""
-    old, new = ({entry.name: entry for entry in catalog.entries} for catalog in (before, after))
+    """The difference, in the order of the catalogs."""
+    old = {entry.name: entry for entry in before.entries}
+    new = {entry.name: entry for entry in after.entries}
     return CatalogChange(
         added=tuple(name for name in new if name not in old),
         gone=tuple(name for name in old if name not in new),
@@ -105,3 +139,355 @@ def change_between(before: Catalog, after: Catalog) -> CatalogChange:
             each for each in after.left_out if each.is_asked_for and each not in before.left_out
         ),
     )
+
+
+def catalog_of(
+    settings: Settings, environ: Mapping[str, str], *, is_reload: bool = False
+) -> Catalog:
+    """The catalog to serve. Reads files, never asks the Hub.
+
+    With `model.path`: the model of models.toml with that name, before the others; else that model
+    alone, or before those of `catalog.file` if one is set. Without it: every model there is, or the
+    bundled one. Raises ConfigError if `catalog.file` cannot be read, on a reload also if the file
+    is not TOML (the running server keeps its models); ModelLoadError if `model.path` cannot be a
+    model.
+    """
+    file = _catalog_file(settings, environ)
+    listed = Catalog(entries=())
+    if file is not None:
+        listed = read_catalog_file(file, settings, raises=is_reload)
+    entries = listed.entries
+    if settings.model.path:
+        named = listed.find(settings.model.path)
+        if named is None:
+            named = _named_beside(listed, settings, environ)
+            if not settings.catalog.file:
+                return Catalog(entries=(named,), at_start=(named.name,))
+        entries = (named, *(entry for entry in entries if entry.name != named.name))
+    entries, passed_over = _with_found(_also_by_hub_id(entries), settings, environ)
+    if not entries:
+        entries = (_entry_of_settings(settings),)
+    first = entries[:1] if settings.model.path or len(entries) == 1 else ()
+    pinned = (entry for entry in entries if entry.is_pinned)
+    return Catalog(
+        entries=entries,
+        left_out=(*listed.left_out, *passed_over),
+        at_start=tuple(dict.fromkeys(entry.name for entry in (*first, *pinned))),
+        takes_found=settings.catalog.hub_cache,
+    )
+
+
+def read_catalog_file(file: Path, settings: Settings, *, raises: bool = False) -> Catalog:
+    """The models of a file, in its order, with the server's settings as defaults.
+
+    Raises ConfigError if the file cannot be opened, and with `raises` also if it is not TOML. Other
+    errors leave models out.
+    """
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        if raises:
+            raise ConfigError(f"{file} cannot be read: {error}") from None
+        reason = f"the file is not TOML: {error}"
+        return Catalog(entries=(), left_out=(_left_out(file.name, file, reason),))
+    left_out = []
+    for key in tables:
+        if key != _SECTION:
+            hint = did_you_mean(key, [_SECTION])
+            reason = f"unknown section [{key}]{hint}; list models as [{_SECTION}.NAME]"
+            left_out.append(_left_out(key, file, reason))
+    models = tables.get(_SECTION, {})
+    if not isinstance(models, dict):
+        left_out.append(_left_out(_SECTION, file, f"write each model as [{_SECTION}.NAME]"))
+        models = {}
+    entries = []
+    for name, table in models.items():
+        try:
+            entries.append(_entry(name, table, file=file, settings=settings))
+        except (ConfigError, ModelLoadError) as error:
+            left_out.append(_left_out(name, file, str(error)))
+    unique, clashing = _without_clashes(entries, file)
+    return Catalog(entries=unique, left_out=(*left_out, *clashing))
+
+
+def _entry(name: str, table: object, *, file: Path, settings: Settings) -> CatalogEntry:
+    """Raises ConfigError and ModelLoadError."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"write [{_SECTION}.{name}] and its keys below it")
+    if not name.strip() or not name.isprintable():
+        raise ConfigError("a name must not be empty and must be printable")
+    _check_keys(name, table)
+    specs = _specs()
+    given = {
+        key: convert(specs[key], Given(value=value, origin=FILE_NAME))
+        for key, value in table.items()
+        if key in specs
+    }
+    aliases = tuple(dict.fromkeys(alias for alias in given.pop("aliases", ()) if alias != name))
+    idle_seconds = given.pop("idle", settings.residency.idle_seconds)
+    store = replace(settings.store, codec=given.pop("codec", settings.store.codec))
+    model = {_LIKE_SETTING[key].partition(".")[2]: value for key, value in given.items()}
+    place = _place(table, revision=model.get("revision", ""), file=file)
+    config = check_loadable(Path(place["path"])) if "path" in table else {}
+    return CatalogEntry(
+        name=name,
+        model=replace(settings.model, **{**model, **place, "name": name}),
+        store=store,
+        origin=str(file),
+        aliases=aliases,
+        is_pinned=_of_type(table, "pin", bool, "true or false") or False,
+        idle_seconds=idle_seconds,
+        sampling=_sampling(table),
+        template_arguments=_template(table),
+        own_context_tokens=known_context_tokens(config),
+        draft=_of_type(table, "draft", str, "a string"),
+    )
+
+
+def _check_keys(name: str, table: Mapping[str, Any]) -> None:
+    for key, value in table.items():
+        if key in _KEYS:
+            continue
+        if isinstance(value, dict):
+            quoted = f'[{_SECTION}."{name}.{key}"]'
+            raise ConfigError(f"unknown key {key}; quote a name that contains a dot: {quoted}")
+        hint = did_you_mean(key, _KEYS)
+        raise ConfigError(f"unknown key {key}{hint}; keys: {', '.join(_KEYS)}")
+
+
+@cache
+def _specs() -> dict[str, SettingSpec]:
+    settings = all_specs()
+    return {key: replace(settings[like], key=key) for key, like in _LIKE_SETTING.items()}
+
+
+def _place(table: Mapping[str, Any], *, revision: str, file: Path) -> dict[str, str]:
+    """`path` (a folder or Hub id) and `revision`."""
+    path = _of_type(table, "path", str, "a string")
+    hub_id = _of_type(table, "id", str, "a string")
+    if bool(path) == bool(hub_id):
+        raise ConfigError("set either path (a folder) or id (owner/name on the Hub), not both")
+    if hub_id:
+        source = model_source(hub_id, revision=revision)
+        if source.kind == "folder":
+            raise ConfigError(f"id = {hub_id} is a folder; use path for folders")
+        return {"path": source.name, "revision": source.revision}
+    if revision:
+        raise ConfigError("revision goes with id, not with path")
+    folder = file.absolute().parent / os.path.expanduser(path or "")
+    return {"path": str(folder), "revision": ""}
+
+
+def _sampling(entry: Mapping[str, Any]) -> dict[str, float]:
+    """Default sampling parameters, named as in requests."""
+    table = _of_type(entry, "sampling", dict, "a table such as { temperature = 0.2 }") or {}
+    for key, value in table.items():
+        if key not in _SAMPLING:
+            hint = did_you_mean(key, _SAMPLING)
+            raise ConfigError(f"unknown key sampling.{key}{hint}; keys: {', '.join(_SAMPLING)}")
+        lowest, highest = SAMPLING_RANGES[key]
+        kind = int if key == "top_k" else int | float
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not lowest <= value <= highest:
+            raise ConfigError(
+                f"sampling.{key} = {value} is not allowed; allowed: a number from {lowest:g} to "
+                f"{highest:g}"
+            )
+    return {key: int(value) if key == "top_k" else float(value) for key, value in table.items()}
+
+
+def _template(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Default arguments of the chat template."""
+    words = "a table such as { enable_thinking = false }"
+    table: dict[str, Any] = _of_type(entry, "template", dict, words) or {}
+    if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & table.keys()):
+        raise ConfigError(f"template.{clash[0]} is set by each request")
+    for key, value in table.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"template.{key} = {value} is not allowed; allowed: JSON values (dates as strings)"
+            ) from None
+    return table
+
+
+def _of_type(table: Mapping[str, Any], key: str, kind: type[Any], words: str) -> Any:
+    value = table.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"{key} = {value} is not allowed; allowed: {words}")
+    return value
+
+
+def _without_clashes(
+    entries: list[CatalogEntry], file: Path
+) -> tuple[tuple[CatalogEntry, ...], list[LeftOut]]:
+    """Leave out entries with an alias that is a model's name, or an earlier entry's alias."""
+    names = {entry.name for entry in entries}
+    taken: dict[str, str] = {}
+    unique = []
+    left_out = []
+    for entry in entries:
+        reason = ""
+        for alias in entry.aliases:
+            if alias in names:
+                reason = f"its alias {alias} is the name of another model"
+                break
+            if alias in taken:
+                reason = f"its alias {alias} is already an alias of {taken[alias]}"
+                break
+        if reason:
+            left_out.append(_left_out(entry.name, file, reason))
+        else:
+            unique.append(entry)
+            taken |= dict.fromkeys(entry.aliases, entry.name)
+    return tuple(unique), left_out
+
+
+def _left_out(name: str, file: Path, reason: str) -> LeftOut:
+    return LeftOut(name=name, origin=str(file), reason=reason, is_asked_for=True)
+
+
+def _catalog_file(settings: Settings, environ: Mapping[str, str]) -> Path | None:
+    """`catalog.file`, or the user's own models.toml if it exists."""
+    if settings.catalog.file:
+        return Path(os.path.expanduser(settings.catalog.file))
+    files = (folder / FILE_NAME for folder in config_folders(environ))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _entry_of_settings(settings: Settings) -> CatalogEntry:
+    """The model of `model.path`, or the bundled one. Raises ModelLoadError."""
+    model = replace(settings.model, name=served_id(settings.model))
+    return CatalogEntry(
+        name=model.name,
+        model=model,
+        store=settings.store,
+        origin="",
+        idle_seconds=settings.residency.idle_seconds,
+    )
+
+
+def _named_beside(listed: Catalog, settings: Settings, environ: Mapping[str, str]) -> CatalogEntry:
+    """The model of `model.path`, which models.toml does not list: in a watched folder, or elsewhere.
+
+    Raises ModelLoadError.
+    """
+    name = settings.model.path
+    for wrong in listed.left_out:
+        if wrong.name == name:
+            raise ModelLoadError(f"model {name} of {wrong.origin} cannot be served: {wrong.reason}")
+    if not (os.path.exists(name) or settings.model.revision):
+        watched = replace(settings, catalog=replace(settings.catalog, hub_cache=False))
+        found, _ = _with_found((), watched, environ)
+        if (entry := Catalog(entries=found).find(name)) is not None:
+            model = replace(entry.model, name=settings.model.name or name)
+            settings = replace(settings, model=model)
+    try:
+        return _entry_of_settings(settings)
+    except ModelLoadError as error:
+        known = (known for entry in listed.entries for known in (entry.name, *entry.aliases))
+        if near := nearest_names(name, known):
+            hints = [f"did you mean {' or '.join(near)}?"]
+        else:
+            hints = [f"{each.origin}: {each.reason}" for each in listed.left_out[:1]]
+        raise ModelLoadError("; ".join([str(error), *hints])) from None
+
+
+def _also_by_hub_id(entries: tuple[CatalogEntry, ...]) -> tuple[CatalogEntry, ...]:
+    """Add its Hub id to each entry's aliases; the first of several with one id gets it."""
+    taken = {name for entry in entries for name in (entry.name, *entry.aliases)}
+    named = []
+    for entry in entries:
+        source = model_source(entry.model.path, revision=entry.model.revision)
+        if source.kind == "hub" and source.name not in taken:
+            taken.add(source.name)
+            entry = replace(entry, aliases=(*entry.aliases, source.name))
+        named.append(entry)
+    return tuple(named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FoundModel:
+    name: str  # owner/name if known
+    folder: Path
+    origin: str
+
+
+def _with_found(
+    listed: tuple[CatalogEntry, ...], settings: Settings, environ: Mapping[str, str]
+) -> tuple[tuple[CatalogEntry, ...], list[LeftOut]]:
+    """Append the models found on this machine; also returns those that cannot be served."""
+    served = list(listed)
+    left_out = []
+    taken = {name: entry for entry in listed for name in (entry.name, *entry.aliases)}
+    known = {_identity(entry) for entry in listed}
+    for model in _found_models(settings, environ):
+        if {model.name, str(model.folder.resolve())} & known:
+            continue
+        try:
+            config = check_loadable(model.folder)
+            if (other := taken.get(model.name)) is not None:
+                raise ModelLoadError(f"{other.name} of {other.origin} already has that name")
+        except ModelLoadError as error:
+            left_out.append(
+                LeftOut(name=model.name, origin=model.origin, reason=str(error), is_asked_for=False)
+            )
+            continue
+        entry = CatalogEntry(
+            name=model.name,
+            model=replace(settings.model, path=str(model.folder), name=model.name, revision=""),
+            store=settings.store,
+            origin=model.origin,
+            idle_seconds=settings.residency.idle_seconds,
+            own_context_tokens=known_context_tokens(config),
+        )
+        taken[model.name] = entry
+        served.append(entry)
+    return tuple(served), left_out
+
+
+def _identity(entry: CatalogEntry) -> str:
+    """The Hub id or folder by which a found model is recognized as this one."""
+    source = model_source(entry.model.path, revision=entry.model.revision)
+    return str(Path(source.name).resolve()) if source.kind == "folder" else source.name
+
+
+def _found_models(settings: Settings, environ: Mapping[str, str]) -> Iterator[_FoundModel]:
+    """The Hub's cache, then the watched folders in their order; each sorted by name."""
+    if settings.catalog.hub_cache:
+        hub_cache = hub_cache_folder(environ)
+        for cached in cached_models(hub_cache):
+            yield _FoundModel(name=cached.hub_id, folder=cached.folder, origin=str(hub_cache))
+    for watched in settings.catalog.folders:
+        parent = Path(os.path.expanduser(watched))  # does not raise for a user without a home
+        for folder in _model_folders(parent):
+            name = folder.relative_to(parent).as_posix()
+            yield _FoundModel(name=name, folder=folder, origin=str(parent))
+
+
+def _model_folders(parent: Path) -> Iterator[Path]:
+    """Folders of models: `parent/MODEL` and `parent/OWNER/MODEL`."""
+    for folder in _folders(parent):
+        if _looks_like_a_model(folder):
+            yield folder
+        else:
+            yield from (inner for inner in _folders(folder) if _looks_like_a_model(inner))
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        with os.scandir(parent) as found:
+            folders = [each for each in found if each.is_dir() and not each.name.startswith(".")]
+            return sorted(Path(each.path) for each in folders)
+    except OSError:
+        return []
+
+
+def _looks_like_a_model(folder: Path) -> bool:
+    try:
+        return any(name.endswith(_MODEL_FILES) for name in os.listdir(folder))
+    except OSError:
+        return False

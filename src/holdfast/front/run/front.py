@@ -30,8 +30,7 @@ from holdfast.files import (
     hash_cache_file,
     logs_folder,
 )
-from holdfast.front.fleet.catalog import Catalog, CatalogEntry
-from holdfast.front.fleet.chosen_catalog import catalog_of
+from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.run.ready import ReadyModel, ReadyServer, announce, lan_addresses

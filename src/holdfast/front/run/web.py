@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from holdfast import __version__
 from holdfast.config import Settings
 from holdfast.front.application import DIALECTS, create_application
-from holdfast.front.fleet.chosen_catalog import catalog_again
+from holdfast.front.fleet.catalog import catalog_of
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.prompt import session_commands
@@ -113,7 +113,7 @@ def build_application(
     residency.on_changed_entry = bundles.forget
     for name in residency.catalog.at_start:
         bundles.begin(name)
-    reloaded = ReloadedCatalog(partial(catalog_again, settings, os.environ), residency)
+    reloaded = ReloadedCatalog(partial(catalog_of, settings, os.environ, is_reload=True), residency)
     gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools)
     services = Services(
         generate=gateway.generate,

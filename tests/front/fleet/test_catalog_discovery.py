@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import CatalogSettings, Settings
-from holdfast.front.fleet.catalog import Catalog
-from holdfast.front.fleet.chosen_catalog import catalog_of
+from holdfast.front.fleet.catalog import Catalog, catalog_of
 from holdfast.models.demo import DEMO_ID
 
 
@@ -104,7 +103,7 @@ def test_a_name_that_is_taken_leaves_out_what_is_found_later(tmp_path: Path) -> 
     catalog = found(tmp_path)
     assert names(catalog) == ["o/kelp"]
     assert (
-        catalog.left_out[0].reason == f"o/kelp of {tmp_path / 'hf' / 'hub'} has that name already"
+        catalog.left_out[0].reason == f"o/kelp of {tmp_path / 'hf' / 'hub'} already has that name"
     )
 
 
