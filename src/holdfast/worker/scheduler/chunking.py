@@ -68,9 +68,7 @@ class ChunkSharing:
                 quantum_tokens = 1 if math.isinf(seconds) else LEAST_ALONE_TOKENS
         elif self._should_only_decode(step):
             return []
-        room = StepRoom(
-            self._costs, tokens=tokens, seconds=seconds, quantum_tokens=quantum_tokens
-        )
+        room = StepRoom(self._costs, tokens=tokens, seconds=seconds, quantum_tokens=quantum_tokens)
         by_flow, batch = _by_flow(prompts, step)
         for name in self._in_turn(by_flow, step):
             flow = self._flows[name]
