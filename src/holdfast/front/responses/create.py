@@ -26,12 +26,15 @@ from holdfast.front.responses.items import (
 )
 from holdfast.front.responses.tools import offered_tools
 from holdfast.front.server.dialect import answers_of, operation, request_of
-from holdfast.front.server.following import FollowingResponse, rejoined
-from holdfast.front.server.generation import GenerationResponse, run_alone
-from holdfast.front.server.held_answers import identity_of
+from holdfast.front.server.generation import (
+    FollowingResponse,
+    GenerationResponse,
+    rejoined,
+    run_alone,
+)
+from holdfast.front.server.held_answers import EventLog, NumberedEvent, identity_of
 from holdfast.front.server.problem import RequestRefused, problem_of, record_problem
 from holdfast.front.server.request import extended, json_response, parse, read_body, tenant_in
-from holdfast.front.server.running import EventLog, NumberedEvent
 from holdfast.front.server.services import Services, is_waited_for, salted
 from holdfast.store.responses import Item, RecordKey, RecordMissing, ResponseFile
 from holdfast.telemetry.request_log import RECORD

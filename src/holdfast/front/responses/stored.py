@@ -25,7 +25,7 @@ from holdfast.front.responses.items import (
 )
 from holdfast.front.server.dialect import Shape, answers_of, operation, request_of
 from holdfast.front.server.fields import INT64_MAX, STRICT, UnsupportedFields
-from holdfast.front.server.following import FollowingResponse
+from holdfast.front.server.generation import FollowingResponse
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import M, json_response, parse, read_body, tenant_in
 from holdfast.front.server.services import Services, salted

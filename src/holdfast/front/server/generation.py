@@ -1,5 +1,7 @@
-"""Runs one checked request to its end: opens it, writes the answer, and ends the work when the
-client is gone for good.
+"""Generates the answer to one checked request, and sends it to its client and to those that follow
+it.
+
+The work ends when the client is gone for good.
 """
 
 from __future__ import annotations
@@ -7,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
@@ -14,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.errors import GenerationFailed, HoldfastError, QueueFull, WorkerUnavailable
+from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import (
     AnswerFormat,
     AnswerPlan,
@@ -24,9 +28,13 @@ from holdfast.front.server.answers import (
     explain_choice,
     explanation_of,
 )
-from holdfast.front.server.following import leave, rejoined, send_stopped, send_whole
-from holdfast.front.server.held_answers import HeldAnswer, RequestIdentity, identity_of
-from holdfast.front.server.in_progress import ActiveRequest, disconnected, unless_first
+from holdfast.front.server.held_answers import EventLog, HeldAnswer, RequestIdentity, identity_of
+from holdfast.front.server.in_progress import (
+    ActiveRequest,
+    disconnected,
+    unless_disconnected,
+    unless_first,
+)
 from holdfast.front.server.problem import problem_of, record_problem
 from holdfast.front.server.request import extended, read_body
 from holdfast.front.server.services import OutputStream, Services, is_waited_for
@@ -85,7 +93,7 @@ class GenerationResponse(Response):
         self._held: HeldAnswer | None = None
         self._active: ActiveRequest | None = None
         self._is_lost = False  # its client is gone; the answer may be generated all the same
-        self._has_sent_all = False
+        self._watched: _WatchedSend | None = None
         self._writer: EventWriter | None = None  # of a stream
         self._stream: OutputStream | None = None  # once the worker has taken the request
         self._explained: list[Explanation] = []
@@ -101,16 +109,7 @@ class GenerationResponse(Response):
         record: RequestRecord = scope[RECORD]
         record.asked = self._plan.requests[0]
         record.model = record.asked.model
-        has_ended = False
-
-        async def watched_send(message: Message) -> None:
-            nonlocal has_ended
-            has_ended = message["type"] == "http.response.body" and not message.get(
-                "more_body", False
-            )
-            await send(message)
-            self._has_sent_all = has_ended
-
+        watched = self._watched = _WatchedSend(send)
         answers = sum(request.choices for request in self._plan.requests)
         with ExitStack() as counted, self._services.active.entered(record) as active:
             counted.enter_context(
@@ -126,7 +125,7 @@ class GenerationResponse(Response):
                 )
             gone = self._gone(receive, record, counted)
             try:
-                is_done = await unless_first(gone, self._generate(watched_send, record))
+                is_done = await unless_first(gone, self._generate(watched, record))
                 record.is_aborted = record.is_aborted or not is_done
             except asyncio.CancelledError:
                 stopped = active.ended_by()
@@ -135,7 +134,9 @@ class GenerationResponse(Response):
                 if self._is_lost:
                     record_problem(record, problem_of(stopped), stopped)
                 else:
-                    await send_stopped(stopped, record, self._plan.form, send, has_ended=has_ended)
+                    await send_stopped(
+                        stopped, record, self._plan.form, send, has_ended=watched.has_ended
+                    )
             finally:
                 if self._held is not None:
                     self._services.held.finish(self._held)
@@ -146,7 +147,8 @@ class GenerationResponse(Response):
         """Wait until nobody wants the answer any more."""
         await disconnected(receive)
         held = self._held
-        if self._has_sent_all or (self._writer is not None and self._writer.has_sent_all):
+        has_sent_all = self._watched is not None and self._watched.has_sent_all
+        if has_sent_all or (self._writer is not None and self._writer.has_sent_all):
             # the answer is delivered: what is left to be done takes a moment
             await asyncio.Future()
         self._is_lost = True
@@ -212,18 +214,18 @@ class GenerationResponse(Response):
         if is_waited_for(self._services, requests[0].model):
             await held.end_lost()
         try:
-            return await self._limit.stream(open_streams(generate, requests))
+            return await self._limit.of(open_streams(generate, requests))
         except QueueFull:
             if not await held.end_lost():
                 raise
-        return await self._limit.stream(open_streams(generate, requests))
+        return await self._limit.of(open_streams(generate, requests))
 
     async def _events(self, record: RequestRecord) -> AsyncIterator[bytes]:
         form = self._plan.form
         try:
             stream = await self._opened(record)
             yield form.opening(prompt_tokens=stream.prompt_tokens)
-            async for event in stream:
+            async for event in self._limit.events(stream):
                 self._observe(event, record)
                 yield _piece_of(form, event)
         except HoldfastError as error:
@@ -235,7 +237,7 @@ class GenerationResponse(Response):
         choices = [
             WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)
         ]
-        async for event in stream:
+        async for event in self._limit.events(stream):
             self._observe(event, record)
             if isinstance(event, PromptProgress):
                 continue
@@ -344,3 +346,145 @@ async def run_alone(
         write_line(record)
         if (traces := request.app.state.services.traces) is not None:
             traces.book(record, route=request.url.path, headers=request.scope["headers"])
+
+
+class FollowingResponse(Response):
+    """The events of a log after a given number, streamed or in one piece.
+
+    The answer goes on if the client leaves.
+    """
+
+    def __init__(
+        self, log: EventLog, form: AnswerFormat, *, after: int = -1, streams: bool = True
+    ) -> None:
+        super().__init__()
+        self._events = log.after(after)
+        self._form = form
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events so far and those to come."""
+        record: RequestRecord = scope[RECORD]
+        if not self._streams:
+            record.is_aborted = not await unless_disconnected(receive, self._send_whole(send))
+            return
+        keep_alive = self._form.keep_alive_of_follower
+        writer = EventWriter(
+            send, self._form, self._events, request_id=record.request_id, keep_alive=keep_alive
+        )
+        is_done = await unless_disconnected(receive, writer.run())
+        record.is_aborted = not is_done and not writer.has_sent_all
+
+    async def _send_whole(self, send: Send) -> None:
+        frames = [frame async for frame in self._events]
+        await send_whole(send, b"".join(frames))
+
+
+class RejoiningResponse(FollowingResponse):
+    """The answer to an earlier request, from its beginning, for the same request sent again."""
+
+    def __init__(self, services: Services, answer: HeldAnswer, request: Request) -> None:
+        """answer: taken for this request, which leaves it at the end."""
+        super().__init__(answer, answer.form, streams=answer.streams)
+        self._services = services
+        self._answer = answer
+        self._caller = caller_of(request)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events so far and those to come.
+
+        Cancelled by an administrator or the server's stop, it ends with an error.
+        """
+        record: RequestRecord = scope[RECORD]
+        services = self._services
+        answer = self._answer
+        record.model = answer.model
+        record.rejoined = answer.request_id
+        has_all = is_stopped = False
+        watched = _WatchedSend(send)
+        try:
+            with services.active.entered(record) as active:
+                active.follows = answer
+                with services.at_once.counted(self._caller, answer.choices, limits=services.limits):
+                    try:
+                        await super().__call__(scope, receive, watched)
+                        has_all = not record.is_aborted
+                    except asyncio.CancelledError:
+                        is_stopped = True
+                        await send_stopped(
+                            active.ended_by(),
+                            record,
+                            answer.form,
+                            send,
+                            has_ended=watched.has_ended,
+                        )
+        finally:
+            leave(services, answer, has_all=has_all, is_stopped=is_stopped)
+
+
+class _WatchedSend:
+    """Forwards messages and notes the end of the body."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_ended = False  # the last message was handed over
+        self.has_sent_all = False  # and was taken
+
+    async def __call__(self, message: Message) -> None:
+        self.has_ended = message["type"] == "http.response.body" and not message.get(
+            "more_body", False
+        )
+        await self._send(message)
+        self.has_sent_all = self.has_ended
+
+
+def rejoined(
+    identity: RequestIdentity | None, request: Request, services: Services
+) -> Response | None:
+    """The answer to the earlier request that this one repeats; None when it gets an answer of its
+    own.
+    """
+    answer = None if identity is None else services.held.take(identity)
+    return None if answer is None else RejoiningResponse(services, answer, request)
+
+
+def leave(
+    services: Services, answer: HeldAnswer, *, has_all: bool, is_stopped: bool = False
+) -> bool:
+    """A client of an answer is gone. Returns whether the answer is still wanted, or may be.
+
+    is_stopped: an administrator or the server's stop has ended its request.
+    """
+    is_stopping = is_stopped or services.drain.is_on
+    is_wanted = services.held.leave(
+        answer, services.server, has_all=has_all, is_stopping=is_stopping
+    )
+    if services.active.has_clients:
+        services.held.make_way()
+    return is_wanted
+
+
+async def send_whole(send: Send, body: bytes) -> None:
+    """Send an answer in one piece."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_stopped(
+    stopped: HoldfastError,
+    record: RequestRecord,
+    form: AnswerFormat,
+    send: Send,
+    *,
+    has_ended: bool,
+) -> None:
+    """Tell a client why its request was stopped: in its stream, or by raising the error if nothing
+    was sent yet.
+    """
+    problem = replace(problem_of(stopped), request_id=record.request_id)
+    record_problem(record, problem, stopped)
+    if not record.has_status:
+        raise stopped from None
+    if not has_ended:  # so it is a stream
+        await send({"type": "http.response.body", "body": form.broken(problem), "more_body": False})

@@ -16,9 +16,8 @@ from holdfast.front.fleet.residency import ModelStatus, Residency
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing
-from holdfast.front.server.held_answers import HeldAnswers
+from holdfast.front.server.held_answers import HeldAnswers, RunningAnswers
 from holdfast.front.server.in_progress import ActiveRequests
-from holdfast.front.server.running import RunningAnswers
 from holdfast.front.server.sealing import Seal
 from holdfast.store.responses import ResponseStore
 from holdfast.telemetry.metrics import Metrics

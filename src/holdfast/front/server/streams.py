@@ -5,7 +5,7 @@ stream with a time limit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -151,13 +151,9 @@ class TimeLimit:
         self._seconds = seconds
         self._ends_at = asyncio.get_running_loop().time() + seconds if seconds else None
 
-    async def stream(self, opening: Awaitable[OutputStream]) -> OutputStream:
-        """The stream that is being opened, with this limit.
-
-        Raises TimeLimitExceeded, now or while it is read.
-        """
-        opened = await self.of(opening)
-        return opened if self._ends_at is None else LimitedStream(opened, self)
+    def events(self, stream: OutputStream) -> AsyncIterator[OutputEvent]:
+        """The events of a stream. Raises TimeLimitExceeded while they are read."""
+        return aiter(stream) if self._ends_at is None else self._limited(aiter(stream))
 
     async def of(self, work: Awaitable[T]) -> T:
         """The result of some work, which is cancelled when the time is over.
@@ -175,40 +171,10 @@ class TimeLimit:
                 raise
             raise TimeLimitExceeded(seconds=self._seconds) from None
 
-
-class LimitedStream:
-    """The events of an answer until its time is over.
-
-    A stream that is cut off while it waits for an event cancels its own work.
-    """
-
-    def __init__(self, stream: OutputStream, limit: TimeLimit) -> None:
-        self._stream, self._limit, self._events = stream, limit, aiter(stream)
-        self.prompt_tokens, self.put_back_tokens = stream.prompt_tokens, stream.put_back_tokens
-        self.sampling = stream.sampling
-        self.dropped_tokens, self.breakpoints = stream.dropped_tokens, stream.breakpoints
-        self.unenforced = stream.unenforced
-
-    def __aiter__(self) -> LimitedStream:
-        """Itself: it can be read once."""
-        return self
-
-    async def __anext__(self) -> OutputEvent:
-        """The next event. Raises TimeLimitExceeded."""
-        return await self._limit.of(anext(self._events))
-
-    def pause(self) -> None:
-        """Stop generating until `go_on`. The time limit keeps running."""
-        self._stream.pause()
-
-    def go_on(self) -> None:
-        """Undo `pause`."""
-        self._stream.go_on()
-
-    def end_thoughts(self) -> bool:
-        """Have it think no more. Returns whether that can be done."""
-        return self._stream.end_thoughts()
-
-    async def aclose(self) -> None:
-        """Cancel what still runs."""
-        await self._stream.aclose()
+    async def _limited(self, events: AsyncIterator[OutputEvent]) -> AsyncIterator[OutputEvent]:
+        while True:
+            try:
+                event = await self.of(anext(events))
+            except StopAsyncIteration:
+                return
+            yield event

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.server.running import EventLog, NumberedEvent
+from holdfast.front.server.held_answers import EventLog, NumberedEvent
 
 
 def event(number: int) -> NumberedEvent:
