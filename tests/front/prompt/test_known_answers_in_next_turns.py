@@ -98,6 +98,20 @@ CALL = '<tool_call>\n{"name":"f","arguments":{}}\n</tool_call>'
 PLAIN_ORDER = random.Random(0)
 
 
+def test_an_answer_with_a_token_that_its_client_did_not_see_is_tokenized_anew() -> None:
+    bundle = replace(BUNDLE, known_answers=KnownAnswers())
+    markers = bundle.dialect.marker_ids
+    ends = {bundle.tokenizer.pieces.backend.id_to_token(e) for e in bundle.tokenizer.eos_token_ids}
+    hidden = next(
+        text for text in bundle.tokenizer.special_texts if text not in markers and text not in ends
+    )
+    _, deltas = one_turn(bundle, f"hello{hidden} world")
+    assert text_of(deltas) == "hello world"
+    assert len(bundle.known_answers) == 0
+    one_turn(bundle, "hello world")
+    assert len(bundle.known_answers) == 1
+
+
 @pytest.mark.parametrize("keeps_thoughts", [True, False])
 def test_a_thought_that_the_prompt_opens_belongs_to_the_answer(keeps_thoughts: bool) -> None:
     bundle = replace(BUNDLE, known_answers=KnownAnswers())

@@ -27,7 +27,7 @@ from holdfast.errors import (
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.answers.repetition import RepetitionGuard
 from holdfast.front.link.event_stream import EventStream, RequestEvent
-from holdfast.front.prompt.answer_meaning import meaning_of_deltas, meaning_of_text
+from holdfast.front.prompt.answer_meaning import AnswerMeaning, meaning_of_deltas, meaning_of_text
 from holdfast.front.prompt.prepare import Prepared
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, answer_reader, without_hidden
 from holdfast.wire.events import FinishReason, Rejected
@@ -122,7 +122,7 @@ class GenerationStream:
         if len(self._ready) < _MOST_READY:
             self._has_room.set()
         if isinstance(event, ChoiceFinished) and event.completion_tokens > _LONG_ANSWER_TOKENS:
-            await asyncio.to_thread(self._observe, event)  # it reads the whole answer once more
+            await asyncio.to_thread(self._observe, event)  # it tokenizes the whole answer
         else:
             self._observe(event)
         return event
@@ -291,6 +291,7 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
         tools=request.prompt.tools,
         opening=prepared.opening,
         opening_token_ids=opening_token_ids,
+        reads_calls=prepared.rules.reads_calls,
         tenant=request.tenant,
     ).observe()
 
@@ -303,6 +304,7 @@ class AnswerObserver:
     tools: tuple[dict[str, Any], ...]
     opening: str  # what the prompt has behind the header of the answer
     opening_token_ids: tuple[int, ...]
+    reads_calls: bool  # the client's view was parsed with calls, as the next turn will be
     tenant: str
 
     def observe(self) -> Observe:
@@ -312,9 +314,7 @@ class AnswerObserver:
         def observe(event: OutputEvent) -> None:
             if isinstance(event, ChoiceFinished):
                 self._keep_arguments(deltas[event.index])
-                self._keep(
-                    deltas.pop(event.index, []), was_cut=event.reason is not FinishReason.STOP
-                )
+                self._keep(deltas.pop(event.index, []), event)
             elif not isinstance(event, PromptProgress):
                 deltas[event.index].append(event)
 
@@ -324,17 +324,21 @@ class AnswerObserver:
         for call in tool_calls_of(deltas):
             self.bundle.first_forms.arguments(call.arguments, call_id=call.id, tenant=self.tenant)
 
-    def _keep(self, deltas: Sequence[OutputDelta], *, was_cut: bool) -> None:
+    def _keep(self, deltas: Sequence[OutputDelta], end: ChoiceFinished) -> None:
         said = meaning_of_deltas(deltas)
         token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
-        if said is None or not token_ids:
+        if said is None or not token_ids or self._has_hidden(token_ids):
             return
         tokenizer = self.bundle.tokenizer
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
         opening = without_hidden(self.opening, self.bundle)
-        encoded = self.bundle.dialect.markers.encode(opening + text)
-        if meaning_of_text(encoded, answer_reader(self.tools, self.bundle), cut=was_cut) != said:
-            # the tokens say more than the client saw: hidden ones, or one that a stop string cut
+        # The client's events say all that the tokens say, except in these three cases.
+        is_seen_whole = (
+            self.reads_calls
+            and end.stop_string is None
+            and self._read_again(opening, end) == AnswerMeaning()
+        )
+        if not is_seen_whole and self._read_again(opening + text, end) != said:
             return
         # A call or a thought is rendered as the template has it, so that nobody knows yet what it
         # will be tokenized into.
@@ -346,4 +350,20 @@ class AnswerObserver:
             is_as_tokenized=is_plain
             and token_ids == tokenizer.encode(text, add_special_tokens=False),
             tenant=self.tenant,
+        )
+
+    def _has_hidden(self, token_ids: Sequence[int]) -> bool:
+        """Whether some tokens are special ones that the client did not see."""
+        markers = self.bundle.dialect.markers.characters
+        pieces = self.bundle.tokenizer.pieces
+        return any(
+            token_id not in markers and pieces.is_special(token_id) for token_id in {*token_ids}
+        )
+
+    def _read_again(self, text: str, end: ChoiceFinished) -> AnswerMeaning:
+        """What the tokens say when all calls are read."""
+        return meaning_of_text(
+            self.bundle.dialect.markers.encode(text),
+            answer_reader(self.tools, self.bundle),
+            cut=end.reason is not FinishReason.STOP,
         )
