@@ -56,10 +56,9 @@ async def generate(
 ) -> Response:
     """The answer to a request for generated text.
 
-    `plan_of` makes a plan of its body, or raises RequestRefused.
-
-    body: if it has been read already. outlives_client: the same request sent again may be given the
-    answer.
+    plan_of: makes a plan of the body, or raises RequestRefused.
+    body: if it has been read already.
+    outlives_client: a retry of the request may get the answer.
     """
     answer = AnswerRecord(services.metrics)
     if body is None:
@@ -82,9 +81,7 @@ class GenerationResponse(Response):
         *,
         identity: RequestIdentity | None = None,
     ) -> None:
-        """identity: by which the same request sent again is recognized; None: nobody else is given
-        this answer.
-        """
+        """identity: recognizes a retry of the request; None: no other request gets this answer."""
         super().__init__()
         self._services = services
         self._plan = plan
@@ -144,7 +141,7 @@ class GenerationResponse(Response):
                         leave(self._services, self._held, has_all=True)
 
     async def _gone(self, receive: Receive, record: RequestRecord, counted: ExitStack) -> None:
-        """Wait until nobody wants the answer any more."""
+        """Wait until no client wants the answer any more."""
         await disconnected(receive)
         held = self._held
         has_sent_all = self._watched is not None and self._watched.has_sent_all
@@ -184,9 +181,7 @@ class GenerationResponse(Response):
             self._answer.close()
 
     async def _opened(self, record: RequestRecord) -> OutputStream:
-        """The events; submits the request the first time, which waits for a model that is being
-        loaded.
-        """
+        """The stream of events. The first call submits the request and waits while its model loads."""
         if self._stream is None:
             self._stream = await self._submitted()
             if self._held is not None:
@@ -206,10 +201,7 @@ class GenerationResponse(Response):
         return self._stream
 
     async def _submitted(self) -> OutputStream:
-        """Submit the request.
-
-        Answers whose clients are gone make room for it, in the queue and in memory.
-        """
+        """Submit the request. Lost answers make room for it, in the queue and in memory."""
         generate, requests, held = self._services.generate, self._plan.requests, self._services.held
         if is_waited_for(self._services, requests[0].model):
             await held.end_lost()
@@ -256,7 +248,7 @@ class GenerationResponse(Response):
             await send_whole(send, body)
 
     def _observe(self, event: OutputEvent, record: RequestRecord) -> None:
-        """Count one event. Raises for a choice that ended as none should."""
+        """Count one event. Raises if a choice was cancelled or failed."""
         self._answer.observe(event)
         if isinstance(event, PromptProgress):
             write_progress(record, event)
@@ -295,9 +287,7 @@ def _piece_of(form: AnswerFormat, event: OutputEvent) -> bytes:
 
 
 def _refuse_broken_end(event: ChoiceFinished) -> None:
-    """Raise for a choice that ended by anything else than its own stop or length: that is an error,
-    never an answer.
-    """
+    """Raise if a choice was cancelled or failed: that is an error, never an answer."""
     if event.reason is FinishReason.CANCELLED:
         raise WorkerUnavailable(
             "the server cancelled the request before it was done; please try again"
@@ -307,7 +297,7 @@ def _refuse_broken_end(event: ChoiceFinished) -> None:
 
 
 def _content(plan: AnswerPlan) -> str:
-    """What was asked, for the log."""
+    """The prompts, for the log."""
     asked = []
     for request in plan.requests:
         prompt = (
@@ -441,9 +431,7 @@ class _WatchedSend:
 def rejoined(
     identity: RequestIdentity | None, request: Request, services: Services
 ) -> Response | None:
-    """The answer to the earlier request that this one repeats; None when it gets an answer of its
-    own.
-    """
+    """The answer to the earlier request that this one repeats; None: it needs its own answer."""
     answer = None if identity is None else services.held.take(identity)
     return None if answer is None else RejoiningResponse(services, answer, request)
 
@@ -451,7 +439,7 @@ def rejoined(
 def leave(
     services: Services, answer: HeldAnswer, *, has_all: bool, is_stopped: bool = False
 ) -> bool:
-    """A client of an answer is gone. Returns whether the answer is still wanted, or may be.
+    """A client of an answer is gone. Returns whether the answer may still be wanted.
 
     is_stopped: an administrator or the server's stop has ended its request.
     """
@@ -479,8 +467,8 @@ async def send_stopped(
     *,
     has_ended: bool,
 ) -> None:
-    """Tell a client why its request was stopped: in its stream, or by raising the error if nothing
-    was sent yet.
+    """Report to the client why its request was stopped: in the stream, or as a raised error if
+    nothing was sent yet.
     """
     problem = replace(problem_of(stopped), request_id=record.request_id)
     record_problem(record, problem, stopped)

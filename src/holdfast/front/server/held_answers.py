@@ -1,18 +1,18 @@
-"""Answers that outlive the connection of their client, so that the same request sent again gets
+"""Logs of running answers, and answers that outlive their client's connection so that a retry gets
 them.
 
 A client whose connection breaks in mid-answer sends its request again: SDKs do so by themselves,
-agents do it on an error. Generating the answer anew would spend the same tokens twice. So an answer
-whose connection was lost goes on for a moment, then pauses, and is given up if its request does not
-come again in time.
+agents on an error. Generating the answer again would spend the same tokens twice. So an answer
+that has lost its connection continues for a moment, then pauses, and is given up if the request is
+not repeated in time.
 
 A lost connection looks like a client that stopped reading on purpose, because its user pressed Stop
-or because it takes one sample after another. Such a client wants another answer. So an identical
-request gets a lost answer only where nobody could have wanted another one: drawing it anew would
-give the same tokens (temperature 0, or a seed), or the request shows that it is a retry, by
-`x-stainless-retry-count` or by an `Idempotency-Key`. Two requests with the same key are one
-request: the second one gets the answer of the first even if that is still being read, or was
-delivered. Without a key, an answer has one reader.
+or because it draws several samples. Such a client wants another answer. So an identical request
+gets a lost answer only if no other answer can be wanted: sampling again would give the same tokens
+(temperature 0, or a seed), or the request shows that it is a retry, by `x-stainless-retry-count` or
+an `Idempotency-Key`. Two requests with the same key are one request: the second gets the answer of
+the first even while that is being read, or after it was delivered. Without a key, an answer has one
+reader.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ _SHAPING_HEADERS = ("anthropic-", "x-holdfast-", "user-agent", IDEMPOTENCY_HEADE
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """What a request shares with the same request sent again; the number of the attempt is not
-    compared.
-    """
+    """Equal for a request and its retries; the number of the attempt is not compared."""
 
     digest: bytes
     sender: str = ""  # key or address
@@ -62,7 +60,7 @@ class RequestIdentity:
 
     @property
     def is_retry(self) -> bool:
-        """Whether the request says that it was sent before."""
+        """Whether the request says that it is a retry."""
         return self.has_key or (self.attempt or 0) >= 1
 
 
@@ -110,7 +108,7 @@ class NumberedEvent(NamedTuple):
 
 
 class LogCursor:
-    """How far a follower of a log has read. It lives as long as the iterator that moves it."""
+    """A follower's position in a log. It lives as long as the follower's iterator."""
 
     __slots__ = ("__weakref__", "place")
 
@@ -136,7 +134,7 @@ class EventLog:
         self._wake()
 
     def end(self, error: HoldfastError | None = None) -> None:
-        """No more events follow. `error` is raised to everyone who follows the log to its end."""
+        """End the log. Every follower that reaches the end gets `error` raised."""
         self.has_ended = True
         self.error = error
         self._wake()
@@ -199,12 +197,12 @@ class EventLog:
 
 
 class Generating(Protocol):
-    """What generates an answer."""
+    """The stream that generates an answer."""
 
     sampling: SamplingParams
 
     def pause(self) -> None:
-        """Have nothing more drawn until `go_on`."""
+        """Stop generating until `go_on`."""
         ...
 
     def go_on(self) -> None:
@@ -213,7 +211,7 @@ class Generating(Protocol):
 
 
 class KeptEvents(Enum):
-    """Which events of an answer are in memory."""
+    """Which events of an answer stay in memory."""
 
     ALL = "all"  # so another request can be given the answer
     UNREAD = "unread"  # only those that its followers have not read yet
@@ -221,7 +219,7 @@ class KeptEvents(Enum):
 
 
 class HeldAnswer(EventLog):
-    """One answer from its first event on. Loop's thread only."""
+    """One answer from its first event on. Event loop only."""
 
     def __init__(self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord) -> None:
         """record: the log record of the request that the answer is generated for."""
@@ -250,7 +248,7 @@ class HeldAnswer(EventLog):
         return self._stream is not None
 
     def accepted(self, stream: Generating) -> None:
-        """The model has accepted the request, and draws the answer from this stream."""
+        """The model has accepted the request and generates the answer by this stream."""
         self._stream = stream
         self._is_repeatable = self._is_repeatable or stream.sampling.temperature == 0
         numbers_attempts = self.identity.attempt is not None
@@ -266,22 +264,22 @@ class HeldAnswer(EventLog):
         return self.clients == 0 and (self._is_repeatable or request.is_retry)
 
     def end(self, error: HoldfastError | None = None) -> None:
-        """No more events follow. Does nothing when the answer has ended already."""
+        """End the log. Does nothing if it has ended already."""
         if not self.has_ended:
             super().end(error)
 
     def call_later(self, seconds: float, act: Callable[[], None]) -> None:
-        """Do something unless `forget_timers` is called before."""
+        """Act later, unless `forget_timers` is called first."""
         self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
 
     def forget_timers(self) -> None:
-        """Undo what `call_later` was to do."""
+        """Cancel everything that `call_later` scheduled."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
 
     def pause(self) -> None:
-        """Generate nothing more until somebody wants it."""
+        """Stop generating until a client wants the answer."""
         if self._stream is not None and not self.is_over.is_set():
             self._stream.pause()
 
@@ -292,10 +290,7 @@ class HeldAnswer(EventLog):
 
 
 class HeldAnswers:
-    """The answers that are being generated, and those that another request may be given.
-
-    Loop's thread only.
-    """
+    """The answers that are being generated and those that a retry may get. Event loop only."""
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, most_lost: int = MOST_LOST) -> None:
         self._answers: dict[HeldAnswer, None] = {}  # all of them, the oldest first
@@ -315,14 +310,14 @@ class HeldAnswers:
     def begin(
         self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord
     ) -> HeldAnswer:
-        """An answer is being generated for the client that asked, which has to `leave` it."""
+        """Register the answer of a new request; its client must `leave` it in the end."""
         answer = HeldAnswer(identity, plan, record)
         self._answers[answer] = None
         self._by_identity.setdefault(identity, []).append(answer)
         return answer
 
     def make_way(self) -> None:
-        """Pause every answer whose client is gone: a connected client is waiting for the model."""
+        """Pause every lost answer, because a connected client waits for the model."""
         for answer in self._lost:
             answer.pause()
 
@@ -339,7 +334,9 @@ class HeldAnswers:
         return bool(lost)
 
     def take(self, identity: RequestIdentity) -> HeldAnswer | None:
-        """The answer that a request gets in place of a new one. Whoever takes it has to `leave` it."""
+        """The answer that a request gets instead of a new one; the taker must `leave` it in the
+        end.
+        """
         same = self._by_identity.get(identity, ())
         answer = next((each for each in same if each.can_go_to(identity)), None)
         if answer is None:
@@ -359,10 +356,10 @@ class HeldAnswers:
         has_all: bool,
         is_stopping: bool = False,
     ) -> bool:
-        """A client of the answer is gone. Returns whether the answer is still wanted, or may be.
+        """A client of the answer is gone. Returns whether the answer may still be wanted.
 
-        has_all: the client had received all of it. is_stopping: the server takes no new requests,
-        so nobody can come back.
+        has_all: the client received all of it. is_stopping: the server takes no new requests, so
+        no retry can come.
         """
         answer.clients -= 1
         if answer.clients:
@@ -380,7 +377,7 @@ class HeldAnswers:
         return True
 
     def finish(self, answer: HeldAnswer) -> None:
-        """Nothing more is generated for an answer, complete or not."""
+        """Generation has ended, complete or not."""
         answer.is_over.set()
         answer.end(GenerationFailed("the request failed; the server's log has the details"))
         if answer.error is not None:
@@ -389,7 +386,7 @@ class HeldAnswers:
     async def recorded(
         self, answer: HeldAnswer, events: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """The same events, each of which is kept as it passes."""
+        """Pass the events through and keep each of them."""
         try:
             async for frame in events:
                 self.keep(answer, frame)
@@ -400,9 +397,7 @@ class HeldAnswers:
         answer.end()
 
     def keep(self, answer: HeldAnswer, frame: bytes) -> None:
-        """Keep one more event, as far as somebody reads it or may come for it, and as far as there
-        is room.
-        """
+        """Keep an event if a client reads it or may come for it, and if there is room."""
         if not frame or answer.kept is KeptEvents.NONE or answer.has_ended:
             return
         size = len(frame) + _EVENT_BYTES
@@ -415,9 +410,7 @@ class HeldAnswers:
         answer.add(NumberedEvent(answer.next_place, frame))
 
     def check_invariants(self) -> None:
-        """Assert that the counts are right and within their limits, and that nobody reads a lost
-        answer.
-        """
+        """Assert that counts are right and within limits, and that no client reads a lost answer."""
         assert sum(answer.held_bytes for answer in self._answers) == self.held_bytes, (
             "bytes are counted that nobody holds"
         )
@@ -454,10 +447,7 @@ class HeldAnswers:
         return [answer for answer in self._lost if answer.identity.sender == sender]
 
     def _make_room(self, answer: HeldAnswer, size: int) -> bool:
-        """Make room for an event of a running answer.
-
-        Returns whether there is room; if not, the answer is not kept.
-        """
+        """Make room for an event. Returns whether there is room; if not, the answer is not kept."""
         for ended in self._ended():
             if self.held_bytes + size <= self._most_bytes:
                 return True
@@ -480,14 +470,12 @@ class HeldAnswers:
         return False
 
     def _ended(self) -> Iterator[HeldAnswer]:
-        """The answers that wait for a client and have ended, in the order in which they go when
-        room is short.
-        """
+        """Complete answers without a client, in the order of their eviction."""
         yield from tuple(self._delivered)
         yield from [answer for answer in self._lost if answer.has_ended]
 
     def _keep_unread(self, answer: HeldAnswer) -> None:
-        """Free what the followers of an answer have read; nobody else can be given it from now on."""
+        """Free the events that all followers have read; no other request can get the answer now."""
         if answer.clients == 0:
             self._give_up(answer)
             return
@@ -497,7 +485,7 @@ class HeldAnswers:
         self.held_bytes -= freed
 
     def _give_up(self, answer: HeldAnswer) -> None:
-        """Give an answer to nobody any more. Clients that are reading it get the rest."""
+        """Give the answer to no further request. Clients that are reading it get the rest."""
         self._hide(answer)
         if answer.clients:
             return
@@ -526,27 +514,21 @@ class HeldAnswers:
 
 @dataclass(slots=True)
 class RunningAnswers:
-    """The answers that are being made and can be named, and the tasks of those that are made in the
-    background.
-    """
+    """Running answers that clients can name, and the tasks of background answers."""
 
     logs: dict[RecordKey, EventLog] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _unwritten: deque[RecordKey] = field(default_factory=lambda: deque(maxlen=_MOST_UNWRITTEN))
 
     def keep_unwritten(self, name: RecordKey, log: EventLog) -> None:
-        """Go on to have an answer that has ended, as it could not be written to where it belongs:
-        the latest of these.
-        """
+        """Keep an answer in memory whose end could not be stored; only the latest of these stay."""
         if len(self._unwritten) == _MOST_UNWRITTEN:
             self.logs.pop(self._unwritten[0], None)
         self._unwritten.append(name)
         self.logs[name] = log
 
     async def close(self) -> None:
-        """End all that run in the background, as the server's stop does; returns when they have
-        said so.
-        """
+        """Cancel all background answers and wait for them; called when the server stops."""
         for task in self.tasks:
             task.cancel()
         if self.tasks:
