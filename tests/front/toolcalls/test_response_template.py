@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.dialect import ModelDialect
-from holdfast.front.toolcalls.response_template import TemplateSays, read_response_template
-from holdfast.front.toolcalls.tag_pattern import match_at, pieces, written
+from holdfast.front.toolcalls.response_template import (
+    TemplateSays,
+    match_at,
+    pieces,
+    read_response_template,
+    written,
+)
 from tests.fakes.recorded_answers import TOOLS
 from tests.fakes.told_answers import told
 

@@ -14,7 +14,7 @@ from holdfast.front.toolcalls.declared import ToolName
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.json_stream import JsonStream
 from holdfast.front.toolcalls.literals import Literals
-from holdfast.front.toolcalls.marks import marks_in
+from holdfast.front.toolcalls.markers import marks_in
 from holdfast.front.toolcalls.typed_values import from_json
 
 _JSON: Final = Literals()

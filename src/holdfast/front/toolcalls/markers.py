@@ -8,9 +8,9 @@ plain strings.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 _FIRST, _MOST = 0xDC00, 0x400
 _TAG = re.compile(r"<(/?[a-z_]+)>")
@@ -18,6 +18,7 @@ _SUFFIX = re.compile(r":[\w.-]+")
 _SURROGATE = re.compile("[\udc00-\udfff]")
 
 Data = TypeVar("Data")
+_MARK: Final = re.compile(r"[\udc00-\udfff]|<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
 def is_marker(text: str) -> bool:
@@ -109,3 +110,8 @@ def _rewritten(data: Any, change: Callable[[str], str]) -> Any:
             },
         )
     return data
+
+
+def marks_in(*markup: str) -> Sequence[str]:
+    """The markers that stand in these strings, each once: `<...>`, `[WORD]` and encoded ones."""
+    return tuple(dict.fromkeys(mark for text in markup for mark in _MARK.findall(text)))

@@ -15,7 +15,7 @@ from holdfast.front.toolcalls.declared import ToolName
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.json_stream import JsonStream
 from holdfast.front.toolcalls.literals import Literals
-from holdfast.front.toolcalls.marks import marks_in
+from holdfast.front.toolcalls.markers import marks_in
 
 _FIELD: Final = re.compile(r"\{(name|id)\}")
 _NUMBERED: Final = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]+)?")
