@@ -104,7 +104,7 @@ def test_a_hangup_has_the_catalog_read_again_and_a_broken_file_changes_nothing(
                 + table.format(name="wrong", more="contxt = 1")
             )
             hang_up(
-                "the catalog has been read again: added: third; removed: first; changed, effective at "
+                "the catalog is reloaded: added: third; removed: first; changed, effective at "
                 "the next load: second; left out: wr"
             )
             assert list(listed()) == ["second", "third"]
