@@ -18,7 +18,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
 from holdfast.config import ResponsesSettings
-from holdfast.store.responses import ResponseFile
+from holdfast.store.responses import RecordKey, ResponseFile
 from tests.fakes.server_process import ServerProcess, until
 
 INSTRUCTIONS = (
@@ -154,7 +154,7 @@ def test_responses_outlive_their_client_their_server_and_a_crash(tmp_path: Path)
         stopped = said[0].response.id
 
     file = ResponseFile(tmp_path, ResponsesSettings())
-    record = file.record("", stopped, kind="response")
+    record = file.record(RecordKey("", stopped))
     file.close()
     assert (record.body["status"], record.is_lost) == ("failed", False), (
         "the stop was not written down"
