@@ -103,7 +103,7 @@ ROUTES = {
         session_headers=("session-id", "session_id"),
     ),
     "/v1/responses/compact": Route(
-        body=lambda text: {"input": text, "max_output_tokens": 4},
+        body=lambda text: {"model": "demo", "input": text, "max_output_tokens": 4},
         counts=responses_counts,
         session_headers=("session-id", "session_id"),
     ),

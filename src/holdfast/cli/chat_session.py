@@ -138,6 +138,8 @@ class ChatSession:
 
     def _keep(self, answer: Answer, *, stopped: bool) -> None:
         """Add an answer to the conversation, or drop its question if it is empty."""
+        if stopped:
+            answer.calls.clear()  # the arguments of the last one may be cut off
         if answer.is_empty:
             # many chat templates allow no second question after one without an answer
             self._messages.pop()
@@ -205,7 +207,7 @@ class Answer:
 
     text: str = ""
     reasoning: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)  # by index
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -233,7 +235,7 @@ class Answer:
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.calls:
-            message["tool_calls"] = self.calls
+            message["tool_calls"] = list(self.calls.values())
         return message
 
 
@@ -295,22 +297,19 @@ def _take_chunk(chunk: dict[str, Any], answer: Answer) -> Iterator[AnswerPiece]:
             _extend_calls(answer.calls, part)
         if reason := choice.get("finish_reason"):
             answer.finish_reason = reason
-            for call in answer.calls:
+            for call in answer.calls.values():
                 function = call["function"]
                 yield AnswerPiece("call", f"→ {function['name']} {function['arguments']}")
 
 
-def _extend_calls(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
+def _extend_calls(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
     """Add the delta of a tool call to the call with its index."""
-    index = part.get("index", 0)
-    if index >= len(calls):
-        function = {"name": "", "arguments": ""}
-        calls.append({"id": part.get("id", ""), "type": "function", "function": function})
-        index = -1
-    function = calls[index]["function"]
+    function = {"name": "", "arguments": ""}
+    new = {"id": part.get("id", ""), "type": "function", "function": function}
+    call = calls.setdefault(part.get("index", 0), new)
     added = part.get("function") or {}
-    function["name"] = function["name"] or added.get("name") or ""
-    function["arguments"] += added.get("arguments") or ""
+    call["function"]["name"] = call["function"]["name"] or added.get("name") or ""
+    call["function"]["arguments"] += added.get("arguments") or ""
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from openai.types.responses import ResponseCompactionItem
 
 from holdfast.wire.requests import ChatPrompt, GenerationRequest
 from tests.fakes.http_clients import client_of
-from tests.fakes.scripted_gateway import Script, ScriptedGateway, answer, calling
+from tests.fakes.scripted_gateway import MODEL, Script, ScriptedGateway, answer, calling
 
 RESPONSES = "/v1/responses"
 COMPACT = f"{RESPONSES}/compact"
@@ -43,7 +43,7 @@ async def client(gateway: ScriptedGateway) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def post(client: httpx.AsyncClient, path: str, *items: Any, **fields: Any) -> httpx.Response:
-    return await client.post(path, json={"input": [*items], **fields})
+    return await client.post(path, json={"model": MODEL, "input": [*items], **fields})
 
 
 async def compacted(client: httpx.AsyncClient, *items: Any, **fields: Any) -> Any:
@@ -153,6 +153,7 @@ async def test_an_empty_summary_replaces_nothing(stream: bool) -> None:
         (RESPONSES, [TRIGGER, HISTORY[0]], {}, "input.0.type"),
         (RESPONSES, [TRIGGER], {}, "input"),
         (COMPACT, [], {}, "input"),
+        (COMPACT, HISTORY, {"model": None}, "model"),
         (COMPACT, HISTORY, {"stream": True}, "stream"),
         (COMPACT, HISTORY, {"background": True}, "background"),
         (COMPACT, HISTORY, {"max_output_tokens": 0}, "max_output_tokens"),

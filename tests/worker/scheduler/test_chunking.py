@@ -5,15 +5,10 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.scheduler.chunking import (
-    LEAST_ALONE_TOKENS,
-    PATIENCE_STEPS,
-    ChunkSharing,
-    _Flow,
-)
+from holdfast.worker.scheduler.chunking import LEAST_ALONE_TOKENS, PATIENCE_STEPS, ChunkSharing
 from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
 from holdfast.worker.scheduler.decision import ChunkBounds
-from holdfast.worker.scheduler.sequence import DEFAULT_SERVICE, ScheduledSequence
+from holdfast.worker.scheduler.sequence import ScheduledSequence
 
 QUANTUM = 32
 
@@ -206,7 +201,7 @@ def test_chunks_keep_to_tokens_time_and_quanta(
         for order, (left, position, last_step) in enumerate(shapes)
     ]
     sharing = ChunkSharing(costs, min_chunk_tokens=QUANTUM)
-    sharing._flows[DEFAULT_SERVICE.flow] = _Flow(0.0, oldest_is_first=oldest_is_first)
+    sharing._oldest_is_first = oldest_is_first
     chunks = sharing.share(prompts, tokens=tokens, seconds=seconds, step=31)
     assert chunks
     assert len({sequence.order for sequence, _ in chunks}) == len(chunks)

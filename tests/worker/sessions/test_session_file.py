@@ -186,6 +186,16 @@ def test_what_is_not_a_manifest_is_refused(tmp_path: Path) -> None:
         assert "not a session's file" in refusal(path)
 
 
+def test_a_manifest_larger_than_any_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    claimed = 1 << 40
+    with path.open("wb") as file:
+        file.truncate(claimed)
+        file.seek(claimed)
+        file.write(_TRAILER.pack(bytes(16), claimed, MAGIC))
+    assert "its manifest is too long" in refusal(path)
+
+
 def test_a_file_of_the_first_format_is_refused_in_words_that_say_so(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"HOLDFAST-SESSION-1" + bytes(500))
     assert "exported by an earlier version of Holdfast" in refusal(tmp_path / "f")

@@ -24,7 +24,7 @@ from holdfast.front.responses.items import (
     stored_input,
     stored_output,
 )
-from holdfast.front.responses.tools import offered_tools
+from holdfast.front.responses.tools import missing, offered_tools
 from holdfast.front.server.dialect import answers_of, operation, request_of
 from holdfast.front.server.generation import (
     FollowingResponse,
@@ -100,6 +100,8 @@ async def compact_response(request: Request, services: Services) -> Response:
     if (taken := rejoined(identity, request, services)) is not None:
         return taken
     asked = parse(ResponseRequest, body)
+    if asked.model is None:  # sealed summaries belong to one model
+        raise missing("model")
     for field in ("stream", "background"):
         if getattr(asked, field):
             raise RequestRefused(
@@ -197,9 +199,9 @@ async def _chain(services: Services, key: RecordKey) -> list[Item]:
             reason = f"`{field}`: that response belongs to a conversation; continue `conversation`"
             raise RequestRefused(reason, field=field)
         return await services.responses.call(ResponseFile.chain, key)
-    except RecordMissing as missing:
+    except RecordMissing as lost:
         what = "there is no such response"
-        if missing.record_id != key.id:
+        if lost.record_id != key.id:
             what = "a response that it continues is gone"
         what += "; it may have been deleted, or not be kept any more"
         raise _not_found(field, what, "previous_response_not_found") from None

@@ -76,7 +76,7 @@ class Operation:
     shape: Shape  # empty: the operation is not described
     summary: str = ""  # for the start page, which leaves out operations without one
     needs_key: bool = True
-    needs_admin: bool = False  # see `caller.check_admin`
+    needs_admin: bool = False  # see `access.check_admin`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

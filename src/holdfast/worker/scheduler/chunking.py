@@ -1,86 +1,334 @@
 """How much of which prompt goes into a step.
 
-Flows take turns by time: the flow whose prompts have taken the least time goes first and takes what
-it can; what it leaves goes to the next. A flow that had no prompt until now starts a little behind
-the others, so its short prompt is prefilled at once. It keeps its account while it is away, so it
-gains nothing by coming and going. A flow that got nothing for several steps goes first in any case.
+Prompts that are being read share a step like this. The oldest and those that are ahead of it
+(shorter, or passed over for a while) each may count on half of the step; which half is dealt out
+first alternates, so that both move even when a step has room for one chunk only. What one side
+leaves the other takes, and what is left after that goes to the rest, shortest first. So a short
+prompt never waits for a long one to be read, a long one is slowed down by short ones to half its
+pace at most, and equal ones are read one after the other, which lets the first answer begin early.
 
-Within a flow, the oldest prompt and those ahead of it (shorter, or passed over for several steps)
-each get half of the room. Which half is served first alternates, so that both progress even when a
-step has room for one chunk only. What one side leaves goes to the other, then to the rest, shortest
-first. So a short prompt never waits for the end of a long one, short prompts slow a long one down to
-half its pace at most, and equal ones are prefilled one after the other, so that the first answer
-starts early.
-
-Batch prompts get what interactive ones leave, until they have been passed over for several steps.
+That holds within one flow. Where several have prompts to be read, each has an equal share of the
+step, with what its answers take of it, and what one leaves the others take; but short prompts of
+flows that had none until now are read first (`SparseFlows`). Prompts of a batch get what
+interactive ones leave, until they were passed over for a while.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from holdfast.worker.scheduler.cost_model import CostModel
 from holdfast.worker.scheduler.sequence import ScheduledSequence
 
-PATIENCE_STEPS = 8  # whoever was passed over in more steps than this goes first
-HEAD_START_SECONDS = 0.5  # of prefilling, for a flow that had no prompt until now
-REMEMBERED_STEPS = 100  # for which a flow without prompts keeps its account
-# A prompt alone in its step gets this much however slow the device is: smaller steps prefill 2 to 3
-# times as slowly.
+MOST_SECONDS = 0.5  # of reading, that a flow may be ahead of the others
+MOST_STEPS = 8  # in a row, in which old flows read nothing
+# what was before is forgotten; there may be one step between two with prompts that only decodes
+_FRESH_STEPS = 2
+NO_ROWS: Mapping[str, int] = MappingProxyType({})
+PATIENCE_STEPS = 8  # a prompt that was passed over so often goes ahead of shorter ones
+# of a prompt that is alone, however slow the device: smaller steps read 2 to 3 times as slowly
 LEAST_ALONE_TOKENS = 256
-# Then one step only decodes: the cost of a chunk is what a step takes beyond its decoding.
+# then one step only decodes: what chunks add cannot be told without knowing what it takes
 MIXED_STEPS_IN_A_ROW = 32
 
 
-@dataclass(slots=True)
-class _Flow:
-    seconds: float  # of prefilling, as accounted
-    seen_step: int = -2  # the last step in which it had prompts
-    served_step: int = 0  # the last step in which it got room, or in which it came
-    oldest_is_first: bool = True
+class SparseFlows:
+    """Remembers which flows are old, and how far the new ones are ahead."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._old: frozenset[str] = frozenset()
+        self._deficits: dict[str, float] = {}  # seconds; those of flows that are gone, too
+        self._step = self._steps_in_a_row = 0
+
+    def first(
+        self, groups: Sequence[list[ScheduledSequence]], *, step: int
+    ) -> list[ScheduledSequence]:
+        """The prompts that alone are read in this step; empty: it is shared. groups: the prompts of
+        each flow, oldest first.
+        """
+        flows = {group[0].service.flow for group in groups}
+        is_fresh = step <= self._step + _FRESH_STEPS
+        if not (is_fresh and self._old & flows) or self._steps_in_a_row >= MOST_STEPS:
+            return []
+        new = [
+            group[0]
+            for group in groups
+            if group[0].service.flow not in self._old and not group[0].is_batch
+        ]
+        ahead = {prompt: self._deficit_with(prompt, tokens=prompt.unread_tokens) for prompt in new}
+        return sorted(
+            (prompt for prompt in new if ahead[prompt] < MOST_SECONDS),
+            key=lambda prompt: ahead[prompt],
+        )
+
+    def note(
+        self,
+        groups: Sequence[list[ScheduledSequence]],
+        *,
+        read_first: Mapping[ScheduledSequence, int],
+        step: int,
+    ) -> None:
+        """Prompts were dealt out for a step; read_first: so many tokens of those that go first,
+        before they count as read.
+        """
+        flows = frozenset(group[0].service.flow for group in groups)
+        self._step = step
+        self._steps_in_a_row = self._steps_in_a_row + 1 if read_first else 0
+        self._old = self._old & flows if read_first else flows
+        for prompt, tokens in read_first.items():
+            self._deficits[prompt.service.flow] = self._deficit_with(prompt, tokens=tokens)
+            if tokens == prompt.unread_tokens:
+                self._old |= {prompt.service.flow}
+
+    def pass_time(self, seconds: float) -> None:
+        """A step took so long."""
+        if self._deficits:
+            share = seconds / len(self._old.union(self._deficits))
+            self._deficits = {
+                flow: deficit - share for flow, deficit in self._deficits.items() if deficit > share
+            }
+
+    def _deficit_with(self, prompt: ScheduledSequence, *, tokens: int) -> float:
+        """How far its flow is ahead when it has read so many tokens more."""
+        score_seconds = self._costs.score_seconds if prompt.scores_prompt else 0.0
+        reading = self._costs.more_chunk_seconds(
+            prompt.position, tokens, score_seconds=score_seconds
+        )
+        return (
+            self._deficits.get(prompt.service.flow, 0.0) + self._costs.seconds_per_chunk() + reading
+        )
+
+
+class Allowance:
+    """What prompts may take of one step: tokens, and seconds when others decode in it."""
+
+    __slots__ = ("_held_seconds", "_held_tokens", "_quantum", "seconds", "tokens")
+
+    def __init__(self, *, tokens: int, seconds: float, quantum_tokens: int) -> None:
+        self.tokens, self.seconds = tokens, seconds
+        self._quantum = quantum_tokens
+        self._held_tokens, self._held_seconds = 0, 0.0
+
+    def hold_back_half(self) -> None:
+        """Keep half of what is left for later takers."""
+        self._held_tokens = self.tokens // 2
+        self._held_seconds = 0.0 if math.isinf(self.seconds) else self.seconds / 2
+
+    def release(self) -> None:
+        """Give out what was held back."""
+        self._held_tokens, self._held_seconds = 0, 0.0
+
+    def hold_back_all_but(self, *, tokens: int, seconds: float) -> None:
+        """Give out so much, and keep the rest for later takers."""
+        self._held_tokens = max(0, self.tokens - tokens)
+        self._held_seconds = 0.0 if math.isinf(self.seconds) else max(0.0, self.seconds - seconds)
+
+    def take(
+        self,
+        costs: CostModel,
+        sequence: ScheduledSequence,
+        *,
+        taken: int,
+        at_least_a_quantum: bool = False,
+    ) -> int:
+        """Take as much as there is for one prompt that has `taken` tokens of the step already.
+
+        Whole quanta, unless the prompt or a boundary ends with it. `at_least_a_quantum`: at any
+        cost, so that somebody moves.
+        """
+        position = sequence.position + taken
+        wanted = longest_chunk(costs, sequence) - taken
+        entry = 0.0 if taken else costs.seconds_per_chunk()
+        score_seconds = costs.score_seconds if sequence.scores_prompt else 0.0
+        tokens = max(0, min(wanted, self.tokens - self._held_tokens))
+        if not math.isinf(self.seconds):
+            left = self.seconds - self._held_seconds - entry
+            tokens = min(tokens, costs.tokens_within(left, position, score_seconds=score_seconds))
+        if tokens < wanted:
+            tokens -= tokens % self._quantum
+        if at_least_a_quantum:
+            tokens = max(tokens, min(self._quantum, wanted, self.tokens))
+        if tokens > 0:
+            self.tokens -= tokens
+            self.seconds -= entry + costs.more_chunk_seconds(
+                position, tokens, score_seconds=score_seconds
+            )
+        return max(tokens, 0)
+
+
+def longest_chunk(costs: CostModel, sequence: ScheduledSequence) -> int:
+    """How much of its prompt may be in one step: up to the next boundary, and as much as the device
+    takes at this position.
+    """
+    return min(sequence.longest_span, costs.most_chunk_tokens(sequence.position))
 
 
 class ChunkSharing:
-    """Divides the room that each step has for prompts."""
+    """Deals the steps' room for prompts out.
+
+    Remembers whose turn it is to be first, and when a step last did without chunks.
+    """
 
     def __init__(self, costs: CostModel, *, min_chunk_tokens: int) -> None:
         self._costs = costs
         self._min_chunk_tokens = min_chunk_tokens
-        self._flows: dict[str, _Flow] = {}
-        self._clock_seconds = 0.0  # the largest account with which a flow has gone first
+        self._oldest_is_first = True
         self._last_mixed_step = -2
         self._mixed_steps = MIXED_STEPS_IN_A_ROW
+        self._first_flow = 0  # counts up: whose turn it is to be dealt to first
+        self._sparse = SparseFlows(costs)
 
     def share(
-        self, prompts: list[ScheduledSequence], *, tokens: int, seconds: float, step: int
+        self,
+        prompts: list[ScheduledSequence],
+        *,
+        tokens: int,
+        seconds: float,
+        step: int,
+        rows: Mapping[str, int] = NO_ROWS,
     ) -> list[tuple[ScheduledSequence, int]]:
-        """Return the chunks of step number `step`; none if the step should only decode.
+        """Chunks for step number `step`; at least one, if there are prompts and tokens and the step
+        shall not only decode.
 
-        prompts: oldest first, each with tokens left to prefill.
-        seconds: what the chunks may add to the step; infinite if no sequence decodes in it.
+        prompts: oldest first, none of them read to its end. seconds: infinite when nobody decodes
+            in this step.
+        rows: answers that are written in this step, by flow; may be left out when all prompts are
+            of one flow.
         """
-        quantum_tokens = self._min_chunk_tokens
+        groups, batch = self._groups(prompts, step)
         if math.isinf(seconds):
             seconds = self._costs.seconds_without_decoding
             if len(prompts) == 1:
-                quantum_tokens = 1 if math.isinf(seconds) else LEAST_ALONE_TOKENS
+                self._sparse.note(groups, read_first={}, step=step)
+                return [(prompts[0], self._read_alone(prompts[0], tokens=tokens, seconds=seconds))]
         elif self._should_only_decode(step):
             return []
-        room = StepRoom(self._costs, tokens=tokens, seconds=seconds, quantum_tokens=quantum_tokens)
-        by_flow, batch = _by_flow(prompts, step)
-        for name in self._in_turn(by_flow, step):
-            flow = self._flows[name]
-            spent_before = room.spent_seconds
-            _share_within(by_flow[name], room, step, oldest_is_first=flow.oldest_is_first)
-            spent = room.spent_seconds - spent_before
-            if spent:
-                flow.seconds += spent
-                flow.served_step = step
-                flow.oldest_is_first = not flow.oldest_is_first
-        room.fill(batch)
-        return list(room.taken.items())
+        allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
+        taken: dict[ScheduledSequence, int] = {}
+        first = self._sparse.first(groups, step=step)
+        if first:
+            self._deal(allowance, first, taken, must_move=True)
+            batch = []
+        elif len(groups) == 1:
+            self._share_within(groups[0], allowance, taken, step)
+        elif groups:
+            self._share_between(groups, allowance, taken, step=step, rows=rows)
+        self._deal(allowance, batch, taken, must_move=not groups)
+        self._sparse.note(groups, read_first=taken if first else {}, step=step)
+        return list(taken.items())
+
+    def _read_alone(self, prompt: ScheduledSequence, *, tokens: int, seconds: float) -> int:
+        """How much of the only prompt is read in a step in which nothing else happens."""
+        most = min(tokens, longest_chunk(self._costs, prompt))
+        if math.isinf(seconds):
+            return most
+        within = self._costs.tokens_within(seconds, prompt.position)
+        return min(most, max(within - within % LEAST_ALONE_TOKENS, LEAST_ALONE_TOKENS))
+
+    def pass_time(self, seconds: float) -> None:
+        """A step took so long."""
+        self._sparse.pass_time(seconds)
+
+    def _groups(
+        self, prompts: list[ScheduledSequence], step: int
+    ) -> tuple[list[list[ScheduledSequence]], list[ScheduledSequence]]:
+        """The prompts of each flow, and those of a batch that can wait."""
+        by_flow: dict[str, list[ScheduledSequence]] = {}
+        batch: list[ScheduledSequence] = []
+        for prompt in prompts:
+            if prompt.is_batch and step - prompt.last_step <= PATIENCE_STEPS:
+                batch.append(prompt)
+            else:
+                by_flow.setdefault(prompt.service.flow, []).append(prompt)
+        if not by_flow:
+            return [batch], []
+        return list(by_flow.values()), batch
+
+    def _share_between(
+        self,
+        groups: list[list[ScheduledSequence]],
+        allowance: Allowance,
+        taken: dict[ScheduledSequence, int],
+        *,
+        step: int,
+        rows: Mapping[str, int],
+    ) -> None:
+        """An equal share for each flow.
+
+        Each is the first to be dealt to in its turn, so that all move.
+        """
+        turn, first = divmod(self._first_flow, len(groups))
+        self._first_flow += 1
+        # Changes from one turn of a flow to its next, whatever the number of flows.
+        oldest_is_first = turn % 2 == 0
+        dealt = groups[first:] + groups[:first]
+        for place, (group, (share, part)) in enumerate(
+            zip(dealt, self._equal_shares(dealt, allowance.tokens, rows), strict=True)
+        ):
+            share = share if place else max(self._min_chunk_tokens, share)
+            allowance.hold_back_all_but(tokens=share, seconds=allowance.seconds * part)
+            self._deal(
+                allowance, self._in_order(group, step, oldest_is_first), taken, must_move=not place
+            )
+        allowance.release()
+        for group in dealt:
+            self._deal(allowance, self._in_order(group, step, oldest_is_first), taken)
+
+    def _equal_shares(
+        self, groups: list[list[ScheduledSequence]], tokens: int, rows: Mapping[str, int]
+    ) -> list[tuple[int, float]]:
+        """Of each group: tokens, and its part of the time that those before it leave; all flows
+        take the same time of a step.
+        """
+        each = [self._costs.prompt_token_seconds_at(group[0].position) for group in groups]
+        row_seconds = self._costs.decode_row_seconds(sum(rows.values()))
+        writing = [row_seconds * rows.get(group[0].service.flow, 0) for group in groups]
+        rates = sum(1 / cost for cost in each)
+        equal = (
+            tokens + sum(spent / cost for spent, cost in zip(writing, each, strict=True))
+        ) / rates
+        reading = [max(0.0, equal - spent) for spent in writing]
+        left = list(itertools.accumulate(reversed(reading)))[::-1]
+        return [
+            (int(seconds / cost), seconds / rest if rest else 0.0)
+            for seconds, cost, rest in zip(reading, each, left, strict=True)
+        ]
+
+    def _in_order(
+        self, prompts: list[ScheduledSequence], step: int, oldest_is_first: bool
+    ) -> list[ScheduledSequence]:
+        """As `_share_within` would serve them if there were room for few: the shorter ones, the
+        oldest, the others.
+        """
+        ahead, behind = self._others(prompts, step)
+        if oldest_is_first:
+            return [prompts[0], *ahead, *behind]
+        return [*ahead, prompts[0], *behind]
+
+    def _share_within(
+        self,
+        prompts: list[ScheduledSequence],
+        allowance: Allowance,
+        taken: dict[ScheduledSequence, int],
+        step: int,
+    ) -> None:
+        ahead, behind = self._others(prompts, step)
+        oldest = prompts[:1]
+        if not ahead:
+            self._deal(allowance, oldest, taken, must_move=True)
+        else:
+            first, second = (oldest, ahead) if self._oldest_is_first else (ahead, oldest)
+            self._oldest_is_first = not self._oldest_is_first
+            allowance.hold_back_half()
+            self._deal(allowance, first, taken, must_move=True)
+            allowance.release()
+            self._deal(allowance, second, taken)
+            self._deal(allowance, first, taken)
+        self._deal(allowance, behind, taken)
 
     def _should_only_decode(self, step: int) -> bool:
         if step > self._last_mixed_step + 1 and self._costs.knows_decoding:
@@ -90,142 +338,34 @@ class ChunkSharing:
         self._mixed_steps = 0 if due else self._mixed_steps + 1
         return due
 
-    def _in_turn(self, by_flow: dict[str, list[ScheduledSequence]], step: int) -> list[str]:
-        """The flows with prompts, in the order in which they are served."""
-        least_seconds = self._clock_seconds - HEAD_START_SECONDS
-        for name in by_flow:
-            flow = self._flows.setdefault(name, _Flow(least_seconds))
-            flow.seconds = max(flow.seconds, least_seconds)
-            if step - flow.seen_step > 2:  # between two steps with prompts, one may only decode
-                flow.served_step = step
-            flow.seen_step = step
-        if len(self._flows) > len(by_flow):
-            self._flows = {
-                name: flow
-                for name, flow in self._flows.items()
-                if step - flow.seen_step <= REMEMBERED_STEPS
-            }
-
-        def turn(name: str) -> tuple[bool, float]:
-            flow = self._flows[name]
-            if step - flow.served_step > PATIENCE_STEPS:
-                return (False, flow.served_step)
-            return (True, flow.seconds)
-
-        order = sorted(by_flow, key=turn)
-        if order:
-            self._clock_seconds = max(self._clock_seconds, self._flows[order[0]].seconds)
-        return order
-
-
-class StepRoom:
-    """What is left of one step for prompts: tokens, and seconds if others decode in it."""
-
-    def __init__(
-        self, costs: CostModel, *, tokens: int, seconds: float, quantum_tokens: int
-    ) -> None:
-        self._costs = costs
-        self._tokens = tokens
-        self._seconds = seconds
-        self._quantum_tokens = quantum_tokens
-        self._held_tokens = 0
-        self._held_seconds = 0.0
-        self.spent_seconds = 0.0
-        self.taken: dict[ScheduledSequence, int] = {}
-
-    def hold_half_back(self) -> None:
-        """Keep half of what is left for later."""
-        self._held_tokens = self._tokens // 2
-        self._held_seconds = 0.0 if math.isinf(self._seconds) else self._seconds / 2
-
-    def release(self) -> None:
-        """Give out what was held back."""
-        self._held_tokens = 0
-        self._held_seconds = 0.0
-
-    def fill(self, prompts: Iterable[ScheduledSequence]) -> None:
-        """Give each prompt as much as there is room for, in this order."""
-        for prompt in prompts:
-            if self.taken.get(prompt, 0) == prompt.longest_span:
-                continue
-            if not self._take(prompt):
-                return
-
-    def _take(self, prompt: ScheduledSequence) -> int:
-        """Add whole quanta of a prompt, unless the prompt or a boundary ends with them.
-
-        The first prompt of a step gets one at any cost, so that somebody progresses.
+    def _others(
+        self, prompts: list[ScheduledSequence], step: int
+    ) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
+        """All but the oldest, split in those ahead of it and the rest, each in the order in which
+        they are served.
         """
-        taken = self.taken.get(prompt, 0)
-        wanted = longest_chunk(self._costs, prompt) - taken
-        position = prompt.position + taken
-        chunk_seconds = 0.0 if taken else self._costs.seconds_per_chunk()
-        score_seconds = self._costs.score_seconds if prompt.scores_prompt else 0.0
-        tokens = max(0, min(wanted, self._tokens - self._held_tokens))
-        if not math.isinf(self._seconds):
-            left = self._seconds - self._held_seconds - chunk_seconds
-            within = self._costs.tokens_within(left, position, score_seconds=score_seconds)
-            tokens = min(tokens, within)
-        if tokens < wanted:
-            tokens -= tokens % self._quantum_tokens
-        if not self.taken:
-            tokens = max(tokens, min(self._quantum_tokens, wanted, self._tokens))
-        if tokens > 0:
-            seconds = chunk_seconds + self._costs.more_chunk_seconds(
-                position, tokens, score_seconds=score_seconds
-            )
-            self._tokens -= tokens
-            self._seconds -= seconds
-            self.spent_seconds += seconds
-            self.taken[prompt] = taken + tokens
-        return tokens
+        oldest = prompts[0]
+        passed_over = [other for other in prompts[1:] if step - other.last_step > PATIENCE_STEPS]
+        passed_over.sort(key=lambda other: other.last_step)
+        patient = [other for other in prompts[1:] if step - other.last_step <= PATIENCE_STEPS]
+        patient.sort(key=lambda other: other.unread_tokens)
+        shorter = [other for other in patient if other.unread_tokens < oldest.unread_tokens]
+        return passed_over + shorter, patient[len(shorter) :]
 
-
-def longest_chunk(costs: CostModel, prompt: ScheduledSequence) -> int:
-    """How many tokens of a prompt one step may prefill: up to the next boundary, and as many as the
-    device can process at this position.
-    """
-    return min(prompt.longest_span, costs.most_chunk_tokens(prompt.position))
-
-
-def _by_flow(
-    prompts: list[ScheduledSequence], step: int
-) -> tuple[dict[str, list[ScheduledSequence]], list[ScheduledSequence]]:
-    """The prompts of each flow, and the batch prompts that can wait."""
-    by_flow: dict[str, list[ScheduledSequence]] = {}
-    batch: list[ScheduledSequence] = []
-    for prompt in prompts:
-        if prompt.is_batch and step - prompt.last_step <= PATIENCE_STEPS:
-            batch.append(prompt)
-        else:
-            by_flow.setdefault(prompt.service.flow, []).append(prompt)
-    return by_flow, batch
-
-
-def _share_within(
-    prompts: list[ScheduledSequence], room: StepRoom, step: int, *, oldest_is_first: bool
-) -> None:
-    oldest = prompts[:1]
-    ahead, others = _rivals(prompts, step)
-    if not ahead:
-        room.fill(oldest)
-    else:
-        first, second = (oldest, ahead) if oldest_is_first else (ahead, oldest)
-        room.hold_half_back()
-        room.fill(first)
-        room.release()
-        room.fill(second)
-        room.fill(first)
-    room.fill(others)
-
-
-def _rivals(
-    prompts: list[ScheduledSequence], step: int
-) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
-    """All but the oldest: those ahead of it, and the rest, each in the order of service."""
-    passed_over = [each for each in prompts[1:] if step - each.last_step > PATIENCE_STEPS]
-    passed_over.sort(key=lambda each: each.last_step)
-    patient = [each for each in prompts[1:] if step - each.last_step <= PATIENCE_STEPS]
-    patient.sort(key=lambda each: each.unread_tokens)
-    shorter = [each for each in patient if each.unread_tokens < prompts[0].unread_tokens]
-    return passed_over + shorter, patient[len(shorter) :]
+    def _deal(
+        self,
+        allowance: Allowance,
+        takers: Iterable[ScheduledSequence],
+        taken: dict[ScheduledSequence, int],
+        *,
+        must_move: bool = False,
+    ) -> None:
+        for sequence in takers:
+            before = taken.get(sequence, 0)
+            if before == sequence.longest_span:
+                continue
+            more = allowance.take(self._costs, sequence, taken=before, at_least_a_quantum=must_move)
+            must_move = False
+            if more == 0:
+                return
+            taken[sequence] = before + more

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections import deque
+from collections import Counter, deque
 
 from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
@@ -20,7 +20,7 @@ from holdfast.wire.assignment import checked_limits
 from holdfast.wire.requests import RequestId, ServiceClass
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.scheduler.admission import KvLedger
-from holdfast.worker.scheduler.chunking import ChunkSharing
+from holdfast.worker.scheduler.chunking import NO_ROWS, ChunkSharing
 from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
 from holdfast.worker.scheduler.decision import (
     UNBOUNDED,
@@ -411,6 +411,7 @@ class Scheduler:
         self._ledger.step_is_over(step.number)
         self._costs.learn(step.load, outcome.seconds)
         self._fairness.pass_time(outcome.seconds)
+        self._sharing.pass_time(outcome.seconds)
         self._places.observe(seconds=outcome.seconds, ends=len(ends) + len(outcome.ended))
         return ends
 
@@ -642,10 +643,17 @@ class Scheduler:
         seconds = self._settings.stall_seconds if rows else math.inf
         chunk_tokens, scored_tokens, position_sum = 0, 0, 0.0
         drawless: list[ScheduledSequence] = []
+        by_flow = (
+            Counter(self._known[span.request_id].service.flow for span in spans)
+            if self._fairness.flows > 1
+            else NO_ROWS
+        )
         room = self._step_tokens - rows
         if self._reading[0].is_idle_work:
             room = min(room, self._tokens_for_whom_one_can_wait(self._reading[0].position))
-        chunks = self._sharing.share(self._reading, tokens=room, seconds=seconds, step=number)
+        chunks = self._sharing.share(
+            self._reading, tokens=room, seconds=seconds, step=number, rows=by_flow
+        )
         for sequence, tokens in chunks:
             start = sequence.position
             sequence.position = start + tokens

@@ -34,6 +34,9 @@ from holdfast.worker.sessions.registry import MOST_BRANCHES
 
 MAGIC = b"HOLDFAST-SESSION-2"
 _EARLIER_MAGIC = b"HOLDFAST-SESSION-1"  # at the beginning of the file
+# Both are read as a whole, before or while their checksums are verified.
+_MOST_MANIFEST_BYTES = 64 << 20  # a million tokens are some 4,000 blocks of 30 bytes each
+_MOST_BLOCK_BYTES = 512 << 20  # a block of the largest models
 _TRAILER = struct.Struct(f"<16sQ{len(MAGIC)}s")
 
 
@@ -148,7 +151,7 @@ class SessionFile:
             raise bad_file("this is not a session's file, or it is cut off")
         checksum, manifest_bytes, _ = _TRAILER.unpack(trailer)
         blocks_end = file_bytes - _TRAILER.size - manifest_bytes
-        if blocks_end < 0:
+        if blocks_end < 0 or manifest_bytes > _MOST_MANIFEST_BYTES:
             raise bad_file("the file is damaged: its manifest is too long")
         self._file.seek(blocks_end)
         encoded = self._file.read(manifest_bytes)
@@ -162,8 +165,8 @@ class SessionFile:
         self._places: dict[BlockKey, tuple[int, int]] = {}
         end = 0
         for key, size in manifest.blocks:
-            if size < 0:
-                raise bad_file("the file's manifest has a block of negative size")
+            if not 0 <= size <= _MOST_BLOCK_BYTES:
+                raise bad_file(f"the file's manifest has a block of {size:,} bytes")
             self._places[key] = (end, size)
             end += size
         if end != blocks_end or len(self._places) != len(manifest.blocks):
