@@ -43,7 +43,7 @@ class ChatTemplate:
 
     Thread-safe; never call it on an event loop, because a render may take seconds.
 
-    Rendering usually costs about 10 µs per message, plus 0.1 ms for the exchange with another
+    Rendering usually costs 10 to 35 µs per message, plus 0.1 ms for the exchange with another
     process.
     """
 
