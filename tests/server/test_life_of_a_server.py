@@ -181,7 +181,7 @@ def test_a_taken_port_is_one_line_and_exit_code_2(
     server: ServerProcess, model_folder: Path
 ) -> None:
     port = server.url.rpartition(":")[2]
-    assert "is taken" in _refused(str(model_folder), "--port", port)
+    assert "is in use" in _refused(str(model_folder), "--port", port)
 
 
 def test_a_missing_model_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -24,6 +24,16 @@ def test_the_least_recently_used_leaves_first_and_children_before_parents() -> N
     assert drain(order) == [b"old branch", b"other", b"young branch", b"root"]
 
 
+def test_removed_keys_do_not_pile_up_in_the_order() -> None:
+    order = EvictionOrder()
+    keys = [number.to_bytes(2, "big") for number in range(200)]
+    for key in keys:
+        order.add(key, parent=None)
+    for key in keys:
+        order.remove(key)
+        order.check_invariants()
+
+
 def test_a_use_of_a_path_saves_it() -> None:
     order = EvictionOrder()
     for key, parent in ((b"a", None), (b"b", b"a"), (b"c", None), (b"d", b"c")):

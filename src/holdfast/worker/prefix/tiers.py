@@ -91,12 +91,12 @@ class EvictionOrder:
         """Remove a key, for whatever reason."""
         del self._last_used[key]
         parent = self._parents.pop(key)
-        if parent is None:
-            return
-        self._children[parent] -= 1
-        if not self._children[parent]:
-            del self._children[parent]
-            self._offer(parent)
+        if parent is not None:
+            self._children[parent] -= 1
+            if not self._children[parent]:
+                del self._children[parent]
+                self._offer(parent)
+        self._shrink()
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Record one use of several keys. Touch a child together with its parents."""
@@ -144,7 +144,10 @@ class EvictionOrder:
         if used is None or not self._may_leave(key):
             return
         heapq.heappush(self._leaves, (used, key))
-        # repeated holds of one key leave copies
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Rebuild the order once most of it is copies: repeated holds and removals leave them."""
         if len(self._leaves) > 64 + 2 * len(self._last_used):
             self._leaves = [
                 (used, key) for key, used in self._last_used.items() if self._may_leave(key)
