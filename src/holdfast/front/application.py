@@ -22,10 +22,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.front.admin.dialect import ADMIN
-from holdfast.front.anthropic.dialect import ANTHROPIC
-from holdfast.front.ollama.dialect import OLLAMA
-from holdfast.front.openai.dialect import OPENAI, OTHER_PARTS
+from holdfast.front.admin.control import ADMIN
+from holdfast.front.anthropic.messages import ANTHROPIC
+from holdfast.front.ollama.generation import OLLAMA
+from holdfast.front.openai.endpoints import OPENAI, OTHER_PARTS
 from holdfast.front.rerank import RERANK
 from holdfast.front.responses.dialect import RESPONSES
 from holdfast.front.server.dialect import (
@@ -35,7 +35,7 @@ from holdfast.front.server.dialect import (
     ModelShapes,
     Operation,
     answer_of,
-    either_of,
+    answers_of,
     handle,
     operation,
 )
@@ -71,7 +71,7 @@ def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
     @operation(
         "GET",
         "/v1/models",
-        either_of(*[shape.many_type for shape in shapes]),
+        answers_of(*[shape.many_type for shape in shapes]),
         summary="what is served",
     )
     async def list_models(request: Request, services: Services) -> Response:
@@ -79,7 +79,7 @@ def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
         return json_response(shape_for(request).many(served_models(services)))
 
     @operation(
-        "GET", "/v1/models/{model_id:path}", either_of(*[shape.one_type for shape in shapes])
+        "GET", "/v1/models/{model_id:path}", answers_of(*[shape.one_type for shape in shapes])
     )
     async def get_model(request: Request, services: Services) -> Response:
         """One served model; its id may contain slashes."""

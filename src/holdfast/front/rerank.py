@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 from pydantic import BaseModel, Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.front.openai.answers import ErrorBody, openai_error
-from holdfast.front.openai.embeddings import ReadUsage, usage_of
+from holdfast.front.openai.endpoints import ReadUsage, usage_of
 from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
 from holdfast.front.server.fields import (
     INT32_MAX,
@@ -21,9 +22,10 @@ from holdfast.front.server.fields import (
     Model,
     SaltField,
     UnsupportedFields,
+    optional,
     refuse_too_many,
 )
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.reading import SESSION_FIELDS, RankPlan, rank
 from holdfast.front.server.request import parse
 from holdfast.front.server.services import Services, model_of
@@ -79,23 +81,22 @@ class RerankBody(SaltField):
     documents: Annotated[list[TextOrObject], Field(min_length=1, fail_fast=True)] = Field(
         description="Texts, or objects with `text`."
     )
-    model: Model | None = Field(
-        None, description="Id of a model that /v1/models lists; the first of them if not given."
+    model: Model | None = optional(
+        "Id of a model that /v1/models lists; the first of them if not given."
     )
-    top_n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
-        None, description="Only so many results, the best ones."
+    top_n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
+        "Only so many results, the best ones."
     )
-    return_documents: bool | None = Field(
-        None, description="Give the texts back with the results; so it is if not given."
+    return_documents: bool | None = optional(
+        "Give the texts back with the results; so it is if not given."
     )
-    instruction: str | None = Field(
-        None, description="What makes a document relevant, for models that were trained to be told."
+    instruction: str | None = optional(
+        "What makes a document relevant, for models that were trained to be told."
     )
-    method: RankMethod | None = Field(
-        None,
-        description="The model's yes or no, or how likely the query is behind the document; if not given, as it was trained.",
+    method: RankMethod | None = optional(
+        "The model's yes or no, or how likely the query is behind the document; if not given, as it was trained."
     )
-    user: str | None = Field(None, description="Accepted, without effect.")
+    user: str | None = optional("Accepted, without effect.")
 
     def plan(self, services: Services) -> RankPlan:
         """What to rank and how to answer.
@@ -106,7 +107,7 @@ class RerankBody(SaltField):
         documents = tuple(map(_text, self.documents))
         refuse_too_many(documents, services.limits.max_inputs, field="documents")
         if not (query := _text(self.query)):
-            raise RequestRefused("`query`: must not be empty", field="query")
+            raise invalid_field("query", "must not be empty")
         request = RankRequest(
             request_id=f"rank-{uuid.uuid4().hex}",
             model=model_of(services, self.model),
@@ -128,7 +129,7 @@ class RerankBody(SaltField):
                 index=index,
                 relevance_score=found[index].score,
                 logprob=found[index].logprob,
-                document=msgspec.UNSET
+                document=UNSET
                 if self.return_documents is False
                 else RankedText(text=request.documents[index]),
             )
@@ -144,13 +145,13 @@ class RerankBody(SaltField):
         return msgspec.json.encode(ranked)
 
 
-class RankedText(msgspec.Struct, frozen=True, kw_only=True):
+class RankedText(Struct, frozen=True, kw_only=True):
     """A document's text."""
 
     text: str
 
 
-class RankedDocument(msgspec.Struct, frozen=True, kw_only=True):
+class RankedDocument(Struct, frozen=True, kw_only=True):
     """One document: its place in the request and how much it is about the query, 0 to 1. logprob:
     what the score was made of.
     """
@@ -158,10 +159,10 @@ class RankedDocument(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     relevance_score: float
     logprob: float
-    document: RankedText | msgspec.UnsetType = msgspec.UNSET
+    document: RankedText | UnsetType = UNSET
 
 
-class RankedList(msgspec.Struct, frozen=True, kw_only=True):
+class RankedList(Struct, frozen=True, kw_only=True):
     """The documents, the most relevant first."""
 
     id: str

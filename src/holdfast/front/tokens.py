@@ -8,21 +8,21 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-import msgspec
+from msgspec import Struct
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.front.openai.answers import ErrorBody, openai_error
-from holdfast.front.openai.chat import ChatCompletionRequest
+from holdfast.front.openai.endpoints import ChatCompletionRequest
 from holdfast.front.openai.fields import TokenId
 from holdfast.front.openai.messages import ChatMessage
 from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
-from holdfast.front.server.fields import STRICT, Model
+from holdfast.front.server.fields import STRICT, Model, optional
 from holdfast.front.server.problem import RequestRefused
-from holdfast.front.server.request import extended, json_response, parse, read_body
+from holdfast.front.server.request import extended, json_response, read_json
 from holdfast.front.server.services import Services, model_of
 from holdfast.telemetry.request_log import RECORD
 from holdfast.wire.requests import EncodedPrompt
@@ -34,29 +34,24 @@ MOST_CHARACTERS = 8_000_000  # of a text: tokenizing them takes about as many mi
 class TokenizeBody(ChatCompletionRequest):
     """A text, or a conversation with all that a request to answer it may have."""
 
-    content: str | None = Field(
-        None,
-        description="The text, as llama.cpp's clients send it; without special tokens around it.",
+    content: str | None = optional(
+        "The text, as llama.cpp's clients send it; without special tokens around it."
     )
-    prompt: str | None = Field(
-        None, description="The text, as vLLM's clients send it; with special tokens around it."
+    prompt: str | None = optional(
+        "The text, as vLLM's clients send it; with special tokens around it."
     )
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = Field(  # type: ignore[assignment]
-        None, description="A conversation, which the chat template makes a text of."
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = optional(  # type: ignore[assignment]
+        "A conversation, which the chat template makes a text of."
     )
-    add_special: bool | None = Field(
-        None, description="Whether a text gets the tokenizer's special tokens around it."
+    add_special: bool | None = optional(
+        "Whether a text gets the tokenizer's special tokens around it."
     )
-    add_special_tokens: bool | None = Field(None, description="Another name of add_special.")
-    parse_special: bool | None = Field(
-        None, description="False: what spells a special token in a text is text."
+    add_special_tokens: bool | None = optional("Another name of add_special.")
+    parse_special: bool | None = optional("False: what spells a special token in a text is text.")
+    with_pieces: bool | None = optional(
+        "Give with each token its text, or its bytes where they are none."
     )
-    with_pieces: bool | None = Field(
-        None, description="Give with each token its text, or its bytes where they are none."
-    )
-    return_token_strs: bool | None = Field(
-        None, description="Give all tokens as the vocabulary spells them, too."
-    )
+    return_token_strs: bool | None = optional("Give all tokens as the vocabulary spells them, too.")
 
     def text(self) -> str | None:
         """The text, None for a conversation.
@@ -91,19 +86,19 @@ class DetokenizeBody(BaseModel):
     model_config = STRICT
 
     tokens: Annotated[list[TokenId], Field(fail_fast=True)] = Field(description="Token ids.")
-    model: Model | None = Field(
-        None, description="Id of a model that /v1/models lists; the first of them if not given."
+    model: Model | None = optional(
+        "Id of a model that /v1/models lists; the first of them if not given."
     )
 
 
-class TokenPiece(msgspec.Struct, frozen=True, kw_only=True):
+class TokenPiece(Struct, frozen=True, kw_only=True):
     """A token and what it stands for: text, or bytes that are a part of a character."""
 
     id: int
     piece: str | list[int]
 
 
-class TokenList(msgspec.Struct, frozen=True, kw_only=True):
+class TokenList(Struct, frozen=True, kw_only=True):
     """The tokens of a text."""
 
     tokens: list[int | TokenPiece]
@@ -112,14 +107,14 @@ class TokenList(msgspec.Struct, frozen=True, kw_only=True):
     token_strs: list[str] | None = None
 
 
-class PlainText(msgspec.Struct, frozen=True, kw_only=True):
+class PlainText(Struct, frozen=True, kw_only=True):
     """The text of tokens, by llama.cpp's name and by vLLM's."""
 
     content: str
     prompt: str
 
 
-class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+class RenderedPrompt(Struct, frozen=True, kw_only=True):
     """What the chat template makes of a conversation."""
 
     prompt: str
@@ -134,7 +129,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 )
 async def tokenize(request: Request, services: Services) -> Response:
     """Make tokens of a text, or of a conversation as the model would read it."""
-    body = parse(TokenizeBody, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    body = await read_json(request, TokenizeBody, services.limits)
     text, model = body.text(), model_of(services, body.model)
     tokenizer = await services.tokenizer_of(model)
     request.scope[RECORD].model = model
@@ -159,9 +154,7 @@ async def tokenize(request: Request, services: Services) -> Response:
 )
 async def detokenize(request: Request, services: Services) -> Response:
     """Make a text of tokens; special ones are shown."""
-    body = parse(
-        DetokenizeBody, await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    )
+    body = await read_json(request, DetokenizeBody, services.limits)
     model = model_of(services, body.model)
     tokenizer = await services.tokenizer_of(model)
     request.scope[RECORD].model = model
@@ -179,9 +172,7 @@ async def detokenize(request: Request, services: Services) -> Response:
 )
 async def apply_template(request: Request, services: Services) -> Response:
     """Show the text that the model would read of a conversation."""
-    body = parse(
-        ChatCompletionRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    )
+    body = await read_json(request, ChatCompletionRequest, services.limits)
     return json_response(RenderedPrompt(prompt=(await _encoded(request, services, body)).text))
 
 

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 from holdfast.config import LimitsSettings
-from holdfast.front.openai.chat import ChatCompletionRequest
+from holdfast.front.openai.endpoints import ChatCompletionRequest
 from tests.fakes.http_clients import CHAT, COMPLETIONS, HELLO, chat_body, client_of, completion_body
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
 

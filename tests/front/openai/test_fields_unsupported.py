@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.openai.chat import ChatCompletionRequest
-from holdfast.front.openai.completions import CompletionRequest
+from holdfast.front.openai.endpoints import ChatCompletionRequest, CompletionRequest
 from holdfast.front.openai.fields import KNOWN
 from tests.fakes.http_clients import CHAT, COMPLETIONS, chat_body, client_of, completion_body
 from tests.fakes.scripted_gateway import ScriptedGateway

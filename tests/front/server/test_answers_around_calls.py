@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.front.anthropic.answer import MessagesAnswer
 from holdfast.front.ollama.answer import ChatLines
-from holdfast.front.openai.chat import ChatAnswer
+from holdfast.front.openai.answers import ChatAnswer
 from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
 from holdfast.front.server.sealing import Seal
 from holdfast.front.toolcalls.dialect import Call

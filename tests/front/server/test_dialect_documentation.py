@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from holdfast.front.application import DIALECTS
-from holdfast.front.openai.chat import ChatCompletionRequest
-from holdfast.front.openai.completions import CompletionRequest
+from holdfast.front.openai.endpoints import ChatCompletionRequest, CompletionRequest
 from holdfast.front.server.dialect import DialectTable, description
 from holdfast.telemetry.metrics import Metrics
 

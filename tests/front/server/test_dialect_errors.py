@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from holdfast.errors import GenerationFailed
-from holdfast.front.openai.dialect import OPENAI
+from holdfast.front.openai.endpoints import OPENAI
 from holdfast.front.server.dialect import operation
 from holdfast.front.server.services import Services
 from holdfast.wire.events import FinishReason

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.errors import GenerationFailed, QueueFull
 from holdfast.front.application import create_application
-from holdfast.front.openai.chat import ChatAnswer
+from holdfast.front.openai.answers import ChatAnswer
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.held_answers import (
     RETRY_HEADER,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
 import msgspec
+from msgspec import Struct
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -24,14 +25,13 @@ from holdfast.front.server.dialect import (
     Operation,
     Shape,
     answers_of,
-    file_answer,
-    file_request,
-    query_of,
     request_of,
+    response_of,
 )
 from holdfast.front.server.dialect import operation as described
+from holdfast.front.server.fields import optional
 from holdfast.front.server.in_progress import unless_disconnected
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import (
     body_pieces,
     checked_session_id,
@@ -57,6 +57,24 @@ from holdfast.wire.sessions import (
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 MEDIA_TYPE = "application/octet-stream"
+_FILE = {MEDIA_TYPE: {"type": "string", "format": "binary"}}  # media type → schema
+_ID_LIMITS = {"minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"}
+_QUERY: Mapping[str, dict[str, Any]] = {  # parameters of the query, all optional
+    "id": {"description": "A name for the session.", "schema": {"type": "string", **_ID_LIMITS}},
+    "model": {
+        "description": "The model of the sessions; by default the first one served.",
+        "schema": {"type": "string"},
+    },
+    "limit": {
+        "description": "Maximum number of sessions.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": 1000},
+    },
+    "forget": {"description": "Also delete its cached tokens.", "schema": {"type": "boolean"}},
+    "cache_salt": {
+        "description": "The salt of the session's requests.",
+        "schema": {"type": "string"},
+    },
+}
 _PIECE_BYTES = 1 << 20
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _MOST_LISTED = 1000
@@ -75,7 +93,7 @@ SessionId = Annotated[
     str,
     AfterValidator(_session_id),
     Field(
-        json_schema_extra={"minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"}
+        json_schema_extra=_ID_LIMITS,
     ),
 ]
 TtlSeconds = Annotated[float, Field(gt=0, le=LONGEST_TTL_SECONDS)]
@@ -93,8 +111,8 @@ class SessionTerms(BaseModel):
 
     model_config = _STRICT
 
-    ttl_seconds: TtlSeconds | None = Field(
-        None, description="How long it lives after its last use; null: until it is closed."
+    ttl_seconds: TtlSeconds | None = optional(
+        "How long it lives after its last use; null: until it is closed."
     )
     pinned: bool = Field(False, description="Keep what it has read from eviction.")
 
@@ -104,7 +122,7 @@ class SessionForking(SessionTerms):
     said.
     """
 
-    id: SessionId | None = Field(None, description="Its name; made up if not given.")
+    id: SessionId | None = optional("Its name; made up if not given.")
 
 
 class SessionChange(SessionTerms):
@@ -116,14 +134,13 @@ class SessionChange(SessionTerms):
 class SessionOpening(SessionChange):
     """A new session."""
 
-    id: SessionId | None = Field(None, description="Its name; made up if not given.")
-    model: Annotated[str, Field(min_length=1)] | None = Field(
-        None,
-        description="Id of the model whose session it is; the first of /v1/models if not given.",
+    id: SessionId | None = optional("Its name; made up if not given.")
+    model: Annotated[str, Field(min_length=1)] | None = optional(
+        "Id of the model whose session it is; the first of /v1/models if not given."
     )
 
 
-class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
+class SessionObject(Struct, frozen=True, kw_only=True):
     """A session. Times are seconds since the epoch; tokens are those of the branch that was used
     last.
     """
@@ -148,7 +165,7 @@ class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
     forked_from: str | None
 
 
-class SessionList(msgspec.Struct, frozen=True, kw_only=True):
+class SessionList(Struct, frozen=True, kw_only=True):
     """Sessions, the last used first."""
 
     object: Literal["list"] = "list"
@@ -156,7 +173,7 @@ class SessionList(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
-class SessionDeleted(msgspec.Struct, frozen=True, kw_only=True):
+class SessionDeleted(Struct, frozen=True, kw_only=True):
     """What is left of a closed session."""
 
     id: str
@@ -227,7 +244,7 @@ _BODIES: dict[str, type[BaseModel]] = {
 }
 # what the body's `id` names; made up if it is left out
 _NAMED = {"open": "session_id", "fork": "new_session_id"}
-_ANSWERS: dict[str, type[msgspec.Struct]] = {"list": SessionList, "close": SessionDeleted}
+_ANSWERS: dict[str, type[Struct]] = {"list": SessionList, "close": SessionDeleted}
 
 
 def _operation(operation: SessionOperation) -> Operation:
@@ -253,16 +270,25 @@ def _operation(operation: SessionOperation) -> Operation:
 def _shapes(operation: SessionOperation) -> Iterator[Shape]:
     """What the description of the API says of its query, its body and its answer."""
     name, takes = operation.name, operation.takes
-    yield (file_answer() if name == "export" else answers_of(_ANSWERS.get(name, SessionObject)))
+    if name == "export":
+        yield response_of(_FILE)
+    else:
+        yield answers_of(_ANSWERS.get(name, SessionObject))
     if name != "open":  # its body says of which model it is
         own = (["id"] if name == "import" else []) + [
             field for field in ("limit", "forget") if field in takes
         ]
-        yield query_of("model", *own, "cache_salt")
+        fields = ("model", *own, "cache_salt")
+        yield {"parameters": [{"name": each, "in": "query", **_QUERY[each]} for each in fields]}
     if name in _BODIES:
         yield request_of(_BODIES[name], required=name not in _NAMED)
     if name == "import":
-        yield file_request()
+        yield {
+            "requestBody": {
+                "required": True,
+                "content": {MEDIA_TYPE: {"schema": _FILE[MEDIA_TYPE]}},
+            }
+        }
 
 
 async def _command(
@@ -328,7 +354,7 @@ async def _objects(
 
 def _answer(command: SessionCommand, objects: list[SessionObject]) -> Response:
     """The sessions that a command was about, as clients see them."""
-    shown: msgspec.Struct
+    shown: Struct
     if command.operation == "list":
         shown = SessionList(
             data=objects[: command.limit - 1], has_more=len(objects) >= command.limit
@@ -343,14 +369,14 @@ def _answer(command: SessionCommand, objects: list[SessionObject]) -> Response:
 def _limit(query: Mapping[str, str]) -> int:
     text = query.get("limit", str(_MOST_LISTED))
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_LISTED):
-        raise RequestRefused(f"`limit`: a number from 1 to {_MOST_LISTED}", field="limit")
+        raise invalid_field("limit", f"a number from 1 to {_MOST_LISTED}")
     return int(text[:9])
 
 
 def _truth(query: Mapping[str, str], name: str) -> bool:
     text = query.get(name, "false")
     if text.lower() not in _YES:
-        raise RequestRefused(f"`{name}`: true or false", field=name)
+        raise invalid_field(name, "true or false")
     return _YES[text.lower()]
 
 

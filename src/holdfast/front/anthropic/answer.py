@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 from pydantic_core import from_json
 
 from holdfast.errors import PromptTooLong
@@ -44,19 +45,19 @@ _NO_INPUT = msgspec.Raw(b"{}")
 Place: TypeAlias = Literal["text", "reasoning"] | int  # the kind of text, or the number of the call
 
 
-class MessagesErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+class MessagesErrorDetail(Struct, frozen=True, kw_only=True):
     """What went wrong."""
 
     type: str
     message: str
 
 
-class MessagesError(msgspec.Struct, frozen=True, kw_only=True):
+class MessagesError(Struct, frozen=True, kw_only=True):
     """The body of every answer that is not a success, and the event that ends a stream that fails."""
 
     type: Literal["error"] = "error"
     error: MessagesErrorDetail
-    request_id: str | msgspec.UnsetType = msgspec.UNSET
+    request_id: str | UnsetType = UNSET
 
 
 def anthropic_error(problem: Problem) -> MessagesError:
@@ -69,7 +70,7 @@ def anthropic_error(problem: Problem) -> MessagesError:
     )
     return MessagesError(
         error=MessagesErrorDetail(type=kind, message=_message(problem)),
-        request_id=problem.request_id or msgspec.UNSET,
+        request_id=problem.request_id or UNSET,
     )
 
 
@@ -83,27 +84,27 @@ def _message(problem: Problem) -> str:
     return problem.message_with_field
 
 
-class DirectCaller(msgspec.Struct, frozen=True, kw_only=True):
+class DirectCaller(Struct, frozen=True, kw_only=True):
     """The model itself calls, not a program of Anthropic's."""
 
     type: Literal["direct"] = "direct"
 
 
-class AnswerBlock(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerBlock(Struct, frozen=True, kw_only=True):
     """A piece of an answer, all of one kind: each kind has fields of its own."""
 
     type: Literal["text", "thinking", "tool_use"]
-    text: str | msgspec.UnsetType = msgspec.UNSET
-    citations: msgspec.UnsetType | None = msgspec.UNSET
-    thinking: str | msgspec.UnsetType = msgspec.UNSET
-    signature: str | msgspec.UnsetType = msgspec.UNSET
-    id: str | msgspec.UnsetType = msgspec.UNSET
-    name: str | msgspec.UnsetType = msgspec.UNSET
-    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # a JSON object
-    caller: DirectCaller | msgspec.UnsetType = msgspec.UNSET
+    text: str | UnsetType = UNSET
+    citations: UnsetType | None = UNSET
+    thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    input: msgspec.Raw | UnsetType = UNSET  # a JSON object
+    caller: DirectCaller | UnsetType = UNSET
 
 
-class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class MessageAnswer(Struct, frozen=True, kw_only=True):
     """A whole answer, and without content and reason the head of a streamed one."""
 
     id: str
@@ -116,10 +117,10 @@ class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
     stop_details: None = None
     container: None = None
     usage: MessageUsage
-    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
+    holdfast: Explanation | UnsetType = UNSET
 
 
-class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
+class MessageEvent(Struct, frozen=True, kw_only=True):
     """One event of a stream; each type has fields of its own."""
 
     type: Literal[
@@ -132,35 +133,35 @@ class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
         "message_stop",
         "error",
     ]
-    message: MessageAnswer | msgspec.UnsetType = msgspec.UNSET
-    index: int | msgspec.UnsetType = msgspec.UNSET
-    content_block: AnswerBlock | msgspec.UnsetType = msgspec.UNSET
-    delta: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-    usage: MessageUsage | msgspec.UnsetType = msgspec.UNSET
-    error: MessagesErrorDetail | msgspec.UnsetType = msgspec.UNSET
-    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
+    message: MessageAnswer | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+    content_block: AnswerBlock | UnsetType = UNSET
+    delta: dict[str, Any] | UnsetType = UNSET
+    usage: MessageUsage | UnsetType = UNSET
+    error: MessagesErrorDetail | UnsetType = UNSET
+    holdfast: Explanation | UnsetType = UNSET
 
 
-class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
+class TokenCount(Struct, frozen=True, kw_only=True):
     """How long a prompt is."""
 
     input_tokens: int
 
 
-class CacheCreation(msgspec.Struct, frozen=True, kw_only=True):
+class CacheCreation(Struct, frozen=True, kw_only=True):
     """cache_creation_input_tokens by the time for which they are kept."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
 
 
-class ThinkingTokens(msgspec.Struct, frozen=True, kw_only=True):
+class ThinkingTokens(Struct, frozen=True, kw_only=True):
     """Those of output_tokens that belong to thoughts, their markers included."""
 
     thinking_tokens: int
 
 
-class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
+class MessageUsage(Struct, frozen=True, kw_only=True):
     """The prompt has input_tokens + cache_creation_input_tokens + cache_read_input_tokens tokens."""
 
     input_tokens: int  # read anew, behind the last breakpoint
@@ -284,7 +285,7 @@ class MessagesAnswer(AnswerFormat):
             stop_reason=reason,
             stop_sequence=sequence,
             usage=usage_of(counts),
-            holdfast=msgspec.UNSET if explanation is None else explanation,
+            holdfast=UNSET if explanation is None else explanation,
         )
         return _encode(answer)
 

@@ -1,30 +1,43 @@
-"""POST /v1/messages and /v1/messages/count_tokens: what they take, and what that asks the gateway
-for.
-"""
+"""POST /v1/messages and /v1/messages/count_tokens, and Anthropic's list of models."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Struct
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.config import LimitsSettings
-from holdfast.front.anthropic.answer import MessageAnswer, MessageEvent, MessagesAnswer, TokenCount
-from holdfast.front.anthropic.content import (
+from holdfast.front.anthropic.answer import (
+    STATUSES,
+    MessageAnswer,
+    MessageEvent,
+    MessagesAnswer,
+    MessagesError,
+    TokenCount,
+    anthropic_error,
+)
+from holdfast.front.anthropic.conversation import (
     CacheControl,
     Conversation,
     Message,
+    MessagesTool,
+    MessagesToolChoice,
     SystemPrompt,
     Turn,
+    choice_of,
     referenced_tools,
+    shown_tools,
 )
-from holdfast.front.anthropic.tools import MessagesTool, MessagesToolChoice, choice_of, shown_tools
+from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.prompt.limits import MAX_STOP_CHARACTERS
 from holdfast.front.server.answers import AnswerPlan
-from holdfast.front.server.dialect import answers_of, operation, request_of
+from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
@@ -32,11 +45,12 @@ from holdfast.front.server.fields import (
     ReasoningOptions,
     SharedFields,
     UnsupportedFields,
+    optional,
     thinking_of,
     within,
 )
 from holdfast.front.server.generation import generate
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import json_response, parse, read_body, tenant_in
 from holdfast.front.server.services import Services, model_of, salted
 from holdfast.wire.requests import (
@@ -68,12 +82,11 @@ class ThinkingField(BaseModel):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"] = Field(
         description="Whether to think."
     )
-    budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
-        None, description="Most tokens of thought."
+    budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
+        "Most tokens of thought."
     )
-    display: str | None = Field(
-        None,
-        description="omitted: blocks of thinking have a signature only, which carries the thought.",
+    display: str | None = optional(
+        "omitted: blocks of thinking have a signature only, which carries the thought."
     )
 
 
@@ -93,10 +106,10 @@ class OutputConfig(BaseModel):
 
     model_config = STRICT
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="How much to think, if at all."
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = optional(
+        "How much to think, if at all."
     )
-    format: JsonOutput | None = Field(None, description="The form of the answer.")
+    format: JsonOutput | None = optional("The form of the answer.")
 
 
 class PromptFields(SharedFields):
@@ -108,23 +121,19 @@ class PromptFields(SharedFields):
     messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True)] = Field(
         description="The conversation, oldest first."
     )
-    system: SystemPrompt | None = Field(None, description="What goes before the conversation.")
-    tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = Field(
-        None, description="What the model may call."
+    system: SystemPrompt | None = optional("What goes before the conversation.")
+    tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = optional(
+        "What the model may call."
     )
-    tool_choice: MessagesToolChoice | None = Field(
-        None, description="Whether it may, must or must not, and which of them."
+    tool_choice: MessagesToolChoice | None = optional(
+        "Whether it may, must or must not, and which of them."
     )
-    thinking: ThinkingField | None = Field(
-        None, description="Whether the model is to think first; not, if left out."
+    thinking: ThinkingField | None = optional(
+        "Whether the model is to think first; not, if left out."
     )
-    output_config: OutputConfig | None = Field(
-        None, description="How much to think, and the form of the answer."
-    )
-    cache_control: CacheControl | None = Field(None, description="Keep all of it.")
-    output_format: JsonOutput | None = Field(
-        None, description="Older name of output_config.format."
-    )
+    output_config: OutputConfig | None = optional("How much to think, and the form of the answer.")
+    cache_control: CacheControl | None = optional("Keep all of it.")
+    output_format: JsonOutput | None = optional("Older name of output_config.format.")
 
     def request(self, services: Services, *, request_id: str, **options: Any) -> GenerationRequest:
         """What to generate, or to count.
@@ -166,11 +175,10 @@ class PromptFields(SharedFields):
             talk.add(turn, f"messages.{place}.content")
         talk.mark({"cache_control": self.cache_control}, messages=len(talk.messages))
         if len(talk.breakpoints) > _MOST_BREAKPOINTS:
-            message = (
-                f"`cache_control`: at most {_MOST_BREAKPOINTS} blocks may have it, got "
-                f"{len(talk.breakpoints)}"
+            raise invalid_field(
+                "cache_control",
+                f"at most {_MOST_BREAKPOINTS} blocks may have it, got {len(talk.breakpoints)}",
             )
-            raise RequestRefused(message, field="cache_control")
         return talk
 
     def _refuse_unsupported(self) -> None:
@@ -190,21 +198,16 @@ class PromptFields(SharedFields):
         """
         field = f"messages.{len(self.messages) - 1}.content"
         if not messages:
-            raise RequestRefused(
-                f"`{field}`: there is nothing in it that a model could read", field=field
-            )
+            raise invalid_field(field, "there is nothing in it that a model could read")
         last = messages[-1]
         if self.messages[-1]["role"] != "assistant":
             return False
         if last.get("tool_calls"):
-            raise RequestRefused(
-                f"`{field}`: the results of the calls in it are missing", field=field
-            )
+            raise invalid_field(field, "the results of the calls in it are missing")
         text: str = last["content"]
         if text != text.rstrip():
-            raise RequestRefused(
-                f"`{field}`: an answer that is to be continued must not end with white space",
-                field=field,
+            raise invalid_field(
+                field, "an answer that is to be continued must not end with white space"
             )
         if not text and len(messages) > 1:
             messages.pop()
@@ -235,22 +238,18 @@ class MessagesRequest(PromptFields):
     max_tokens: MaxTokens = Field(
         description="Most tokens to generate, those of thought included; 0: only read the prompt."
     )
-    stream: bool | None = Field(
-        None, description="Send the answer as server-sent events while it is made."
+    stream: bool | None = optional("Send the answer as server-sent events while it is made.")
+    stop_sequences: Annotated[list[StopSequence], Field(fail_fast=True)] | None = optional(
+        "Strings that end the answer; they are not part of it."
     )
-    stop_sequences: Annotated[list[StopSequence], Field(fail_fast=True)] | None = Field(
-        None, description="Strings that end the answer; they are not part of it."
+    temperature: Annotated[float, within("temperature", le=1)] | None = optional(
+        "0 takes the most likely token."
     )
-    temperature: Annotated[float, within("temperature", le=1)] | None = Field(
-        None, description="0 takes the most likely token."
+    top_p: Annotated[float, within("top_p")] | None = optional(
+        "Draw from the likeliest tokens of this mass."
     )
-    top_p: Annotated[float, within("top_p")] | None = Field(
-        None, description="Draw from the likeliest tokens of this mass."
-    )
-    top_k: Annotated[int, within("top_k")] | None = Field(
-        None, description="Draw from so many tokens; 0: off."
-    )
-    metadata: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
+    top_k: Annotated[int, within("top_k")] | None = optional("Draw from so many tokens; 0: off.")
+    metadata: dict[str, Any] | None = optional("Accepted, without effect.")
 
     def plan(self, services: Services, *, session_key: str = "") -> AnswerPlan:
         """What to generate and how to answer.
@@ -285,10 +284,7 @@ class MessagesRequest(PromptFields):
 
     def _refuse_too_many_stops(self, limits: LimitsSettings) -> None:
         if len(self.stop_sequences or ()) > limits.max_stop_strings:
-            raise RequestRefused(
-                f"`stop_sequences`: at most {limits.max_stop_strings} strings",
-                field="stop_sequences",
-            )
+            raise invalid_field("stop_sequences", f"at most {limits.max_stop_strings} strings")
 
 
 class CountTokensRequest(PromptFields):
@@ -324,3 +320,61 @@ async def count_message_tokens(request: Request, services: Services) -> Response
     tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
     encoded = await services.encode(msgspec.structs.replace(counted, tenant=tenant))
     return json_response(TokenCount(input_tokens=len(encoded.token_ids)))
+
+
+class AnthropicModel(Struct, frozen=True, kw_only=True):
+    """One served model."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int | None  # null where it is not known before it is loaded
+    max_tokens: int | None
+    state: str  # that of /health
+
+
+class AnthropicModelList(Struct, frozen=True, kw_only=True):
+    """All served models, on one page."""
+
+    data: list[AnthropicModel]
+    has_more: bool = False
+    first_id: str | None
+    last_id: str | None
+
+
+def _list(models: Sequence[ModelStatus]) -> AnthropicModelList:
+    shown = [_model(model) for model in models]
+    return AnthropicModelList(
+        data=shown, first_id=shown[0].id if shown else None, last_id=shown[-1].id if shown else None
+    )
+
+
+def _model(model: ModelStatus) -> AnthropicModel:
+    return AnthropicModel(
+        id=model.id,
+        display_name=model.id,
+        created_at=datetime.fromtimestamp(model.created, UTC),
+        max_input_tokens=model.context_tokens,
+        max_tokens=model.context_tokens,
+        state=model.state,
+    )
+
+
+ANTHROPIC_MODELS = ModelShapes(
+    many_type=AnthropicModelList, one_type=AnthropicModel, many=_list, one=_model
+)
+
+
+ANTHROPIC = Dialect(
+    name="Anthropic's Messages API",
+    error=anthropic_error,
+    error_shape=MessagesError,
+    prefixes=("/v1/messages", "/v1/complete"),
+    is_spoken=lambda headers: "anthropic-version" in headers,
+    models=ANTHROPIC_MODELS,
+    statuses=STATUSES,
+    serves="Anthropic's messages: /v1/messages",
+    operations=(create_message, count_message_tokens),
+)

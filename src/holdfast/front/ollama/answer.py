@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
-from holdfast.front.server.problem import Problem, RequestRefused
+from holdfast.front.server.problem import Problem, invalid_field
 from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,
@@ -32,13 +33,13 @@ _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 _OTHER_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
 
-class OllamaError(msgspec.Struct, frozen=True, kw_only=True):
+class OllamaError(Struct, frozen=True, kw_only=True):
     """What went wrong, in words."""
 
     error: str
 
 
-class CalledTool(msgspec.Struct, frozen=True, kw_only=True):
+class CalledTool(Struct, frozen=True, kw_only=True):
     """Whom a call calls, and with what."""
 
     index: int
@@ -46,23 +47,23 @@ class CalledTool(msgspec.Struct, frozen=True, kw_only=True):
     arguments: msgspec.Raw  # an object
 
 
-class ToolCallLine(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCallLine(Struct, frozen=True, kw_only=True):
     """A call of a tool, whole."""
 
     id: str
     function: CalledTool
 
 
-class MessageLine(msgspec.Struct, frozen=True, kw_only=True):
+class MessageLine(Struct, frozen=True, kw_only=True):
     """The assistant's turn, or what a line adds to it."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
-    thinking: str | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: list[ToolCallLine] | msgspec.UnsetType = msgspec.UNSET
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[ToolCallLine] | UnsetType = UNSET
 
 
-class BareLogprob(msgspec.Struct, frozen=True, kw_only=True):
+class BareLogprob(Struct, frozen=True, kw_only=True):
     """A token that might have stood at a place."""
 
     token: str
@@ -76,7 +77,7 @@ class LogprobLine(BareLogprob, frozen=True, kw_only=True):
     top_logprobs: list[BareLogprob]
 
 
-class AnswerLine(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerLine(Struct, frozen=True, kw_only=True):
     """What the lines of both endpoints have in common.
 
     The counts and durations (nanoseconds) stand in the last one only.
@@ -85,17 +86,17 @@ class AnswerLine(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     created_at: str
     done: bool
-    done_reason: Literal["stop", "length", "load", "unload"] | msgspec.UnsetType = msgspec.UNSET
-    total_duration: int | msgspec.UnsetType = msgspec.UNSET
-    load_duration: int | msgspec.UnsetType = msgspec.UNSET
-    prompt_eval_count: int | msgspec.UnsetType = msgspec.UNSET  # all tokens of the prompt
-    prompt_eval_duration: int | msgspec.UnsetType = msgspec.UNSET
-    eval_count: int | msgspec.UnsetType = msgspec.UNSET
-    eval_duration: int | msgspec.UnsetType = msgspec.UNSET
+    done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET  # all tokens of the prompt
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
     # Holdfast's own: part of prompt_eval_count that was not read again
-    cached_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    logprobs: list[LogprobLine] | msgspec.UnsetType = msgspec.UNSET
-    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
+    cached_tokens: int | UnsetType = UNSET
+    logprobs: list[LogprobLine] | UnsetType = UNSET
+    holdfast: Explanation | UnsetType = UNSET
 
 
 class ChatLine(AnswerLine, frozen=True, kw_only=True):
@@ -108,12 +109,12 @@ class GenerateLine(AnswerLine, frozen=True, kw_only=True):
     """A line of /api/generate, or all of its answer."""
 
     response: str
-    thinking: str | msgspec.UnsetType = msgspec.UNSET
-    context: list[int] | msgspec.UnsetType = msgspec.UNSET
+    thinking: str | UnsetType = UNSET
+    context: list[int] | UnsetType = UNSET
 
 
 class ContextTurn(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
     """One turn."""
 
@@ -142,8 +143,8 @@ def unpacked(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[str, Any
             raise ValueError("it is cut, or too long")
         return tuple(msgspec.to_builtins(turn) for turn in _turns.decode(text))
     except (ValueError, zlib.error, msgspec.DecodeError):
-        raise RequestRefused(
-            "`context`: this is none that an answer of this server has brought", field="context"
+        raise invalid_field(
+            "context", "this is none that an answer of this server has brought"
         ) from None
 
 
@@ -245,7 +246,7 @@ class OllamaAnswer(AnswerFormat):
             "eval_count": counts.completion_tokens,
             "eval_duration": nanoseconds(writing),
             "cached_tokens": counts.cached_tokens,
-            "holdfast": msgspec.UNSET if explanation is None else explanation,
+            "holdfast": UNSET if explanation is None else explanation,
         }
 
 
@@ -261,9 +262,7 @@ class ChatLines(OllamaAnswer):
         **fields: Any,
     ) -> ChatLine:
         """With all of it in the message."""
-        message = MessageLine(
-            content=text, thinking=thinking or msgspec.UNSET, tool_calls=calls or msgspec.UNSET
-        )
+        message = MessageLine(content=text, thinking=thinking or UNSET, tool_calls=calls or UNSET)
         return ChatLine(message=message, **self._head(), **fields)
 
 
@@ -313,9 +312,7 @@ class GenerateLines(OllamaAnswer):
         **fields: Any,
     ) -> GenerateLine:
         """With the text as `response`."""
-        return GenerateLine(
-            response=text, thinking=thinking or msgspec.UNSET, **self._head(), **fields
-        )
+        return GenerateLine(response=text, thinking=thinking or UNSET, **self._head(), **fields)
 
 
 def timestamp(seconds: float | None = None) -> str:
@@ -346,7 +343,7 @@ def logprobs_of(tokens: Iterable[TokenText]) -> list[LogprobLine]:
     ]
 
 
-def written(line: msgspec.Struct) -> bytes:
+def written(line: Struct) -> bytes:
     """A line of a stream."""
     text = msgspec.json.encode(line)
     for found, escape in _OTHER_BREAKS.items():

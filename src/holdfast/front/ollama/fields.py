@@ -26,11 +26,12 @@ from holdfast.front.server.fields import (
     Switch,
     UnsupportedFields,
     one_or_many,
+    optional,
     refuse_above,
     thinking_of,
     within,
 )
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.front.server.services import Services
 from holdfast.wire.requests import (
     SAMPLING_RANGES,
@@ -101,37 +102,34 @@ class OllamaOptions(BaseModel):
 
     model_config = STRICT
 
-    num_predict: Annotated[WholeNumber, Field(ge=-2, le=INT32_MAX)] | None = Field(
-        None, description="Most tokens of the answer; 0, -1 and -2: as many as fit the context."
+    num_predict: Annotated[WholeNumber, Field(ge=-2, le=INT32_MAX)] | None = optional(
+        "Most tokens of the answer; 0, -1 and -2: as many as fit the context."
     )
-    temperature: Annotated[float, within("temperature")] | None = Field(
-        None, description="0: the likeliest token each time."
+    temperature: Annotated[float, within("temperature")] | None = optional(
+        "0: the likeliest token each time."
     )
-    top_k: Annotated[WholeNumber, Field(ge=-1, le=SAMPLING_RANGES["top_k"][1])] | None = Field(
-        None, description="Draw from so many of the likeliest tokens; 0 and -1: from all."
+    top_k: Annotated[WholeNumber, Field(ge=-1, le=SAMPLING_RANGES["top_k"][1])] | None = optional(
+        "Draw from so many of the likeliest tokens; 0 and -1: from all."
     )
-    top_p: Annotated[float, within("top_p")] | None = Field(
-        None, description="Draw from the likeliest tokens of this share."
+    top_p: Annotated[float, within("top_p")] | None = optional(
+        "Draw from the likeliest tokens of this share."
     )
-    min_p: Annotated[float, within("min_p")] | None = Field(
-        None, description="Only tokens at least so likely as the likeliest."
+    min_p: Annotated[float, within("min_p")] | None = optional(
+        "Only tokens at least so likely as the likeliest."
     )
-    seed: Annotated[WholeNumber, Field(ge=-(2**63), le=2**64 - 1)] | None = Field(
-        None, description="The same seed gives the same answer; -1: another one each time."
+    seed: Annotated[WholeNumber, Field(ge=-(2**63), le=2**64 - 1)] | None = optional(
+        "The same seed gives the same answer; -1: another one each time."
     )
-    stop: Stops | None = Field(None, description="The answer ends before any of these texts.")
-    repeat_penalty: Annotated[float, within("repetition_penalty")] | None = Field(
-        None, description="Above 1: tokens of the prompt and the answer become less likely."
+    stop: Stops | None = optional("The answer ends before any of these texts.")
+    repeat_penalty: Annotated[float, within("repetition_penalty")] | None = optional(
+        "Above 1: tokens of the prompt and the answer become less likely."
     )
-    repeat_last_n: Annotated[WholeNumber, Field(ge=-1, le=INT32_MAX)] | None = Field(
-        None,
-        description="0 switches repeat_penalty off; it looks at the whole prompt and answer otherwise.",
+    repeat_last_n: Annotated[WholeNumber, Field(ge=-1, le=INT32_MAX)] | None = optional(
+        "0 switches repeat_penalty off; it looks at the whole prompt and answer otherwise."
     )
-    presence_penalty: Annotated[float, within("presence_penalty")] | None = Field(
-        None, description="As OpenAI's."
-    )
-    frequency_penalty: Annotated[float, within("frequency_penalty")] | None = Field(
-        None, description="As OpenAI's."
+    presence_penalty: Annotated[float, within("presence_penalty")] | None = optional("As OpenAI's.")
+    frequency_penalty: Annotated[float, within("frequency_penalty")] | None = optional(
+        "As OpenAI's."
     )
 
     @property
@@ -159,9 +157,7 @@ class OllamaOptions(BaseModel):
             else tuple(self.stop)
         )
         if len(stop) > limits.max_stop_strings:
-            raise RequestRefused(
-                f"`options.stop`: at most {limits.max_stop_strings} strings", field="options.stop"
-            )
+            raise invalid_field("options.stop", f"at most {limits.max_stop_strings} strings")
         asked = {name: getattr(self, _FIELD.get(name, name)) for name in _SAMPLING}
         if self.repeat_last_n == 0:
             asked["repetition_penalty"] = 1.0
@@ -202,12 +198,11 @@ KeepAlive = Annotated[int | float | str, BeforeValidator(_duration)]
 class OllamaRequest(SaltField):
     """Fields of every request that names a model."""
 
-    model: str | None = Field(
-        None, description="A served model, with or without :latest; the first one if not given."
+    model: str | None = optional(
+        "A served model, with or without :latest; the first one if not given."
     )
-    keep_alive: KeepAlive | None = Field(
-        None,
-        description="0: unload the model when it is not used any more, which takes an administrator; else the server decides.",
+    keep_alive: KeepAlive | None = optional(
+        "0: unload the model when it is not used any more, which takes an administrator; else the server decides."
     )
 
     def shown_model(self, services: Services) -> str:
@@ -227,28 +222,18 @@ class OllamaRequest(SaltField):
 class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
     """Fields of both generating endpoints."""
 
-    stream: bool | None = Field(
-        None, description="False: the answer in one piece. Otherwise as lines of JSON."
+    stream: bool | None = optional("False: the answer in one piece. Otherwise as lines of JSON.")
+    format: FormatField | None = optional('The form of the answer: "json", or a JSON schema.')
+    options: OllamaOptions | None = optional("How to draw and when to stop.")
+    think: Switch | None = optional("Whether to think first: true, false, low, medium, high, max.")
+    logprobs: bool | None = optional("Give the log-probability of each token of the answer.")
+    top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
+        "And of so many of the likeliest at its place."
     )
-    format: FormatField | None = Field(
-        None, description='The form of the answer: "json", or a JSON schema.'
+    truncate: bool | None = optional(
+        "Without effect: a prompt that is too long is refused, never cut."
     )
-    options: OllamaOptions | None = Field(None, description="How to draw and when to stop.")
-    think: Switch | None = Field(
-        None, description="Whether to think first: true, false, low, medium, high, max."
-    )
-    logprobs: bool | None = Field(
-        None, description="Give the log-probability of each token of the answer."
-    )
-    top_logprobs: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="And of so many of the likeliest at its place."
-    )
-    truncate: bool | None = Field(
-        None, description="Without effect: a prompt that is too long is refused, never cut."
-    )
-    shift: bool | None = Field(
-        None, description="Without effect: an answer ends where the context is full."
-    )
+    shift: bool | None = optional("Without effect: an answer ends where the context is full.")
 
     @property
     @abc.abstractmethod

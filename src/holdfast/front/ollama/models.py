@@ -1,4 +1,4 @@
-"""Ollama's names of models, and what it tells of them."""
+"""Ollama's list of models, and POST /api/pull and DELETE /api/delete."""
 
 from __future__ import annotations
 
@@ -7,22 +7,37 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import AsyncIterator
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-from pydantic import BaseModel, Field
-from starlette.requests import Request
+from msgspec import UNSET, Struct, UnsetType
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from holdfast.errors import UnknownModel, WorkerUnavailable
+from holdfast.errors import ModelLoadError, NoSuchModel, UnknownModel, WorkerUnavailable
 from holdfast.front.fleet.catalog import CatalogEntry
+from holdfast.front.fleet.library import Library, Pull, PullStep
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.ollama.answer import timestamp
-from holdfast.front.server.dialect import answers_of, operation, request_of
-from holdfast.front.server.fields import STRICT
-from holdfast.front.server.problem import RequestRefused
-from holdfast.front.server.request import json_response, parse, read_body
+from holdfast.front.ollama.answer import OllamaAnswer, OllamaError, timestamp, written
+from holdfast.front.server.answers import EventWriter, StreamFormat
+from holdfast.front.server.dialect import Operation, answers_of, operation, request_of
+from holdfast.front.server.fields import STRICT, optional
+from holdfast.front.server.in_progress import unless_disconnected
+from holdfast.front.server.problem import (
+    Problem,
+    RequestRefused,
+    invalid_field,
+    missing_field,
+    problem_of,
+    record_problem,
+)
+from holdfast.front.server.request import json_response, read_json
 from holdfast.front.server.services import Services, model_of, served_models
+from holdfast.models.download import ModelSource, hub_source
+from holdfast.telemetry.request_log import RECORD, RequestRecord
 
 Capability: TypeAlias = Literal["completion", "tools", "thinking"]
 _LATEST = ":latest"
@@ -34,6 +49,8 @@ API_VERSION = "0.30.0"
 _NEVER = "9999-12-31T23:59:59Z"
 _FULL_PRECISION_BITS = 16
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_WHY_NOT = "models come from the Hub (/api/pull), or from folders that the server's settings name"
+_SHOWN_OF_DIGEST = 12
 
 
 def shown_name(model_id: str) -> str:
@@ -97,17 +114,15 @@ class NamedModel(BaseModel):
 
     model_config = STRICT
 
-    model: str | None = Field(
-        None, description="A served model, with or without :latest, or owner/name of the Hub."
+    model: str | None = optional(
+        "A served model, with or without :latest, or owner/name of the Hub."
     )
-    name: str | None = Field(None, description="Older name of model.")
+    name: str | None = optional("Older name of model.")
 
     def required(self) -> str:
         """The name. Raises RequestRefused for none."""
         if not (name := self.model or self.name):
-            raise RequestRefused(
-                "`model` is required", code="missing_required_parameter", field="model"
-            )
+            raise missing_field("model")
         return name
 
 
@@ -133,7 +148,7 @@ def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
     return tuple(name for name, holds in can.items() if holds)
 
 
-class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
+class ModelDetails(Struct, frozen=True, kw_only=True):
     """What kind of model it is. Empty until it is loaded."""
 
     parent_model: str = ""
@@ -144,7 +159,7 @@ class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
     quantization_level: str
 
 
-class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
+class ListedModel(Struct, frozen=True, kw_only=True):
     """A served model. `digest` tells names apart, not weights."""
 
     name: str
@@ -155,13 +170,13 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
     details: ModelDetails
 
 
-class ListedModels(msgspec.Struct, frozen=True, kw_only=True):
+class ListedModels(Struct, frozen=True, kw_only=True):
     """All of them."""
 
     models: list[ListedModel]
 
 
-class RunningModel(msgspec.Struct, frozen=True, kw_only=True):
+class RunningModel(Struct, frozen=True, kw_only=True):
     """A model that is loaded."""
 
     name: str
@@ -174,13 +189,13 @@ class RunningModel(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
 
 
-class RunningModels(msgspec.Struct, frozen=True, kw_only=True):
+class RunningModels(Struct, frozen=True, kw_only=True):
     """All of them."""
 
     models: list[RunningModel]
 
 
-class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
+class ShownModel(Struct, frozen=True, kw_only=True):
     """All that is told of a model."""
 
     modelfile: str
@@ -193,7 +208,7 @@ class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
     modified_at: str
 
 
-class SpokenVersion(msgspec.Struct, frozen=True, kw_only=True):
+class SpokenVersion(Struct, frozen=True, kw_only=True):
     """`version` is the one of Ollama whose API is spoken."""
 
     version: str
@@ -203,7 +218,7 @@ class SpokenVersion(msgspec.Struct, frozen=True, kw_only=True):
 class ShowRequest(NamedModel):
     """Which model is meant."""
 
-    verbose: bool | None = Field(None, description="Accepted, without effect.")
+    verbose: bool | None = optional("Accepted, without effect.")
 
 
 @operation("GET", "/api/tags", answers_of(ListedModels), summary="models (Ollama)")
@@ -235,7 +250,7 @@ async def ollama_ps(request: Request, services: Services) -> Response:
 @operation("POST", "/api/show", request_of(ShowRequest), answers_of(ShownModel))
 async def ollama_show(request: Request, services: Services) -> Response:
     """All that is told of one model."""
-    asked = parse(ShowRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    asked = await read_json(request, ShowRequest, services.limits)
     model = served_model(asked.required(), services)
     await learn_capabilities(model.id, services)
     shown = ShownModel(
@@ -313,3 +328,198 @@ def _quantization(weight_bytes: int, parameters: int, compute_dtype: str) -> str
     return (
         f"Q{bits}" if 0 < bits < _FULL_PRECISION_BITS else _TYPES.get(compute_dtype, compute_dtype)
     )
+
+
+class PullProgress(Struct, frozen=True, kw_only=True):
+    """How far it is; a line of a stream, or the end of it.
+
+    `total` and `completed` are bytes; `digest` tells names apart.
+    """
+
+    status: str
+    digest: str | UnsetType = UNSET
+    total: int | UnsetType = UNSET
+    completed: int | UnsetType = UNSET
+
+
+_BEGUN, _DONE = PullProgress(status="pulling manifest"), PullProgress(status="success")
+
+
+class PullRequest(NamedModel):
+    """Which model is wanted."""
+
+    insecure: bool | None = optional("Accepted, without effect.")
+    stream: bool | None = optional("False: the end in one piece. Otherwise as lines of JSON.")
+
+
+@operation(
+    "POST",
+    "/api/pull",
+    request_of(PullRequest),
+    answers_of(PullProgress, chunk=PullProgress, chunk_type=OllamaAnswer.stream_type),
+    needs_admin=True,
+)
+async def ollama_pull(request: Request, services: Services) -> Response:
+    """Fetch a model of the Hub into its cache, check it and serve it.
+
+    One that comes from elsewhere is there.
+    """
+    asked = await read_json(request, PullRequest, services.limits)
+    streams, source = asked.stream is not False, _wanted(asked.required(), services)
+    if source is not None:
+        return PullResponse(services.library, source, streams=streams)
+    if not streams:
+        return json_response(_DONE)
+    return Response(written(_BEGUN) + written(_DONE), media_type=OllamaAnswer.stream_type)
+
+
+@operation(
+    "DELETE",
+    "/api/delete",
+    request_of(NamedModel),
+    {"responses": {"200": {"description": "It is removed"}}},
+    needs_admin=True,
+)
+async def ollama_delete(request: Request, services: Services) -> Response:
+    """Remove a model from the Hub's cache, and from memory if it is loaded and nobody uses it."""
+    asked = await read_json(request, NamedModel, services.limits)
+    name = asked.required()
+    if (entry := named_entry(name, services)) is None:
+        source = hub_source(hub_name(name))
+        if source is None or source.revision:
+            raise not_found(name)
+    elif (source := services.library.source_of(entry)) is None:
+        message = (
+            f"model {entry.name!r} does not lie in the Hub's cache, and only what lies there is "
+            "removed over HTTP"
+        )
+        raise RequestRefused(message, code="not_removable", field="model")
+    try:
+        await services.library.remove(source)
+    except NoSuchModel:
+        raise not_found(name) from None
+    return Response(status_code=200)
+
+
+def _wanted(name: str, services: Services) -> ModelSource | None:
+    """The model of the Hub that is to be pulled; None for one that is here in another way.
+
+    Raises RequestRefused.
+    """
+    if (entry := named_entry(name, services)) is not None:
+        return services.library.source_of(entry)
+    wanted = hub_name(name)
+    if (source := hub_source(wanted)) is None:
+        if "/" not in wanted:
+            served_model(name, services)
+            return None
+        raise invalid_field(
+            "model",
+            "a model of the Hub is written owner/name, or hf.co/owner/name; its files are chosen here, so it has no tag",
+        )
+    if source.revision:
+        raise invalid_field(
+            "model",
+            "a revision is named in models.toml, or to `holdfast models pull`, not over HTTP",
+        )
+    return source
+
+
+class PullResponse(Response):
+    """The answer to a pull, which is stopped when the last client that waits for it has left."""
+
+    def __init__(self, library: Library, source: ModelSource, *, streams: bool) -> None:
+        super().__init__()
+        self._library, self._source, self._streams = library, source, streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pull, and tell how far it is."""
+        record: RequestRecord = scope[RECORD]
+        with self._library.pulled(self._source) as pull:
+            form = _PullLines(self._source)
+            lines = self._lines(pull, form, record)
+            writer = EventWriter(send, form, lines, request_id=record.request_id)
+            if not await unless_disconnected(
+                receive, writer.run() if self._streams else _read(lines)
+            ):
+                raise ClientDisconnect
+        if not self._streams:
+            await json_response(_DONE)(scope, receive, send)
+
+    async def _lines(
+        self, pull: Pull, form: _PullLines, record: RequestRecord
+    ) -> AsyncIterator[bytes]:
+        yield form.line(_BEGUN)
+        try:
+            async for step in pull.steps():
+                yield form.line(form.progress(step))
+        except ModelLoadError as error:
+            # it is the Hub, the network or the disk that does not do what it should
+            refused = (
+                error
+                if isinstance(error, NoSuchModel)
+                else RequestRefused(str(error), status=502, code="pull_failed")
+            )
+            record_problem(record, problem_of(refused), refused)
+            raise refused from None
+        yield form.line(PullProgress(status="writing manifest"))
+        yield form.line(_DONE)
+
+
+async def _read(lines: AsyncIterator[bytes]) -> None:
+    async for _ in lines:
+        continue
+
+
+class _PullLines(StreamFormat):
+    """How the stream of a pull looks."""
+
+    stream_type = OllamaAnswer.stream_type
+
+    def __init__(self, source: ModelSource) -> None:
+        self._digest = digest_of(source.name)
+        self._last = _BEGUN
+
+    def line(self, progress: PullProgress) -> bytes:
+        """News as a line."""
+        self._last = progress
+        return written(progress)
+
+    def progress(self, step: PullStep) -> PullProgress:
+        """How far it is, in Ollama's words."""
+        so_far = PullProgress(
+            status="verifying sha256 digest", total=step.total_bytes, completed=step.done_bytes
+        )
+        if step.stage == "checking":
+            return so_far
+        status = f"pulling {self._digest[:_SHOWN_OF_DIGEST]}"
+        return msgspec.structs.replace(so_far, status=status, digest=f"sha256:{self._digest}")
+
+    def keep_alive(self) -> bytes:
+        """The last line once more."""
+        return written(self._last)
+
+    def broken(self, problem: Problem) -> bytes:
+        """The error as the last line."""
+        return written(OllamaError(error=problem.message_with_field))
+
+
+def _refused(method: str, path: str) -> Operation:
+    @operation(method, path, {"responses": {}})
+    async def refuse(request: Request, services: Services) -> Response:
+        """Not supported: models are not made here."""
+        raise RequestRefused(f"{path} is not supported: {_WHY_NOT}", code="unsupported_operation")
+
+    return refuse
+
+
+REFUSED = tuple(
+    _refused(method, path)
+    for method, path in (
+        ("POST", "/api/create"),
+        ("POST", "/api/copy"),
+        ("POST", "/api/push"),
+        ("HEAD", "/api/blobs/{digest}"),
+        ("POST", "/api/blobs/{digest}"),
+    )
+)

@@ -5,23 +5,38 @@ Whole answers are encoded from the structs; the tests check the chunks of stream
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
-from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts
+from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
 from holdfast.front.server.problem import Problem
-from holdfast.wire.output import EndWord, PromptProgress, ThoughtEnder
+from holdfast.wire.output import (
+    ChoiceFinished,
+    EndWord,
+    OutputDelta,
+    PromptProgress,
+    TextDelta,
+    ThoughtEnder,
+    TokenText,
+    ToolArgumentsDelta,
+    ToolCallStarted,
+)
 
 # function_call: only for requests with `functions`
 ChatEndWord: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]
+_encode = msgspec.json.encode
+_EMPTY = b"{}"
 _DONE = b"data: [DONE]\n\n"
 _LEAST_LOGPROB = -9999.0
 
 
-class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorDetail(Struct, frozen=True, kw_only=True):
     """What went wrong; `param` names the field of the request, such as messages.0.content."""
 
     message: str
@@ -30,7 +45,7 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None
 
 
-class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorBody(Struct, frozen=True, kw_only=True):
     """The body of every answer that is not a success."""
 
     error: ErrorDetail
@@ -52,34 +67,34 @@ def openai_error(problem: Problem) -> ErrorBody:
     )
 
 
-class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+class PromptTokensDetails(Struct, frozen=True, kw_only=True):
     """What the prompt's tokens were."""
 
     cached_tokens: int
 
 
-class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
     """What the answer's tokens were. reasoning_ended_by: where something ended a thought before the
     model did.
     """
 
     reasoning_tokens: int
-    reasoning_ended_by: ThoughtEnder | msgspec.UnsetType = msgspec.UNSET
+    reasoning_ended_by: ThoughtEnder | UnsetType = UNSET
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(Struct, frozen=True, kw_only=True):
     """Exact token counts of one request, over all its choices."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     # a stream's counts so far lack it
-    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
     # and this
-    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
-class ContentLogprob(msgspec.Struct, frozen=True, kw_only=True):
+class ContentLogprob(Struct, frozen=True, kw_only=True):
     """A token of a chat answer.
 
     A drawn one comes with the likeliest at its place, which have none themselves.
@@ -88,59 +103,59 @@ class ContentLogprob(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[ContentLogprob] | msgspec.UnsetType = msgspec.UNSET
+    top_logprobs: list[ContentLogprob] | UnsetType = UNSET
 
 
-class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+class ChatLogprobs(Struct, frozen=True, kw_only=True):
     """Log-probabilities of a chat answer."""
 
     content: list[ContentLogprob]
     refusal: None = None
 
 
-class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+class CalledFunction(Struct, frozen=True, kw_only=True):
     """Whom a call calls, and with what: JSON text.
 
     An event of a stream has the name once, and then parts of the arguments.
     """
 
-    name: str | msgspec.UnsetType = msgspec.UNSET
-    arguments: str | msgspec.UnsetType = msgspec.UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
 
 
-class AnswerToolCall(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerToolCall(Struct, frozen=True, kw_only=True):
     """A call of a tool, or what an event of a stream adds to it: then `index` says to which."""
 
-    index: int | msgspec.UnsetType = msgspec.UNSET
-    id: str | msgspec.UnsetType = msgspec.UNSET
-    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
     function: CalledFunction
 
 
-class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerMessage(Struct, frozen=True, kw_only=True):
     """The assistant's turn, or what an event of a stream adds to it."""
 
-    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
-    content: str | msgspec.UnsetType | None = msgspec.UNSET
-    refusal: msgspec.UnsetType | None = msgspec.UNSET
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
-    reasoning: str | msgspec.UnsetType = msgspec.UNSET  # the same under its other name
-    tool_calls: list[AnswerToolCall] | msgspec.UnsetType = msgspec.UNSET
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    refusal: UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same under its other name
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
     # where the request had `functions`
-    function_call: CalledFunction | msgspec.UnsetType = msgspec.UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
-class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+class ChatChoice(Struct, frozen=True, kw_only=True):
     """One answer, or an event's part of it: a whole one has `message`, an event `delta`."""
 
     index: int
-    message: AnswerMessage | msgspec.UnsetType = msgspec.UNSET
-    delta: AnswerMessage | msgspec.UnsetType = msgspec.UNSET
+    message: AnswerMessage | UnsetType = UNSET
+    delta: AnswerMessage | UnsetType = UNSET
     logprobs: ChatLogprobs | None
     finish_reason: ChatEndWord | None
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+class ChatCompletion(Struct, frozen=True, kw_only=True):
     """A whole chat answer, or one event of a streamed one."""
 
     id: str
@@ -149,11 +164,11 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
+    usage: Usage | UnsetType | None = UNSET
+    holdfast: Explanation | UnsetType = UNSET
 
 
-class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionLogprobs(Struct, frozen=True, kw_only=True):
     """Log-probabilities of a completion, one entry per token.
 
     The first token of an echoed prompt has none: null.
@@ -165,7 +180,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: list[dict[str, float] | None]
 
 
-class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionChoice(Struct, frozen=True, kw_only=True):
     """One completion, or a chunk's part of it."""
 
     index: int
@@ -174,7 +189,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: EndWord | None
 
 
-class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
+class TextCompletion(Struct, frozen=True, kw_only=True):
     """A whole answer of /v1/completions, or one event of a streamed one."""
 
     id: str
@@ -183,8 +198,8 @@ class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
+    usage: Usage | UnsetType | None = UNSET
+    holdfast: Explanation | UnsetType = UNSET
 
 
 class OpenAIAnswer(AnswerFormat):
@@ -298,7 +313,7 @@ class OpenAIAnswer(AnswerFormat):
         return {
             **self._head,
             "usage": usage_of(counts),
-            "holdfast": msgspec.UNSET if explanation is None else explanation,
+            "holdfast": UNSET if explanation is None else explanation,
         }
 
 
@@ -311,7 +326,7 @@ def usage_of(counts: TokenCounts) -> Usage:
         prompt_tokens_details=PromptTokensDetails(cached_tokens=counts.cached_tokens),
         completion_tokens_details=CompletionTokensDetails(
             reasoning_tokens=counts.reasoning_tokens,
-            reasoning_ended_by=msgspec.UNSET
+            reasoning_ended_by=UNSET
             if counts.thought_ended_by is None
             else counts.thought_ended_by,
         ),
@@ -321,3 +336,223 @@ def usage_of(counts: TokenCounts) -> Usage:
 def shown_logprob(logprob: float) -> float:
     """A log-probability as OpenAI shows it: minus infinity, which JSON cannot say, is -9999."""
     return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB
+
+
+class ChatAnswer(OpenAIAnswer):
+    """AnswerFormat of a chat answer.
+
+    calls_functions: a call is shown in the form that belongs to the request's `functions`, of which
+    an answer has one.
+    """
+
+    id_prefix, chunk_object = "chatcmpl", "chat.completion.chunk"
+    no_news = b'"delta":{}'
+
+    def __init__(self, *, choices: int, calls_functions: bool = False, **given: Any) -> None:
+        super().__init__(**given)
+        self._calls_functions = calls_functions
+        self._choices = [
+            self._chunk_begin + b'{"index":%d,"delta":' % index for index in range(choices)
+        ]
+
+    def keep_alive(self) -> bytes:
+        """A chunk that says nothing: some clients give up on a stream whose events cease, and do
+        not see comments.
+        """
+        return self._choices[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
+
+    def opening(self, *, prompt_tokens: int) -> bytes:
+        """One chunk per choice that says who speaks."""
+        super().opening(prompt_tokens=prompt_tokens)
+        said = (
+            b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+            + self._chunk_end()
+        )
+        return b"".join(choice + said for choice in self._choices)
+
+    def delta(self, event: OutputDelta) -> bytes:
+        """News of a choice.
+
+        The end of a call has no form of its own; its tokens have log-probabilities, though, and
+        count.
+        """
+        said = self._said(event)
+        logprobs = _encode(_chat_logprobs(event.logprobs)) if event.logprobs else b"null"
+        end = self._chunk_end(len(event.token_ids))
+        if said == _EMPTY and not event.logprobs:
+            return b""
+        return b'%b%b,"logprobs":%b,"finish_reason":null}%b' % (
+            self._choices[event.index],
+            said,
+            logprobs,
+            end,
+        )
+
+    def finish(self, event: ChoiceFinished) -> bytes:
+        """The end of a choice."""
+        end = (
+            b'{},"logprobs":null,"finish_reason":"%b"}'
+            % self._end_word(event.finish_reason).encode()
+        )
+        return self._choices[event.index] + end + self._chunk_end()
+
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
+        """The whole as JSON."""
+        shown = [
+            ChatChoice(
+                index=index,
+                message=self._message(choice),
+                logprobs=_chat_logprobs(choice.logprobs) if self._shows_logprobs else None,
+                finish_reason=self._end_word(choice.finish_reason),
+            )
+            for index, choice in enumerate(choices)
+        ]
+        return _encode(ChatCompletion(choices=shown, **self._around_choices(counts, explanation)))
+
+    def _said(self, event: OutputDelta) -> bytes:
+        """What an event says, as the `delta` of a chunk."""
+        if isinstance(event, TextDelta):
+            text = _encode(event.appended)
+            return (
+                b'{"content":%b}' % text
+                if event.kind == "text"
+                else b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
+            )
+        if isinstance(event, ToolCallStarted):
+            function = CalledFunction(name=event.name, arguments="")
+            call = AnswerToolCall(index=event.call, id=event.id, type="function", function=function)
+        elif isinstance(event, ToolArgumentsDelta):
+            function = CalledFunction(arguments=event.text)
+            call = AnswerToolCall(index=event.call, function=function)
+        else:
+            return _EMPTY
+        if self._calls_functions:
+            return b'{"function_call":%b}' % _encode(function)
+        return b'{"tool_calls":[%b]}' % _encode(call)
+
+    def _message(self, choice: WholeChoice) -> AnswerMessage:
+        content, reasoning, calls = choice.text(), choice.text("reasoning"), choice.tool_calls
+        functions = [CalledFunction(name=call.name, arguments=call.arguments) for call in calls]
+        in_use = [
+            AnswerToolCall(id=call.id, type="function", function=function)
+            for call, function in zip(calls, functions, strict=True)
+        ]
+        return AnswerMessage(
+            role="assistant",
+            content=content or (None if reasoning or calls else ""),
+            refusal=None,
+            reasoning_content=reasoning or UNSET,
+            reasoning=reasoning or UNSET,
+            tool_calls=in_use if calls and not self._calls_functions else UNSET,
+            function_call=functions[0] if calls and self._calls_functions else UNSET,
+        )
+
+    def _end_word(self, word: EndWord) -> ChatEndWord:
+        return "function_call" if self._calls_functions and word == "tool_calls" else word
+
+
+def _chat_logprobs(tokens: Sequence[TokenText]) -> ChatLogprobs:
+    return ChatLogprobs(content=content_logprobs(tokens))
+
+
+def content_logprobs(tokens: Sequence[TokenText]) -> list[ContentLogprob]:
+    """Drawn tokens as OpenAI shows them, each with the likeliest at its place."""
+    return [
+        msgspec.structs.replace(
+            _bare_logprob(token), top_logprobs=[_bare_logprob(rival) for rival in token.top]
+        )
+        for token in tokens
+    ]
+
+
+def _bare_logprob(token: TokenText) -> ContentLogprob:
+    return ContentLogprob(
+        token=token.text, logprob=shown_logprob(token.logprob), bytes=list(token.raw)
+    )
+
+
+class CompletionAnswer(OpenAIAnswer):
+    """AnswerFormat of a completion, of all its prompts' choices."""
+
+    id_prefix, chunk_object = "cmpl", "text_completion"
+    no_news = b'"text":""'
+
+    def keep_alive(self) -> bytes:
+        """A chunk without text: some clients give up on a stream whose events cease, and do not see
+        comments.
+        """
+        return (
+            self._chunk_begin
+            + b'{"index":0,"text":"","logprobs":null,"finish_reason":null}'
+            + self._chunk_end()
+        )
+
+    def delta(self, event: OutputDelta) -> bytes:
+        """New text of a choice."""
+        if not isinstance(event, TextDelta):
+            return b""
+        logprobs = _encode(completion_logprobs(event.logprobs)) if event.logprobs else b"null"
+        parts = (
+            self._chunk_begin,
+            event.index,
+            _encode(event.text),
+            logprobs,
+            self._chunk_end(len(event.token_ids)),
+        )
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}%b' % parts
+
+    def finish(self, event: ChoiceFinished) -> bytes:
+        """The end of a choice."""
+        parts = (self._chunk_begin, event.index, event.finish_reason.encode(), self._chunk_end())
+        return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}%b' % parts
+
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
+        """The whole as JSON."""
+        shown = [
+            CompletionChoice(
+                index=index,
+                text=choice.text(),
+                logprobs=completion_logprobs(choice.logprobs) if self._shows_logprobs else None,
+                finish_reason=choice.finish_reason,
+            )
+            for index, choice in enumerate(choices)
+        ]
+        return _encode(TextCompletion(choices=shown, **self._around_choices(counts, explanation)))
+
+
+def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:
+    """The older logprobs shape.
+
+    NaN stands for a token that has no logprob: the first of an echoed prompt.
+    """
+    shape = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
+    for token in tokens:
+        name = _name(token)
+        scored = not math.isnan(token.logprob)
+        shape.text_offset.append(token.text_offset)
+        shape.tokens.append(name)
+        shape.token_logprobs.append(shown_logprob(token.logprob) if scored else None)
+        shape.top_logprobs.append(_likeliest(name, token) if scored else None)
+    return shape
+
+
+def _likeliest(name: str, token: TokenText) -> dict[str, float]:
+    likeliest: dict[str, float] = {}
+    for rival in token.top:
+        # two tokens may read alike; the likelier one stays
+        likeliest.setdefault(_name(rival), shown_logprob(rival.logprob))
+    # the chosen token is always among them
+    likeliest.setdefault(name, shown_logprob(token.logprob))
+    return likeliest
+
+
+def _name(token: TokenText) -> str:
+    try:
+        token.raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)  # a part of a character
+    return token.text

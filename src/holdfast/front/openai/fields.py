@@ -1,10 +1,11 @@
-"""The fields that OpenAI's endpoints share, with their ranges; those that are refused; and the
-GenerationRequest that they make.
+"""The fields that the OpenAI endpoints share: sampling, limits, structured output, and the fields that
+are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
@@ -23,15 +24,18 @@ from holdfast.front.server.fields import (
     SharedFields,
     UnsupportedFields,
     one_or_many,
+    optional,
     within,
 )
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.front.server.services import Services, model_of
-from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
+from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, OutputFormat, SamplingParams
 
-_TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS = (
-    TAG_MARK + name for name in ("text", "texts", "tokens", "token_lists")
-)
+_TEXT, _OBJECT, _SWITCH = (TAG_MARK + name for name in ("text", "object", "switch"))
+_KINDS = ("text", "json_object", "json_schema")
+_MOST_CHOICES = 4096
+_WANTED = "a JSON schema is an object"
+_TEXTS, _TOKENS, _TOKEN_LISTS = (TAG_MARK + name for name in ("texts", "tokens", "token_lists"))
 _PATIENT_TIERS = ("flex", "batch")
 _MOST_BIASES = 4096
 _MOST_DIGITS = 9
@@ -106,6 +110,174 @@ _REASONS = {
 UNSUPPORTED = UnsupportedFields(neutral=KNOWN, reasons=_REASONS)
 
 
+def _kind(value: Any) -> str:
+    return _OBJECT if isinstance(value, dict) else _SWITCH if isinstance(value, bool) else _TEXT
+
+
+def _object_or_switch(value: Any) -> str:
+    return _SWITCH if isinstance(value, bool) else _OBJECT
+
+
+Schema = Annotated[
+    Annotated[dict[str, Any], Tag(_OBJECT)]
+    | Annotated[bool, Tag(_SWITCH)]
+    | Annotated[str, Tag(_TEXT)],
+    Discriminator(_kind),
+]
+SchemaProper = Annotated[
+    Annotated[dict[str, Any], Tag(_OBJECT)] | Annotated[bool, Tag(_SWITCH)],
+    Discriminator(_object_or_switch),
+]
+Choices = Annotated[list[str], Field(max_length=_MOST_CHOICES, fail_fast=True)]
+
+
+class JsonSchemaFormat(BaseModel):
+    """A schema with a name."""
+
+    model_config = STRICT
+
+    name: str | None = optional("Accepted, without effect.")
+    description: str | None = optional("Accepted, without effect.")
+    schema_: SchemaProper | None = Field(
+        None, alias="schema", description="The schema that the answer has to fit."
+    )
+    strict: bool | None = optional("The answer fits the schema either way.")
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's: text, any JSON object, or JSON that fits a schema."""
+
+    model_config = STRICT
+
+    type: str = Field(description="text, json_object or json_schema.")
+    json_schema: JsonSchemaFormat | None = optional("For json_schema.")
+    schema_: dict[str, Any] | None = Field(
+        None, alias="schema", description="A schema for json_object, as llama.cpp's."
+    )
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's: one of them."""
+
+    model_config = STRICT
+
+    json_: Schema | None = Field(
+        None, alias="json", description="A JSON schema, as an object or as text."
+    )
+    regex: str | None = optional("A regular expression.")
+    choice: Choices | None = optional("The answers that there may be.")
+    grammar: str | None = optional("A Lark grammar as llguidance knows it.")
+    json_object: bool | None = optional("Any JSON object.")
+
+
+class FormatFields(BaseModel):
+    """The fields that ask for a form of the answer."""
+
+    response_format: ResponseFormat | None = optional("The form of the answer: text, or JSON.")
+    structured_outputs: StructuredOutputs | None = optional("The form of the answer, as vLLM's.")
+    guided_json: Schema | None = optional("Older form of structured_outputs.json.")
+    guided_regex: str | None = optional("Older form of structured_outputs.regex.")
+    guided_choice: Choices | None = optional("Older form of structured_outputs.choice.")
+    guided_grammar: str | None = optional("Older form of structured_outputs.grammar.")
+
+    def output_format(self) -> OutputFormat | None:
+        """The form that is asked for; None: any.
+
+        Raises RequestRefused for two of them, or one that is not served.
+        """
+        asked = [*self._asked()]
+        if len(asked) > 1:
+            raise invalid_field(asked[1].field, f"`{asked[0].field}` asks for a form already")
+        return asked[0] if asked else None
+
+    def _asked(self) -> Iterator[OutputFormat]:
+        if (
+            self.response_format is not None
+            and (found := _response_format(self.response_format)) is not None
+        ):
+            yield found
+        if (new := self.structured_outputs) is not None:
+            for name, value in (new.model_extra or {}).items():
+                if value:
+                    field = f"structured_outputs.{name}"
+                    raise invalid_field(
+                        field, "this is not supported", code="unsupported_parameter"
+                    )
+            if new.json_object:
+                yield OutputFormat(kind="json_object", field="structured_outputs.json_object")
+            yield from _formats(
+                "structured_outputs.{}",
+                new.json_,
+                regex=new.regex,
+                choice=new.choice,
+                grammar=new.grammar,
+            )
+        yield from _formats(
+            "guided_{}",
+            self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+
+
+def _formats(
+    form: str,
+    schema: dict[str, Any] | bool | str | None,
+    *,
+    regex: str | None,
+    choice: list[str] | None,
+    grammar: str | None,
+) -> Iterator[OutputFormat]:
+    """vLLM's ways, of which each asks for nothing when it is empty.
+
+    `form`: how their fields are called.
+    """
+    if schema is not None and schema != "":
+        yield _schema_format(schema, field=form.format("json"))
+    if choice:
+        yield OutputFormat(kind="choice", choices=tuple(choice), field=form.format("choice"))
+    if regex:
+        yield OutputFormat(kind="regex", pattern=regex, field=form.format("regex"))
+    if grammar:
+        yield OutputFormat(kind="lark", pattern=grammar, field=form.format("grammar"))
+
+
+def _response_format(given: ResponseFormat) -> OutputFormat | None:
+    if given.type not in _KINDS:
+        raise invalid_field(
+            "response_format.type",
+            "one of text, json_object and json_schema",
+            code="unsupported_parameter",
+            shown=f", got {given.type[:40]!r}",
+        )
+    if given.type == "json_object" and given.schema_ is None:
+        return OutputFormat(kind="json_object", field="response_format")
+    if given.type == "text":
+        return None
+    if given.json_schema is not None and given.json_schema.schema_ is not None:
+        schema, field = given.json_schema.schema_, "response_format.json_schema.schema"
+    elif given.schema_ is not None:
+        schema, field = given.schema_, "response_format.schema"
+    else:
+        missing = "response_format.json_schema" + (
+            ".schema" if given.json_schema is not None else ""
+        )
+        raise missing_field(missing)
+    return OutputFormat(kind="json_schema", schema=schema, field=field)
+
+
+def _schema_format(schema: dict[str, Any] | bool | str, *, field: str) -> OutputFormat:
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            raise invalid_field(field, "the text is not valid JSON") from None
+    if not isinstance(schema, dict | bool):
+        raise invalid_field(field, f"{_WANTED}", code="invalid_type")
+    return OutputFormat(kind="json_schema", schema=schema, field=field)
+
+
 def _kind_of_prompt(value: Any) -> str:
     if not isinstance(value, list):
         return _TEXT
@@ -170,60 +342,49 @@ class StreamOptions(BaseModel):
 
     model_config = STRICT
 
-    include_usage: bool | None = Field(
-        None, description="Send a last chunk with the token counts before [DONE]."
-    )
-    continuous_usage_stats: bool | None = Field(
-        None,
-        description="With include_usage: every chunk has the counts so far, as vLLM's; what was cached comes with the last.",
+    include_usage: bool | None = optional("Send a last chunk with the token counts before [DONE].")
+    continuous_usage_stats: bool | None = optional(
+        "With include_usage: every chunk has the counts so far, as vLLM's; what was cached comes with the last."
     )
 
 
 class SamplingFields(SharedFields):
     """How to sample, and whose request it is: the same for chat, completions and Responses."""
 
-    model: Model | None = Field(
-        None, description="Id of a model that /v1/models lists; the first of them if not given."
+    model: Model | None = optional(
+        "Id of a model that /v1/models lists; the first of them if not given."
     )
-    stream: bool | None = Field(
-        None, description="Send the answer as server-sent events while it is made."
+    stream: bool | None = optional("Send the answer as server-sent events while it is made.")
+    temperature: Annotated[float, within("temperature", le=2)] | None = optional(
+        "0 takes the most likely token."
     )
-    temperature: Annotated[float, within("temperature", le=2)] | None = Field(
-        None, description="0 takes the most likely token."
+    top_p: TopP | None = optional("Draw from the likeliest tokens of this mass.")
+    top_k: Annotated[int, within("top_k")] | None = optional("Draw from so many tokens; 0: off.")
+    min_p: Annotated[float, within("min_p")] | None = optional(
+        "Draw from tokens at least this likely, relative to the likeliest."
     )
-    top_p: TopP | None = Field(None, description="Draw from the likeliest tokens of this mass.")
-    top_k: Annotated[int, within("top_k")] | None = Field(
-        None, description="Draw from so many tokens; 0: off."
+    presence_penalty: PresencePenalty | None = optional("On tokens the answer has already.")
+    frequency_penalty: FrequencyPenalty | None = optional("Per time the answer has a token.")
+    repetition_penalty: Annotated[float, within("repetition_penalty")] | None = optional(
+        "Factor on tokens of prompt and answer; 1: off."
     )
-    min_p: Annotated[float, within("min_p")] | None = Field(
-        None, description="Draw from tokens at least this likely, relative to the likeliest."
+    logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_not_too_many)] | None = optional(
+        "Token id → what is added to its logit."
     )
-    presence_penalty: PresencePenalty | None = Field(
-        None, description="On tokens the answer has already."
+    seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = optional(
+        "The same seed and request give the same answer."
     )
-    frequency_penalty: FrequencyPenalty | None = Field(
-        None, description="Per time the answer has a token."
+    ignore_eos: bool | None = optional("Go on past the model's end-of-text tokens.")
+    user: str | None = optional("Accepted, without effect.")
+    metadata: dict[str, Any] | None = optional("Accepted, without effect.")
+    store: bool | None = optional("Accepted, without effect.")
+    service_tier: str | None = optional(
+        "`flex`, `batch`: nobody waits for the answer; others go first."
     )
-    repetition_penalty: Annotated[float, within("repetition_penalty")] | None = Field(
-        None, description="Factor on tokens of prompt and answer; 1: off."
+    priority: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = optional(
+        "As vLLM's: above 0, others go first."
     )
-    logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_not_too_many)] | None = Field(
-        None, description="Token id → what is added to its logit."
-    )
-    seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = Field(
-        None, description="The same seed and request give the same answer."
-    )
-    ignore_eos: bool | None = Field(None, description="Go on past the model's end-of-text tokens.")
-    user: str | None = Field(None, description="Accepted, without effect.")
-    metadata: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
-    store: bool | None = Field(None, description="Accepted, without effect.")
-    service_tier: str | None = Field(
-        None, description="`flex`, `batch`: nobody waits for the answer; others go first."
-    )
-    priority: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = Field(
-        None, description="As vLLM's: above 0, others go first."
-    )
-    safety_identifier: str | None = Field(None, description="Accepted, without effect.")
+    safety_identifier: str | None = optional("Accepted, without effect.")
 
     def sampling(self) -> SamplingParams:
         """The sampling parameters: what is given, on top of the plain defaults."""
@@ -266,17 +427,12 @@ class GenerationFields(SamplingFields):
     """Further fields of chat and of completions."""
 
     stream_options: StreamOptions | None = None
-    return_progress: bool | None = Field(
-        None,
-        description="Tell in a stream how far the prompt is read, as llama.cpp's server: chunks with `prompt_progress`.",
+    return_progress: bool | None = optional(
+        "Tell in a stream how far the prompt is read, as llama.cpp's server: chunks with `prompt_progress`."
     )
-    max_tokens: MaxTokens | None = Field(
-        None, description="Most tokens to generate for each choice."
-    )
-    n: Annotated[int, Field(ge=1)] | None = Field(None, description="How many answers to give.")
-    stop: Stop | None = Field(
-        None, description="Strings that end the answer; they are not part of it."
-    )
+    max_tokens: MaxTokens | None = optional("Most tokens to generate for each choice.")
+    n: Annotated[int, Field(ge=1)] | None = optional("How many answers to give.")
+    stop: Stop | None = optional("Strings that end the answer; they are not part of it.")
 
     @property
     def choices(self) -> int:
@@ -319,12 +475,11 @@ class GenerationFields(SamplingFields):
                 "`stream_options` is allowed only with `stream`", field="stream_options"
             )
         if self.choices > limits.max_choices:
-            raise RequestRefused(
-                f"`n`: this server gives at most {limits.max_choices} choices, got {self.n}",
-                field="n",
+            raise invalid_field(
+                "n", f"this server gives at most {limits.max_choices} choices, got {self.n}"
             )
         if len(self.stop_strings()) > limits.max_stop_strings:
-            raise RequestRefused(f"`stop`: at most {limits.max_stop_strings} strings", field="stop")
+            raise invalid_field("stop", f"at most {limits.max_stop_strings} strings")
 
 
 _SAMPLING = (

@@ -22,7 +22,7 @@ from holdfast.front.server.fields import (
     refused_media,
     without_media,
 )
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.wire.requests import ToolChoice
 
 _ONE = TAG_MARK + "one"
@@ -185,17 +185,11 @@ def _refuse_unless_text(part: ContentPart, field: str) -> None:
     key = _TEXT_PARTS.get(kind)
     if key is not None:
         if not isinstance(part.get(key), str):
-            raise RequestRefused(
-                f"`{field}.{key}` is required",
-                code="missing_required_parameter",
-                field=f"{field}.{key}",
-            )
+            raise missing_field(f"{field}.{key}")
     elif is_media(kind):
         raise refused_media(kind, field=field)
     else:
-        raise RequestRefused(
-            f"`{field}.type`: unknown part type", field=f"{field}.type", shown=f" {kind[:40]!r}"
-        )
+        raise invalid_field(f"{field}.type", "unknown part type", shown=f" {kind[:40]!r}")
 
 
 def _word_or_object(value: Any) -> str:
@@ -280,17 +274,12 @@ def checked_tools(
     for place, tool in enumerate(tools):
         if (kind := tool["type"]) != _SERVED_TYPE:
             name, shown = f"tools.{place}.type", f", not {kind[:40]!r}"
-            raise RequestRefused(
-                f"`{name}`: only functions are supported",
-                code="unsupported_parameter",
-                field=name,
-                shown=shown,
+            raise invalid_field(
+                name, "only functions are supported", code="unsupported_parameter", shown=shown
             )
         if "function" not in tool:
             name = f"tools.{place}.function"
-            raise RequestRefused(
-                f"`{name}` is required", code="missing_required_parameter", field=name
-            )
+            raise missing_field(name)
     return checked_definitions(
         [_tool(tool["function"], tool) for tool in tools],
         field="tools.{}.function",
@@ -337,9 +326,7 @@ def tool_choice_of(
             field=f"{field}.function.name",
         )
     missing = f"{field}.{choice.get('type', 'function')}"
-    raise RequestRefused(
-        f"`{missing}` is required", code="missing_required_parameter", field=missing
-    )
+    raise missing_field(missing)
 
 
 def function_call_of(

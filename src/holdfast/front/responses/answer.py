@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.front.openai.chat import content_logprobs
+from holdfast.front.openai.answers import content_logprobs
 from holdfast.front.responses.output_items import (
     Event,
     ItemStatus,

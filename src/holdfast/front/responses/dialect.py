@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.openai.answers import ErrorBody, openai_error
-from holdfast.front.openai.dialect import ModelCard, model_card
+from holdfast.front.openai.endpoints import ModelCard, model_card
 from holdfast.front.responses.create import (
     compact_response,
     count_input_tokens,

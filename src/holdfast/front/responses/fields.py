@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from holdfast.config import LimitsSettings
-from holdfast.front.openai.fields import KNOWN, SamplingFields
-from holdfast.front.openai.structured_output import JsonSchemaFormat
+from holdfast.front.openai.fields import KNOWN, JsonSchemaFormat, SamplingFields
 from holdfast.front.responses.answer import ResponseAnswer, ResponseObject, Shows, sampling_fields
 from holdfast.front.responses.compaction import CompactionAnswer, summary_request, summary_seal
 from holdfast.front.responses.items import (

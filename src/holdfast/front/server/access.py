@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import ConfigError, ServerStopping
@@ -44,7 +45,7 @@ _READS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # DELETE ends things, 
 _RESTART_SECONDS = 2.0  # until this server, restarted, or another one listens
 
 
-class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A named key. Its name, not the key, says whose memory is used: another key of the same name
     finds it again.
     """
@@ -58,7 +59,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     created: str = ""
 
 
-class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that the file says.
 
     It always has `keys`: a file without them is damaged, and must not lock everybody out.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import msgspec
+from msgspec import Struct
 from starlette.types import Send
 
 from holdfast.front.server.access import Caller
@@ -35,14 +36,14 @@ HEADER_GRACE_SECONDS = 0.5  # until then an early failure can still get its own 
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
-class TokenShown(msgspec.Struct, frozen=True, kw_only=True):
+class TokenShown(Struct, frozen=True, kw_only=True):
     """A token and its text."""
 
     id: int
     text: str
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class Difference(Struct, frozen=True, kw_only=True):
     """The first token of the prompt that differs from what is kept.
 
     `position` counts from 0, `before` is the text there.
@@ -54,7 +55,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     prompt: TokenShown
 
 
-class SecondsSpent(msgspec.Struct, frozen=True, kw_only=True):
+class SecondsSpent(Struct, frozen=True, kw_only=True):
     """Where the time went.
 
     `lookup` and `waited_for_another` are parts of `queue`, `restore` of `queue` and `prefill`.
@@ -70,7 +71,7 @@ class SecondsSpent(msgspec.Struct, frozen=True, kw_only=True):
     first_text: float | None
 
 
-class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one choice began from.
 
     `ram_tokens`, `disk_tokens` and `read_tokens` add up to `prompt_tokens`.

@@ -1,4 +1,8 @@
-"""The protocols of a server: their operations, the errors in their form, and /openapi.json."""
+"""The protocols of a server: which one a path belongs to, errors in its format, and /openapi.json.
+
+The description at /openapi.json is generated from the operations and from the types that check
+requests and encode answers: wherever a schema is expected, a shape contains the type itself.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import Struct
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.datastructures import Headers
@@ -25,56 +30,25 @@ from holdfast.front.server.problem import Problem, problem_of, record_problem
 from holdfast.front.server.request import tenant_in
 from holdfast.front.server.services import Services
 from holdfast.telemetry.request_log import RECORD, RequestRecord
-from holdfast.wire.sessions import LONGEST_SESSION_ID
 
 Handler: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
+Shape: TypeAlias = Mapping[str, Any]  # part of an operation's description in /openapi.json
+ENDLESS_MARK = "x-endless"  # tells programs that call every operation not to wait for its end
 _VERSION = "v1"
-
-
-Shape: TypeAlias = Mapping[str, Any]  # a part of an operation's description, made by `openapi`
 _LONGEST_PATH = 100
-ENDLESS_MARK = "x-endless"  # in the description of an operation whose answer does not end by itself
 _COMPONENTS = "#/components/schemas/{name}"
-_FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
-_QUERY: dict[str, dict[str, Any]] = {
-    "id": {
-        "description": "A name for the session.",
-        "schema": {
-            "type": "string",
-            "minLength": 1,
-            "maxLength": LONGEST_SESSION_ID,
-            "pattern": "^[^/]+$",
-        },
-    },
-    "model": {
-        "description": "The model whose sessions are meant; the first if not given.",
-        "schema": {"type": "string"},
-    },
-    "limit": {
-        "description": "At most so many.",
-        "schema": {"type": "integer", "minimum": 1, "maximum": 1000},
-    },
-    "forget": {"description": "Delete what was read in it.", "schema": {"type": "boolean"}},
-    "cache_salt": {
-        "description": "The salt of the session's requests.",
-        "schema": {"type": "string"},
-    },
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path: who answers it, and how /openapi.json describes it.
-
-    An ASGI application.
-    """
+    """One method of one path: an ASGI application, and its description."""
 
     method: str
-    path: str  # with its variables in braces, as Starlette has them
-    handler: Handler  # its name and docstring are shown in /openapi.json
-    shape: Shape  # empty: the operation is not described
-    summary: str = ""  # for the start page, which leaves out operations without one
+    path: str  # variables in braces, as in Starlette
+    handler: Handler  # its name and docstring appear in /openapi.json
+    shape: Shape  # empty: not described
+    summary: str = ""  # for the start page, which lists only operations that have one
     needs_key: bool = True
     needs_admin: bool = False  # see `access.check_admin`
 
@@ -88,9 +62,7 @@ class Operation:
 
 
 def _services_of(request: Request) -> Services:
-    """The services, with a seal that is the client's own: what was sealed for one tenant says
-    nothing to another.
-    """
+    """The services, with a seal for this tenant: no other tenant can open what it closes."""
     services: Services = request.app.state.services
     tenant = tenant_in(request, cache_salt="")
     return replace(services, seal=services.seal.of(tenant)) if tenant else services
@@ -104,15 +76,14 @@ def operation(
     needs_key: bool = True,
     needs_admin: bool = False,
 ) -> Callable[[Handler], Operation]:
-    """Decorator that makes an operation of its handler; `shapes` together describe it."""
+    """Decorator: turn a handler into an operation; `shapes` together describe it."""
 
     def of(handler: Handler) -> Operation:
-        shape = {name: part for each in shapes for name, part in each.items()}
         return Operation(
             method=method,
             path=path,
             handler=handler,
-            shape=shape,
+            shape={name: part for shape in shapes for name, part in shape.items()},
             summary=summary,
             needs_key=needs_key,
             needs_admin=needs_admin,
@@ -123,66 +94,52 @@ def operation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShapes:
-    """How a protocol shows the models that are served: the types of a list and of one, and how they
-    are made.
-    """
+    """How a protocol shows the served models: as a list, and one by one."""
 
-    many_type: type[msgspec.Struct]
-    one_type: type[msgspec.Struct]
-    many: Callable[[Sequence[ModelStatus]], msgspec.Struct]
-    one: Callable[[ModelStatus], msgspec.Struct]
-    # else the first protocol's form is used
+    many_type: type[Struct]
+    one_type: type[Struct]
+    many: Callable[[Sequence[ModelStatus]], Struct]
+    one: Callable[[ModelStatus], Struct]
+    # if false, the format of the first protocol is used
     is_on: Callable[[ServerSettings], bool] = lambda server: True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A protocol that clients may speak to this server: a folder, and a line in the table of
-    `application.py`.
-    """
+    """A protocol that clients can use: a folder, and a line in the table of `application.py`."""
 
     name: str
-    # the body of an answer that says what went wrong, to be encoded as JSON
-    error: Callable[[Problem], Any]
-    # of its paths, one or two segments long; errors on them come in its form
+    error: Callable[[Problem], Any]  # the body of an error, to be encoded as JSON
+    # of its paths, one or two segments long; errors on them have its format
     prefixes: tuple[str, ...] = ()
-    operations: tuple[Operation, ...] = ()  # none: it is not served yet
-    serves: str = ""  # what a client that calls an unknown path is told of it
+    operations: tuple[Operation, ...] = ()  # none: the protocol is not served
+    serves: str = ""  # listed in the error for an unknown path
     error_shape: type | None = None  # what `error` returns, for /openapi.json
-    # Whether a client that sends these headers speaks it, on paths that are nobody's.
+    # whether a client that sends these headers uses this protocol, for paths without a protocol
     is_spoken: Callable[[Mapping[str, str]], bool] = lambda headers: False
-    models: ModelShapes | None = None  # its form of the list of models
-    # Statuses by the code of a problem, where the protocol has another one than most.
+    models: ModelShapes | None = None  # its own format of the list of models
+    # status by the code of a problem, where it differs from the other protocols
     statuses: Mapping[str, int] = field(default_factory=dict)
 
 
 class DialectTable:
-    """All dialects of a server. The first one is spoken where nothing else is known."""
+    """All protocols of a server. The first one is the default."""
 
     def __init__(self, dialects: Sequence[Dialect]) -> None:
         self.dialects = tuple(dialects)
-        self.operations = tuple(
-            operation for dialect in dialects for operation in dialect.operations
-        )
-        self.open_paths = frozenset(
-            operation.path for operation in self.operations if not operation.needs_key
-        )
+        self.operations = tuple(each for dialect in dialects for each in dialect.operations)
+        self.open_paths = frozenset(each.path for each in self.operations if not each.needs_key)
         self.serves = "; ".join(dialect.serves for dialect in dialects if dialect.serves)
         self._by_prefix = {prefix: dialect for dialect in dialects for prefix in dialect.prefixes}
-        fixed = {operation.path for operation in self.operations if "{" not in operation.path} - {
-            "/"
-        }
+        fixed = {each.path for each in self.operations if "{" not in each.path} - {"/"}
         known = [(*path.split("/"), "")[1:3] for path in (*self._by_prefix, *fixed)]
         self._under_version = {second for first, second in known if first == _VERSION}
         self._without_version = {first for first, _ in known if first != _VERSION} | {_VERSION}
-        self._endings = sorted(
-            (path.removeprefix(f"/{_VERSION}") for path in fixed), key=len, reverse=True
-        )
+        endings = [path.removeprefix(f"/{_VERSION}") for path in fixed]
+        self._endings = sorted(endings, key=len, reverse=True)
 
     def dialect_of(self, path: str, headers: Mapping[str, str]) -> Dialect:
-        """The dialect to which a served path belongs; where it is nobody's, the one that its client
-        speaks.
-        """
+        """The protocol of a served path; for other paths, the one that the client uses."""
         _, first, second = (*path.split("/", 3), "", "")[:3]
         return (
             self._by_prefix.get(f"/{first}/{second}")
@@ -191,24 +148,19 @@ class DialectTable:
         )
 
     def spoken(self, headers: Mapping[str, str]) -> Dialect:
-        """The dialect of a client, as far as its headers tell it; else the first."""
-        return next(
-            (dialect for dialect in self.dialects if dialect.is_spoken(headers)), self.dialects[0]
-        )
+        """The protocol that the headers of a client reveal; by default the first."""
+        found = (dialect for dialect in self.dialects if dialect.is_spoken(headers))
+        return next(found, self.dialects[0])
 
     def served_path(self, path: str) -> str:
-        """The path that is meant: without doubled slashes, with one /v1 where it belongs.
+        """The path without repeated slashes and with exactly one /v1 where one belongs.
 
-        An unknown one loses only its slashes.
-
-        Base URLs are given with and without /v1 and a slash at their end, so clients call
-        /chat/completions and /v1/v1/models.
+        Base URLs are configured with and without /v1 and a final slash, so clients call
+        /chat/completions and /v1/v1/models. Of an unknown path only the slashes are normalized.
         """
         segments = [segment for segment in path.split("/") if segment]
         while (
-            segments[:1] == [_VERSION]
-            and len(segments) > 1
-            and segments[1] in self._without_version
+            len(segments) > 1 and segments[0] == _VERSION and segments[1] in self._without_version
         ):
             del segments[0]
         if segments and segments[0] in self._under_version:
@@ -216,7 +168,7 @@ class DialectTable:
         return "/" + "/".join(segments)
 
     def meant_path(self, path: str) -> str | None:
-        """The served path whose end an unknown path has, such as /v1/chat/completions for
+        """The served path that an unknown path ends with, such as /v1/chat/completions for
         /openai/v2/chat/completions.
         """
         found = next((ending for ending in self._endings if path.endswith(ending)), None)
@@ -224,37 +176,36 @@ class DialectTable:
 
 
 def problem_body(problem: Problem, dialect: Dialect) -> bytes:
-    """The body of an answer that says what went wrong."""
+    """The body of an error in the format of a protocol."""
     return msgspec.json.encode(dialect.error(problem))
 
 
 def answer_of(error: Exception, scope: Scope) -> Response:
-    """The answer to a request that failed; its record gets the reason, for the log."""
+    """The answer to a request that failed; the reason goes into the record of the request."""
     table: DialectTable = scope["app"].state.dialects
     path = table.served_path(scope["path"])
     dialect = table.dialect_of(path, Headers(scope=scope))
-    problem = (
-        _path_problem(path, scope, dialect)
-        if isinstance(error, HTTPException)
-        else problem_of(error)
-    )
+    is_of_path = isinstance(error, HTTPException)
+    problem = _path_problem(path, scope, dialect) if is_of_path else problem_of(error)
     record: RequestRecord = scope[RECORD]
     record_problem(record, problem, error)
     status = dialect.statuses.get(problem.code, problem.status)
     problem = replace(problem, status=status, request_id=record.request_id)
-    body = problem_body(problem, dialect)
     return Response(
-        body, status_code=status, headers=problem.headers, media_type="application/json"
+        problem_body(problem, dialect),
+        status_code=status,
+        headers=problem.headers,
+        media_type="application/json",
     )
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """Handler for all exceptions."""
+    """Exception handler: answer with the error."""
     return answer_of(error, request.scope)
 
 
 async def pass_on(request: Request, error: Exception) -> Response:
-    """Handler for a client that has gone: whoever writes the log is told, and nobody is answered."""
+    """Exception handler for a client that disconnected: there is nobody to answer."""
     raise error
 
 
@@ -266,18 +217,16 @@ def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
     app, method = scope["app"], scope["method"]
     table: DialectTable = app.state.dialects
     if not dialect.operations:
-        message = (
-            f"{dialect.name} is not served by this version of Holdfast yet ({method} {path}). It "
-            f"serves {table.serves}"
+        # Not a 5xx: the official clients would retry, Claude Code ten times without a word.
+        return Problem(
+            status=404,
+            code="protocol_not_served",
+            message=f"{dialect.name} is not served by this version of Holdfast yet ({method} {path}). "
+            f"It serves {table.serves}",
         )
-        # No 5xx: the official clients would repeat the request, Claude Code ten times without a
-        # word.
-        return Problem(status=404, code="protocol_not_served", message=message)
-    methods = sorted(
-        {route.endpoint.method for route in app.routes if route.matches(scope)[0] is not Match.NONE}
-    )
-    if methods:
-        allow = ", ".join(methods)
+    matching = [route for route in app.routes if route.matches(scope)[0] is not Match.NONE]
+    if matching:
+        allow = ", ".join(sorted({route.endpoint.method for route in matching}))
         return Problem(
             status=405,
             code="method_not_allowed",
@@ -294,94 +243,46 @@ def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
 
 
 def request_of(model: type[BaseModel], *, required: bool = True) -> Shape:
-    """Shape of an operation that reads a body."""
+    """Shape of an operation that reads a JSON body."""
     return {
         "requestBody": {"required": required, "content": {"application/json": {"schema": model}}}
     }
 
 
-def query_of(*names: str) -> Shape:
-    """Shape of an operation that reads its query; all of it may be left out."""
-    return {
-        "parameters": [
-            _QUERY[name] | {"name": name, "in": "query", "required": False} for name in names
-        ]
-    }
-
-
-def file_request() -> Shape:
-    """Shape of an operation that takes a file."""
-    return {"requestBody": {"required": True, "content": _FILE}}
-
-
-def file_answer() -> Shape:
-    """Shape of an operation that gives a file."""
-    return {"responses": {"200": {"description": "The file", "content": _FILE}}}
-
-
-def text_answer(*media_types: str) -> Shape:
-    """Shape of an operation that gives text."""
-    content = {media_type: {"schema": {"type": "string"}} for media_type in media_types}
-    return {"responses": {"200": {"description": "The text", "content": content}}}
-
-
-def endless_stream_of(event: type[msgspec.Struct]) -> Shape:
-    """Shape of an operation that sends events until its client leaves.
-
-    The mark tells programs that call every described operation not to wait for the end of this one.
-    """
-    content = {"text/event-stream": {"schema": event}}
-    return {
-        "responses": {"200": {"description": "The events", "content": content}},
-        ENDLESS_MARK: True,
-    }
+def response_of(schemas: Shape, *, statuses: Sequence[str] = ("200",)) -> Shape:
+    """Shape of an operation by the media types of its answer and their schemas."""
+    content = {media_type: {"schema": schema} for media_type, schema in schemas.items()}
+    response = {"description": "The answer", "content": content}
+    return {"responses": dict.fromkeys(statuses, response)}
 
 
 def answers_of(
-    whole: type[msgspec.Struct],
-    *,
-    chunk: type[msgspec.Struct] | None = None,
+    *wholes: type[Struct],
+    chunk: type[Struct] | None = None,
     chunk_type: str = "text/event-stream",
-    statuses: tuple[str, ...] = ("200",),
+    statuses: Sequence[str] = ("200",),
 ) -> Shape:
-    """Shape of an operation by its whole answer, which comes with these statuses, and the events of
-    a stream of that type.
-    """
-    content: dict[str, Any] = {"application/json": {"schema": whole}}
-    if chunk is not None:
-        content[chunk_type] = {"schema": chunk}
-    return {
-        "responses": {
-            status: {"description": "The answer", "content": content} for status in statuses
-        }
-    }
-
-
-def either_of(*wholes: type[msgspec.Struct]) -> Shape:
-    """Shape of an operation whose answer has the form of the client's protocol."""
-    content = {"application/json": {"schema": {"anyOf": list(wholes)}}}
-    return {"responses": {"200": {"description": "The answer", "content": content}}}
+    """Shape of an operation by its JSON answer, one of several types, and the events of its stream."""
+    schemas = {"application/json": wholes[0] if len(wholes) == 1 else {"anyOf": wholes}}
+    return response_of(
+        schemas if chunk is None else {**schemas, chunk_type: chunk}, statuses=statuses
+    )
 
 
 @lru_cache(maxsize=1)
 def description(table: DialectTable, *, version: str) -> dict[str, Any]:
-    """The whole description of what a server serves."""
+    """The OpenAPI description of everything that a server serves."""
     types: dict[str, type] = {}
     paths: dict[str, dict[str, Any]] = {}
     for dialect in table.dialects:
-        failure = {
-            "description": "An error",
-            "content": {"application/json": {"schema": dialect.error_shape or {}}},
-        }
-        for operation in dialect.operations:
-            if operation.shape:
-                described = _referring(_described(operation, failure), types)
-                paths.setdefault(_VARIABLE.sub(r"{\1}", operation.path), {})[
-                    operation.method.lower()
-                ] = described
-    schemes = {"key": {"type": "http", "scheme": "bearer"}} | {
-        name: {"type": "apiKey", "in": "header", "name": name} for name in KEY_HEADER_NAMES
-    }
+        failure = response_of({"application/json": dialect.error_shape or {}})["responses"]["200"]
+        for each in dialect.operations:
+            if each.shape:
+                path = paths.setdefault(_VARIABLE.sub(r"{\1}", each.path), {})
+                path[each.method.lower()] = _with_references(_described(each, failure), types)
+    schemes: dict[str, Any] = {"key": {"type": "http", "scheme": "bearer"}}
+    for name in KEY_HEADER_NAMES:
+        schemes[name] = {"type": "apiKey", "in": "header", "name": name}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -395,49 +296,43 @@ def description(table: DialectTable, *, version: str) -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation, failure: Shape) -> dict[str, Any]:
-    handler, variables = operation.handler, _VARIABLE.findall(operation.path)
-    name = getattr(handler, "__name__", operation.path)
-    in_path = [
-        {
-            "name": variable,
-            "in": "path",
-            "required": True,
-            "schema": {"type": "string", "title": _title(variable)},
-        }
-        for variable in variables
+def _described(served: Operation, failure: Shape) -> dict[str, Any]:
+    name = getattr(served.handler, "__name__", served.path)
+    parameters: list[Any] = [
+        {"name": each, "in": "path", "required": True, "schema": {"type": "string"}}
+        for each in _VARIABLE.findall(served.path)
     ]
-    parameters = [*in_path, *operation.shape.get("parameters", ())]
-    place = re.sub(r"\W", "_", _VARIABLE.sub(r"{\1}", operation.path))
+    parameters += served.shape.get("parameters", ())
+    place = re.sub(r"\W", "_", _VARIABLE.sub(r"{\1}", served.path))
     return {
-        "summary": _title(name),
-        "description": (handler.__doc__ or "").strip(),
-        "operationId": f"{name}{place}_{operation.method.lower()}",
-        **operation.shape,
-        **({"parameters": parameters} if parameters else {}),
-        "responses": {**operation.shape.get("responses", {}), "default": failure},
+        "summary": name.replace("_", " ").title(),
+        "description": (served.handler.__doc__ or "").strip(),
+        "operationId": f"{name}{place}_{served.method.lower()}",
+        **served.shape,
+        "parameters": parameters,
+        "responses": {**served.shape.get("responses", {}), "default": failure},
     }
 
 
-def _title(name: str) -> str:
-    return name.replace("_", " ").title()
-
-
-def _referring(node: Any, types: dict[str, type]) -> Any:
-    """A description in which references stand for types, which are collected."""
+def _with_references(node: Any, types: dict[str, type]) -> Any:
+    """The description with a reference in place of each type; the types are collected."""
     if isinstance(node, type):
-        assert types.setdefault(node.__name__, node) is node, (
-            f"two types of one name: {node.__name__}"
-        )
+        same = types.setdefault(node.__name__, node)
+        assert same is node, f"two types are called {node.__name__}"
         return {"$ref": _COMPONENTS.format(name=node.__name__)}
     if isinstance(node, Mapping):
-        return {key: _referring(value, types) for key, value in node.items()}
-    return [_referring(value, types) for value in node] if isinstance(node, list | tuple) else node
+        return {key: _with_references(value, types) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_with_references(value, types) for value in node]
+    return node
 
 
 def _schemas(types: Mapping[str, type]) -> dict[str, Any]:
     requests = [(model, "validation") for model in types.values() if issubclass(model, BaseModel)]
     answers = [model for model in types.values() if not issubclass(model, BaseModel)]
-    _, taken = models_json_schema(requests, ref_template=_COMPONENTS.replace("{name}", "{model}"))  # type: ignore[arg-type]
-    _, given = msgspec.json.schema_components(answers, ref_template=_COMPONENTS)
-    return {**taken.get("$defs", {}), **given}
+    _, of_requests = models_json_schema(
+        requests,  # type: ignore[arg-type]
+        ref_template=_COMPONENTS.replace("{name}", "{model}"),
+    )
+    _, of_answers = msgspec.json.schema_components(answers, ref_template=_COMPONENTS)
+    return {**of_requests.get("$defs", {}), **of_answers}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from holdfast.front.prompt.limits import nesting_of
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.wire.requests import SAMPLING_RANGES, Thinking, ThinkingEffort, ToolChoice
 
 TAG_MARK = "|"  # union tags begin with it, so that they can be left out of the names of fields
@@ -59,6 +59,11 @@ _LONGEST_SHOWN = 40
 _LONGEST_NAMED = 100
 
 
+def optional(description: str) -> Any:
+    """A request field that may be left out."""
+    return Field(None, description=description)
+
+
 def within(name: str, *, le: float | None = None) -> Any:
     """The range of a sampling parameter, which a protocol may end earlier."""
     lowest, highest = SAMPLING_RANGES[name]
@@ -73,17 +78,13 @@ def one_or_many(value: Any) -> str:
 def refuse_above(value: int | None, limit: int, *, field: str) -> None:
     """Raise RequestRefused when a number is larger than a configured limit."""
     if value is not None and value > limit:
-        raise RequestRefused(
-            f"`{field}`: input should be less than or equal to {limit}, got {value}", field=field
-        )
+        raise invalid_field(field, f"input should be less than or equal to {limit}, got {value}")
 
 
 def refuse_too_many(given: Sequence[object], most: int, *, field: str) -> None:
     """Raise RequestRefused when a list has more items than this server takes."""
     if len(given) > most:
-        raise RequestRefused(
-            f"`{field}`: this server takes at most {most}, got {len(given)}", field=field
-        )
+        raise invalid_field(field, f"this server takes at most {most}, got {len(given)}")
 
 
 class ThinkingOptions(BaseModel):
@@ -91,10 +92,8 @@ class ThinkingOptions(BaseModel):
 
     model_config = STRICT
 
-    type: Literal["enabled", "disabled", "adaptive", "auto"] | None = Field(
-        None, description="Whether to think."
-    )
-    budget_tokens: Budget | None = Field(None, description="Most tokens of thought.")
+    type: Literal["enabled", "disabled", "adaptive", "auto"] | None = optional("Whether to think.")
+    budget_tokens: Budget | None = optional("Most tokens of thought.")
 
 
 class ReasoningOptions(BaseModel):
@@ -102,9 +101,9 @@ class ReasoningOptions(BaseModel):
 
     model_config = STRICT
 
-    effort: EffortWord | None = Field(None, description="How much to think.")
-    max_tokens: Budget | None = Field(None, description="Most tokens of thought.")
-    enabled: bool | None = Field(None, description="Whether to think.")
+    effort: EffortWord | None = optional("How much to think.")
+    max_tokens: Budget | None = optional("Most tokens of thought.")
+    enabled: bool | None = optional("Whether to think.")
 
 
 def _kind(value: Any) -> str:
@@ -162,8 +161,8 @@ class HoldfastOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    explain: bool | None = Field(
-        None, description="Tell in the answer what of the prompt was remembered, and why not more."
+    explain: bool | None = optional(
+        "Tell in the answer what of the prompt was remembered, and why not more."
     )
 
 
@@ -172,8 +171,8 @@ class SaltField(BaseModel):
 
     model_config = STRICT
 
-    cache_salt: CacheSalt | None = Field(
-        None, description="What is read under a salt is reused by requests with the same salt only."
+    cache_salt: CacheSalt | None = optional(
+        "What is read under a salt is reused by requests with the same salt only."
     )
 
 
@@ -182,13 +181,13 @@ class SharedFields(SaltField):
     own options.
     """
 
-    session_id: str | None = Field(
-        None, description="The session that the request belongs to; a new one is opened."
+    session_id: str | None = optional(
+        "The session that the request belongs to; a new one is opened."
     )
-    prompt_cache_key: str | None = Field(
-        None, description="Names the session, if neither X-Session-ID nor session_id does."
+    prompt_cache_key: str | None = optional(
+        "Names the session, if neither X-Session-ID nor session_id does."
     )
-    holdfast: HoldfastOptions | None = Field(None, description="Options that only Holdfast has.")
+    holdfast: HoldfastOptions | None = optional("Options that only Holdfast has.")
 
     def plan_options(self, *, session_key: str = "") -> dict[str, Any]:
         """Fields of an AnswerPlan. session_key: names the session where the body and X-Session-ID
@@ -216,12 +215,10 @@ def choice_among(
     """
     known = {tool["function"]["name"] for tool in tools}
     if mode == "required" and not (known or names):
-        raise RequestRefused(f"`{field}`: there are no tools to choose from", field=field)
+        raise invalid_field(field, "there are no tools to choose from")
     for name in names:
         if name not in known:
-            raise RequestRefused(
-                f"`{field}`: there is no such tool", field=field, shown=f": {name[:100]!r}"
-            )
+            raise invalid_field(field, "there is no such tool", shown=f": {name[:100]!r}")
     return ToolChoice(mode=mode, names=tuple(dict.fromkeys(names)), parallel=parallel)
 
 
@@ -242,22 +239,16 @@ def checked_definitions(
     for place, tool in enumerate(tools):
         function, named = tool["function"], fields[place] if fields else field.format(place)
         if (name := function["name"]) in names:
-            raise RequestRefused(
-                f"`{named}.name`: two tools have this name",
-                field=f"{named}.name",
-                shown=f": {name!r}",
-            )
+            raise invalid_field(f"{named}.name", "two tools have this name", shown=f": {name!r}")
         nesting = nesting_of(function.get("parameters"), most_parts=most_parts)
         if nesting.levels > _DEEPEST_SCHEMA:
-            reason = f"`{named}.{schema}`: deeper than {_DEEPEST_SCHEMA} levels"
-            raise RequestRefused(reason, field=f"{named}.{schema}")
+            raise invalid_field(f"{named}.{schema}", f"deeper than {_DEEPEST_SCHEMA} levels")
         parts += nesting.parts
         if parts > most_parts:
-            reason = (
-                f"`{named}`: with it the definitions of the tools have more than {most_parts:,} "
-                "keys and values"
+            raise invalid_field(
+                named,
+                f"with it the definitions of the tools have more than {most_parts:,} keys and values",
             )
-            raise RequestRefused(reason, field=named)
         names.add(name)
     return tuple(tools)
 
@@ -284,9 +275,7 @@ class UnsupportedFields:
                 _same(value, neutral) for neutral in self.neutral[name]
             ):
                 reason = self.reasons.get(name, _NOT_YET)
-                raise RequestRefused(
-                    f"`{name}`: {reason}", code="unsupported_parameter", field=name
-                )
+                raise invalid_field(name, f"{reason}", code="unsupported_parameter")
 
 
 def _same(value: Any, neutral: Any) -> bool:
@@ -309,11 +298,8 @@ def is_media(kind: str) -> bool:
 def refused_media(kind: str, *, field: str) -> RequestRefused:
     """The error for a media part where only text is allowed."""
     shown = f"; got a part of type {kind[:_LONGEST_SHOWN]!r}"
-    return RequestRefused(
-        f"`{field}`: only text is supported so far",
-        code="unsupported_content",
-        field=field,
-        shown=shown,
+    return invalid_field(
+        field, "only text is supported so far", code="unsupported_content", shown=shown
     )
 
 

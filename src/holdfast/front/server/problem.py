@@ -1,5 +1,6 @@
-"""The one home of error → status: every failure becomes a problem here, which each dialect then
-puts into its own form.
+"""Error → status: the only place that decides which status and code a failure gets.
+
+Each protocol puts the resulting `Problem` into its own format.
 """
 
 from __future__ import annotations
@@ -32,8 +33,24 @@ from holdfast.errors import (
 from holdfast.telemetry.request_log import RequestRecord
 
 _log = logging.getLogger(__name__)
-_RETRY_WHEN_UNAVAILABLE_SECONDS = 1
-_NO_RETRY = {"x-should-retry": "false"}  # the SDKs of OpenAI and Anthropic retry a 5xx otherwise
+_NO_RETRY = {"x-should-retry": "false"}  # otherwise the SDKs of OpenAI and Anthropic retry
+_PROBLEMS: Mapping[type[BaseException], tuple[int, str]] = {  # the most specific class counts
+    InvalidRequest: (400, "invalid_value"),
+    PromptTooLong: (400, "context_length_exceeded"),
+    TooLargeForMemory: (400, "request_too_large_for_memory"),
+    UnknownModel: (404, "model_not_found"),
+    ModelPinned: (409, "model_pinned"),
+    ModelInUse: (409, "model_in_use"),
+    QueueFull: (503, "queue_full"),
+    ServerStopping: (503, "server_stopping"),
+    WorkerUnavailable: (503, "model_unavailable"),
+    ModelLoadError: (503, "model_unavailable"),
+    NoSuchModel: (404, "model_not_found"),
+    ResponsesUnavailable: (503, "responses_unavailable"),
+    TimeLimitExceeded: (504, "time_limit_exceeded"),
+    TemplateOverrun: (500, "chat_template_overrun"),
+    GenerationFailed: (500, "generation_failed"),
+}
 _SESSION_FAILURES = {
     SessionFailure.NOT_FOUND: (404, "session_not_found"),
     SessionFailure.EXISTS: (409, "session_exists"),
@@ -51,7 +68,7 @@ _SESSION_FAILURES = {
 
 
 class RequestRefused(InvalidRequest):
-    """A request that the HTTP front itself turns down, with the status and code to say so."""
+    """A request that the front refuses, with its status and code."""
 
     def __init__(
         self,
@@ -61,136 +78,94 @@ class RequestRefused(InvalidRequest):
         code: str = "invalid_value",
         field: str = "",
         shown: str = "",
-        retry_after_seconds: int = _RETRY_WHEN_UNAVAILABLE_SECONDS,
+        retry_after_seconds: float = 1,
     ) -> None:
         super().__init__(message, field=field, shown=shown)
-        self.status, self.code, self.retry_after_seconds = status, code, retry_after_seconds
+        self.status = status
+        self.code = code
+        self.retry_after_seconds = retry_after_seconds
+
+
+def invalid_field(
+    field: str, reason: str, *, code: str = "invalid_value", shown: str = ""
+) -> RequestRefused:
+    """The error for a field with an invalid value (400). shown: the value; the log omits it."""
+    return RequestRefused(f"`{field}`: {reason}", code=code, field=field, shown=shown)
+
+
+def missing_field(field: str) -> RequestRefused:
+    """The error for a required field that is missing (400)."""
+    return RequestRefused(f"`{field}` is required", code="missing_required_parameter", field=field)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What went wrong with a request. From 500 on it is the server's fault, below the client's."""
+    """What went wrong with a request. From status 500 on, the server is at fault."""
 
     status: int
     code: str
     message: str
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     field: str | None = None  # of the request, such as messages.0.content
-    cause: HoldfastError | None = None  # for dialects that have words of their own for it
-    request_id: str = ""  # as the answer's header has it
+    cause: HoldfastError | None = None  # for protocols with their own wording
+    request_id: str = ""  # the one in the header of the answer
 
     @property
     def message_with_field(self) -> str:
-        """For forms that have no place of its own for the field: the message, which names it in any
-        case.
-        """
-        return (
-            f"`{self.field}`: {self.message}"
-            if self.field and self.field not in self.message
-            else self.message
-        )
+        """The message, which names the field, for formats without a place for the field."""
+        if self.field and self.field not in self.message:
+            return f"`{self.field}`: {self.message}"
+        return self.message
 
 
 def problem_of(error: BaseException) -> Problem:
-    """The problem that any error is.
+    """The problem for any error.
 
-    What is not ours is logged with its traceback and shown as a bare 500.
+    Unexpected errors are logged with their traceback and shown as a plain 500.
     """
-    match error:
-        case InvalidRequest():
-            return _client_problem(error)
-        case QueueFull() | ServerStopping():
-            code = "queue_full" if isinstance(error, QueueFull) else "server_stopping"
-            return Problem(
-                status=503, code=code, message=str(error), headers=_later(error.retry_after_seconds)
-            )
-        case WorkerUnavailable():
-            return Problem(
-                status=503,
-                code="model_unavailable",
-                message=str(error),
-                headers=_later(error.retry_after_seconds),
-            )
-        case NoSuchModel():
-            return Problem(status=404, code="model_not_found", message=str(error))
-        case ModelLoadError():
-            return Problem(
-                status=503, code="model_unavailable", message=str(error), headers=_headers(503)
-            )
-        case ResponsesUnavailable():
-            return Problem(
-                status=503, code="responses_unavailable", message=str(error), headers=_headers(503)
-            )
-        case TimeLimitExceeded():
-            # Whoever has set the limit knows better than a client's library whether to go on.
-            return Problem(
-                status=504, code="time_limit_exceeded", message=str(error), headers=_NO_RETRY
-            )
-        case TemplateOverrun():  # it would take as much of the next try
-            return Problem(
-                status=500, code="chat_template_overrun", message=str(error), headers=_NO_RETRY
-            )
-        case GenerationFailed():
-            headers = _NO_RETRY if error.is_deadly else {}
-            return Problem(
-                status=500, code="generation_failed", message=str(error), headers=headers
-            )
-        case HoldfastError():
-            _log.error("unexpected %s: %s", type(error).__name__, error)
-            return Problem(status=500, code="internal_error", message=str(error))
-        case _:
-            _log.error("unexpected error in a request", exc_info=error)
-            message = f"internal error ({type(error).__name__}); the server's log has the details"
-            return Problem(status=500, code="internal_error", message=message)
-
-
-def record_problem(record: RequestRecord, problem: Problem, error: BaseException) -> None:
-    """Write into a request's record, for the log, why it failed."""
-    record.fail(
-        code=problem.code,
-        message=error.loggable if isinstance(error, InvalidRequest) else problem.message,
-    )
-
-
-def _client_problem(error: InvalidRequest) -> Problem:
-    status, code, retry_seconds = 400, "invalid_value", _RETRY_WHEN_UNAVAILABLE_SECONDS
-    match error:
-        case RequestRefused():
-            status, code, retry_seconds = error.status, error.code, error.retry_after_seconds
-        case UnknownModel():
-            status, code = 404, "model_not_found"
-        case ModelPinned():
-            status, code = 409, "model_pinned"
-        case ModelInUse():
-            status, code = 409, "model_in_use"
-        case PromptTooLong():
-            code = "context_length_exceeded"
-        case TooLargeForMemory():
-            code = "request_too_large_for_memory"
-        case SessionRefused():
-            status, code = _SESSION_FAILURES[error.failure]
-    headers = _headers(status, retry_seconds=retry_seconds)
+    status, code = _status_of(error)
+    message = str(error)
+    if not isinstance(error, HoldfastError):
+        _log.error("unexpected error in a request", exc_info=error)
+        message = f"internal error ({type(error).__name__}); the server's log has the details"
+    elif code == "internal_error":
+        _log.error("unexpected %s: %s", type(error).__name__, error)
+    invalid = error if isinstance(error, InvalidRequest) else None
     return Problem(
         status=status,
         code=code,
-        message=str(error),
-        field=error.field or None,
-        headers=headers,
-        cause=error,
+        message=message,
+        headers=_headers(status, error),
+        field=invalid.field or None if invalid else None,
+        cause=invalid,
     )
 
 
-def _later(seconds: float) -> dict[str, str]:
-    return {"retry-after": str(max(1, math.ceil(seconds)))}
+def record_problem(record: RequestRecord, problem: Problem, error: BaseException) -> None:
+    """Note in a request's record, for the log, why it failed."""
+    message = error.loggable if isinstance(error, InvalidRequest) else problem.message
+    record.fail(code=problem.code, message=message)
 
 
-def _headers(
-    status: int, *, retry_seconds: int = _RETRY_WHEN_UNAVAILABLE_SECONDS
-) -> dict[str, str]:
-    # Claude Code asks eleven times, over three minutes, before it says that the key is wrong,
-    # unless it is told not to.
-    refused = {"www-authenticate": "Bearer", **_NO_RETRY}
-    later = {"retry-after": str(retry_seconds)}
-    return {401: refused, 415: {"accept-encoding": "gzip, deflate"}, 429: later, 503: later}.get(
-        status, {}
-    )
+def _status_of(error: BaseException) -> tuple[int, str]:
+    if isinstance(error, RequestRefused):
+        return error.status, error.code
+    if isinstance(error, SessionRefused):
+        return _SESSION_FAILURES[error.failure]
+    known = (_PROBLEMS[kind] for kind in type(error).__mro__ if kind in _PROBLEMS)
+    return next(known, (500, "internal_error"))
+
+
+def _headers(status: int, error: BaseException) -> Mapping[str, str]:
+    if status in (429, 503):
+        seconds = getattr(error, "retry_after_seconds", 1)
+        return {"retry-after": str(max(1, math.ceil(seconds)))}
+    if status == 401:
+        # Claude Code would retry a wrong key eleven times in three minutes.
+        return {"www-authenticate": "Bearer", **_NO_RETRY}
+    if status == 415:
+        return {"accept-encoding": "gzip, deflate"}
+    # Whoever set a time limit decides about a retry; a chat template would overrun again.
+    is_final = isinstance(error, TimeLimitExceeded | TemplateOverrun)
+    is_deadly = isinstance(error, GenerationFailed) and error.is_deadly
+    return _NO_RETRY if is_final or is_deadly else {}

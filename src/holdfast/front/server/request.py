@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 import pydantic
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,7 +24,7 @@ from holdfast.front.prompt.tenant import tenant_of, tenant_of_key
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.fields import TAG_MARK
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.wire.requests import Priority, ServiceClass
 from holdfast.wire.sessions import LONGEST_SESSION_ID, is_session_id
 
@@ -112,9 +113,11 @@ def _window_bits(coding: str, beginning: bytes) -> int:
 
 
 def _damaged(coding: str, why: str) -> RequestRefused:
-    message = f"`content-encoding`: the body is not valid {coding} data"
-    return RequestRefused(
-        message, code="invalid_encoding", field="content-encoding", shown=f": {why}"
+    return invalid_field(
+        "content-encoding",
+        f"the body is not valid {coding} data",
+        code="invalid_encoding",
+        shown=f": {why}",
     )
 
 
@@ -123,7 +126,12 @@ async def read_body(request: Request, *, limit_bytes: int) -> bytes:
     return b"".join([piece async for piece in body_pieces(request, limit_bytes=limit_bytes)])
 
 
-def json_response(value: msgspec.Struct, *, status: int = 200) -> Response:
+async def read_json(request: Request, model: type[M], limits: LimitsSettings) -> M:
+    """The body as `model`. Raises RequestRefused, as `read_body` and `parse` do."""
+    return parse(model, await read_body(request, limit_bytes=limits.max_body_bytes))
+
+
+def json_response(value: Struct, *, status: int = 200) -> Response:
     """An answer that is sent in one piece."""
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
@@ -175,9 +183,7 @@ def _refusal(
         if given in ("", []) and kind.endswith("too_short")
         else message.removeprefix("Value error, ")
     )
-    return RequestRefused(
-        f"`{field}`: {text[:1].lower()}{text[1:]}", code=code, field=field, shown=_shown(given)
-    )
+    return invalid_field(field, f"{text[:1].lower()}{text[1:]}", code=code, shown=_shown(given))
 
 
 def _shown(given: Any) -> str:
@@ -242,8 +248,7 @@ def service_in(request: Request, *, can_wait: bool = False) -> ServiceClass:
         request.headers.get(PRIORITY_HEADER, "interactive").strip().lower(),
     )
     if said not in _PRIORITIES:
-        reason = f"`{PRIORITY_HEADER}`: it is {' or '.join(_PRIORITIES)}"
-        raise RequestRefused(reason, field=PRIORITY_HEADER)
+        raise invalid_field(PRIORITY_HEADER, f"it is {' or '.join(_PRIORITIES)}")
     waits = (
         can_wait or said == "batch" or (caller.key is not None and caller.key.priority == "batch")
     )
@@ -272,8 +277,7 @@ def time_limit_in(headers: Mapping[str, str], *, limits: LimitsSettings) -> floa
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        reason = f"`{TIME_LIMIT_HEADER}`: it is a number of seconds above 0"
-        raise RequestRefused(reason, field=TIME_LIMIT_HEADER)
+        raise invalid_field(TIME_LIMIT_HEADER, "it is a number of seconds above 0")
     return min(seconds, limits.request_seconds or seconds)
 
 
@@ -293,9 +297,8 @@ def _session_id(plan: AnswerPlan, headers: Mapping[str, str]) -> str:
 def checked_session_id(session_id: str, *, field: str) -> str:
     """The id, if it can be one. Raises RequestRefused."""
     if not is_session_id(session_id):
-        reason = (
-            f"`{field}`: a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no "
-            "slash"
+        raise invalid_field(
+            field,
+            f"a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no slash",
         )
-        raise RequestRefused(reason, field=field)
     return session_id

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from holdfast.front.anthropic.content import Conversation, Turn, referenced_tools
+from holdfast.front.anthropic.conversation import Conversation, Turn, referenced_tools
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.sealing import Seal
 

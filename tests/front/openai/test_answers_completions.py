@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.front.openai.answers import TextCompletion
-from holdfast.front.openai.completions import completion_logprobs
+from holdfast.front.openai.answers import TextCompletion, completion_logprobs
 from holdfast.wire.output import TextDelta, TokenText
 from holdfast.wire.requests import GenerationRequest
 from tests.fakes.http_clients import COMPLETIONS, client_of, completion_body, events_of

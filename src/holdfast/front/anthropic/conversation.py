@@ -1,30 +1,35 @@
-"""The turns of a conversation as Anthropic's clients send them, in blocks → messages as a prompt
-has them.
-"""
+"""A conversation in Anthropic's format, with its tools, as messages and tools of a prompt."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
+from holdfast.config import LimitsSettings
 from holdfast.front.server.fields import (
     MANY,
     ONE,
     STRICT,
     TAG_MARK,
+    FunctionName,
+    ToolMode,
+    checked_definitions,
+    choice_among,
     is_media,
+    log_once,
     one_or_many,
+    refuse_too_many,
     refused_media,
     without_media,
 )
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.front.server.sealing import Seal
 from holdfast.wire.output import separator
-from holdfast.wire.requests import CacheBreakpoint
+from holdfast.wire.requests import CacheBreakpoint, ToolChoice
 
 _OTHER = TAG_MARK + "other"
 _TAGS = {
@@ -46,6 +51,13 @@ _LEFT_OUT = frozenset(
 _LEFT_OUT_ENDING = "_tool_result"  # of web_search_tool_result and its like
 _FAILED = "The call failed."
 _SECONDS = {"5m": 300.0, "1h": 3600.0}
+_SCHEMA = "input_schema"
+_MODES: Mapping[str, ToolMode] = {
+    "auto": "auto",
+    "any": "required",
+    "tool": "required",
+    "none": "none",
+}
 
 
 def _kind(value: Any) -> str:
@@ -358,6 +370,168 @@ def _is_left_out(kind: str) -> bool:
 
 def _refused_type(kind: str, field: str) -> RequestRefused:
     field = f"{field}.type"
-    return RequestRefused(
-        f"`{field}`: no block of this type may stand here", field=field, shown=f": {kind[:40]!r}"
+    return invalid_field(field, "no block of this type may stand here", shown=f": {kind[:40]!r}")
+
+
+def _object(required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required.split()}
+
+
+_TEXT, _NUMBER, _SWITCH = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+_RANGE = {"type": "array", "items": _NUMBER}
+_EDITS = {
+    "path": _TEXT,
+    "file_text": _TEXT,
+    "old_str": _TEXT,
+    "new_str": _TEXT,
+    "insert_line": _NUMBER,
+    "view_range": _RANGE,
+}
+
+
+def _commands(words: str) -> dict[str, Any]:
+    return {"type": "string", "enum": words.split()}
+
+
+# Tools that clients run and whose definition Anthropic's models know by heart: type without its
+# date → description and schema.
+_KNOWN_BY_HEART: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "bash": (
+        "Runs a command in a shell that stays open.",
+        _object("", command=_TEXT, restart=_SWITCH),
+    ),
+    "text_editor": (
+        "Views, creates and edits files.",
+        _object(
+            "command path",
+            command=_commands("view create str_replace insert undo_edit"),
+            **_EDITS,
+            insert_text=_TEXT,
+        ),
+    ),
+    "memory": (
+        "Views, creates and edits files of notes under /memories, which outlive the conversation.",
+        _object(
+            "command",
+            command=_commands("view create str_replace insert delete rename"),
+            **_EDITS,
+            insert_text=_TEXT,
+            old_path=_TEXT,
+            new_path=_TEXT,
+        ),
+    ),
+}
+
+
+@with_config(STRICT)
+class MessagesTool(TypedDict):
+    """A tool: a function, or one that Anthropic has defined, by its type."""
+
+    type: NotRequired[str | None]
+    name: NotRequired[FunctionName]
+    description: NotRequired[str | None]
+    input_schema: NotRequired[
+        Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
+    ]
+    strict: NotRequired[
+        Annotated[bool | None, Field(description="The arguments are made to fit the schema.")]
+    ]
+    defer_loading: NotRequired[
+        Annotated[bool | None, Field(description="Not shown before a tool_reference names it.")]
+    ]
+    cache_control: NotRequired[CacheControl | None]
+
+
+@with_config(STRICT)
+class MessagesToolChoice(TypedDict):
+    """Whether a tool may, must or must not be called, or which one must be."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: NotRequired[FunctionName | None]
+    disable_parallel_tool_use: NotRequired[bool | None]
+
+
+class ShownTools(NamedTuple):
+    """The tools as a prompt has them, without nulls, and the request's fields of their schemas.
+
+    found: the names of those that searches have found; they stand after all others.
+    """
+
+    definitions: tuple[dict[str, Any], ...]
+    schema_fields: tuple[str, ...]
+    found: tuple[str, ...] = ()
+
+
+def shown_tools(
+    tools: Sequence[MessagesTool], *, referenced: Iterable[str], limits: LimitsSettings
+) -> ShownTools:
+    """Those that are offered to the model; deferred ones once they are referenced.
+
+    Raises RequestRefused naming what cannot be served.
+    """
+    refuse_too_many(tools, limits.max_tools, field="tools")
+    shown: list[tuple[dict[str, Any], str]] = []
+    deferred: dict[str, tuple[dict[str, Any], str]] = {}
+    for place, tool in enumerate(tools):
+        field = f"tools.{place}"
+        if (definition := _function(tool, field)) is not None and tool.get("defer_loading"):
+            deferred[definition["function"]["name"]] = definition, field
+        elif definition is not None:
+            shown.append((definition, field))
+    found = tuple(name for name in dict.fromkeys(referenced) if name in deferred)
+    # Templates tell how to call tools only where they list some, so without any others the found
+    # ones are listed.
+    within = found if shown else ()
+    shown += [deferred[name] for name in found]
+    definitions, fields = (
+        [definition for definition, _ in shown],
+        tuple(field for _, field in shown),
     )
+    checked = checked_definitions(
+        definitions, fields=fields, most_parts=limits.max_tool_parts, schema=_SCHEMA
+    )
+    return ShownTools(checked, tuple(f"{field}.{_SCHEMA}" for field in fields), within)
+
+
+def choice_of(choice: MessagesToolChoice | None, *, tools: ShownTools) -> ToolChoice:
+    """What `tool_choice` asks for. Raises RequestRefused for a tool that is not among `tools`."""
+    if choice is None:
+        return ToolChoice()
+    kind, name = choice["type"], choice.get("name")
+    if kind == "tool" and not name:
+        raise missing_field("tool_choice.name")
+    names = [name] if kind == "tool" and name else []
+    field = "tool_choice.name" if names else "tool_choice"
+    return choice_among(
+        _MODES[kind],
+        names,
+        tools=tools.definitions,
+        parallel=not choice.get("disable_parallel_tool_use"),
+        field=field,
+    )
+
+
+def _function(tool: MessagesTool, field: str) -> dict[str, Any] | None:
+    """A tool as a function; None for one that only Anthropic's servers could run."""
+    kind = tool.get("type") or "custom"
+    description, schema = tool.get("description"), tool.get("input_schema")
+    if kind != "custom" and schema is None:
+        family, _, date = kind.rpartition("_")
+        known = _KNOWN_BY_HEART.get(family) if date.isdecimal() else None
+        if known is None:
+            log_once("a tool of type %r is left out: it is run by Anthropic's servers only", kind)
+            return None
+        description, schema = known[0] if description is None else description, known[1]
+    for name, value in (("name", tool.get("name")), ("input_schema", schema)):
+        if value is None:
+            raise missing_field(f"{field}.{name}")
+    given = {
+        "name": tool["name"],
+        "description": description,
+        "parameters": schema,
+        "strict": tool.get("strict"),
+    }
+    return {
+        "type": "function",
+        "function": {key: value for key, value in given.items() if value is not None},
+    }

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import LimitsSettings
-from holdfast.front.anthropic.tools import MessagesTool, choice_of, shown_tools
+from holdfast.front.anthropic.conversation import MessagesTool, choice_of, shown_tools
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.requests import ToolChoice
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.config import ServerSettings
-from holdfast.front.ollama.dialect import ollama_error
+from holdfast.front.ollama.generation import ollama_error
 from holdfast.front.server.problem import Problem
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import ScriptedGateway

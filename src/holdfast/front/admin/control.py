@@ -1,5 +1,5 @@
-"""/admin/models: load, unload and pin models, change how many sequences one runs, and follow their
-loading.
+"""/admin/models: load, unload and pin models, and follow their loading; /admin/requests: requests in
+progress, and how to cancel one.
 """
 
 from __future__ import annotations
@@ -10,18 +10,36 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.front.admin.status import ModelHealth, health_of
-from holdfast.front.openai.answers import openai_error
+from holdfast.front.admin import sessions
+from holdfast.front.admin.status import (
+    ModelHealth,
+    front_page,
+    head_of_front_page,
+    health,
+    health_of,
+    metrics,
+    openapi_document,
+    show_store,
+)
+from holdfast.front.openai.answers import ErrorBody, openai_error
 from holdfast.front.server.answers import EventWriter, StreamFormat
-from holdfast.front.server.dialect import answers_of, endless_stream_of, operation, request_of
-from holdfast.front.server.in_progress import unless_disconnected
-from holdfast.front.server.problem import Problem
-from holdfast.front.server.request import json_response, parse, read_body
+from holdfast.front.server.dialect import (
+    ENDLESS_MARK,
+    Dialect,
+    answers_of,
+    operation,
+    request_of,
+    response_of,
+)
+from holdfast.front.server.in_progress import ActiveRequest, RequestState, unless_disconnected
+from holdfast.front.server.problem import Problem, RequestRefused
+from holdfast.front.server.request import json_response, parse, read_body, read_json
 from holdfast.front.server.services import Services, named_model
 
 POLL_SECONDS = 0.25
@@ -31,9 +49,10 @@ _STATUS_WORDS = {  # llama.cpp's words where they differ from our states
     "failed": "unloaded",
 }
 _STRICT = ConfigDict(extra="forbid", strict=True)
+REQUESTS_PATH = "/admin/requests"
 
 
-class ModelEvent(msgspec.Struct, frozen=True, kw_only=True):
+class ModelEvent(Struct, frozen=True, kw_only=True):
     """A change of one model.
 
     model_status: `data.status` is unloaded, loading, loaded or unloading. After a failed load it is
@@ -112,7 +131,13 @@ def _frame(event: ModelEvent) -> bytes:
     return b"data: %b\n\n" % msgspec.json.encode(event)
 
 
-@operation("GET", "/admin/models/events", endless_stream_of(ModelEvent), needs_admin=True)
+@operation(
+    "GET",
+    "/admin/models/events",
+    response_of({"text/event-stream": ModelEvent}),
+    {ENDLESS_MARK: True},
+    needs_admin=True,
+)
 async def follow_models(request: Request, services: Services) -> Response:
     """Follow loads, unloads and downloads of models, as server-sent events.
 
@@ -140,7 +165,7 @@ class LimitsChange(BaseModel):
     step_tokens: int | None = Field(None, ge=1, description="Tokens that one step reads at most.")
 
 
-class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
+class ModelLimits(Struct, frozen=True, kw_only=True):
     """What counts from now on.
 
     `step_tokens` is null while it is not known what the worker will choose.
@@ -165,9 +190,7 @@ async def change_limits(request: Request, services: Services) -> Response:
     No stream is lost: what runs beyond a lower limit waits, with its state, until there is a place
     again.
     """
-    asked = parse(
-        LimitsChange, await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    )
+    asked = await read_json(request, LimitsChange, services.limits)
     model = named_model(services, request.path_params["id"]).id
     limits = await services.control.set_limits(
         model, max_running=asked.max_running, step_tokens=asked.step_tokens
@@ -217,3 +240,114 @@ async def _done(
     if not await unless_disconnected(request.receive, work(model)):
         raise ClientDisconnect
     return json_response(health_of(model, services))
+
+
+class RunningRequest(Struct, frozen=True, kw_only=True):
+    """A request that is being answered.
+
+    state: waiting (for its model, or to be taken), reading (in the queue, or its prompt is read),
+    writing, or abandoned (its client is gone and may come back for the answer). key: the name of
+    the API key that it came with, empty for none. client: its address. prefilled_tokens: how much
+    of a prompt that takes long is read, 0 as long as nothing is known.
+    """
+
+    id: str
+    model: str
+    state: RequestState
+    path: str
+    key: str
+    client: str
+    session_id: str
+    age_seconds: float
+    prompt_tokens: int
+    prefilled_tokens: int
+    answer_tokens: int
+
+
+class RunningRequests(Struct, frozen=True, kw_only=True):
+    """All of them, the oldest first."""
+
+    requests: list[RunningRequest]
+
+
+class CancelledRequest(Struct, frozen=True, kw_only=True):
+    """A request that was ended. Its client gets an error that says so."""
+
+    id: str
+    cancelled: bool = True
+
+
+@operation(
+    "GET",
+    REQUESTS_PATH,
+    answers_of(RunningRequests),
+    summary="what is being answered, for whom",
+    needs_admin=True,
+)
+async def list_requests(request: Request, services: Services) -> Response:
+    """The requests that are being answered.
+
+    Needs an admin's key, or without any keys a connection from this machine.
+    """
+    return json_response(RunningRequests(requests=[_shown(active) for active in services.active]))
+
+
+@operation("DELETE", REQUESTS_PATH + "/{id}", answers_of(CancelledRequest), needs_admin=True)
+async def cancel_request(request: Request, services: Services) -> Response:
+    """Cancel a request; its client gets an error that says so.
+
+    What was read of its prompt stays in memory.
+    """
+    request_id: str = request.path_params["id"]
+    if services.active.cancel(request_id) is None:
+        raise RequestRefused(
+            f"no request {request_id[:200]!r} is being answered",
+            status=404,
+            code="request_not_found",
+            field="id",
+        )
+    return json_response(CancelledRequest(id=request_id))
+
+
+def _shown(active: ActiveRequest) -> RunningRequest:
+    record, answer = active.record, active.record.answer
+    return RunningRequest(
+        id=active.id,
+        model=record.model,
+        state=active.state,
+        path=record.path,
+        key=record.key,
+        client=record.client,
+        session_id=record.asked.session_id if record.asked is not None else "",
+        age_seconds=round(record.seconds, 3),
+        prompt_tokens=0 if answer is None else answer.prompt_tokens,
+        prefilled_tokens=0 if answer is None else answer.prefilled_tokens,
+        answer_tokens=0 if answer is None else answer.tokens,
+    )
+
+
+OPERATIONS = (
+    list_requests,
+    cancel_request,
+    show_store,
+    follow_models,
+    load_model,
+    unload_model,
+    pin_model,
+    change_limits,
+)
+ADMIN = Dialect(
+    name="The server's own",
+    error=openai_error,
+    error_shape=ErrorBody,
+    prefixes=("/health", "/metrics", "/openapi.json", "/v1/sessions", "/admin"),
+    operations=(
+        *sessions.OPERATIONS,
+        front_page,
+        head_of_front_page,
+        health,
+        metrics,
+        openapi_document,
+        *OPERATIONS,
+    ),
+)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.admin import models as model_events
+from holdfast.front.admin import control as model_events
 from holdfast.models.demo import demo_folder
 from holdfast.models.download import ModelSource
 from tests.fakes.http_clients import Exchange, client_of

@@ -1,0 +1,562 @@
+"""The endpoints of OpenAI's API: chat completions, completions, embeddings, and the list of models."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Struct
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.config import LimitsSettings
+from holdfast.front.fleet.residency import ModelStatus
+from holdfast.front.openai.answers import (
+    ChatAnswer,
+    ChatCompletion,
+    CompletionAnswer,
+    ErrorBody,
+    PromptTokensDetails,
+    TextCompletion,
+    openai_error,
+)
+from holdfast.front.openai.fields import FormatFields, GenerationFields, PromptField, prompts_of
+from holdfast.front.openai.messages import (
+    ChatMessage,
+    ChoiceField,
+    FunctionCallField,
+    Functions,
+    Tools,
+    checked_functions,
+    checked_tools,
+    function_call_of,
+    history,
+    refuse_what_is_not_text,
+    tool_choice_of,
+)
+from holdfast.front.server.access import caller_of
+from holdfast.front.server.answers import AnswerPlan
+from holdfast.front.server.dialect import Dialect, ModelShapes, answers_of, operation, request_of
+from holdfast.front.server.fields import (
+    INT32_MAX,
+    SPOKEN,
+    Budget,
+    EffortWord,
+    MaxTokens,
+    Model,
+    ReasoningOptions,
+    SaltField,
+    Switch,
+    UnsupportedFields,
+    optional,
+    refuse_above,
+    refuse_too_many,
+    thinking_of,
+)
+from holdfast.front.server.generation import generate
+from holdfast.front.server.problem import RequestRefused, invalid_field
+from holdfast.front.server.reading import SESSION_FIELDS, EmbeddingPlan, embed
+from holdfast.front.server.request import json_response, parse, read_json
+from holdfast.front.server.services import Services, model_of
+from holdfast.models.context_window import planned_answer_tokens
+from holdfast.wire.output import (
+    Embedding,
+    TextRead,
+)
+from holdfast.wire.requests import (
+    ChatPrompt,
+    EmbeddingRequest,
+    GenerationRequest,
+    Pooling,
+    Prompt,
+    ToolChoice,
+)
+
+_SET_BY_THE_SERVER = ("messages", "tools", "add_generation_prompt")
+_encode = msgspec.json.encode
+_EMPTY = b"{}"
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
+_UNSUPPORTED = UnsupportedFields(
+    neutral={
+        **SESSION_FIELDS,
+        "messages": ([],),
+        "normalize": (True,),
+        **dict.fromkeys(("input_type", "task", "prompt_name", "instruction"), ()),
+        **dict.fromkeys(("late_chunking", "return_multivector"), (False,)),
+        "add_special_tokens": (True,),
+        "truncate_prompt_tokens": (-1,),
+    },
+    reasons={
+        **dict.fromkeys(
+            ("input_type", "task", "prompt_name", "instruction"),
+            "write the instruction in front of the text",
+        ),
+        "messages": "send the text of the conversation as `input`",
+        "normalize": "vectors have length 1 here",
+        "add_special_tokens": "send token ids as `input` instead",
+        "truncate_prompt_tokens": "-1 cuts inputs to the model's window, other lengths are not supported",
+    },
+)
+
+
+class ChatCompletionRequest(GenerationFields, FormatFields):
+    """A conversation to be answered."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] = Field(
+        description="The conversation so far, oldest first."
+    )
+    max_completion_tokens: MaxTokens | None = optional("The newer name of max_tokens.")
+    logprobs: bool | None = optional("Give the log-probability of each token of the answer.")
+    top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
+        "And of so many of the likeliest at its place."
+    )
+    chat_template_kwargs: dict[str, Any] | None = optional(
+        "Variables for the model's chat template."
+    )
+    tools: Tools | None = optional("What the model may call.")
+    tool_choice: ChoiceField | None = optional(
+        "Whether it may, must or must not, and which of them."
+    )
+    parallel_tool_calls: bool | None = optional("False: one call in an answer at most.")
+    functions: Functions | None = optional("Older form of tools.")
+    function_call: FunctionCallField | None = optional("Older form of tool_choice.")
+    reasoning_effort: EffortWord | None = optional("How much the model is to think first.")
+    enable_thinking: bool | None = optional(
+        "Whether it is to think first; its chat template decides how."
+    )
+    thinking: Switch | None = optional("The same, as DeepSeek's and Anthropic's clients say it.")
+    think: Switch | None = optional("The same, as Ollama's clients say it.")
+    reasoning: ReasoningOptions | None = optional("The same, as OpenRouter's clients say it.")
+    thinking_budget: Budget | None = optional(
+        "Most tokens of thought; then it is ended. -1: no bound."
+    )
+    thinking_token_budget: Budget | None = optional("Another name of thinking_budget.")
+    thinking_budget_tokens: Budget | None = optional("Another name of thinking_budget.")
+    add_generation_prompt: bool | None = optional(
+        "False only together with continue_final_message."
+    )
+    continue_final_message: bool | None = optional(
+        "Continue the last assistant message instead of answering it."
+    )
+    verbosity: str | None = optional("Accepted, without effect.")
+
+    def plan(self, services: Services) -> AnswerPlan:
+        """What to generate and how to answer.
+
+        Raises RequestRefused naming the field that cannot be served.
+        """
+        self.refuse_what_cannot_be_served(services.limits)
+        self._refuse_contradictions(services.limits)
+        refuse_what_is_not_text(self.messages)
+        tools, choice = self._tools(services.limits)
+        asks_by_functions = bool(self.functions)
+        form = ChatAnswer(
+            choices=self.choices,
+            calls_functions=asks_by_functions,
+            shows_logprobs=bool(self.logprobs),
+            **self.answer_options(services),
+        )
+        prompt = ChatPrompt(
+            messages=history(self.messages),
+            tools=tools,
+            template_options=self.chat_template_kwargs or {},
+            continue_last=bool(self.continue_final_message),
+        )
+        request = GenerationRequest(
+            request_id=form.id,
+            model=form.model,
+            prompt=prompt,
+            max_tokens=self.max_completion_tokens
+            if self.max_completion_tokens is not None
+            else self.max_tokens,
+            want_logprobs=bool(self.logprobs),
+            top_logprobs=self.top_logprobs or 0,
+            tool_choice=choice,
+            thinking=thinking_of(said=self._said_of_thinking()),
+            output_format=self.output_format(),
+            prompt_field="messages",
+            **self.request_options(),
+        )
+        return self.plan_of([request], form, choices=self.choices)
+
+    def _refuse_contradictions(self, limits: LimitsSettings) -> None:
+        refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
+        if self.top_logprobs and not self.logprobs:
+            raise RequestRefused(
+                "`top_logprobs` is allowed only with `logprobs`", field="top_logprobs"
+            )
+        if self.continue_final_message and self.messages[-1]["role"] != "assistant":
+            raise RequestRefused(
+                "`continue_final_message` needs a last message of the assistant",
+                field="continue_final_message",
+            )
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise invalid_field(
+                "add_generation_prompt", "false is allowed only with `continue_final_message`"
+            )
+        for name in _SET_BY_THE_SERVER:
+            if name in (self.chat_template_kwargs or {}):
+                field = f"chat_template_kwargs.{name}"
+                raise invalid_field(field, "this variable is set by the server")
+
+    def _tools(self, limits: LimitsSettings) -> tuple[tuple[dict[str, Any], ...], ToolChoice]:
+        """The tools of either form, and what is asked of them."""
+        if self.functions or isinstance(self.function_call, dict):
+            if self.tools and self.functions:
+                raise invalid_field("functions", "there are `tools` already")
+            tools = checked_functions(self.functions or (), limits=limits)
+            return tools, function_call_of(self.function_call, tools=tools)
+        tools = checked_tools(self.tools or (), limits=limits)
+        parallel = self.parallel_tool_calls is not False
+        return tools, tool_choice_of(self.tool_choice, tools=tools, parallel=parallel)
+
+    def _said_of_thinking(self) -> dict[str, Any]:
+        """By name; what the variables of the template say goes before the fields."""
+        options = self.chat_template_kwargs or {}
+        said = {name: getattr(self, name) for name in (*SPOKEN, "reasoning")}
+        return said | {name: options[name] for name in SPOKEN if options.get(name) is not None}
+
+
+@operation(
+    "POST",
+    "/v1/chat/completions",
+    request_of(ChatCompletionRequest),
+    answers_of(ChatCompletion, chunk=ChatCompletion),
+    summary="chat (OpenAI)",
+)
+async def create_chat_completion(request: Request, services: Services) -> Response:
+    """Answer a conversation."""
+    return await generate(
+        request, services, lambda body: parse(ChatCompletionRequest, body).plan(services)
+    )
+
+
+class ControlRequest(BaseModel):
+    """What an answer under way is to do."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: str = Field(
+        description="The id of the answer, as its stream or its head says it; of any protocol."
+    )
+    action: Literal["reasoning_end"] = Field(
+        description="reasoning_end: the thought ends now, and the answer begins."
+    )
+    model: str | None = optional("Accepted, without effect.")
+
+
+class ControlAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether it is done; `message` says why not."""
+
+    success: bool = msgspec.field()
+    message: str = ""
+
+
+@operation(
+    "POST", "/v1/chat/completions/control", request_of(ControlRequest), answers_of(ControlAnswer)
+)
+async def control_chat_completion(request: Request, services: Services) -> Response:
+    """End the thought of an answer that is being made. An answer that has ended is left as it is."""
+    asked = await read_json(request, ControlRequest, services.limits)
+    found = services.active.answering(asked.id, key=caller_of(request).key_name)
+    if found is None or found.thinker is None:
+        return json_response(
+            ControlAnswer(success=False, message="no answer with this id is being made")
+        )
+    if not found.thinker.end_thoughts():
+        reason = "this model has no token that ends a thought"
+        return json_response(ControlAnswer(success=False, message=reason))
+    return json_response(ControlAnswer(success=True))
+
+
+class CompletionRequest(GenerationFields, FormatFields):
+    """Text or token ids to be continued."""
+
+    prompt: PromptField = Field(
+        description="A text, several texts, token ids, or several lists of them."
+    )
+    max_tokens: MaxTokens | None = optional("Most tokens for each choice; 16 if not given.")
+    logprobs: Annotated[int, Field(ge=0)] | None = optional(
+        "Log-probabilities of each token and so many of the likeliest."
+    )
+    echo: bool | None = optional("Give the prompt back in front of the completion.")
+    best_of: Annotated[int, Field(ge=1)] | None = optional(
+        "Not supported, unless it is the same as `n`."
+    )
+    suffix: str | None = optional("Not supported.")
+    add_special_tokens: bool | None = optional("Only true is supported.")
+
+    def plan(self, services: Services) -> AnswerPlan:
+        """What to generate and how to answer.
+
+        Raises RequestRefused naming the field that cannot be served.
+        """
+        self.refuse_what_cannot_be_served(services.limits)
+        self._refuse_contradictions(services.limits)
+        prompts = prompts_of(self.prompt)
+        self._refuse_too_many(len(prompts), services.limits)
+        form = CompletionAnswer(
+            shows_logprobs=self.logprobs is not None, **self.answer_options(services)
+        )
+        places = [f".{place}" for place in range(len(prompts))] if len(prompts) > 1 else [""]
+        requests = [
+            self._request(prompt, form, place=place)
+            for prompt, place in zip(prompts, places, strict=True)
+        ]
+        return self.plan_of(requests, form, choices=self.choices)
+
+    def _refuse_too_many(self, prompts: int, limits: LimitsSettings) -> None:
+        """Each answer is a sequence: thousands of them would hold up the event loop before the
+        queue could refuse them.
+        """
+        most = limits.max_batch_prompts
+        if prompts > most:
+            raise invalid_field("prompt", f"at most {most} prompts, got {prompts}")
+        if prompts * self.choices > most:
+            raise invalid_field(
+                "n",
+                f"one request may have {most} answers, but {prompts} prompts with {self.choices} answers each were sent",
+            )
+
+    def _refuse_contradictions(self, limits: LimitsSettings) -> None:
+        refuse_above(self.logprobs, limits.max_top_logprobs, field="logprobs")
+        if self.suffix:
+            raise invalid_field(
+                "suffix", "this version does not support it yet", code="unsupported_parameter"
+            )
+        if self.best_of is not None and self.best_of != self.choices:
+            raise invalid_field(
+                "best_of",
+                "this version does not support it yet, other than the same as `n`",
+                code="unsupported_parameter",
+            )
+        if self.add_special_tokens is False:
+            raise invalid_field(
+                "add_special_tokens",
+                "send token ids as `prompt` instead",
+                code="unsupported_parameter",
+            )
+
+    def _request(self, prompt: Prompt, form: CompletionAnswer, *, place: str) -> GenerationRequest:
+        return GenerationRequest(
+            request_id=form.id + place,
+            model=form.model,
+            prompt=prompt,
+            max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
+            want_logprobs=self.logprobs is not None,
+            top_logprobs=self.logprobs or 0,
+            echo=bool(self.echo),
+            output_format=self.output_format(),
+            prompt_field="prompt" + place,
+            **self.request_options(),
+        )
+
+
+@operation(
+    "POST",
+    "/v1/completions",
+    request_of(CompletionRequest),
+    answers_of(TextCompletion, chunk=TextCompletion),
+    summary="completions (OpenAI)",
+)
+async def create_completion(request: Request, services: Services) -> Response:
+    """Continue a text."""
+    return await generate(
+        request, services, lambda body: parse(CompletionRequest, body).plan(services)
+    )
+
+
+class ReadUsage(Struct, frozen=True, kw_only=True):
+    """Token counts of a request that generates nothing."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class VectorEntry(Struct, frozen=True, kw_only=True):
+    """One vector: numbers, or their bytes (float32) in base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class VectorList(Struct, frozen=True, kw_only=True):
+    """The vectors of all inputs, in their order."""
+
+    object: Literal["list"] = "list"
+    data: list[VectorEntry]
+    model: str
+    usage: ReadUsage
+
+
+class EmbeddingsRequest(SaltField):
+    """Texts, or token ids, of each of which a vector is wanted."""
+
+    input: PromptField = Field(
+        description="A text, several texts, token ids, or several lists of them."
+    )
+    model: Model | None = optional(
+        "Id of a model that /v1/models lists; the first of them if not given."
+    )
+    encoding_format: Literal["float", "base64"] | None = optional(
+        "Numbers, or their float32 bytes in base64."
+    )
+    dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
+        "Keep so many of the first numbers, and bring the vector to length 1 again."
+    )
+    pooling: Pooling | None = optional(
+        "Which hidden states make the vector: the mean of all, or the last; if not given, as the model was trained."
+    )
+    user: str | None = optional("Accepted, without effect.")
+
+    def plan(self, services: Services) -> EmbeddingPlan:
+        """What to embed and how to answer.
+
+        Raises RequestRefused naming the field that cannot be served.
+        """
+        extras = self.model_extra or {}
+        _UNSUPPORTED.refuse(extras)
+        inputs = prompts_of(self.input)
+        refuse_too_many(inputs, services.limits.max_inputs, field="input")
+        request = EmbeddingRequest(
+            request_id=f"embd-{uuid.uuid4().hex}",
+            model=model_of(services, self.model),
+            inputs=inputs,
+            pooling=self.pooling,
+            dimensions=self.dimensions,
+            truncates=extras.get("truncate_prompt_tokens") == -1,
+            is_list=isinstance(self.input, list) and not isinstance(self.input[0], int),
+        )
+        return EmbeddingPlan(
+            request=request,
+            form=lambda vectors: self._form(request.model, vectors),
+            cache_salt=self.cache_salt or "",
+        )
+
+    def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
+        written = _base64 if self.encoding_format == "base64" else _numbers
+        answer = VectorList(
+            # encoded one by one, so that the interpreter can turn to others between two of
+            # thousands
+            data=[
+                msgspec.Raw(
+                    msgspec.json.encode(VectorEntry(index=index, embedding=written(each.vector)))
+                )  # type: ignore[misc]
+                for index, each in enumerate(vectors)
+            ],
+            model=model,
+            usage=usage_of(vectors),
+        )
+        return msgspec.json.encode(answer)
+
+
+def usage_of(read: Sequence[TextRead]) -> ReadUsage:
+    """Counts over all texts that were read."""
+    tokens = sum(each.prompt_tokens for each in read)
+    details = PromptTokensDetails(cached_tokens=sum(each.memory.cached_tokens for each in read))
+    return ReadUsage(prompt_tokens=tokens, total_tokens=tokens, prompt_tokens_details=details)
+
+
+def _base64(vector: bytes) -> str:
+    return base64.b64encode(vector).decode()
+
+
+def _numbers(vector: bytes) -> list[float]:
+    return array("f", vector).tolist()
+
+
+@operation(
+    "POST",
+    "/v1/embeddings",
+    request_of(EmbeddingsRequest),
+    answers_of(VectorList),
+    summary="embeddings (OpenAI)",
+)
+async def create_embedding(request: Request, services: Services) -> Response:
+    """Make a vector of each text."""
+    return await embed(
+        request, services, lambda body: parse(EmbeddingsRequest, body).plan(services)
+    )
+
+
+class ModelCard(Struct, frozen=True, kw_only=True):
+    """One model, with its context length under the names that clients look for; null where it is
+    not known before the load.
+
+    max_model_len: vLLM's name for the context length. context_length: OpenRouter's.
+    max_output_tokens: the longest answer to plan for; not a limit.
+    state: that of /health. aliases: further names that requests may use.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "holdfast"
+    max_model_len: int | None = None
+    context_length: int | None = None
+    context_window: int | None = None
+    max_output_tokens: int | None = None
+    state: str
+    aliases: tuple[str, ...] = ()
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    """All served models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+def model_card(model: ModelStatus) -> ModelCard:
+    """A model as OpenAI shows it."""
+    context_tokens = model.context_tokens
+    return ModelCard(
+        id=model.id,
+        created=model.created,
+        max_model_len=context_tokens,
+        context_length=context_tokens,
+        context_window=context_tokens,
+        max_output_tokens=None if context_tokens is None else planned_answer_tokens(context_tokens),
+        state=model.state,
+        aliases=model.aliases,
+    )
+
+
+def _list(models: Sequence[ModelStatus]) -> ModelList:
+    return ModelList(data=[model_card(model) for model in models])
+
+
+OPENAI_MODELS = ModelShapes(many_type=ModelList, one_type=ModelCard, many=_list, one=model_card)
+OPENAI = Dialect(
+    name="OpenAI's API",
+    error=openai_error,
+    error_shape=ErrorBody,
+    serves="OpenAI's /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models",
+    operations=(
+        create_chat_completion,
+        control_chat_completion,
+        create_completion,
+        create_embedding,
+    ),
+    models=OPENAI_MODELS,
+)
+OTHER_PARTS = Dialect(
+    name="This part of OpenAI's API",
+    error=openai_error,
+    prefixes=(
+        "/v1/audio",
+        "/v1/images",
+        "/v1/moderations",
+        "/v1/files",
+        "/v1/batches",
+        "/v1/assistants",
+        "/v1/threads",
+    ),
+)
