@@ -26,8 +26,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine import engine as engine_module
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.head_seam import HeadSeam

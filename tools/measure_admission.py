@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 from holdfast.config import SchedulerSettings
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TOKEN_BYTES, TokenIds
+from holdfast.wire.requests import TOKEN_BYTES, SamplingParams, TokenIds
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.prefix.chain import pack_tokens

@@ -20,7 +20,7 @@ from random import Random
 import msgspec
 
 from holdfast.machine import platform
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 
 platform.prepare_blas()  # before mlx is imported
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.machine import platform
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 from holdfast.worker.engine import mlx_lm_import
 
 platform.prepare_blas()  # before mlx is imported

@@ -27,8 +27,7 @@ from holdfast import LLM
 from holdfast.library.in_process import BlockingEventStream
 from holdfast.wire.commands import ReadAhead, SequenceRequest
 from holdfast.wire.events import TokensGenerated
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from tests.fakes.server_process import ServerProcess
 from tests.fakes.thinking_model import write_thinking
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.front.fleet.crash_reports import report_of, write_report
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.events import WorkerStatistics
 from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.tiny_models import write_tiny
 

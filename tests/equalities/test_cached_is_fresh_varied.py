@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest
 from holdfast.wire.events import TokenLogprob, TokensGenerated
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox

@@ -11,8 +11,7 @@ import pytest
 
 from holdfast.config import SchedulerSettings
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.pending import PendingStep
 from holdfast.worker.engine.plan import StepPlan

@@ -12,8 +12,7 @@ import pytest
 
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
 from holdfast.worker.engine.sequence import Kept, Prefix

@@ -15,8 +15,7 @@ from holdfast.config import SchedulerSettings
 from holdfast.store.budget import StoreLimits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import Command, SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.constraints import Constraints
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner

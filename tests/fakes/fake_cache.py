@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.events import CacheOutcome
-from holdfast.wire.figures import CacheFigures
+from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.worker.engine.plan import KeepPolicy, StepPlan
 from holdfast.worker.prefix.chain import ChainBlock, Cursor, pack_tokens
 from holdfast.worker.prefix.lookup import LiveChain, Lookup

@@ -13,7 +13,7 @@ from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.link.model_client import ModelClient
 from holdfast.machine.device_memory import MemoryShare
-from holdfast.wire.assignment import WorkerSettings
+from holdfast.wire.commands import WorkerSettings
 from tests.fakes.fake_worker import SETTINGS, fake_settings
 
 

@@ -13,10 +13,8 @@ from holdfast.config import (
     SchedulerSettings,
     StoreSettings,
 )
-from holdfast.wire.assignment import WorkerSettings
-from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.commands import SequenceRequest, WorkerSettings
+from holdfast.wire.requests import SamplingParams, TokenIds
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = SchedulerSettings(step_tokens=64, max_running=16)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from holdfast.config import SchedulerSettings
 from holdfast.wire.commands import Command, SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.parts import Cache
 from holdfast.worker.scheduler.decision import SequenceCosts

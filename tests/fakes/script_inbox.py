@@ -9,8 +9,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from holdfast.wire.commands import SHUT_DOWN, Command, SequenceControl
-from holdfast.wire.events import Accepted, Event, Finished, Rejected, Started, TokensGenerated
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.events import (
+    Accepted,
+    Event,
+    Finished,
+    Rejected,
+    Started,
+    TokensGenerated,
+    WorkerStatistics,
+)
 from holdfast.wire.sessions import SessionAnswer
 
 LONGEST_POLL_SECONDS = 0.1  # who waits longer has nothing to do

@@ -21,8 +21,8 @@ from holdfast.wire.events import (
     Timings,
     TokenLogprob,
     TokensGenerated,
+    WorkerStatistics,
 )
-from holdfast.wire.figures import WorkerStatistics
 
 Script = Callable[[SequenceRequest], Sequence[Event]]
 

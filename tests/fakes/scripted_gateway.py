@@ -20,8 +20,13 @@ from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.services import Services
 from holdfast.telemetry.metrics import Metrics
 from holdfast.wire.commands import PinnedPrefix, SchedulerLimits
-from holdfast.wire.events import CacheOutcome, CacheReport, FinishReason, ModelInfo
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.events import (
+    CacheOutcome,
+    CacheReport,
+    FinishReason,
+    ModelInfo,
+    WorkerStatistics,
+)
 from holdfast.wire.output import (
     ChoiceFinished,
     Embedding,

@@ -29,7 +29,7 @@ from holdfast.wire.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 
 
 def told(

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.errors import ModelLoadError
 from holdfast.machine.device_memory import MemoryPlan
-from holdfast.wire.assignment import WorkerSettings
+from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
 from holdfast.worker.loop.inbox import Inbox
 from holdfast.worker.loop.lifecycle import Progress, WorkerEnd, live

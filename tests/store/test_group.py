@@ -10,7 +10,7 @@ from holdfast.store.block import StoredBlock
 from holdfast.store.block_file import encode_block, read_block
 from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.group import WriteAhead
-from holdfast.wire.figures import StoreFigures
+from holdfast.wire.events import StoreFigures
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_chain
 
 CHAIN = make_chain(4)

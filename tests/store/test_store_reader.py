@@ -9,7 +9,7 @@ from holdfast.store.block import BadBlock, BlockMissing
 from holdfast.store.folder import fingerprint_id
 from holdfast.store.mailbox import Mailbox
 from holdfast.store.store import BlockReader
-from holdfast.wire.figures import StoreFigures
+from holdfast.wire.events import StoreFigures
 from tests.fakes.stored_blocks import (
     FINGERPRINT,
     bytes_of,

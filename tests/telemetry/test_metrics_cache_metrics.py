@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.telemetry.metrics import Metrics
-from holdfast.wire.figures import CacheFigures, Histogram, StoreFigures, WorkerStatistics
+from holdfast.wire.events import CacheFigures, Histogram, StoreFigures, WorkerStatistics
 
 STORE = StoreFigures(
     model="m",

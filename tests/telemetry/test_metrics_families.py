@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from holdfast.telemetry.metrics import cumulative
-from holdfast.wire.figures import Histogram
+from holdfast.wire.events import Histogram
 
 
 def test_buckets_are_cumulative_and_the_last_is_unbounded() -> None:

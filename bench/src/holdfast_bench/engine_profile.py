@@ -18,8 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.sampling import row_state, sample
 from holdfast_bench.engine_steps import EngineSteps, Stepper
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import own_caches
 from holdfast.worker.engine.pending import PendingStep

@@ -63,13 +63,11 @@ class _LiveSequence:
 
 
 def _request(tokens: list[int]) -> Any:
-    names = ("commands", "requests", "token_ids")
-    commands, requests, token_ids = (
-        importlib.import_module(f"holdfast.wire.{name}") for name in names
-    )
+    commands = importlib.import_module("holdfast.wire.commands")
+    requests = importlib.import_module("holdfast.wire.requests")
     return commands.SequenceRequest(
         request_id="live",
-        prompt_token_ids=token_ids.TokenIds.of(tokens),
+        prompt_token_ids=commands.TokenIds.of(tokens),
         max_tokens=1,
         sampling=requests.SamplingParams(temperature=0.0, seed=0),
     )

@@ -25,8 +25,7 @@ from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import extended, json_response, read_json
 from holdfast.front.server.services import Services, model_of
 from holdfast.telemetry.request_log import RECORD
-from holdfast.wire.requests import EncodedPrompt
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import EncodedPrompt, TokenIds
 
 MOST_CHARACTERS = 8_000_000  # of a text: tokenizing them takes about as many microseconds
 

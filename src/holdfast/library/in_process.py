@@ -27,8 +27,8 @@ from holdfast.wire.events import (
     Rejected,
     WorkerFailed,
     WorkerReady,
+    WorkerStatistics,
 )
-from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 

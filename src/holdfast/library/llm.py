@@ -44,10 +44,8 @@ from holdfast.library.options import (
 from holdfast.models.download import resolve_model, served_id
 from holdfast.store.answers import AnswerFile
 from holdfast.store.folder import library_folder
-from holdfast.wire.assignment import WorkerSettings
-from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.events import ModelInfo, WorkerFailed
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.commands import SequenceRequest, WorkerSettings
+from holdfast.wire.events import ModelInfo, WorkerFailed, WorkerStatistics
 from holdfast.wire.requests import GenerationRequest, Prompt
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 from holdfast.worker.loop.device import serve_model

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.wire.token_ids import TOKEN_BYTES
+from holdfast.wire.requests import TOKEN_BYTES
 
 BlockKey: TypeAlias = bytes
 BlockKind: TypeAlias = Literal["kv", "state"]

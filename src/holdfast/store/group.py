@@ -23,7 +23,7 @@ from holdfast.store.folder import (
     sync_by_name,
     sync_folder,
 )
-from holdfast.wire.figures import StoreFigures
+from holdfast.wire.events import StoreFigures
 
 
 class WriteAhead:

@@ -22,7 +22,7 @@ from holdfast.store.index_supervisor import IndexSupervisor
 from holdfast.store.mailbox import Mailbox
 from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.records import Records
-from holdfast.wire.figures import DropReason, StoreFigures
+from holdfast.wire.events import DropReason, StoreFigures
 
 _LOG = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.io_thread import Clocks, IoThread
 from holdfast.store.mailbox import Mailbox
 from holdfast.store.records import check_name
-from holdfast.wire.figures import DropReason, StoreFigures
+from holdfast.wire.events import DropReason, StoreFigures
 
 FOREVER = 1e18  # seconds since the epoch: a pin that never expires
 

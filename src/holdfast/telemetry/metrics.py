@@ -25,13 +25,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast.wire.figures import (
+from holdfast.wire.events import (
     CacheFigures,
     ResidencyFigures,
     StoreFigures,
     WorkerStatistics,
 )
-from holdfast.wire.figures import Histogram as HistogramFigures
+from holdfast.wire.events import Histogram as HistogramFigures
 
 # the second is the old name, until the next release
 _PREFIXES = ("holdfast_prefix_cache_", "holdfast_memory_")

@@ -40,7 +40,7 @@ from holdfast.front.server.problem import Problem
 from holdfast.front.server.request import parse
 from holdfast.front.server.run import listen, server, url_of
 from holdfast.front.server.services import Services, first_model
-from holdfast.wire.assignment import WorkerSettings
+from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.output import ChoiceFinished, TextDelta
 from holdfast.wire.requests import GenerationRequest, SamplingParams
 from tests.fakes.fake_models import catalog_over

@@ -7,9 +7,9 @@ import pytest
 
 from holdfast.front.admin.status import Health
 from holdfast.front.prompt.dialects import DialectReport, ThinkingReport
-from holdfast.wire.events import FinishReason
-from holdfast.wire.figures import (
+from holdfast.wire.events import (
     CacheFigures,
+    FinishReason,
     Histogram,
     ResidencyFigures,
     StoreFigures,

@@ -33,7 +33,7 @@ from holdfast.wire.output import (
     PromptProgress,
     TextDelta,
 )
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 from tests.fakes import toy_tokenizers
 
 

@@ -30,7 +30,7 @@ from holdfast.wire.output import (
     ToolCallStarted,
     text_of,
 )
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 from tests.fakes import toy_tokenizers
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

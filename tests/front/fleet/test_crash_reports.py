@@ -15,7 +15,7 @@ from holdfast.front.fleet.crash_reports import (
     report_of,
     write_report,
 )
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.events import WorkerStatistics
 
 
 def a_report(pid: int = 7, *, requests: int = 2) -> CrashReport:

@@ -14,8 +14,7 @@ from holdfast.front.fleet.supervisor import (
     backoff_seconds,
 )
 from holdfast.front.fleet.worker_process import WorkerProcess
-from holdfast.wire.assignment import WorkerSettings
-from holdfast.wire.commands import SchedulerLimits
+from holdfast.wire.commands import SchedulerLimits, WorkerSettings
 from tests.fakes.fake_worker import fake_settings
 
 

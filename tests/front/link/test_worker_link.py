@@ -33,8 +33,8 @@ from holdfast.wire.events import (
     FinishReason,
     TokensGenerated,
     WorkerReady,
+    WorkerStatistics,
 )
-from holdfast.wire.figures import WorkerStatistics
 from holdfast.worker.loop.inbox import ZmqInbox
 from tests.fakes.fake_worker import a_request
 from tests.fakes.script_inbox import cancel

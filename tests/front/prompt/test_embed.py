@@ -18,8 +18,7 @@ from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.models.sentence_modules import OwnPooling
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Finished, FinishReason
-from holdfast.wire.requests import EmbeddingRequest
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import EmbeddingRequest, TokenIds
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
 

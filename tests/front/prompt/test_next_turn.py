@@ -16,8 +16,7 @@ from holdfast.front.prompt.next_turn import LEAST_TOKENS, read_ahead_request
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.output import OutputDelta
-from holdfast.wire.requests import ChatPrompt
-from holdfast.wire.token_ids import common_tokens
+from holdfast.wire.requests import ChatPrompt, common_tokens
 from tests.fakes.agent_turns import QUESTION, answer, ask, in_any_tokens, sent_back
 from tests.fakes.thinking_bundle import TEMPLATE, bundle_of
 

@@ -24,8 +24,8 @@ from holdfast.wire.requests import (
     SamplingParams,
     Thinking,
     ThinkingEffort,
+    TokenIds,
 )
-from holdfast.wire.token_ids import TokenIds
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
 

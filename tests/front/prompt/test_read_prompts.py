@@ -19,7 +19,7 @@ from holdfast.front.prompt.embed import READ_ONLY
 from holdfast.front.prompt.read_prompts import AT_ONCE, ReadPrompt, read_prompts
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Accepted, Event, Finished, FinishReason, Rejected
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 from tests.fakes.scripted_client import ScriptedClient, refuses
 
 

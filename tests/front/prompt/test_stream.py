@@ -19,8 +19,7 @@ from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import Event, FinishReason
 from holdfast.wire.output import ChoiceFinished
-from holdfast.wire.requests import GenerationRequest, SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import GenerationRequest, SamplingParams, TokenIds
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import ScriptedClient, answers
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from holdfast.front.prompt import text_splits as seams_module
 from holdfast.front.prompt.text_splits import Seams, find_seams
 from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 from tests.fakes import toy_tokenizers
 
 LLAMA3 = (

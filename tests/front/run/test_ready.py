@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.config import LogSettings
 from holdfast.front.run.ready import OPEN, ReadyServer, announce
-from holdfast.wire.figures import CacheFigures, StoreFigures
+from holdfast.wire.events import CacheFigures, StoreFigures
 from tests.fakes.worker_main import INFO
 
 READY = ReadyServer(

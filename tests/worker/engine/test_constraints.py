@@ -12,8 +12,7 @@ import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.constraints import Constraints, SequenceConstraint
 from tests.fakes.tiny_grammars import END, SCHEMA, json_grammar, tiny_constraints
 from tests.fakes.tiny_models import VOCAB_SIZE

@@ -12,8 +12,7 @@ import pytest
 
 from holdfast.errors import NoEmbeddings
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import Pooling, SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import Pooling, SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner, SoloRunner
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from holdfast.machine.blas import blas_of_numpy
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine import host_attention
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.host_attention import SCORES_WORTH_IT, AttentionSpan

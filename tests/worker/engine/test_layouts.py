@@ -8,8 +8,7 @@ import mlx.core as mx
 import pytest
 
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.head_seam import HeadSeam, StepLogits
 from holdfast.worker.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
 from holdfast.worker.engine.plan import Span

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.head_seam import LaterLogits
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from holdfast.wire.commands import TELL_STATISTICS, Command
-from holdfast.wire.events import CacheOutcome, CacheReport, Divergence, Started, TokensGenerated
-from holdfast.wire.figures import CacheFigures, WorkerStatistics
+from holdfast.wire.events import (
+    CacheFigures,
+    CacheOutcome,
+    CacheReport,
+    Divergence,
+    Started,
+    TokensGenerated,
+    WorkerStatistics,
+)
 from holdfast.worker.loop.cache_client import CacheClient
 from tests.fakes.caching_worker import (
     CachingWorker,

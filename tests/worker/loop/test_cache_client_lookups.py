@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.wire.figures import CacheFigures
+from holdfast.wire.events import CacheFigures
 from holdfast.worker.loop.cache_client import LEAST_SHARED_TOKENS, CacheClient
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.sequences import LiveSequence

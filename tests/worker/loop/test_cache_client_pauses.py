@@ -11,8 +11,7 @@ import pytest
 
 from holdfast.wire.commands import Command, ControlAction, SequenceControl, SequenceRequest
 from holdfast.wire.events import Finished
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from tests.fakes.caching_worker import greedy, random_prompt, tiny_worker
 from tests.fakes.script_inbox import pause, resume
 

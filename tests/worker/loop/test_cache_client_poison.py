@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from holdfast.wire.commands import SHUT_DOWN, Command, SequenceRequest
 from holdfast.wire.events import CacheOutcome, FinishReason
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.wire.commands import TELL_STATISTICS, Command
-from holdfast.wire.events import CacheOutcome, FinishReason
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.events import CacheOutcome, FinishReason, WorkerStatistics
 from holdfast.wire.sessions import SessionCommand
 from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine
 from tests.fakes.fake_engine import RAISES_ONCE, expected_tokens

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.wire.commands import ReadAhead, ReadAheadRun, SequenceRequest
 from holdfast.wire.events import FinishReason
+from holdfast.wire.requests import TokenIds
 from holdfast.wire.sessions import SessionCommand
-from holdfast.wire.token_ids import TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.loop.idle_work import MOST_WAITING
 from tests.fakes.caching_worker import greedy, random_prompt

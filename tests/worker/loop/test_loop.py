@@ -12,9 +12,8 @@ from holdfast.wire.commands import (
     SequenceControl,
     SequenceRequest,
 )
-from holdfast.wire.events import Finished, FinishReason, Rejected, Started
-from holdfast.wire.figures import WorkerStatistics
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.events import Finished, FinishReason, Rejected, Started, WorkerStatistics
+from holdfast.wire.requests import TokenIds
 from holdfast.worker.loop.failures import DeviceBroken
 from tests.fakes import fake_engine
 from tests.fakes.fake_engine import FakeEngine, expected_tokens

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget, ThoughtLimit
 from holdfast.wire.events import FinishReason
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from tests.fakes.caching_worker import (
     CachingWorker,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.wire.commands import TELL_STATISTICS, Command, SchedulerLimits
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.events import WorkerStatistics
 from tests.fakes.looped_worker import request, serve
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import ModelLoadError
-from holdfast.wire.assignment import WorkerSettings
+from holdfast.wire.commands import WorkerSettings
 from holdfast.worker.loop import serving
 from holdfast.worker.loop.pulse import Pulse
 from tests.fakes.script_inbox import ScriptInbox

@@ -53,7 +53,7 @@ from holdfast.wire.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 
 _TOKENS_BEFORE = 16  # of the prompt, shown before the first token that differs from what is kept
 

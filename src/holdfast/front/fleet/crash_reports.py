@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.files import atomic_write
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.events import WorkerStatistics
 
 MOST_REPORTS = 20  # the oldest go
 MOST_REQUESTS = 20  # that one report tells of

@@ -23,9 +23,8 @@ from holdfast.front.fleet.own_thread import on_own_thread
 from holdfast.front.fleet.supervisor import WorkerSupervisor, backoff_seconds
 from holdfast.front.fleet.waiting_room import RETRY_AFTER_SECONDS
 from holdfast.front.link.model_client import ModelClient
-from holdfast.wire.assignment import WorkerSettings
-from holdfast.wire.events import LoadProgress, ModelInfo
-from holdfast.wire.figures import ResidencyFigures, WorkerStatistics
+from holdfast.wire.commands import WorkerSettings
+from holdfast.wire.events import LoadProgress, ModelInfo, ResidencyFigures, WorkerStatistics
 
 
 class Leases:

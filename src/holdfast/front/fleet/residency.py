@@ -32,10 +32,14 @@ from holdfast.front.fleet.model_slot import Fetch, ModelFiles, ModelSlot
 from holdfast.front.link.model_client import ModelClient
 from holdfast.machine import device_memory
 from holdfast.machine.device_memory import MemoryShare, memory_report
-from holdfast.wire.assignment import WorkerSettings
-from holdfast.wire.commands import SchedulerLimits
-from holdfast.wire.events import LoadProgress, ModelInfo
-from holdfast.wire.figures import CacheFigures, ResidencyFigures, WorkerStatistics
+from holdfast.wire.commands import SchedulerLimits, WorkerSettings
+from holdfast.wire.events import (
+    CacheFigures,
+    LoadProgress,
+    ModelInfo,
+    ResidencyFigures,
+    WorkerStatistics,
+)
 
 ModelState: TypeAlias = Literal["unloaded", "loading", "ready", "stopping", "failed"]
 WorkerOf: TypeAlias = Callable[[CatalogEntry, ModelFiles, MemoryShare], WorkerSettings]

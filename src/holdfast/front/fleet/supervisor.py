@@ -22,10 +22,8 @@ from holdfast.front.fleet.waiting_room import WaitingRoom
 from holdfast.front.fleet.worker_process import WorkerProcess, describe_exit
 from holdfast.front.link.model_client import Loss, ModelClient
 from holdfast.machine.device_memory import MemoryShare
-from holdfast.wire.assignment import WorkerSettings, checked_limits
-from holdfast.wire.commands import SchedulerLimits, SequenceRequest
-from holdfast.wire.events import LoadProgress, ModelInfo, WorkerFailed
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.commands import SchedulerLimits, SequenceRequest, WorkerSettings, checked_limits
+from holdfast.wire.events import LoadProgress, ModelInfo, WorkerFailed, WorkerStatistics
 
 WorkerState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
 

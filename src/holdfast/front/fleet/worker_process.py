@@ -16,7 +16,7 @@ import msgspec
 from holdfast.config import ModelSettings
 from holdfast.front.fleet.compiled_code import WorkerTemporaries
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.wire.assignment import Assignment, WorkerSettings
+from holdfast.wire.commands import Assignment, WorkerSettings
 from holdfast.wire.events import Event, Heartbeat, LoadProgress, WorkerFailed, WorkerReady
 
 # a step hangs when it takes so many times what its like took at most, or, without any, what loading

@@ -8,8 +8,7 @@ from typing import Protocol, TypeAlias
 
 from holdfast.front.link.event_stream import EventStream
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.events import ModelInfo
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.events import ModelInfo, WorkerStatistics
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 
 

@@ -29,11 +29,17 @@ from holdfast.wire.commands import (
     ThinkingBudget,
     ThoughtLimit,
 )
-from holdfast.wire.events import Event, Finished, FinishReason, ModelInfo, Rejected, Started
-from holdfast.wire.figures import WorkerStatistics
-from holdfast.wire.requests import RequestId
+from holdfast.wire.events import (
+    Event,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    Rejected,
+    Started,
+    WorkerStatistics,
+)
+from holdfast.wire.requests import RequestId, TokenIds, common_tokens
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
-from holdfast.wire.token_ids import TokenIds, common_tokens
 
 MOST_READ_AHEAD = 8  # prompts that were read ahead, kept to tell the next worker
 MOST_SENDINGS = 2  # of a session command: a worker that dies of one takes no third one with it

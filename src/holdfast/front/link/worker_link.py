@@ -37,8 +37,8 @@ from holdfast.wire.events import (
     ModelInfo,
     WorkerFailed,
     WorkerReady,
+    WorkerStatistics,
 )
-from holdfast.wire.figures import WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionCommand
 

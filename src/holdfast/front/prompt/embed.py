@@ -14,8 +14,13 @@ from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Finished, ModelInfo
 from holdfast.wire.output import Embedding
-from holdfast.wire.requests import EmbeddingRequest, GenerationRequest, Pooling, SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Pooling,
+    SamplingParams,
+    TokenIds,
+)
 
 READ_ONLY = SamplingParams(temperature=0.0, seed=0)
 

@@ -33,8 +33,13 @@ from holdfast.wire.output import (
     text_of,
     tool_calls_of,
 )
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, SamplingParams
-from holdfast.wire.token_ids import TokenIds, common_tokens
+from holdfast.wire.requests import (
+    ChatPrompt,
+    GenerationRequest,
+    SamplingParams,
+    TokenIds,
+    common_tokens,
+)
 
 logger = logging.getLogger("holdfast.front.prompt")
 LEAST_TOKENS = 64  # fewer are read in no time when the turn comes

@@ -40,8 +40,8 @@ from holdfast.wire.requests import (
     PlacedAnswer,
     PromptText,
     PromptTokens,
+    TokenIds,
 )
-from holdfast.wire.token_ids import TokenIds
 
 # No text of a language has so many characters per token on average. A longer text is first judged
 # by its beginning, so that a body of many megabytes costs neither minutes nor gigabytes.

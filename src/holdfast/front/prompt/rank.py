@@ -23,8 +23,7 @@ from holdfast.models.sentence_modules import AnswerTokens
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import ModelInfo, Timings
 from holdfast.wire.output import Relevance
-from holdfast.wire.requests import RankMethod, RankRequest, SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import RankMethod, RankRequest, SamplingParams, TokenIds
 
 LEAST_SHARED_TOKENS = 64  # of all documents' prompts: fewer are read faster than waited for
 # of yes and no alike, so that they are the likeliest two and are told; their difference stays

@@ -41,8 +41,7 @@ from holdfast.wire.output import (
     ToolCallStarted,
     tool_calls_of,
 )
-from holdfast.wire.requests import ChatPrompt, GenerationRequest
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import ChatPrompt, GenerationRequest, TokenIds
 
 _log = logging.getLogger(__name__)
 # about 20 ms of reading: below, the hop to a thread costs more than it gives

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 from holdfast.config import DEFAULT_MODEL
 from holdfast.front.prompt.tokenize import Tokenizer, TokenPlace
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 
 _ENTRY_BYTES = 400  # of a piece, however short: its key, its record, their places in the table
 _PLACE_BYTES = 200

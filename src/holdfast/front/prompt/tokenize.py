@@ -27,7 +27,7 @@ from holdfast.models.tokenizer_files import (
     tokenizer_config,
     vocabulary_size,
 )
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 
 _SHORT_CHARACTERS = 4096  # about 1 ms
 SAMPLES = {

@@ -42,7 +42,7 @@ from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
 from holdfast.telemetry.logs import LogFile, configure_logging, log_uncaught, open_log_file
-from holdfast.wire.assignment import WorkerSettings
+from holdfast.wire.commands import WorkerSettings
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

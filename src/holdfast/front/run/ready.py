@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from holdfast.config import LogSettings
-from holdfast.wire.events import ModelInfo
-from holdfast.wire.figures import CacheFigures
+from holdfast.wire.events import CacheFigures, ModelInfo
 
 logger = logging.getLogger("holdfast.front.run")
 OPEN = (

@@ -23,7 +23,7 @@ from holdfast.store.responses import ResponseStore
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.traces import Traces
 from holdfast.wire.commands import PinnedPrefix
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.events import WorkerStatistics
 from holdfast.wire.output import Embedding, OutputEvent, Relevance
 from holdfast.wire.requests import (
     EmbeddingRequest,

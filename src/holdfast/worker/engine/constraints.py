@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from holdfast.errors import InvalidRequest
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
-from holdfast.wire.figures import ConstraintFigures
+from holdfast.wire.events import ConstraintFigures
 from holdfast.worker.engine.grammars import GrammarMatcher, Grammars, Words
 
 

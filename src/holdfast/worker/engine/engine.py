@@ -24,8 +24,7 @@ import mlx.core as mx
 from holdfast.errors import NoEmbeddings
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import TokenLogprob
-from holdfast.wire.requests import RequestId, SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import RequestId, SamplingParams, TokenIds
 from holdfast.worker.engine.constraints import Constraints
 from holdfast.worker.engine.head_seam import StepLogits
 from holdfast.worker.engine.layouts import Runner

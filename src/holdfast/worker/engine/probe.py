@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ModelLoadError
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import SamplingParams
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.head_seam import HeadSeam
 from holdfast.worker.engine.layouts import (
     LayoutError,

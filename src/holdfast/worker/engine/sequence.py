@@ -13,8 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.requests import RequestId
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import RequestId, TokenIds
 from holdfast.worker.engine.constraints import SequenceConstraint
 from holdfast.worker.engine.plan import KeepPolicy, Span
 from holdfast.worker.engine.sampling import RowState, row_state

@@ -22,10 +22,8 @@ import msgspec
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.commands import ReadAheadRun, SequenceRequest
-from holdfast.wire.events import CacheOutcome, CacheReport
-from holdfast.wire.figures import CacheFigures
-from holdfast.wire.requests import RequestId
-from holdfast.wire.token_ids import TOKEN_BYTES, common_tokens
+from holdfast.wire.events import CacheFigures, CacheOutcome, CacheReport
+from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.engine.plan import KeepPolicy
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.failures import costing_no_answer

@@ -11,8 +11,15 @@ from dataclasses import dataclass, field
 import msgspec
 import psutil
 
-from holdfast.wire.events import CacheOutcome, CacheReport, FinishReason
-from holdfast.wire.figures import CacheFigures, ConstraintFigures, Histogram, WorkerStatistics
+from holdfast.wire.events import (
+    CacheFigures,
+    CacheOutcome,
+    CacheReport,
+    ConstraintFigures,
+    FinishReason,
+    Histogram,
+    WorkerStatistics,
+)
 from holdfast.worker.scheduler.decision import SchedulerStatistics
 
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

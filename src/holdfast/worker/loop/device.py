@@ -8,7 +8,7 @@ import gc
 from functools import partial
 
 from holdfast.machine import platform
-from holdfast.wire.assignment import WorkerSettings
+from holdfast.wire.commands import WorkerSettings
 from holdfast.worker.loop.inbox import Inbox
 from holdfast.worker.loop.lifecycle import WorkerEnd, live
 from holdfast.worker.loop.pulse import Pulse

@@ -11,7 +11,7 @@ from __future__ import annotations
 from holdfast.errors import InvalidRequest, QueueFull
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import FinishReason
-from holdfast.wire.token_ids import common_tokens
+from holdfast.wire.requests import common_tokens
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.ledger import Ledger
 from holdfast.worker.loop.lifetimes import Lifetimes

@@ -27,8 +27,7 @@ from holdfast.wire.commands import (
     ThoughtLimit,
     WorkerControl,
 )
-from holdfast.wire.events import FinishReason
-from holdfast.wire.figures import WorkerStatistics
+from holdfast.wire.events import FinishReason, WorkerStatistics
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from holdfast.wire.assignment import Assignment, WorkerSettings
+from holdfast.wire.commands import Assignment, WorkerSettings
 from holdfast.worker.loop.inbox import Inbox, ZmqInbox
 from holdfast.worker.loop.lifecycle import WorkerEnd
 from holdfast.worker.loop.pulse import Pulse

@@ -25,7 +25,7 @@ from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 from holdfast.store.block import StoreRefused
 from holdfast.store.budget import store_limits
 from holdfast.store.store import BlockStore
-from holdfast.wire.assignment import WorkerSettings
+from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
 from holdfast.worker.engine.constraints import Constraints
 from holdfast.worker.engine.engine import Engine, KVCosts

@@ -16,9 +16,8 @@ import msgspec
 
 from holdfast.store.block import Block, BlockKey, BlockKind, ReadFailed, StoredBlock
 from holdfast.store.store import BlockStore
-from holdfast.wire.events import CacheOutcome
-from holdfast.wire.figures import CacheFigures
-from holdfast.wire.token_ids import TOKEN_BYTES
+from holdfast.wire.events import CacheFigures, CacheOutcome
+from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy
 from holdfast.worker.engine.sequence import Kept, Prefix
 from holdfast.worker.kv.codec import (

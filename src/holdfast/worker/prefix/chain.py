@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holdfast.store.block import KEY_BYTES, KINDS, BlockKey, BlockKind
-from holdfast.wire.token_ids import TOKEN_BYTES, TokenIds, common_tokens
+from holdfast.wire.requests import TOKEN_BYTES, TokenIds, common_tokens
 
 # Personalization of blake2b: a root's key never equals a block's.
 _ROOT = b"holdfast root 1"

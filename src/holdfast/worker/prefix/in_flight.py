@@ -12,8 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.wire.requests import RequestId
-from holdfast.wire.token_ids import TOKEN_BYTES, common_tokens
+from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from contextlib import ExitStack
 
 from holdfast.store.block import Block, BlockKey, BlockKind
 from holdfast.store.budget import by_place
-from holdfast.wire.events import CacheOutcome
-from holdfast.wire.figures import CacheFigures
-from holdfast.wire.token_ids import TOKEN_BYTES
+from holdfast.wire.events import CacheFigures, CacheOutcome
+from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor, child_key, root_key
 from holdfast.worker.prefix.lookup import LiveChain
 from holdfast.worker.prefix.planning import EvictionHistory, Planner, ReusePlan

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 
 from holdfast.store.block import BlockKey
-from holdfast.wire.token_ids import TOKEN_BYTES, common_tokens
+from holdfast.wire.requests import TOKEN_BYTES, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.codec import Payload, pack
 from holdfast.worker.kv.form import Codec, ModelForm

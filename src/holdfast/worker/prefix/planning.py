@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome, Divergence
-from holdfast.wire.token_ids import TOKEN_BYTES, common_tokens
+from holdfast.wire.requests import TOKEN_BYTES, common_tokens
 from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node
 from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
 

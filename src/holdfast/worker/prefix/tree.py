@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from holdfast.store.block import Block, BlockKey
 from holdfast.wire.events import Divergence
-from holdfast.wire.token_ids import TOKEN_BYTES, token_at
+from holdfast.wire.requests import TOKEN_BYTES, token_at
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node, follow
 

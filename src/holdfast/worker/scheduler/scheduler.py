@@ -16,7 +16,7 @@ from collections import Counter, deque
 
 from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
-from holdfast.wire.assignment import checked_limits
+from holdfast.wire.commands import checked_limits
 from holdfast.wire.requests import RequestId, ServiceClass
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.scheduler.admission import KvLedger

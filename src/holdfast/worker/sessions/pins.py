@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from holdfast.store.block import BlockKey
 from holdfast.store.store import FOREVER
 from holdfast.wire.commands import PinnedPrefix
+from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import PinState
-from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.sessions.registry import Session

@@ -15,6 +15,7 @@ import msgspec
 from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.store.block import BlockKey
 from holdfast.wire.commands import PinnedPrefix
+from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import (
     OperationName,
     SessionAnswer,
@@ -24,7 +25,6 @@ from holdfast.wire.sessions import (
     is_fit_ttl,
     is_session_id,
 )
-from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.tiers import Residence
 from holdfast.worker.sessions.pins import PrefixPins, SessionPins

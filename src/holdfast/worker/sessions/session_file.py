@@ -25,8 +25,8 @@ from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.store.block import BadBlock, Block, BlockKey, StoredBlock
 from holdfast.store.block_file import decode_block, encode_block
 from holdfast.store.folder import fingerprint_id
+from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import is_fit_metadata, is_fit_ttl, is_session_id
-from holdfast.wire.token_ids import TOKEN_BYTES
 from holdfast.worker.engine.fingerprint import is_outdated
 from holdfast.worker.prefix.chain import Branch
 from holdfast.worker.prefix.index import MOST_STATES

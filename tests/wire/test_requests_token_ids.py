@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.wire.token_ids import common_tokens, token_at
+from holdfast.wire.requests import common_tokens, token_at
 from holdfast.worker.prefix.chain import pack_tokens
 
 token_ids = st.integers(0, 2**32 - 1)

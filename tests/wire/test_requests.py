@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.wire.token_ids import TokenIds
+from holdfast.wire.requests import TokenIds
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 places = st.integers(-25, 25) | st.none()
