@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from holdfast.front.prompt.rank import Ranking, ranking
-from holdfast.front.prompt.read_prompts import PromptReader, ReadPrompt
+from holdfast.front.prompt.embed_and_rank import PromptReader, Ranking, ReadPrompt, ranking
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, load_tokenizer_bundle
 from holdfast.models.sentence_modules import AnswerTokens

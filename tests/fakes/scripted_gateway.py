@@ -14,8 +14,8 @@ from holdfast.errors import UnknownModel
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.prompt.defaults import with_model_defaults
 from holdfast.front.prompt.dialects import DialectReport
+from holdfast.front.prompt.limits import with_model_defaults
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.services import Services
 from holdfast.telemetry.metrics import Metrics

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.prompt.cache_breakpoints import breakpoint_places
 from holdfast.front.prompt.canonical import FirstForms, canonical
 from holdfast.front.prompt.dialects import FoundDialect, find_dialect
 from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.text_places import breakpoint_places
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, frame_of
 from holdfast.wire.requests import CacheBreakpoint, ChatPrompt

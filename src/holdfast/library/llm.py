@@ -17,12 +17,16 @@ import msgspec
 from holdfast.config import Settings, load_settings
 from holdfast.errors import ModelLoadError
 from holdfast.files import hash_cache_file
-from holdfast.front.prompt.embed import embedding_of, embedding_sequences
+from holdfast.front.prompt.embed_and_rank import (
+    PromptReader,
+    ReadPrompt,
+    embedding_of,
+    embedding_sequences,
+)
+from holdfast.front.prompt.gateway import sessions_of
+from holdfast.front.prompt.limits import tenant_of
 from holdfast.front.prompt.prepare import prepare
-from holdfast.front.prompt.read_prompts import PromptReader, ReadPrompt
-from holdfast.front.prompt.session_commands import sessions_of
 from holdfast.front.prompt.stream import observer
-from holdfast.front.prompt.tenant import tenant_of
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.library.answers import Completion, TextStream
 from holdfast.library.in_process import (

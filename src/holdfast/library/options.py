@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict, get_args
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.prompt.tenant import tenant_of
+from holdfast.front.prompt.limits import tenant_of
 from holdfast.wire.requests import (
     ChatPrompt,
     EmbeddingRequest,

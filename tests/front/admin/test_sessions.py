@@ -16,7 +16,7 @@ import pytest
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.front.admin.sessions import OPERATIONS
-from holdfast.front.prompt.tenant import tenant_of
+from holdfast.front.prompt.limits import tenant_of
 from holdfast.wire.sessions import SESSION_OPERATIONS, OperationName, SessionCommand
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, SESSION, ScriptedGateway, ScriptedSessions

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.answer_meaning import meaning_of_deltas, meaning_of_text
+from holdfast.front.prompt.known_answers import meaning_of_deltas, meaning_of_text
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, answer_reader
 from holdfast.front.toolcalls.call_format import ChannelFormat
 from holdfast.front.toolcalls.dialect import Call, ModelDialect, ReasoningFormat

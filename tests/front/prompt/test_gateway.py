@@ -34,8 +34,7 @@ from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_process import RenderProcesses
-from holdfast.front.prompt.token_memory import TokenMemory
-from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.prompt.tokenize import Tokenizer, TokenMemory
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
 from holdfast.front.toolcalls.dialect import ModelDialect

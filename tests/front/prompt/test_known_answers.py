@@ -8,9 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.prompt.answer_frame import AnswerFrame
-from holdfast.front.prompt.answer_meaning import AnswerMeaning, meaning, meaning_of_text
-from holdfast.front.prompt.known_answers import KnownAnswers, PastAnswers
+from holdfast.front.prompt.known_answers import (
+    AnswerMeaning,
+    KnownAnswers,
+    PastAnswers,
+    meaning,
+    meaning_of_text,
+)
+from holdfast.front.prompt.text_places import AnswerFrame
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.wire.requests import PlacedAnswer
 

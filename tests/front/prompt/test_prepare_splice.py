@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.prompt.prepare import splice
-from holdfast.front.prompt.token_memory import TokenMemory
-from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, load_tokenizer
+from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, TokenMemory, load_tokenizer
 from holdfast.models.demo import demo_folder
 from holdfast.wire.requests import PlacedAnswer, PromptText
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest, ModelLoadError
-from holdfast.front.prompt.jinja_environment import jinja_environment
 from holdfast.front.prompt.template import ChatTemplate, load_template
+from holdfast.front.prompt.template_worker import jinja_environment
 from holdfast.wire.requests import ChatPrompt
 from tests.fakes.toy_tokenizers import CHATML
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.prompt.canonical import FirstForms
-from holdfast.front.prompt.control_tokens import guarded
-from holdfast.front.prompt.jinja_environment import jinja_environment
+from holdfast.front.prompt.template_worker import jinja_environment
+from holdfast.front.prompt.tokenize import guarded
 from holdfast.front.prompt.tool_definitions import KeptTool, exact_key, made_once
 from holdfast.wire.requests import ChatPrompt
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.config import ServerSettings
-from holdfast.front.prompt.tenant import tenant_of
+from holdfast.front.prompt.limits import tenant_of
 from holdfast.wire.requests import GenerationRequest
 from tests.fakes.http_clients import CHAT, COMPLETIONS, HELLO, chat_body, client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, answer

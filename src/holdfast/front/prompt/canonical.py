@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import msgspec
 
-from holdfast.front.prompt.answer_meaning import canonical_arguments
+from holdfast.front.prompt.known_answers import canonical_arguments
 from holdfast.front.prompt.tool_definitions import KeptTool, exact_key
 from holdfast.wire.requests import ChatPrompt
 

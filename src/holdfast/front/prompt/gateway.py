@@ -11,13 +11,17 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
+from holdfast.errors import SessionRefused
 from holdfast.front.link.client import EngineClient, LeaseOf
 from holdfast.front.link.event_stream import EventStream
-from holdfast.front.prompt.embed import embedding_of, embedding_sequences
+from holdfast.front.prompt.embed_and_rank import (
+    embedding_of,
+    embedding_sequences,
+    ranking,
+    read_prompts,
+)
 from holdfast.front.prompt.next_turn import WarmAhead
 from holdfast.front.prompt.prepare import Prepared, prepare, prompt_text, prompt_tokens
-from holdfast.front.prompt.rank import ranking
-from holdfast.front.prompt.read_prompts import read_prompts
 from holdfast.front.prompt.stream import GenerationStream, Observe, observer
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
@@ -32,11 +36,31 @@ from holdfast.wire.requests import (
     Prompt,
     RankRequest,
 )
+from holdfast.wire.sessions import SessionAnswer, SessionCommand, SessionInfo
 
 # About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
 _LONG_TEXT_CHARACTERS = 20_000
 # for each model; most of them wait for a template that is rendered in another process
 _PREPARING_THREADS = 4
+
+
+async def carry_out(
+    lease_of: LeaseOf, model: str, command: SessionCommand
+) -> tuple[SessionInfo, ...]:
+    """Have a command carried out; returns the session that it was about, or all. Loop's thread.
+
+    Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker comes, or
+    dies of it twice.
+    """
+    async with lease_of(model, 1) as client:
+        return sessions_of(await client.ask_session(command))
+
+
+def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
+    """The sessions in an answer. Raises SessionRefused when it says why there are none."""
+    if answer.failure is not None:
+        raise SessionRefused(answer.failure, answer.message)
+    return answer.sessions
 
 
 class Gateway:

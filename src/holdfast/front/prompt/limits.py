@@ -1,23 +1,27 @@
-"""What a request may ask for, whichever way it came.
-
-The protocols check the form of their JSON; this any request must meet.
-"""
+"""What a request may ask for, what it gets by default, and whose memory it uses."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
+from holdfast.models.tokenizer_files import read_json
 from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
 # of one stop string: each token's text is searched together with so much that was held back
 MAX_STOP_CHARACTERS = 1024
 
 _MANY = (dict, list, tuple)
+# named there as in SamplingParams
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Nesting(NamedTuple):
@@ -108,3 +112,62 @@ def _between(field: str, value: float, lowest: float, highest: float) -> None:
     if not lowest <= value <= highest:  # also for NaN
         wanted = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
         raise InvalidRequest(f"{field} must be {wanted}, got {value}", field=field)
+
+
+def generation_defaults(folder: Path) -> dict[str, float]:
+    """The recommended values of a model folder; nonsense is left out.
+
+    Raises ModelLoadError when the file is damaged.
+    """
+    return usable_defaults(read_json(folder / "generation_config.json"))
+
+
+def usable_defaults(recommended: Mapping[str, Any]) -> dict[str, float]:
+    """The usable sampling parameters of a generation_config. `do_sample: false` is temperature 0."""
+    usable: dict[str, float] = {}
+    for name in _RECOMMENDED:
+        value, (lowest, highest) = recommended.get(name), SAMPLING_RANGES[name]
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and lowest <= value <= highest
+        ):
+            usable[name] = int(value) if name == "top_k" else float(value)
+    if recommended.get("do_sample") is False:
+        usable["temperature"] = 0.0
+    return usable
+
+
+def with_model_defaults(
+    sampling: SamplingParams, *, unset: Collection[str], defaults: Mapping[str, float]
+) -> SamplingParams:
+    """The parameters with the model's recommendation in each field that is in `unset`."""
+    recommended = {name: value for name, value in defaults.items() if name in unset}
+    return msgspec.structs.replace(sampling, **recommended) if recommended else sampling
+
+
+def tenant_of(*, api_key: str, name: str, cache_salt: str) -> str:
+    """One name for key, tenant and salt together, from which none of them can be told; empty when
+    all are.
+
+    api_key: the server's single one, which has no name: another one means another memory.
+    """
+    parts = (api_key, name, cache_salt)
+    return _digest(parts, person=b"holdfast tenant") if any(parts) else ""
+
+
+def tenant_of_key(key_name: str, *, name: str, cache_salt: str) -> str:
+    """The same for a named key: whoever has a key of that name uses the same memory, today's or
+    yesterday's.
+    """
+    return _digest((key_name, name, cache_salt), person=b"holdfast key")
+
+
+def _digest(parts: tuple[str, ...], *, person: bytes) -> str:
+    digest = hashlib.blake2b(digest_size=16, person=person)
+    for part in parts:
+        encoded = part.encode("utf-8", "surrogatepass")
+        # "a" and "bc" are not "ab" and "c"
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.hexdigest()

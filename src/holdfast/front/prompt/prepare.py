@@ -17,16 +17,14 @@ from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
-from holdfast.front.prompt.cache_breakpoints import breakpoint_places, pinned_prefixes
 from holdfast.front.prompt.canonical import canonical
-from holdfast.front.prompt.control_tokens import guarded
-from holdfast.front.prompt.defaults import with_model_defaults
 from holdfast.front.prompt.dialects import prompt_opens_thought
 from holdfast.front.prompt.known_answers import PastAnswers
-from holdfast.front.prompt.limits import check_limits, check_token_ids
+from holdfast.front.prompt.limits import check_limits, check_token_ids, with_model_defaults
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_probes import opens_thought
-from holdfast.front.prompt.tokenize import TokenizedText, Tokenizer, well_formed
+from holdfast.front.prompt.text_places import breakpoint_places, pinned_prefixes
+from holdfast.front.prompt.tokenize import TokenizedText, Tokenizer, guarded, well_formed
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, history_reader
 from holdfast.front.structured.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
 from holdfast.front.toolcalls.declared import DeclaredTools

@@ -27,7 +27,7 @@ from holdfast.errors import (
 from holdfast.front.answers.choice import ChoiceText
 from holdfast.front.answers.repetition import RepetitionGuard
 from holdfast.front.link.event_stream import EventStream, RequestEvent
-from holdfast.front.prompt.answer_meaning import AnswerMeaning, meaning_of_deltas, meaning_of_text
+from holdfast.front.prompt.known_answers import AnswerMeaning, meaning_of_deltas, meaning_of_text
 from holdfast.front.prompt.prepare import Prepared
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, answer_reader, without_hidden
 from holdfast.wire.events import FinishReason, Rejected

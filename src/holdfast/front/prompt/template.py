@@ -16,17 +16,19 @@ import msgspec
 from jinja2 import TemplateError
 
 from holdfast.errors import InvalidRequest, ModelLoadError
-from holdfast.front.prompt.conversation import RoleHabits, template_messages, with_roles
-from holdfast.front.prompt.jinja_environment import RENDER_ERRORS
-from holdfast.front.prompt.template_process import SandboxedTemplate
-from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
-from holdfast.front.prompt.tool_history import (
+from holdfast.front.prompt.conversation import (
     Message,
+    RoleHabits,
     ToolHabits,
+    template_messages,
     tools_in_text,
     tools_told,
     with_habits,
+    with_roles,
 )
+from holdfast.front.prompt.template_process import SandboxedTemplate
+from holdfast.front.prompt.template_worker import RENDER_ERRORS
+from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
 

@@ -31,11 +31,11 @@ import psutil
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from holdfast.errors import RenderingUnavailable, TemplateOverrun
-from holdfast.front.prompt.jinja_environment import RENDER_ERRORS
 from holdfast.front.prompt.template_worker import (
     HEAD_BYTES,
     MOST_MEMORY_BYTES,
     OUTCOMES,
+    RENDER_ERRORS,
     STARTED,
     Outcome,
     RenderTask,

@@ -4,20 +4,28 @@ front process 50 MB.
 
 from __future__ import annotations
 
+import re
+import sys
+import threading
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from tokenizers import Encoding
+import msgspec
+from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Backend
 
+from holdfast.config import DEFAULT_MODEL
 from holdfast.errors import ModelLoadError
 from holdfast.front.answers.pieces import TokenPieces
-from holdfast.front.prompt.control_tokens import guard_against, leave_out_breaks
 from holdfast.front.prompt.text_splits import find_seams
+from holdfast.front.prompt.tool_definitions import KeptTool, made_once
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
     end_token_ids,
@@ -27,8 +35,10 @@ from holdfast.models.tokenizer_files import (
     tokenizer_config,
     vocabulary_size,
 )
-from holdfast.wire.requests import TokenIds
+from holdfast.wire.requests import ChatPrompt, TokenIds
 
+_BREAK: Final = "\ufdd5"  # a noncharacter of Unicode: no text has it
+Guard: TypeAlias = Callable[[str], str]
 _SHORT_CHARACTERS = 4096  # about 1 ms
 SAMPLES = {
     "runs of spaces": "a b  c   d    e        f",
@@ -45,6 +55,65 @@ SAMPLES = {
     "joined emoji": "👩‍👩‍👧‍👦 🏳️‍🌈 👨🏿‍💻",
     "rare characters": "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ∀x∈ℝ: ⌈x⌉ ≥ x 𓀀 ‰ ½",
 }
+_ENTRY_BYTES = 400  # of a piece, however short: its key, its record, their places in the table
+_PLACE_BYTES = 200
+
+
+def leave_out_breaks(backend: Backend) -> None:
+    """Have the tokenizer drop the breaks: added tokens are looked for in what is not normalized
+    yet.
+    """
+    drop = normalizers.Replace(_BREAK, "")
+    backend.normalizer = (
+        drop if backend.normalizer is None else normalizers.Sequence([drop, backend.normalizer])
+    )
+
+
+def guard_against(backend: Backend) -> Guard:
+    """A function that breaks the control tokens in a text.
+
+    Tokens that are matched in normalized text cannot be broken.
+    """
+    added = backend.get_added_tokens_decoder().values()
+    contents = [
+        token.content
+        for token in added
+        if token.special and not token.normalized and len(token.content) > 1
+    ]
+    if not contents:
+        return lambda text: text
+    pattern = re.compile("|".join(map(re.escape, sorted(contents, key=len, reverse=True))))
+    return lambda text: pattern.sub(lambda found: found[0][0] + _BREAK + found[0][1:], text)
+
+
+def guarded(prompt: ChatPrompt, guard: Guard) -> ChatPrompt:
+    """The conversation with all that is not the model's own text broken where it spells a control
+    token.
+    """
+    messages = tuple(
+        message if not isinstance(message, dict) or message.get("role") == "assistant" or "content" not in message
+        else {**message, "content": _guarded(message["content"], guard)}
+        for message in prompt.messages
+    )  # fmt: skip
+    return msgspec.structs.replace(
+        prompt, messages=messages, tools=tuple(_guarded_tool(tool, guard) for tool in prompt.tools)
+    )
+
+
+def _guarded_tool(tool: Any, guard: Guard) -> Any:
+    if isinstance(tool, KeptTool):
+        return made_once(tool, guard, lambda: KeptTool(_guarded(tool, guard)))
+    return _guarded(tool, guard)
+
+
+def _guarded(value: Any, guard: Guard) -> Any:
+    if isinstance(value, str):
+        return guard(value)
+    if isinstance(value, Mapping):
+        return {key: _guarded(each, guard) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_guarded(each, guard) for each in value]
+    return value
 
 
 class Tokenizer:
@@ -295,4 +364,140 @@ def _short(token_ids: list[int]) -> str:
         str(token_ids)
         if len(token_ids) <= 16
         else f"{token_ids[:16]} and {len(token_ids) - 16} more"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    token_ids: TokenIds
+    places: Mapping[int, TokenPlace]  # that have been asked for, by character
+
+
+class RememberedText:
+    """A text put together of pieces; knows only the places that were named beforehand."""
+
+    def __init__(self, texts: Sequence[str], pieces: Mapping[str, _Piece]) -> None:
+        self._pieces = [pieces[text] for text in texts]
+        self._starts = [0, *accumulate(map(len, texts))]  # of each piece, and the end
+        self._tokens = [0, *accumulate(len(piece.token_ids) for piece in self._pieces)]
+        self.token_ids = TokenIds.joined(piece.token_ids for piece in self._pieces)
+
+    def tokens_before(self, character: int) -> int:
+        """Tokens that end at or before a character."""
+        at = bisect_right(self._starts, character) - 1
+        if at == len(self._pieces):
+            return len(self.token_ids)
+        return self._tokens[at] + self._pieces[at].places[character - self._starts[at]].before
+
+    def span(self, start: int, end: int) -> tuple[int, int] | None:
+        """Which tokens make up the characters from start to end exactly; None when one of them
+        reaches over an edge.
+        """
+        if not 0 <= start < end <= self._starts[-1]:
+            return None
+        left, right = bisect_right(self._starts, start) - 1, bisect_left(self._starts, end) - 1
+        opens = self._pieces[left].places[start - self._starts[left]].opens
+        closes = self._pieces[right].places[end - self._starts[right]].closes
+        if opens is None or closes is None:
+            return None
+        first, last = self._tokens[left] + opens, self._tokens[right] + closes
+        return (first, last) if first < last else None
+
+
+class TokenMemory:
+    """The pieces of texts that one tokenizer was asked for; the longest unused are forgotten.
+
+    Any thread may call it.
+    """
+
+    def __init__(self, *, most_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
+        """most_bytes: of texts and tokens together; 0: nothing is kept."""
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._pieces: OrderedDict[tuple[str, str], _Piece] = OrderedDict()  # by tenant and text
+        self._lock = threading.Lock()
+
+    def tokens_of(
+        self, text: str, tokenizer: Tokenizer, *, tenant: str = "", places: Iterable[int] = ()
+    ) -> RememberedText:
+        """A text's tokens, without special ones around it. places: the characters that will be
+        asked for.
+        """
+        texts = list(tokenizer.seams.pieces(text))
+        wanted = _by_piece(places, texts)
+        distinct = dict.fromkeys(texts)
+        with self._lock:
+            pieces = {
+                each: piece
+                for each in distinct
+                if (piece := self._known((tenant, each))) is not None
+            }
+        lacking = [
+            each
+            for each in distinct
+            if each not in pieces or not pieces[each].places.keys() >= wanted.get(each, frozenset())
+        ]
+        if lacking:
+            made = dict(self._encoded(lacking, wanted, tokenizer))
+            for each, piece in made.items():
+                before = pieces[each].places if each in pieces else {}
+                pieces[each] = _Piece(piece.token_ids, {**before, **piece.places})
+            with self._lock:
+                for each in made:
+                    self._keep((tenant, each), pieces[each])
+        return RememberedText(texts, pieces)
+
+    def check_invariants(self) -> None:
+        """Assert that the bytes are counted rightly and within their bound."""
+        with self._lock:
+            assert self._bytes == sum(_size(key, piece) for key, piece in self._pieces.items()), (
+                "bytes are miscounted"
+            )
+            assert self._bytes <= self._most_bytes, "more is remembered than may be"
+
+    def _encoded(
+        self, texts: Sequence[str], wanted: Mapping[str, frozenset[int]], tokenizer: Tokenizer
+    ) -> Iterator[tuple[str, _Piece]]:
+        plain = [text for text in texts if text not in wanted]
+        for text, token_ids in zip(plain, tokenizer.encode_all(plain), strict=True):
+            yield text, _Piece(TokenIds.of(token_ids), {})
+        placed = [text for text in texts if text in wanted]
+        for text, encoded in zip(placed, tokenizer.encode_in_place(placed), strict=True):
+            yield (
+                text,
+                _Piece(encoded.token_ids, {place: encoded.place(place) for place in wanted[text]}),
+            )
+
+    def _known(self, key: tuple[str, str]) -> _Piece | None:
+        if (piece := self._pieces.get(key)) is not None:
+            self._pieces.move_to_end(key)
+        return piece
+
+    def _keep(self, key: tuple[str, str], piece: _Piece) -> None:
+        if (before := self._pieces.pop(key, None)) is not None:
+            self._bytes -= _size(key, before)
+        if (size := _size(key, piece)) > self._most_bytes:
+            return
+        self._pieces[key] = piece
+        self._bytes += size
+        while self._bytes > self._most_bytes:
+            self._bytes -= _size(*self._pieces.popitem(last=False))
+
+
+def _by_piece(places: Iterable[int], texts: Sequence[str]) -> dict[str, frozenset[int]]:
+    """Each place as one of the piece that it is in, and, where a piece ends, of that one too."""
+    found: dict[str, set[int]] = {}
+    starts = [0, *accumulate(map(len, texts))]
+    for place in places:
+        for at in {bisect_right(starts, place) - 1, bisect_left(starts, place) - 1}:
+            if 0 <= at < len(texts):
+                found.setdefault(texts[at], set()).add(place - starts[at])
+    return {text: frozenset(each) for text, each in found.items()}
+
+
+def _size(key: tuple[str, str], piece: _Piece) -> int:
+    return (
+        _ENTRY_BYTES
+        + sys.getsizeof(key[1])
+        + len(piece.token_ids.packed)
+        + _PLACE_BYTES * len(piece.places)
     )

@@ -19,18 +19,20 @@ from typing import Any, TypeAlias
 from holdfast.config import DEFAULT_MODEL, ModelSettings, WarmAheadChoice
 from holdfast.errors import ModelLoadError, TemplateOverrun, WorkerUnavailable
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.prompt.answer_frame import AnswerFrame, find_frame
-from holdfast.front.prompt.answer_meaning import AnswerMeaning, ReadTexts
 from holdfast.front.prompt.canonical import FirstForms
-from holdfast.front.prompt.defaults import generation_defaults
-from holdfast.front.prompt.dialect_rules import ENDS_BY_FAMILY
-from holdfast.front.prompt.dialects import DialectReport, FoundDialect, find_dialect
-from holdfast.front.prompt.known_answers import KnownAnswers, ReadMeaning
+from holdfast.front.prompt.dialects import ENDS_BY_FAMILY, DialectReport, FoundDialect, find_dialect
+from holdfast.front.prompt.known_answers import AnswerMeaning, KnownAnswers, ReadMeaning, ReadTexts
+from holdfast.front.prompt.limits import generation_defaults
 from holdfast.front.prompt.template import ChatTemplate, load_template
-from holdfast.front.prompt.template_probes import NEXT_TURNS, NextTurn, rewritten_turns
-from holdfast.front.prompt.thinking import Options, ThinkingSwitch
-from holdfast.front.prompt.token_memory import TokenMemory
-from holdfast.front.prompt.tokenize import Tokenizer, check_round_trip, load_tokenizer
+from holdfast.front.prompt.template_probes import (
+    NEXT_TURNS,
+    NextTurn,
+    Options,
+    ThinkingSwitch,
+    rewritten_turns,
+)
+from holdfast.front.prompt.text_places import AnswerFrame, find_frame
+from holdfast.front.prompt.tokenize import Tokenizer, TokenMemory, check_round_trip, load_tokenizer
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling

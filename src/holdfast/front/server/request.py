@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.config import LimitsSettings
-from holdfast.front.prompt.tenant import tenant_of, tenant_of_key
+from holdfast.front.prompt.limits import tenant_of, tenant_of_key
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.fields import TAG_MARK

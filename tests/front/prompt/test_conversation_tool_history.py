@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.prompt.tool_history import Message, ToolHabits, with_habits
+from holdfast.front.prompt.conversation import Message, ToolHabits, with_habits
 from holdfast.front.toolcalls.dialect import Call, CallFormat, IdForm
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 

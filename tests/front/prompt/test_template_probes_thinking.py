@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.prompt.template import ChatTemplate
-from holdfast.front.prompt.thinking import ThinkingSwitch, find_switch
+from holdfast.front.prompt.template_probes import ThinkingSwitch, find_switch
 from holdfast.wire.requests import ChatPrompt, Thinking, ThinkingEffort
 
 EFFORTS: tuple[ThinkingEffort, ...] = get_args(ThinkingEffort)

@@ -1,30 +1,66 @@
-"""A request to rank documents → sequences that are only read, and the scores of what came of them.
-
-`yes_no`: the model is asked whether a document is relevant, and its yes is weighed against its no.
-`likelihood`: behind the document, how likely the query is, token for token.
-"""
+"""Prompts that are prefilled and not answered: embeddings and reranking."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong
-from holdfast.front.prompt.embed import READ_ONLY
-from holdfast.front.prompt.prepare import refuse_by_beginning
-from holdfast.front.prompt.read_prompts import ReadPrompt
-from holdfast.front.prompt.tokenize import well_formed
+from holdfast.errors import (
+    GenerationFailed,
+    HoldfastError,
+    InvalidRequest,
+    NoEmbeddings,
+    PromptTooLong,
+    QueueFull,
+    TooLargeForMemory,
+    WorkerUnavailable,
+)
+from holdfast.front.link.client import EngineClient
+from holdfast.front.link.event_stream import RequestEvent
+from holdfast.front.prompt.limits import check_token_ids
+from holdfast.front.prompt.prepare import (
+    MOST_CHARACTERS_PER_TOKEN,
+    prompt_text,
+    prompt_tokens,
+    refuse_by_beginning,
+)
+from holdfast.front.prompt.stream import refusal
+from holdfast.front.prompt.tokenize import TokenMemory, well_formed
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.models.sentence_modules import AnswerTokens
 from holdfast.wire.commands import SequenceRequest
-from holdfast.wire.events import ModelInfo, Timings
-from holdfast.wire.output import Relevance
-from holdfast.wire.requests import RankMethod, RankRequest, SamplingParams, TokenIds
+from holdfast.wire.events import (
+    Finished,
+    FinishReason,
+    ModelInfo,
+    Rejected,
+    Started,
+    Timings,
+    TokenLogprob,
+    TokensGenerated,
+)
+from holdfast.wire.output import Embedding, Relevance
+from holdfast.wire.requests import (
+    EmbeddingRequest,
+    GenerationRequest,
+    Pooling,
+    RankMethod,
+    RankRequest,
+    SamplingParams,
+    TokenIds,
+)
 
+READ_ONLY = SamplingParams(temperature=0.0, seed=0)
+AT_ONCE = 16  # prompts of one request that wait or are read: about what fills a step
+_LONGEST_WAIT_SECONDS = 1.0
 LEAST_SHARED_TOKENS = 64  # of all documents' prompts: fewer are read faster than waited for
 # of yes and no alike, so that they are the likeliest two and are told; their difference stays
 _BIAS = 100.0
@@ -38,6 +74,204 @@ _JUDGED = (
     "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
+
+
+def embedding_sequences(
+    request: EmbeddingRequest, bundle: TokenizerBundle, *, info: ModelInfo
+) -> tuple[SequenceRequest, ...]:
+    """A sequence per input. May take long: not for an event loop.
+
+    Raises InvalidRequest naming what is wrong with which input, PromptTooLong, and NoEmbeddings.
+    """
+    if not info.embedding_dimensions:
+        raise NoEmbeddings
+    if request.dimensions is not None and not 1 <= request.dimensions <= info.embedding_dimensions:
+        reason = (
+            f"dimensions must be 1 to {info.embedding_dimensions} with this model, got "
+            f"{request.dimensions}"
+        )
+        raise InvalidRequest(reason, field="dimensions")
+    pooling = _pooling(request, bundle)
+    # thousands of texts, each of them once, push nothing out
+    bundle = replace(bundle, token_memory=TokenMemory(most_bytes=0))
+    return tuple(
+        SequenceRequest(
+            request_id=f"{request.request_id}/{place}",
+            prompt_token_ids=_token_ids(request, place, bundle, info=info),
+            max_tokens=0,
+            sampling=READ_ONLY,
+            pooling=pooling,
+            is_kept=False,  # of a text that stands for itself nothing is gone on from
+            tenant=request.tenant,
+            service=request.service,
+        )
+        for place in range(len(request.inputs))
+    )
+
+
+def embedding_of(finished: Finished, *, dimensions: int | None) -> Embedding:
+    """The vector of an input that was read, cut to its first `dimensions` and brought to length 1
+    again; of zeros it stays so.
+    """
+    vector = finished.embedding
+    if dimensions is not None:
+        values = array("f", vector)[:dimensions]
+        length = math.hypot(*values)
+        vector = array("f", [value / length for value in values] if length else values).tobytes()
+    return Embedding(
+        vector=vector,
+        prompt_tokens=finished.prompt_tokens,
+        timings=finished.timings,
+        memory=finished.memory,
+    )
+
+
+def _pooling(request: EmbeddingRequest, bundle: TokenizerBundle) -> Pooling:
+    """What is asked for; else what the model's folder names; else what its tokenizer lets one
+    expect.
+
+    A tokenizer that ends every text with a token of its own has one for the model to gather in what
+    was said.
+    """
+    own = bundle.own_pooling
+    if request.pooling is None and own.unserved:
+        reason = (
+            f"as this model was trained, {own.unserved}; if you want something else of it, ask for "
+            "`pooling` mean or last"
+        )
+        raise InvalidRequest(reason, field="pooling")
+    return request.pooling or own.pooling or ("last" if bundle.tokenizer.ends_texts else "mean")
+
+
+def _token_ids(
+    request: EmbeddingRequest, place: int, bundle: TokenizerBundle, *, info: ModelInfo
+) -> TokenIds:
+    given, limit = request.inputs[place], info.context_tokens
+    field = request.field_of(place)
+    if request.truncates:
+        given = (
+            given[: limit * MOST_CHARACTERS_PER_TOKEN] if isinstance(given, str) else given[:limit]
+        )
+    one = GenerationRequest(request_id="", model=request.model, prompt=given, prompt_field=field)
+    token_ids = prompt_tokens(one, bundle, prompt_text(one, bundle, info=info), info=info).token_ids
+    if len(token_ids) > limit:
+        if not request.truncates:
+            raise PromptTooLong(prompt_tokens=len(token_ids), context_tokens=limit, field=field)
+        ending = (
+            token_ids[-1:] if bundle.tokenizer.ends_texts and isinstance(given, str) else TokenIds()
+        )
+        token_ids = token_ids[: limit - len(ending)] + ending
+    check_token_ids(token_ids, vocab_size=info.vocab_size, field=field)
+    return token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPrompt:
+    """What came of a prompt that was read. logprobs: what was asked for, of its own tokens or of
+    one that was drawn.
+    """
+
+    finished: Finished
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class PromptReader:
+    """Takes the events of one sequence. Raises what its refusal or failure means to the client."""
+
+    def __init__(self) -> None:
+        self._logprobs: tuple[TokenLogprob, ...] = ()
+        self.is_accepted = False
+
+    def take(self, event: RequestEvent) -> ReadPrompt | None:
+        """The next event; returns what the prompt came to with the last one."""
+        self.is_accepted = self.is_accepted or not isinstance(event, Rejected)
+        if isinstance(event, Rejected):
+            raise refusal(event)
+        if isinstance(event, Started | TokensGenerated):
+            self._logprobs += event.logprobs
+        if not isinstance(event, Finished):
+            return None
+        if failure := _failure(event):
+            raise failure
+        return ReadPrompt(finished=event, logprobs=self._logprobs)
+
+
+def _failure(event: Finished) -> HoldfastError | None:
+    match event.reason:
+        case FinishReason.FAILED:
+            message = event.error or "the request failed; the server's log has the details"
+            return GenerationFailed(message, is_deadly=event.is_deadly)
+        case FinishReason.REFUSED:
+            return InvalidRequest(event.error)
+        case FinishReason.CANCELLED:
+            return WorkerUnavailable(
+                "the server cancelled the request before it was done; please try again"
+            )
+        case _:
+            return None
+
+
+async def read_prompts(
+    client: EngineClient, sequences: Sequence[SequenceRequest], *, field_of: Callable[[int], str]
+) -> list[ReadPrompt]:
+    """Read all, in any order; what came of each, in theirs.
+
+    Whatever ends it early, what still runs is cancelled.
+
+    field_of: the field of the request to name where the prompt in that place is more than memory
+    can take.
+
+    Raises the first refusal or failure. A queue that is full refuses only who has nothing in it
+    yet; else a place is waited for.
+    """
+    reading = _Reading(client, sequences, field_of)
+    lanes = [asyncio.create_task(reading.lane()) for _ in range(min(AT_ONCE, len(sequences)))]
+    try:
+        for lane in asyncio.as_completed(lanes):
+            await lane
+    finally:
+        for task in lanes:
+            task.cancel()
+        await asyncio.gather(*lanes, return_exceptions=True)
+    return [reading.found[place] for place in range(len(sequences))]
+
+
+class _Reading:
+    def __init__(
+        self,
+        client: EngineClient,
+        sequences: Sequence[SequenceRequest],
+        field_of: Callable[[int], str],
+    ) -> None:
+        self._client, self._field_of = client, field_of
+        self._waiting = deque(enumerate(sequences))
+        self._accepted = 0
+        self.found: dict[int, ReadPrompt] = {}
+
+    async def lane(self) -> None:
+        """Read one prompt after the other."""
+        while self._waiting:
+            place, sequence = self._waiting.popleft()
+            while place not in self.found:
+                try:
+                    self.found[place] = await self._read(sequence)
+                except TooLargeForMemory as error:
+                    error.field = self._field_of(place)
+                    raise
+                except QueueFull as full:
+                    if not self._accepted:
+                        raise
+                    await asyncio.sleep(min(full.retry_after_seconds, _LONGEST_WAIT_SECONDS))
+
+    async def _read(self, sequence: SequenceRequest) -> ReadPrompt:
+        reader = PromptReader()
+        async with aclosing(self._client.submit(sequence)) as events:
+            async for event in events:
+                found = reader.take(event)
+                self._accepted += reader.is_accepted
+                if found is not None:
+                    return found
+        raise GenerationFailed("the worker's stream ended without a word")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.prompt.answer_meaning import (
+from holdfast.front.prompt.known_answers import (
     AnswerMeaning,
     ReadTexts,
     canonical_arguments,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.answer_frame import AnswerFrame, find_frame
 from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.text_places import AnswerFrame, find_frame
 from tests.fakes import toy_tokenizers
 
 LLAMA = (

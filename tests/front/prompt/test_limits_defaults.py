@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from holdfast.front.prompt.defaults import generation_defaults, usable_defaults, with_model_defaults
+from holdfast.front.prompt.limits import generation_defaults, usable_defaults, with_model_defaults
 from holdfast.wire.requests import SamplingParams
 
 

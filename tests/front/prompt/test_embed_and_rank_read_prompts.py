@@ -14,9 +14,8 @@ from holdfast.errors import (
     TooLargeForMemory,
     WorkerUnavailable,
 )
-from holdfast.front.prompt import read_prompts as module
-from holdfast.front.prompt.embed import READ_ONLY
-from holdfast.front.prompt.read_prompts import AT_ONCE, ReadPrompt, read_prompts
+from holdfast.front.prompt import embed_and_rank as module
+from holdfast.front.prompt.embed_and_rank import AT_ONCE, READ_ONLY, ReadPrompt, read_prompts
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import Accepted, Event, Finished, FinishReason, Rejected
 from holdfast.wire.requests import TokenIds

@@ -12,7 +12,7 @@ from msgspec import structs
 from tokenizers import processors
 
 from holdfast.errors import InvalidRequest, NoEmbeddings, PromptTooLong
-from holdfast.front.prompt.embed import embedding_of, embedding_sequences
+from holdfast.front.prompt.embed_and_rank import embedding_of, embedding_sequences
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.models.sentence_modules import OwnPooling

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
-from holdfast.front.prompt.cache_breakpoints import breakpoint_places
 from holdfast.front.prompt.canonical import FirstForms, canonical
 from holdfast.front.prompt.prepare import Prepared, prepare
 from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.text_places import breakpoint_places
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.wire.requests import CacheBreakpoint, ChatPrompt, GenerationRequest
 from tests.fakes.scripted_client import model_info

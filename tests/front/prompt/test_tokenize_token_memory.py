@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.token_memory import TokenMemory
-from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.prompt.tokenize import Tokenizer, TokenMemory
 from tests.fakes import toy_tokenizers
 
 WORDS = (

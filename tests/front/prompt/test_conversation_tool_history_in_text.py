@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.prompt.conversation import RoleHabits, with_roles
+from holdfast.front.prompt.conversation import (
+    Message,
+    RoleHabits,
+    ToolHabits,
+    tools_in_text,
+    tools_told,
+    with_roles,
+)
 from holdfast.front.prompt.template import ChatTemplate
-from holdfast.front.prompt.tool_history import Message, ToolHabits, tools_in_text, tools_told
 from holdfast.front.toolcalls.dialect import Call, CallFormat
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 from holdfast.wire.requests import ChatPrompt

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong
-from holdfast.front.prompt.rank import Ranking, ranking
-from holdfast.front.prompt.read_prompts import ReadPrompt
+from holdfast.front.prompt.embed_and_rank import Ranking, ReadPrompt, ranking
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
