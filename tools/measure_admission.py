@@ -27,7 +27,7 @@ from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.prefix.in_flight import InFlightPrefills
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import Lookup
-from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 

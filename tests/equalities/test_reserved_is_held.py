@@ -15,8 +15,8 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.pending import PendingStep
 from holdfast.worker.engine.plan import StepPlan
-from holdfast.worker.scheduler.decision import Decision, SequenceCosts, StepOutcome
-from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.admission import SequenceCosts
+from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 from tests.fakes.architectures import probed
 from tests.fakes.live_state import live_bytes
 from tests.fakes.tiny_models import VOCAB_SIZE

@@ -23,7 +23,7 @@ from holdfast.worker.kv.form import Codec
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
 from tests.fakes.architectures import probed

@@ -10,7 +10,7 @@ from holdfast.store.block import KEY_BYTES, Block, BlockKey
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.prefix.chain import Cursor, child_key, pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.planning import ReusePlan
+from holdfast.worker.prefix.lookup import ReusePlan
 from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
 from tests.fakes.disk_side import FakeDisk
 from tests.fakes.payloads import Weight

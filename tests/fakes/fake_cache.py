@@ -12,9 +12,8 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.worker.engine.plan import KeepPolicy, StepPlan
 from holdfast.worker.prefix.chain import ChainBlock, Cursor, pack_tokens
-from holdfast.worker.prefix.lookup import LiveChain, Lookup
+from holdfast.worker.prefix.lookup import LiveChain, Lookup, ReusePlan, Shortfall
 from holdfast.worker.prefix.no_cache import NothingLive
-from holdfast.worker.prefix.planning import ReusePlan, Shortfall
 from holdfast.worker.prefix.tiers import EvictionOrder
 from tests.fakes.fake_engine import FakeEngine
 

@@ -7,7 +7,7 @@ from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.parts import Cache
-from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.script_inbox import ScriptInbox

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from holdfast.config import SchedulerSettings
 from holdfast.wire.requests import ServiceClass
 from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.chunking import PATIENCE_STEPS
 from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
-from holdfast.worker.scheduler.decision import Decision, SequenceCosts, StepOutcome
-from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 from holdfast.worker.scheduler.sequence import DEFAULT_SERVICE
 
 SecondsOf = Callable[[StepLoad], float]

@@ -17,14 +17,12 @@ from holdfast.errors import ModelLoadError
 from holdfast.machine.device_memory import MemoryPlan
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
-from holdfast.worker.loop.inbox import Inbox
-from holdfast.worker.loop.lifecycle import Progress, WorkerEnd, live
+from holdfast.worker.loop.inbox import Inbox, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
-from holdfast.worker.loop.memory_budget import MemoryBudget
-from holdfast.worker.loop.process import run_process
-from holdfast.worker.loop.pulse import Pulse
+from holdfast.worker.loop.parts import MemoryBudget
+from holdfast.worker.loop.process import Progress, WorkerEnd, live, run_process
 from holdfast.worker.prefix.no_cache import NoCache
-from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from tests.fakes.fake_engine import FakeEngine
 

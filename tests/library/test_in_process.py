@@ -9,8 +9,8 @@ import pytest
 from holdfast.errors import WorkerUnavailable
 from holdfast.library.in_process import InProcessClient, QueueInbox
 from holdfast.wire.events import Finished, FinishReason, TokensGenerated, WorkerFailed, WorkerReady
-from holdfast.worker.loop.lifecycle import live
-from holdfast.worker.loop.pulse import Pulse
+from holdfast.worker.loop.inbox import Pulse
+from holdfast.worker.loop.process import live
 from tests.fakes.fake_engine import expected_tokens
 from tests.fakes.fake_worker import a_request, fake_settings
 from tests.fakes.worker_main import fake_loop

@@ -17,7 +17,7 @@ from tests.project.sources import PACKAGE, ROOT, Source, product_sources, source
 MAY_CATCH_ALL = {
     "src/holdfast/front/server/dialect.py": 1,  # every error has an answer
     # a request must not harm another one; the cache costs no answer
-    "src/holdfast/worker/loop/failures.py": 2,
+    "src/holdfast/worker/loop/device_steps.py": 2,
     "src/holdfast/worker/sessions/transfer.py": 1,  # nor must a file
 }
 LONGEST_POLL_SECONDS = 0.01  # between two looks at what is waited for

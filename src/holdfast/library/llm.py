@@ -52,7 +52,7 @@ from holdfast.wire.commands import SequenceRequest, WorkerSettings
 from holdfast.wire.events import ModelInfo, WorkerFailed, WorkerStatistics
 from holdfast.wire.requests import GenerationRequest, Prompt
 from holdfast.wire.sessions import SessionCommand, SessionInfo
-from holdfast.worker.loop.device import serve_model
+from holdfast.worker.loop.process import serve_model
 
 Prompts: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 LEAVE = msgspec.UNSET  # says that a value stays as it is, or as the settings have it

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.worker.loop.device import serve_model
-from holdfast.worker.loop.process import run_process
+from holdfast.worker.loop.process import run_process, serve_model
 
 if __name__ == "__main__":
     sys.exit(run_process(serve_model))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from holdfast.config import ResidencySettings
 from holdfast.front.fleet.worker_process import PATIENCE, Watchdog
 from holdfast.wire.events import Heartbeat
-from holdfast.worker.loop.pulse import Pulse
+from holdfast.worker.loop.inbox import Pulse
 
 DEFAULTS = ResidencySettings()
 PROMISED_SECONDS = 10.0

@@ -7,10 +7,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.loop.device_steps import FAILURES_OF_A_BROKEN_DEVICE, DeviceSteps
-from holdfast.worker.loop.failures import DeviceBroken
-from holdfast.worker.loop.flight import Flight
-from holdfast.worker.loop.sequences import LiveSequence
+from holdfast.worker.loop.device_steps import FAILURES_OF_A_BROKEN_DEVICE, DeviceBroken, DeviceSteps
+from holdfast.worker.loop.sequences import Flight, LiveSequence
 from tests.fakes.fake_engine import (
     RAISES_AT_COLLECT,
     RAISES_AT_DISPATCH,

@@ -14,7 +14,7 @@ from holdfast.wire.commands import (
 )
 from holdfast.wire.events import Finished, FinishReason, Rejected, Started, WorkerStatistics
 from holdfast.wire.requests import TokenIds
-from holdfast.worker.loop.failures import DeviceBroken
+from holdfast.worker.loop.device_steps import DeviceBroken
 from tests.fakes import fake_engine
 from tests.fakes.fake_engine import FakeEngine, expected_tokens
 from tests.fakes.looped_worker import SETTINGS, make_loop, request, serve

@@ -15,7 +15,7 @@ from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import ModelLoadError
 from holdfast.wire.commands import WorkerSettings
 from holdfast.worker.loop import serving
-from holdfast.worker.loop.pulse import Pulse
+from holdfast.worker.loop.inbox import Pulse
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import write_tiny
 

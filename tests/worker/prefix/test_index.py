@@ -3,7 +3,7 @@ from __future__ import annotations
 from holdfast.wire.events import CacheOutcome, Divergence
 from holdfast.worker.prefix.chain import ChainBlock, ChainState, pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.planning import Shortfall
+from holdfast.worker.prefix.lookup import Shortfall
 from holdfast.worker.prefix.tiers import Residence
 from tests.fakes.chains import insert_at, keep_checkpoint, plan_of, read_chain, stored
 from tests.fakes.disk_side import FakeDisk

@@ -14,7 +14,7 @@ from holdfast.wire.events import CacheOutcome
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.planning import Shortfall
+from holdfast.worker.prefix.lookup import Shortfall
 from tests.fakes.chains import plan_of, stored
 from tests.fakes.payloads import Weight
 

@@ -15,7 +15,7 @@ from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome
 from holdfast.worker.prefix.chain import Cursor, child_key, pack_tokens
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.prefix.planning import ReusePlan
+from holdfast.worker.prefix.lookup import ReusePlan
 from holdfast.worker.prefix.tiers import Residence
 from tests.fakes.chains import keep_checkpoint, plan_of, stored
 from tests.fakes.disk_side import FakeDisk

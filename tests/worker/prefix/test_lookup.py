@@ -4,8 +4,7 @@ import pytest
 
 from holdfast.wire.events import CacheOutcome, Divergence
 from holdfast.worker.prefix.chain import ChainBlock, Cursor
-from holdfast.worker.prefix.lookup import Lookup
-from holdfast.worker.prefix.planning import ReusePlan, Shortfall
+from holdfast.worker.prefix.lookup import Lookup, ReusePlan, Shortfall
 from holdfast.worker.prefix.tiers import EvictionOrder
 
 

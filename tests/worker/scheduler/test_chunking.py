@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.worker.scheduler.chunking import LEAST_ALONE_TOKENS, PATIENCE_STEPS, ChunkSharing
-from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
-from holdfast.worker.scheduler.decision import ChunkBounds
+from holdfast.worker.scheduler.cost_model import ChunkBounds, CostModel, StepLoad
 from holdfast.worker.scheduler.sequence import ScheduledSequence
 
 QUANTUM = 32

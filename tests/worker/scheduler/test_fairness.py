@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from holdfast.config import SchedulerSettings
 from holdfast.errors import QueueFull
 from holdfast.wire.requests import Priority, ServiceClass
-from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.fairness import FairShare
 from holdfast.worker.scheduler.sequence import ScheduledSequence
 from tests.fakes.step_worker import StepWorker

@@ -7,8 +7,8 @@ import pytest
 from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull, TooLargeForMemory
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.scheduler.decision import Decision, SequenceCosts, StepOutcome
-from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.admission import SequenceCosts
+from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 from tests.fakes.step_worker import StepWorker, device_seconds
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])

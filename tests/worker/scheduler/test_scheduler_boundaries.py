@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from holdfast.config import SchedulerSettings
 from holdfast.worker.engine.plan import Span
-from holdfast.worker.scheduler.decision import SequenceCosts, StepOutcome
-from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.admission import SequenceCosts
+from holdfast.worker.scheduler.scheduler import Scheduler, StepOutcome
 
 
 def a_scheduler(*, step_tokens: int = 64) -> Scheduler:

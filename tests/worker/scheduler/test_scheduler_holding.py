@@ -9,8 +9,8 @@ import random
 import pytest
 
 from holdfast.config import SchedulerSettings
-from holdfast.worker.scheduler.decision import SequenceCosts, StepOutcome
-from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.admission import SequenceCosts
+from holdfast.worker.scheduler.scheduler import Scheduler, StepOutcome
 
 BUDGET, TOKEN_BYTES = 960, 10
 

@@ -26,7 +26,7 @@ from holdfast.wire.events import CacheFigures, CacheOutcome, CacheReport
 from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
 from holdfast.worker.engine.plan import KeepPolicy
 from holdfast.worker.loop.counters import Counters
-from holdfast.worker.loop.failures import costing_no_answer
+from holdfast.worker.loop.device_steps import costing_no_answer
 from holdfast.worker.loop.parts import Cache, StepEngine
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.prefix.in_flight import InFlightPrefills

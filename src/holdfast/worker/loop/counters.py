@@ -20,7 +20,7 @@ from holdfast.wire.events import (
     Histogram,
     WorkerStatistics,
 )
-from holdfast.worker.scheduler.decision import SchedulerStatistics
+from holdfast.worker.scheduler.scheduler import SchedulerStatistics
 
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 

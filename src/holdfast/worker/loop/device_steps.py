@@ -6,21 +6,57 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Generic
 
 from holdfast.wire.events import TokenLogprob
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
-from holdfast.worker.loop.failures import DeviceBroken, DeviceFailed, device_call
-from holdfast.worker.loop.flight import Flight
 from holdfast.worker.loop.parts import Step, StepEngine
+from holdfast.worker.loop.sequences import Flight
 
+logger = logging.getLogger("holdfast.worker")
 LEAST_RETRIED_TOKENS = 64  # a chunk that fails is not tried in smaller pieces than this
 # sequences in a row, each run alone, without one success between them
 FAILURES_OF_A_BROKEN_DEVICE = 3
 
-logger = logging.getLogger("holdfast.worker")
+
+class DeviceFailed(Exception):
+    """A model or the device raised something; the cause says what.
+
+    Harms those only whose call it was.
+    """
+
+
+class DeviceBroken(Exception):
+    """Nothing runs on the device any more; only a new process can help."""
+
+
+@contextmanager
+def device_call() -> Iterator[None]:
+    """For what runs a model.
+
+    Raises DeviceFailed for whatever that raises: it must not end the other requests.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise DeviceFailed(str(error)) from error
+
+
+@contextmanager
+def costing_no_answer(
+    message: str, *names: str, otherwise: Callable[[Exception], None] = lambda error: None
+) -> Iterator[None]:
+    """Log whatever is raised, and do `otherwise`: nobody's answer depends on what is done in this
+    context.
+    """
+    try:
+        yield
+    except Exception as error:
+        logger.exception(message, *names)
+        otherwise(error)
 
 
 def read_alone(engine: StepEngine[Step], span: Span, *, chunk_tokens: int) -> SpanResult:

@@ -13,9 +13,8 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import FinishReason
 from holdfast.wire.requests import common_tokens
 from holdfast.worker.loop.cache_client import CacheClient
-from holdfast.worker.loop.ledger import Ledger
 from holdfast.worker.loop.lifetimes import Lifetimes
-from holdfast.worker.loop.sequences import LiveSequence
+from holdfast.worker.loop.sequences import Ledger, LiveSequence
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 MOST_WAITING = 8  # conversations; if there are more, the oldest is dropped

@@ -6,6 +6,10 @@ The thread that computes also speaks to the socket.
 from __future__ import annotations
 
 import contextlib
+import math
+import resource
+import threading
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,10 +18,16 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from holdfast.wire.commands import SHUT_DOWN, Command
-from holdfast.wire.events import Event
+from holdfast.wire.events import Event, Heartbeat
 
 # the last events (Finished of cancelled requests) must leave before the process does
 LINGER_MILLISECONDS = 2_000
+# pages brought in from disk between two beats, from which on the process is taken to wait for its
+# own memory
+PAGING_FAULTS = 16
+
+
+_RESTING = Heartbeat(activity="resting", expected_seconds=0.0)
 
 
 class Inbox(Protocol):
@@ -99,3 +109,90 @@ class ZmqInbox:
             while True:
                 commands += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
         return commands
+
+
+class Pulse:
+    """Written by the device thread, read by the thread of the heartbeat: one reference, replaced
+    whole.
+
+    Which heartbeat it is, and not what it says, tells whether the device thread is still at the
+    same thing. Time counts only in beats that are really made: a process that was stopped, a
+    machine that slept and one that is too busy to let the heart's thread run make fewer beats, and
+    so the work seems shorter, never longer, than it is.
+    """
+
+    def __init__(self, *, interval_seconds: float = math.inf) -> None:
+        """interval_seconds: from one beat to the next; nobody looks without one."""
+        self.interval_seconds = interval_seconds
+        self._occupation = self._seen = Heartbeat(activity="loading")
+        self._lasting_seconds = 0.0
+
+    def rest(self) -> None:
+        """From now on the device thread waits for commands."""
+        self._occupation = _RESTING
+
+    def work(self, expected_seconds: float | None = None) -> None:
+        """From now on it does something that takes so long at most, as far as was measured; None:
+        nothing like it was.
+        """
+        self._occupation = Heartbeat(activity="working", expected_seconds=expected_seconds)
+
+    def beat(self, *, elapsed_seconds: float, page_faults: int) -> Heartbeat:
+        """The next heartbeat.
+
+        Its thread only. elapsed_seconds, page_faults (those that read a disk): since the one before
+        it.
+        """
+        occupation = self._occupation
+        if occupation is not self._seen:
+            self._seen, self._lasting_seconds = occupation, 0.0
+        elif page_faults < PAGING_FAULTS:
+            self._lasting_seconds += min(elapsed_seconds, self.interval_seconds)
+        return msgspec.structs.replace(occupation, lasting_seconds=self._lasting_seconds)
+
+
+class Heart:
+    """Sends a heartbeat at once and then at every interval of the pulse, until it is stopped.
+
+    Only the last one is kept on the way (CONFLATE), so a front that does not read them makes
+    nothing pile up.
+    """
+
+    def __init__(self, endpoint: str, pulse: Pulse) -> None:
+        self._endpoint, self._pulse = endpoint, pulse
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-heart", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more; waits for the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+            for option, value in ((zmq.CONFLATE, 1), (zmq.LINGER, 0)):
+                socket.setsockopt(option, value)
+            socket.connect(self._endpoint)
+            self._beat(socket)
+
+    def _beat(self, socket: zmq.Socket[bytes]) -> None:
+        encoder = msgspec.msgpack.Encoder()
+        beaten_at, faults = time.monotonic(), _page_faults()
+        while True:
+            now, faults_now = time.monotonic(), _page_faults()
+            beat = self._pulse.beat(
+                elapsed_seconds=now - beaten_at, page_faults=faults_now - faults
+            )
+            beaten_at, faults = now, faults_now
+            socket.send(encoder.encode(beat))  # never blocks: a newer one replaces an older one
+            if self._stopped.wait(self._pulse.interval_seconds):
+                return
+
+
+def _page_faults() -> int:
+    """Pages of this process that had to be read from a disk so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

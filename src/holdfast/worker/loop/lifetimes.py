@@ -11,11 +11,10 @@ from typing import Any
 from holdfast.errors import InvalidRequest
 from holdfast.wire.events import FinishReason
 from holdfast.worker.loop.cache_client import CacheClient
-from holdfast.worker.loop.failures import DeviceFailed, device_call
-from holdfast.worker.loop.ledger import Ledger
+from holdfast.worker.loop.device_steps import DeviceFailed, device_call
 from holdfast.worker.loop.parts import StepEngine
-from holdfast.worker.loop.sequences import LiveSequence
-from holdfast.worker.scheduler.decision import Reservation
+from holdfast.worker.loop.sequences import Ledger, LiveSequence
+from holdfast.worker.scheduler.admission import Reservation
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger("holdfast.worker")

@@ -33,20 +33,21 @@ from holdfast.wire.sessions import SessionAnswer, SessionCommand
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.counters import Counters
-from holdfast.worker.loop.device_steps import DeviceSteps
-from holdfast.worker.loop.failures import costing_no_answer
-from holdfast.worker.loop.flight import Flight, expected_together
+from holdfast.worker.loop.device_steps import DeviceSteps, costing_no_answer
 from holdfast.worker.loop.idle_work import IdleWork
-from holdfast.worker.loop.inbox import Inbox
-from holdfast.worker.loop.ledger import Ledger
+from holdfast.worker.loop.inbox import Inbox, Pulse
 from holdfast.worker.loop.lifetimes import Lifetimes
-from holdfast.worker.loop.memory_budget import MemoryBudget
-from holdfast.worker.loop.parts import Cache, NoSessions, Step, StepEngine, WorkerSessions
-from holdfast.worker.loop.pulse import Pulse
-from holdfast.worker.loop.sequences import LiveSequence
+from holdfast.worker.loop.parts import (
+    Cache,
+    MemoryBudget,
+    NoSessions,
+    Step,
+    StepEngine,
+    WorkerSessions,
+)
+from holdfast.worker.loop.sequences import Flight, Ledger, LiveSequence, expected_together
 from holdfast.worker.prefix.no_cache import NoCache
-from holdfast.worker.scheduler.decision import Decision, StepOutcome
-from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
 
 # between looks at what the disk has brought, when there is nothing else to do
 FETCHING_SECONDS = 0.001

@@ -5,77 +5,63 @@ thread does the work.
 from __future__ import annotations
 
 import ctypes
+import enum
 import faulthandler
+import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
-import zmq
 
+from holdfast.errors import ConfigError, ModelLoadError
+from holdfast.machine import platform
 from holdfast.wire.commands import Assignment, WorkerSettings
-from holdfast.worker.loop.inbox import Inbox, ZmqInbox
-from holdfast.worker.loop.lifecycle import WorkerEnd
-from holdfast.worker.loop.pulse import Pulse
+from holdfast.wire.events import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
+from holdfast.worker.loop.inbox import Heart, Inbox, Pulse, ZmqInbox
+from holdfast.worker.loop.loop import WorkerLoop
 
+PROGRESS_SECONDS = 0.1
 PARENT_CHECK_SECONDS = 1.0
 GRACE_SECONDS = 8.0  # for the step under way and the last messages, once the end is asked for
 _PR_SET_PDEATHSIG = 1
 
+
+class WorkerEnd(enum.IntEnum):
+    """How a worker ended; its process's exit code."""
+
+    IN_ORDER = 0
+    BROKEN = 1
+    BAD_INPUT = 2
+
+
 Serve = Callable[[Inbox, WorkerSettings, Pulse], WorkerEnd]
 logger = logging.getLogger("holdfast.worker")
+Progress = Callable[[str, float], None]  # stage, fraction
+LoopBuilder = Callable[[Inbox, Progress], tuple[WorkerLoop, ModelInfo]]
 
 
-class Heart:
-    """Sends a heartbeat at once and then at every interval of the pulse, until it is stopped.
+def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = None) -> WorkerEnd:
+    """Load the model and serve the inbox until `SHUT_DOWN`.
 
-    Only the last one is kept on the way (CONFLATE), so a front that does not read them makes
-    nothing pile up.
+    Call on a thread that lives as long as the model.
+
+    pulse: where to show what the thread is at; None where nobody looks.
     """
+    platform.prepare_blas(settings.model.threads)  # has to come before the first import of mlx.core
+    from holdfast.worker.loop import serving
 
-    def __init__(self, endpoint: str, pulse: Pulse) -> None:
-        self._endpoint, self._pulse = endpoint, pulse
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-heart", daemon=True)
-
-    def start(self) -> None:
-        """Begin to beat."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Beat no more; waits for the thread."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-            for option, value in ((zmq.CONFLATE, 1), (zmq.LINGER, 0)):
-                socket.setsockopt(option, value)
-            socket.connect(self._endpoint)
-            self._beat(socket)
-
-    def _beat(self, socket: zmq.Socket[bytes]) -> None:
-        encoder = msgspec.msgpack.Encoder()
-        beaten_at, faults = time.monotonic(), _page_faults()
-        while True:
-            now, faults_now = time.monotonic(), _page_faults()
-            beat = self._pulse.beat(
-                elapsed_seconds=now - beaten_at, page_faults=faults_now - faults
-            )
-            beaten_at, faults = now, faults_now
-            socket.send(encoder.encode(beat))  # never blocks: a newer one replaces an older one
-            if self._stopped.wait(self._pulse.interval_seconds):
-                return
-
-
-def _page_faults() -> int:
-    """Pages of this process that had to be read from a disk so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    try:
+        return live(inbox, partial(serving.build_loop, settings=settings, pulse=pulse or Pulse()))
+    finally:
+        # arrays in reference cycles must go while this thread can still let go of them
+        gc.collect()
+        serving.let_go_of_device()
 
 
 def run_process(serve: Serve) -> int:
@@ -158,3 +144,46 @@ def _die_with_parent() -> None:
                 "the kernel refuses a death signal (error %d); the parent is polled for",
                 ctypes.get_errno(),
             )
+
+
+def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
+    """Build the loop, tell the front, serve until `SHUT_DOWN`, close the inbox.
+
+    The device is still the caller's to let go.
+    """
+
+    end = WorkerEnd.BROKEN
+    try:
+        loop, info = build(
+            inbox,
+            _seldom(
+                lambda stage, fraction: inbox.send([LoadProgress(stage=stage, fraction=fraction)])
+            ),
+        )
+        inbox.send([WorkerReady(pid=os.getpid(), model=info)])
+        loop.run()
+        end = WorkerEnd.IN_ORDER
+    except (ModelLoadError, ConfigError) as error:
+        inbox.send([WorkerFailed(message=str(error), fatal_input=True)])
+        end = WorkerEnd.BAD_INPUT
+    finally:
+        if end is WorkerEnd.BROKEN:
+            logger.exception("the worker ends: its device thread failed")
+        inbox.close()
+    return end
+
+
+def _seldom(emit: Progress) -> Progress:
+    """Progress comes per tensor; what is worth a message is a new stage, its end, and a few times a
+    second in between.
+    """
+    last_stage, last_at = "", 0.0
+
+    def progress(stage: str, fraction: float) -> None:
+        nonlocal last_stage, last_at
+        now = time.monotonic()
+        if stage != last_stage or fraction >= 1.0 or now - last_at >= PROGRESS_SECONDS:
+            last_stage, last_at = stage, now
+            emit(stage, fraction)
+
+    return progress

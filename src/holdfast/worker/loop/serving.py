@@ -45,15 +45,15 @@ from holdfast.worker.engine.weight_format import give_back_freed_memory
 from holdfast.worker.kv.codec import can_keep
 from holdfast.worker.kv.form import HeadsForm
 from holdfast.worker.loop.counters import Counters
-from holdfast.worker.loop.inbox import Inbox
-from holdfast.worker.loop.lifecycle import Progress
+from holdfast.worker.loop.inbox import Inbox, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
-from holdfast.worker.loop.memory_budget import MemoryBudget
-from holdfast.worker.loop.pulse import Pulse
+from holdfast.worker.loop.parts import MemoryBudget
+from holdfast.worker.loop.process import Progress
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.no_cache import NoCache
-from holdfast.worker.scheduler.decision import UNBOUNDED, ChunkBounds, SequenceCosts
+from holdfast.worker.scheduler.admission import SequenceCosts
+from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
 

@@ -37,8 +37,7 @@ from holdfast.worker.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoi
 from holdfast.worker.prefix.chain import Cursor
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.live_tier import LiveTier
-from holdfast.worker.prefix.lookup import LiveChain, Lookup
-from holdfast.worker.prefix.planning import ReusePlan
+from holdfast.worker.prefix.lookup import LiveChain, Lookup, ReusePlan
 from holdfast.worker.prefix.tiers import Residence
 
 MOST_BRANCH_POINTS = 8

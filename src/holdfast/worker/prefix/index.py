@@ -20,8 +20,7 @@ from holdfast.store.budget import by_place
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor, child_key, root_key
-from holdfast.worker.prefix.lookup import LiveChain
-from holdfast.worker.prefix.planning import EvictionHistory, Planner, ReusePlan
+from holdfast.worker.prefix.lookup import EvictionHistory, LiveChain, Planner, ReusePlan
 from holdfast.worker.prefix.tiers import DiskIndex, DiskSide, Payload, Pins, RamTier, Residence
 from holdfast.worker.prefix.tree import PrefixTree
 

@@ -6,20 +6,199 @@ parked. What a live chain holds needs no copy in RAM.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from holdfast.store.block import BlockKey, StoredBlock
-from holdfast.wire.events import CacheReport
-from holdfast.wire.requests import RequestId
-from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor
-from holdfast.worker.prefix.planning import ReusePlan
+from holdfast.wire.events import CacheOutcome, CacheReport, Divergence
+from holdfast.wire.requests import TOKEN_BYTES, RequestId, common_tokens
+from holdfast.worker.prefix.chain import ChainBlock, ChainState, Cursor, Node
 from holdfast.worker.prefix.tiers import Payload
+from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree
 
 if TYPE_CHECKING:
     from holdfast.worker.kv.live import BaseUse, LiveState
+
+REMEMBERED = 2048  # evicted blocks, and as many states: 2 MiB of tokens at most
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Why no more of a prompt can be reused; COMPLETE if all of it can."""
+
+    outcome: CacheOutcome
+    unused_tokens: int = 0  # further tokens that are, or were, stored but cannot be used
+    # where the stored chains differ from the prompt, even if that is after what can be reused
+    divergence: Divergence | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReusePlan:
+    """What to start a sequence from. Valid until the index changes; hold its keys to keep it so."""
+
+    cursor: Cursor  # after the reused tokens
+    blocks: tuple[ChainBlock, ...] = ()  # from token 0 on
+    state: ChainState | None = None  # to resume from, at the end of the last block
+    shortfall: Shortfall
+    to_read: tuple[BlockKey, ...] = ()  # keys that must first be read from disk
+    keys: tuple[BlockKey, ...] = field(init=False)  # all that it needs, parents first
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", _keys_of(self.blocks, self.state))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that need no prefill."""
+        return self.blocks[-1].end if self.blocks else 0
+
+
+class EvictionHistory:
+    """The last blocks and states that were lost, by place, to explain a miss. A hint only."""
+
+    def __init__(self, limit: int = REMEMBERED) -> None:
+        self._limit = limit
+        # (parent, its tokens, first own token) -> key, offset, own tokens, cause
+        self._blocks: OrderedDict[
+            tuple[BlockKey, int, bytes], tuple[BlockKey, int, bytes, CacheOutcome]
+        ] = OrderedDict()
+        # (block, its tokens) -> cause
+        self._states: OrderedDict[tuple[BlockKey, int], CacheOutcome] = OrderedDict()
+
+    def record_block(self, node: Node, *, cause: CacheOutcome) -> None:
+        """A block is lost."""
+        assert node.parent is not None, "a root is not lost"
+        place = (
+            node.parent.key,
+            node.parent.offset + node.parent_cut,
+            node.packed[:TOKEN_BYTES],
+        )
+        self._blocks[place] = (node.key, node.offset, node.packed, cause)
+        self._blocks.move_to_end(place)
+        if len(self._blocks) > self._limit:
+            self._blocks.popitem(last=False)
+
+    def record_state(self, node: Node, cut: int, *, cause: CacheOutcome) -> None:
+        """The state after `cut` own tokens of a node is lost."""
+        place = (node.key, node.offset + cut)
+        self._states[place] = cause
+        self._states.move_to_end(place)
+        if len(self._states) > self._limit:
+            self._states.popitem(last=False)
+
+    def lost_after(self, place: Cursor, packed: bytes) -> Shortfall | None:
+        """How many of the tokens `packed` were stored at a place where none of them is now."""
+        at = 0
+        cause = None
+        parent_key = place.parent_key
+        parent_tokens = place.parent_tokens
+        while at < len(packed):
+            lost = self._blocks.get((parent_key, parent_tokens, packed[at : at + TOKEN_BYTES]))
+            if lost is None:
+                break
+            parent_key, offset, own, why = lost
+            cause = cause or why
+            used = common_tokens(own, packed[at : at + len(own)])
+            at += used * TOKEN_BYTES
+            parent_tokens = offset + used
+        return None if cause is None else Shortfall(cause, at // TOKEN_BYTES)
+
+    def last_state(self, blocks: Iterable[ChainBlock], *, begin: int, end: int) -> Shortfall | None:
+        """The last lost state along `blocks` at a position in (begin, end]."""
+        by_key = {block.key: block for block in blocks}
+        last: Shortfall | None = None
+        last_position = begin
+        for (key, tokens), cause in self._states.items():
+            block = by_key.get(key)
+            if block is None or tokens > block.tokens:
+                continue
+            position = block.start + tokens
+            if last_position < position <= end:
+                last = Shortfall(cause, position - begin)
+                last_position = position
+        return last
+
+
+class Planner:
+    """Plans by what the tree holds, and explains by what was lost."""
+
+    def __init__(
+        self,
+        tree: PrefixTree,
+        history: EvictionHistory,
+        *,
+        is_in_memory: Callable[[BlockKey], bool],
+    ) -> None:
+        self._tree = tree
+        self._history = history
+        self._is_in_memory = is_in_memory
+
+    def plan(
+        self, packed: bytes, *, root: BlockKey, resumable_anywhere: bool, limit: int
+    ) -> ReusePlan:
+        """The longest prefix of packed tokens to resume from, of at most `limit` tokens.
+
+        resumable_anywhere: all layers grow, so that no state is needed.
+        """
+        limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
+        match = self._tree.match(packed, root=root)
+        stored = min(match.tokens, limit)
+        state: ChainState | None = None
+        tokens = stored
+        if not resumable_anywhere:
+            state = next((each for each in reversed(match.states) if each.position <= stored), None)
+            tokens = state.position if state else 0
+        blocks = _cut(match.blocks, tokens)
+        keys = _keys_of(blocks, state)
+        return ReusePlan(
+            cursor=match.end.back_at(tokens),
+            blocks=blocks,
+            state=state,
+            shortfall=self._shortfall(match, packed, tokens=tokens, stored=stored, limit=limit),
+            to_read=tuple([key for key in keys if not self._is_in_memory(key)]),
+        )
+
+    def _shortfall(
+        self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int
+    ) -> Shortfall:
+        """Why only `tokens` can be reused, where `stored` are stored and `limit` are wanted."""
+        if tokens < stored:
+            lost = self._history.last_state(match.blocks, begin=tokens, end=stored)
+            lost = lost or Shortfall(CacheOutcome.NO_BOUNDARY, stored - tokens)
+            return replace(lost, divergence=match.divergence)
+        if tokens == limit:
+            return Shortfall(CacheOutcome.COMPLETE)
+        missing = packed[stored * TOKEN_BYTES : limit * TOKEN_BYTES]
+        lost = self._history.lost_after(match.end, missing)
+        if lost is not None:
+            return lost
+        if match.divergence is not None:
+            return Shortfall(CacheOutcome.DIVERGED, divergence=match.divergence)
+        if self._tree.has_root(match.end.root):
+            return Shortfall(CacheOutcome.NEW_TOKENS)
+        return Shortfall(CacheOutcome.NOTHING_STORED)
+
+
+def _keys_of(blocks: Iterable[ChainBlock], state: ChainState | None) -> tuple[BlockKey, ...]:
+    keys = [block.key for block in blocks]
+    if state is not None:
+        keys.append(state.key)
+    return tuple(keys)
+
+
+def _cut(blocks: tuple[ChainBlock, ...], tokens: int) -> tuple[ChainBlock, ...]:
+    """The part of a chain within its first `tokens` tokens."""
+    count = len(blocks)
+    while count and (blocks[count - 2].end if count > 1 else 0) >= tokens:
+        count -= 1
+    if count == 0 or blocks[count - 1].end <= tokens:
+        return blocks[:count]
+    last = blocks[count - 1]
+    excess = last.end - tokens
+    return (*blocks[: count - 1], ChainBlock(last.key, last.tokens - excess, tokens))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome
 from holdfast.worker.prefix.chain import Cursor
-from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, Lookup
-from holdfast.worker.prefix.planning import ReusePlan, Shortfall
+from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, Lookup, ReusePlan, Shortfall
 
 if TYPE_CHECKING:
     from holdfast.worker.kv.live import LiveState

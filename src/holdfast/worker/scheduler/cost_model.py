@@ -8,8 +8,6 @@ import math
 import sys
 from dataclasses import dataclass
 
-from holdfast.worker.scheduler.decision import UNBOUNDED, ChunkBounds
-
 # observations of full weight that an estimate remembers: the gain never falls below 1/4
 _MEMORY = 4.0
 # one observation moves an estimate no further than towards this many times itself
@@ -21,6 +19,28 @@ _FIRST_PROMPT_TOKEN_SECONDS = 0.001
 _FIRST_SCORE_SECONDS = 0.001
 _ROWS_SPREAD = 1.0
 _POSITIONS_SPREAD = 256.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkBounds:
+    """What a chunk of a prompt may take, however much room its step has.
+
+    By default nothing is bounded.
+
+    seconds: of a step in which no sequence decodes. The GPU watchdog of macOS ends a command that
+        runs too long, and a new
+    request waits for the step under way.
+    score_bytes_per_pair: what attention stores for each pair of a query and a key; 0 where a fused
+        kernel stores no scores.
+    score_bytes: the memory that there is for these.
+    """
+
+    seconds: float = math.inf
+    score_bytes_per_pair: int = 0
+    score_bytes: int = 0
+
+
+UNBOUNDED = ChunkBounds()
 
 
 class Trend:

@@ -13,40 +13,124 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
 from holdfast.wire.commands import checked_limits
 from holdfast.wire.requests import RequestId, ServiceClass
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.scheduler.admission import KvLedger
-from holdfast.worker.scheduler.chunking import NO_ROWS, ChunkSharing
-from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
-from holdfast.worker.scheduler.decision import (
-    UNBOUNDED,
-    ChunkBounds,
-    Decision,
+from holdfast.worker.scheduler.admission import (
+    KvLedger,
     Reservation,
-    SchedulerStatistics,
-    SequenceCosts,
-    StepOutcome,
-)
-from holdfast.worker.scheduler.fairness import FairShare
-from holdfast.worker.scheduler.place_estimate import PlaceEstimate
-from holdfast.worker.scheduler.preemption import (
     RoomMade,
+    SequenceCosts,
     extra_bytes,
     make_room,
     who_is_beyond,
     who_makes_way,
 )
+from holdfast.worker.scheduler.chunking import NO_ROWS, ChunkSharing
+from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds, CostModel, StepLoad
+from holdfast.worker.scheduler.fairness import FairShare
 from holdfast.worker.scheduler.sequence import (
     DEFAULT_SERVICE,
     ScheduledSequence,
     by_order,
     check_sequences,
 )
-from holdfast.worker.scheduler.under_way import StepUnderWay
+
+_FIRST_GUESS_SECONDS = 2.0
+_GAIN = 0.2
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One step. The worker closes what is preempted, grows, opens what is admitted, then dispatches
+    the plan, in this order.
+
+    A step that is already under way may still draw a token for a sequence that is preempted here.
+    It counts and is reported with `observe` like any other: the sequence is not admitted again
+    before that.
+    """
+
+    # read from their first token that is not cached, after a preemption too
+    admitted: tuple[Reservation, ...] = ()
+    preempted: tuple[RequestId, ...] = ()
+    grown: tuple[Reservation, ...] = ()
+    plan: StepPlan = StepPlan()
+    # what it takes at most, room made before included; None: not measured yet
+    expected_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What became of one plan.
+
+    Every plan with spans is reported exactly once, in the order they were given out.
+
+    `seconds`: how long the device was busy with it, from its dispatch (or the end of the step
+    before it, if that was later) to its end.
+    """
+
+    plan: StepPlan
+    drawn: Mapping[RequestId, int]  # tokens of each sequence that has drawn any
+    ended: tuple[RequestId, ...]  # by a stop token or a failure
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStatistics:
+    """The scheduler at one moment."""
+
+    running: int
+    queued: int
+    reading: int  # running sequences that still read their prompt
+    # of running sequences, live states that they share included, and of ended ones that a step
+    # still touches
+    reserved_bytes: int
+    budget_bytes: int
+    preemptions: int  # since the start
+    max_running: int  # the limits that count
+    step_tokens: int
+
+
+@dataclass(slots=True)
+class StepUnderWay:
+    """What the scheduler keeps of it."""
+
+    number: int
+    plan: StepPlan
+    load: StepLoad
+    # may draw nothing and are read to their end with this step
+    drawless: tuple[ScheduledSequence, ...]
+
+
+class PlaceEstimate:
+    """How long it takes until a place in a full queue is free: the busy seconds between two ends,
+    lately.
+    """
+
+    def __init__(self) -> None:
+        self._seconds_per_end = _FIRST_GUESS_SECONDS
+        self._busy_seconds = 0.0  # since the last end
+
+    def observe(self, *, seconds: float, ends: int) -> None:
+        """Learn from one step and the sequences that ended with it."""
+        self._busy_seconds += seconds
+        if ends:
+            self._seconds_per_end += _GAIN * (self._busy_seconds / ends - self._seconds_per_end)
+            self._busy_seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The estimate, never shorter than a second, never longer than a minute."""
+        return min(
+            max(self._seconds_per_end, self._busy_seconds, _SHORTEST_SECONDS), _LONGEST_SECONDS
+        )
+
 
 _NOTHING_TO_DO = Decision()
 # of KV that is made room for or restored; a slow memory bus does several times that

@@ -27,9 +27,10 @@ from holdfast.wire.sessions import (
 )
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.tiers import Residence
-from holdfast.worker.sessions.pins import PrefixPins, SessionPins
 from holdfast.worker.sessions.registry import (
+    PrefixPins,
     Session,
+    SessionPins,
     SessionRegistry,
     decode_record,
     encode_record,

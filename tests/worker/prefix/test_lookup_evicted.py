@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from holdfast.wire.events import CacheOutcome
 from holdfast.worker.prefix.chain import ChainBlock, Cursor, Node, pack_tokens
-from holdfast.worker.prefix.planning import EvictionHistory, Shortfall
+from holdfast.worker.prefix.lookup import EvictionHistory, Shortfall
 
 
 def record(

@@ -5,8 +5,8 @@ import pytest
 from holdfast.errors import ModelLoadError
 from holdfast.wire.events import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
 from holdfast.worker.loop.inbox import Inbox
-from holdfast.worker.loop.lifecycle import Progress, WorkerEnd, live
 from holdfast.worker.loop.loop import WorkerLoop
+from holdfast.worker.loop.process import Progress, WorkerEnd, live
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.looped_worker import make_loop, request
 from tests.fakes.script_inbox import ScriptInbox

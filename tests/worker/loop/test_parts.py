@@ -10,9 +10,10 @@ import pytest
 
 from holdfast.config import SchedulerSettings
 from holdfast.machine.device_memory import MemoryPlan, Pressure, pressure_of, pressure_reader
-from holdfast.worker.loop.memory_budget import READ_SECONDS, MemoryBudget
+from holdfast.worker.loop.parts import MemoryBudget
+from holdfast.worker.loop.serving import READ_SECONDS
 from holdfast.worker.prefix.no_cache import NoCache, NothingLive
-from holdfast.worker.scheduler.decision import SequenceCosts
+from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 
 MIB = 1 << 20

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from holdfast.store.budget import StoreLimits
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest
 from holdfast.worker.prefix.chain import pack_tokens
-from holdfast.worker.sessions.pins import MOST_PREFIXES, PrefixPins, SessionPins
-from holdfast.worker.sessions.registry import Session
+from holdfast.worker.sessions.registry import MOST_PREFIXES, PrefixPins, Session, SessionPins
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 
@@ -158,7 +157,7 @@ def test_when_the_quota_is_used_up_the_first_to_end_gives_way_whosever_it_is(
 
 def test_there_are_only_so_many(pins: PrefixPins, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_PREFIXES >= 100
-    monkeypatch.setattr("holdfast.worker.sessions.pins.MOST_PREFIXES", 2)
+    monkeypatch.setattr("holdfast.worker.sessions.registry.MOST_PREFIXES", 2)
     for now, name in enumerate("cde"):
         keep(pins, name, now=now)
     assert len(pins) == 2

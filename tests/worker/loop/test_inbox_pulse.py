@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.loop.pulse import PAGING_FAULTS, Pulse
+from holdfast.worker.loop.inbox import PAGING_FAULTS, Pulse
 
 
 def test_a_worker_begins_by_loading_and_then_works_and_rests() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from holdfast.worker.scheduler.place_estimate import PlaceEstimate
+from holdfast.worker.scheduler.scheduler import PlaceEstimate
 
 
 def test_the_estimate_follows_the_time_between_two_ends() -> None:

@@ -18,7 +18,7 @@ from holdfast.wire.events import (
     TokenLogprob,
     TokensGenerated,
 )
-from holdfast.worker.loop.ledger import Ledger
+from holdfast.worker.loop.sequences import Ledger
 from tests.fakes.looped_worker import request
 
 

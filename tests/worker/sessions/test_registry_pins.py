@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import SessionFailure
 from holdfast.worker.prefix.chain import pack_tokens
-from holdfast.worker.sessions.pins import SessionPins
-from holdfast.worker.sessions.registry import Session
+from holdfast.worker.sessions.registry import Session, SessionPins
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 

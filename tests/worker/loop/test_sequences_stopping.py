@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.wire.events import FinishReason
-from holdfast.worker.scheduler.stopping import Ending, ending
+from holdfast.worker.loop.sequences import Ending, ending
 
 tokens = st.lists(st.integers(0, 9), max_size=8)
 
