@@ -14,8 +14,8 @@ from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.chunking import PATIENCE_STEPS
 from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
+from holdfast.worker.scheduler.queue import DEFAULT_SERVICE
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
-from holdfast.worker.scheduler.sequence import DEFAULT_SERVICE
 
 SecondsOf = Callable[[StepLoad], float]
 StopsAt = Callable[[str, int], bool]  # (request id, tokens drawn) -> a stop token was drawn

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.errors import TooLargeForMemory
 from holdfast.worker.scheduler.admission import KvLedger, SequenceCosts
-from holdfast.worker.scheduler.sequence import ScheduledSequence
+from holdfast.worker.scheduler.queue import ScheduledSequence
 
 COSTS = SequenceCosts(kv_bytes_per_token=10, fixed_bytes_per_sequence=100, reserve_step_tokens=16)
 

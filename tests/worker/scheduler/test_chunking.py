@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.worker.scheduler.chunking import LEAST_ALONE_TOKENS, PATIENCE_STEPS, ChunkSharing
 from holdfast.worker.scheduler.cost_model import ChunkBounds, CostModel, StepLoad
-from holdfast.worker.scheduler.sequence import ScheduledSequence
+from holdfast.worker.scheduler.queue import ScheduledSequence
 
 QUANTUM = 32
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from holdfast.errors import TooLargeForMemory
 from holdfast.wire.requests import RequestId
-from holdfast.worker.scheduler.fairness import Rank
-from holdfast.worker.scheduler.sequence import ScheduledSequence
+from holdfast.worker.scheduler.queue import Rank, ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from holdfast.worker.scheduler.cost_model import CostModel
-from holdfast.worker.scheduler.sequence import ScheduledSequence
+from holdfast.worker.scheduler.queue import ScheduledSequence
 
 MOST_SECONDS = 0.5  # of reading, that a flow may be ahead of the others
 MOST_STEPS = 8  # in a row, in which old flows read nothing

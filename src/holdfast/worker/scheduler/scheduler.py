@@ -33,9 +33,9 @@ from holdfast.worker.scheduler.admission import (
 )
 from holdfast.worker.scheduler.chunking import NO_ROWS, ChunkSharing
 from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds, CostModel, StepLoad
-from holdfast.worker.scheduler.fairness import FairShare
-from holdfast.worker.scheduler.sequence import (
+from holdfast.worker.scheduler.queue import (
     DEFAULT_SERVICE,
+    FairShare,
     ScheduledSequence,
     by_order,
     check_sequences,

@@ -17,8 +17,7 @@ from holdfast.config import SchedulerSettings
 from holdfast.errors import QueueFull
 from holdfast.wire.requests import Priority, ServiceClass
 from holdfast.worker.scheduler.admission import SequenceCosts
-from holdfast.worker.scheduler.fairness import FairShare
-from holdfast.worker.scheduler.sequence import ScheduledSequence
+from holdfast.worker.scheduler.queue import FairShare, ScheduledSequence
 from tests.fakes.step_worker import StepWorker
 
 COSTS = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=16)
@@ -293,7 +292,7 @@ def test_with_memory_enough_nobody_waits_while_another_has_two_more(
 def test_of_flows_that_are_gone_no_more_is_remembered_than_there_is_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.worker.scheduler.fairness._MOST_TURNS", 10)
+    monkeypatch.setattr("holdfast.worker.scheduler.queue._MOST_TURNS", 10)
     share = FairShare(aging_seconds=1.0)
 
     def sequence(flow: str) -> ScheduledSequence:
