@@ -17,10 +17,10 @@ from holdfast.errors import ModelLoadError
 from holdfast.machine.device_memory import MemoryPlan
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
-from holdfast.worker.loop.inbox import Inbox, Pulse
+from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.parts import MemoryBudget
-from holdfast.worker.loop.process import Progress, WorkerEnd, live, run_process
+from holdfast.worker.loop.process import WorkerEnd, live, run_process
 from holdfast.worker.prefix.no_cache import NoCache
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler

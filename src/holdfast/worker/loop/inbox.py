@@ -10,7 +10,7 @@ import math
 import resource
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -28,6 +28,9 @@ PAGING_FAULTS = 16
 
 
 _RESTING = Heartbeat(activity="resting", expected_seconds=0.0)
+
+
+Progress = Callable[[str, float], None]  # how far the model is loaded: stage, fraction
 
 
 class Inbox(Protocol):

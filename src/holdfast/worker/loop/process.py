@@ -23,7 +23,7 @@ from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.machine import platform
 from holdfast.wire.commands import Assignment, WorkerSettings
 from holdfast.wire.events import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
-from holdfast.worker.loop.inbox import Heart, Inbox, Pulse, ZmqInbox
+from holdfast.worker.loop.inbox import Heart, Inbox, Progress, Pulse, ZmqInbox
 from holdfast.worker.loop.loop import WorkerLoop
 
 PROGRESS_SECONDS = 0.1
@@ -42,7 +42,6 @@ class WorkerEnd(enum.IntEnum):
 
 Serve = Callable[[Inbox, WorkerSettings, Pulse], WorkerEnd]
 logger = logging.getLogger("holdfast.worker")
-Progress = Callable[[str, float], None]  # stage, fraction
 LoopBuilder = Callable[[Inbox, Progress], tuple[WorkerLoop, ModelInfo]]
 
 

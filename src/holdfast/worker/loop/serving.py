@@ -45,10 +45,9 @@ from holdfast.worker.engine.weight_format import give_back_freed_memory
 from holdfast.worker.kv.codec import can_keep
 from holdfast.worker.kv.form import HeadsForm
 from holdfast.worker.loop.counters import Counters
-from holdfast.worker.loop.inbox import Inbox, Pulse
+from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.parts import MemoryBudget
-from holdfast.worker.loop.process import Progress
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.no_cache import NoCache
