@@ -40,6 +40,7 @@ def test_a_disconnect_stops_the_work(server: ServerProcess) -> None:
     next(iter(stream))
     stream.close()
     until(lambda: server.model()["running"] == 0, "the work has stopped")
+    assert server.model()["running"] == 0
 
 
 def test_the_front_process_has_no_mlx_in_its_memory(
@@ -167,14 +168,16 @@ def test_a_second_signal_ends_a_running_answer_at_once_and_in_order(model_folder
         assert "Traceback" not in server.log()
 
 
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 def test_a_worker_does_not_outlive_a_killed_front(model_folder: Path) -> None:
     with running_server(model_folder) as server:
         worker = psutil.Process(server.model()["pid"])
         server.stop(signal.SIGKILL)
-        until(
-            lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE,
-            "the worker has ended",
-        )
+        until(lambda: has_ended(worker), "the worker has ended")
+        assert has_ended(worker)
 
 
 def test_a_taken_port_is_one_line_and_exit_code_2(

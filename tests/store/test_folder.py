@@ -76,9 +76,11 @@ def test_another_format_a_plain_file_and_links_inside_are_refused(tmp_path: Path
             StoreFolder(tmp_path / name).check()
 
 
-def test_a_marker_with_damaged_contents_is_a_marker(tmp_path: Path) -> None:
-    (prepared(tmp_path).path / MARKER).write_bytes(b"\x00\xff")
-    prepared(tmp_path)
+def test_a_marker_with_damaged_contents_is_accepted_and_left_alone(tmp_path: Path) -> None:
+    marker = prepared(tmp_path).path / MARKER
+    marker.write_bytes(b"\x00\xff")
+    assert prepared(tmp_path).exists
+    assert marker.read_bytes() == b"\x00\xff"
 
 
 def test_a_folder_is_not_made_anew_on_another_volume(tmp_path: Path) -> None:

@@ -241,6 +241,7 @@ def test_what_a_sequence_freezes_of_its_own_is_held_and_no_longer_reserved() -> 
         greedy("grows", random_prompt(30), max_tokens=60),
         greedy("other", random_prompt(10, "b"), max_tokens=1),
     )
+    assert len(subject.inbox.tokens("grows")) == 60
 
 
 @pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
