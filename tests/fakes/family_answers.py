@@ -10,8 +10,7 @@ from typing import Any
 
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.toolcalls.dialect import Call, ModelDialect
-from holdfast.front.toolcalls.json_calls import JsonCalls
-from holdfast.front.toolcalls.named_json import NamedJson
+from holdfast.front.toolcalls.json_calls import JsonCalls, NamedJson
 from tests.fakes import mistaken_answers, mistaken_json, recorded_answers
 from tests.fakes.agent_turns import turns
 from tests.fakes.told_answers import by_tokens, heard, told

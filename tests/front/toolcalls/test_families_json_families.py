@@ -15,8 +15,7 @@ from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import Call, ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES
-from holdfast.front.toolcalls.json_calls import JsonCalls
-from holdfast.front.toolcalls.named_json import NamedJson
+from holdfast.front.toolcalls.json_calls import JsonCalls, NamedJson
 from tests.fakes import mistaken_json
 from tests.fakes.mistaken_json import MISTAKEN_ARGUMENTS, MISTAKEN_CALLS, OTHER_FORMS, ROM
 from tests.fakes.whole_answers import WholeAnswer, read_answer, whole_answer

@@ -30,7 +30,6 @@ from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.toolcalls.dialect import PLAIN, CallFormat, ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.front.toolcalls.markers import in_vocabulary
-from holdfast.front.toolcalls.response_template import read_response_template
 from holdfast.wire.requests import ChatPrompt
 
 ToolsBy: TypeAlias = Literal["template", "text", "none"]
@@ -323,9 +322,6 @@ def find_dialect(
         reasoning = reasoning_for(
             template.with_tools, tokens, shown=_rendered(template, {}, _WITH_THOUGHT)
         )
-    says = read_response_template(config.get("response_template"))
-    if reasoning is None and says.reasoning is not None:
-        reasoning = ReasoningFormat(start=says.reasoning[0], end=says.reasoning[1])
     if template is None:
         return FoundDialect(dialect=_dialect("", None, reasoning, tokenizer))
     search = _Search(template, tokenizer, reasoning, tokens)
@@ -339,8 +335,6 @@ def find_dialect(
         if name != _IN_TEXT
     )
     found, why = search.by_family(names if search.shows_tools else tuple(named))
-    if found is None and (found := search.by_response_template(says.calls)):
-        why = ""
     if found is None:
         found = search.in_text(names)
     in_template = found.habits.in_text is None and found.habits.told is None
@@ -385,8 +379,6 @@ class _Search:
         """The best proven candidate, and why there is none, or why its tools are told in text."""
         failure, best = "no family of models is known that writes calls like this", None
         for name in names:
-            if name not in FAMILIES:
-                continue
             found = self._tried(
                 name, in_vocabulary(FAMILIES[name], FAMILIES[name].marks, self._tokens)
             )
@@ -400,15 +392,6 @@ class _Search:
         if self.shows_tools:
             return best, "" if best else failure
         return best, _NO_TOOLS
-
-    def by_response_template(self, calls: CallFormat | None) -> _Candidate | None:
-        """As the checkpoint itself says that its calls are read, if they come back like that."""
-        found = (
-            None
-            if calls is None or not self.shows_tools
-            else self._tried("response_template", calls)
-        )
-        return None if found is None or found.proof.failure else found
 
     def in_text(self, names: Sequence[str]) -> _Candidate:
         """Tools told in the system message.

@@ -8,18 +8,18 @@ from typing import Any, Final, Literal, TypeAlias
 
 from holdfast.config import LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest
-from holdfast.front.structured.bounds import MOST_REPETITIONS, names_too_small, repetitions
 from holdfast.front.structured.calls import (
     call_block,
     can_constrain,
+    channel_texts,
     only_calls,
     text_or_calls,
     text_without_calls,
     tokens_of_openers,
     unenforced,
 )
-from holdfast.front.structured.channel_frame import channel_texts
 from holdfast.front.structured.checked import checked_schema, fault_of, fault_of_composed
+from holdfast.front.structured.keywords import MOST_REPETITIONS, names_too_small, repetitions
 from holdfast.front.structured.lark import (
     GAP,
     Rules,

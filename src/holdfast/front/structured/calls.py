@@ -1,34 +1,235 @@
-"""The grammars of tool calls, by the way in which a family writes them."""
+"""The grammars of tool calls."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.structured.calls_nested import nested_tags
-from holdfast.front.structured.channel_frame import channel_texts, harmony_calls, kimi_k3_calls
-from holdfast.front.structured.lark import ANY, Rules, escaped, json_value, literal, one_of, pattern
-from holdfast.front.structured.literal_values import LiteralValues, ValueSyntax
-from holdfast.front.structured.raw_values import ArgumentTags, RawArguments
+from holdfast.front.structured.lark import (
+    ANY,
+    Rules,
+    escaped,
+    json_value,
+    literal,
+    members,
+    one_of,
+    pattern,
+)
+from holdfast.front.structured.schema import Schema
 from holdfast.front.structured.tools import CallableTool, CallBlock, in_tool
-from holdfast.front.toolcalls.braced_calls import BracedCalls
-from holdfast.front.toolcalls.channels import Channels
+from holdfast.front.structured.values import (
+    ArgumentTags,
+    LiteralValues,
+    RawArguments,
+    ValueSyntax,
+    content_of,
+)
+from holdfast.front.toolcalls.channels import Channels, KimiK3
 from holdfast.front.toolcalls.dialect import CallFormat, IdForm
-from holdfast.front.toolcalls.json_calls import JsonCalls
-from holdfast.front.toolcalls.key_value_tags import KeyValueTags
-from holdfast.front.toolcalls.kimi_k3 import KimiK3
-from holdfast.front.toolcalls.named_json import NamedJson
-from holdfast.front.toolcalls.nested_tags import NestedTags
-from holdfast.front.toolcalls.python_calls import PythonCalls
+from holdfast.front.toolcalls.json_calls import JsonCalls, NamedJson
+from holdfast.front.toolcalls.literal_calls import BracedCalls, PythonCalls
+from holdfast.front.toolcalls.nested_tags import KeyValueTags, NestedTags
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 
+_KINDS: Final = ("number", "boolean", "null", "array", "object")
+_DEEPEST_TAGS = 4  # levels of references that are followed; below them anything may stand
 _PYTHON = ValueSyntax(words=("True", "False", "None"))
 _IDS: Final[dict[IdForm, str]] = {"alnum9": "[a-zA-Z0-9]{9}", "number": "[0-9]{1,3}"}
 _ANY_ID: Final = "[a-zA-Z0-9_.:-]{0,64}"
 _FIELD: Final = re.compile(r"(\{name\}|\{id\})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelTexts:
+    """The markup around a thought that the answer itself opens, and around visible text."""
+
+    thought: tuple[str, str] = ("", "")
+    said: tuple[str, str] = ("", "")
+
+    def lead(self, rules: Rules) -> str:
+        """A thought that the answer may open with."""
+        opening, end = self.thought
+        return f"({rules.literal(opening)} {rules.text_before(end)})?" if opening else ""
+
+    def around(self, rules: Rules, form: str) -> str:
+        """Visible text of a form, in its channel."""
+        return " ".join(
+            (
+                rules.literal(self.said[0]),
+                form,
+                *([rules.literal(self.said[1])] if self.said[1] else ()),
+            )
+        )
+
+    def free(self, rules: Rules, form: CallFormat) -> str:
+        """Any visible text, in its channel."""
+        text = rules.text_before(self.said[1]) if self.said[1] else rules.text_without(form.marks)
+        return f"{rules.literal(self.said[0])} {text}"
+
+
+def channel_texts(form: CallFormat | None) -> ChannelTexts | None:
+    """The channels of a family; None: it has none."""
+    match form:
+        case Channels(calls=None):
+            opening = f"{form.channel}analysis{form.message}"
+            thought = (opening, f"{form.ends[0]}{form.start}assistant")
+            return ChannelTexts(thought=thought, said=(f"{form.channel}final{form.message}", ""))
+        case KimiK3():
+            return ChannelTexts(
+                said=(
+                    f"{form.open}response{form.separator}",
+                    f"{form.close}response{form.separator}",
+                )
+            )
+        case _:
+            return None
+
+
+def harmony_calls(rules: Rules, form: Channels, tools: Sequence[CallableTool]) -> CallBlock:
+    """A message to a tool.
+
+    It ends the answer, with a token that stops it, so that there is no second one.
+    """
+    calls = list[tuple[str, str]]()
+    for tool in tools:
+        to, kind = f" to={form.prefix}{tool.name}", f"{form.channel}commentary"
+        headers = (
+            f"{kind}{to} {form.constrain}json",
+            f"{to}{kind} {form.constrain}json",
+            f"{to}{kind} json",
+        )
+        calls += [(header + form.message, json_value(tool.arguments)) for header in headers]
+    return CallBlock(opening="", calls=calls, again="", is_single=True)
+
+
+def kimi_k3_calls(rules: Rules, form: KimiK3, tools: Sequence[CallableTool]) -> CallBlock:
+    """`<|open|>tools<|sep|><|open|>call tool="NAME" index="1"<|sep|>...`."""
+    tags = ArgumentTags(
+        before=f'{form.open}argument key="',
+        text=f'" type="string"{form.separator}',
+        json=tuple(f'" type="{kind}"{form.separator}' for kind in _KINDS),
+        end=f"{form.close}argument{form.separator}",
+    )
+    again, calls, left_out = (
+        f'{form.open}call tool="',
+        list[tuple[str, str]](),
+        dict[str, tuple[str, ...]](),
+    )
+    for tool in tools:
+        arguments = RawArguments(rules, tool, tags)
+        index = f"{pattern('[1-9][0-9]?')} {rules.literal(chr(34) + form.separator)}"
+        end = rules.literal(f"{form.close}call{form.separator}")
+        calls.append((f'{tool.name}" index="', f"{index} {arguments.expression()} {end}"))
+        left_out[tool.name] = tuple(arguments.left_out)
+    section = (f"{form.open}tools{form.separator}", f"{form.close}tools{form.separator}")
+    return CallBlock(
+        opening=section[0] + again, calls=calls, again=again, closing=section[1], left_out=left_out
+    )
+
+
+def nested_tags(rules: Rules, form: NestedTags, tools: Sequence[CallableTool]) -> CallBlock:
+    """`<invoke name="NAME"><KEY>VALUE</KEY></invoke>`, each tag behind the family's mark."""
+    opening = f'{form.mark}<{form.call} name="'
+    calls, left_out = list[tuple[str, str]](), dict[str, tuple[str, ...]]()
+    for tool in tools:
+        values = _NestedValues(rules, tool, form)
+        arguments = values.inside(tool.arguments, depth=0)
+        calls.append(
+            (
+                f'{tool.name}">',
+                f"{arguments} {rules.literal(f'{form.mark}</{form.call}>' + chr(10))}",
+            )
+        )
+        left_out[tool.name] = tuple(values.left_out)
+    return CallBlock(
+        opening=f"{form.mark}<{form.section}>\n{opening}",
+        calls=calls,
+        again=opening,
+        closing=f"{form.mark}</{form.section}>",
+        left_out=left_out,
+    )
+
+
+class _NestedValues:
+    """Makes expressions for values between tags.
+
+    Nothing stands for null: such members are left out.
+    """
+
+    def __init__(self, rules: Rules, tool: CallableTool, form: NestedTags) -> None:
+        self.left_out: list[str] = []
+        self._rules, self._tool, self._form = rules, tool, form
+
+    def inside(self, node: Schema, *, depth: int) -> str:
+        """The members of an object, each in its tag."""
+        found = self._tool.members(node)
+        self.left_out += found.left_out
+        given = {
+            name: self._tagged(name, value, depth=depth) for name, value in found.properties.items()
+        }
+        return members(self._rules, given, required=found.required, separator="")
+
+    def _tagged(self, name: str, node: Any, *, depth: int) -> str:
+        mark, end = self._form.mark, self._rules.literal(f"{self._form.mark}</{name}>")
+        values = [
+            self._value(branch, name, end, depth=depth)
+            for branch in self._branches(node, depth=depth)
+        ]
+        return self._rules.rule(
+            f"{self._rules.literal(f'{mark}<{name}>')} {one_of(filter(None, values))}"
+        )
+
+    def _value(self, node: Schema, name: str, end: str, *, depth: int) -> str:
+        """A value and the tag that closes it; empty where there is no way to write it."""
+        kind = node.get("type")
+        if kind == "null":
+            return ""
+        if "enum" in node or "const" in node:
+            listed = [
+                value
+                for value in node.get("enum", [node.get("const")])
+                if isinstance(value, str | int | float)
+            ]
+            written = (value if isinstance(value, str) else json.dumps(value) for value in listed)
+            return f"{one_of(map(self._rules.literal, written))} {end}" if listed else ""
+        if kind == "object" and depth < _DEEPEST_TAGS:
+            return f"{self.inside(node, depth=depth + 1)} {end}"
+        if (
+            kind == "array"
+            and isinstance(node.get("items", {}), dict)
+            and "prefixItems" not in node
+            and depth < _DEEPEST_TAGS
+        ):
+            item = self._tagged(self._form.item, node.get("items", {}), depth=depth + 1)
+            least, most = node.get("minItems", 0), node.get("maxItems", "")
+            return end if most == 0 else f"{item}{{{least},{most}}} {end}"
+        if kind in ("integer", "number", "boolean"):
+            return f"{json_value(node)} {end}"
+        content, left_out = content_of(node)
+        if left_out or kind not in (None, "string"):
+            self.left_out.append(left_out or str(kind))
+        return self._rules.text_before(f"{self._form.mark}</{name}>", content=content)
+
+    def _branches(self, node: Any, *, depth: int) -> Sequence[Schema]:
+        if not isinstance(node, dict):
+            return ({},)
+        if "$ref" in node and depth < _DEEPEST_TAGS:
+            return self._branches(self._tool.definition(node["$ref"]), depth=depth + 1)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in node:
+                return [
+                    branch
+                    for member in node[keyword]
+                    for branch in self._branches(member, depth=depth + 1)
+                ]
+        kinds = node.get("type")
+        if isinstance(kinds, list | tuple):
+            return [{**node, "type": kind} for kind in kinds]
+        return (node,)
 
 
 def python_calls(rules: Rules, form: PythonCalls, tools: Sequence[CallableTool]) -> CallBlock:
@@ -122,11 +323,11 @@ def named_json(rules: Rules, form: NamedJson, tools: Sequence[CallableTool]) -> 
 def _head(rules: Rules, form: NamedJson, fields: Sequence[str], name: str) -> list[str]:
     """What stands between a call's first marker and its arguments."""
     found = []
-    for field in filter(None, fields):
-        if field == "{name}":
+    for part in filter(None, fields):
+        if part == "{name}":
             found.append(literal(name))
-        elif field != "{id}":
-            found.append(rules.literal(field))
+        elif part != "{id}":
+            found.append(rules.literal(part))
         elif form.id_form == "function_number":
             found.append(f"{literal(f'functions.{name}:')} {pattern('[0-9]{1,4}')}")
         else:

@@ -1,10 +1,10 @@
-"""JSON Schema's keywords: which a grammar enforces, and which are beyond it.
-
-Drafts 7 to 2020-12, and OpenAPI's.
+"""JSON Schema's keywords (drafts 7 to 2020-12, and OpenAPI's): which a grammar enforces, and what they may
+cost.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 MAPS: Final = ("properties", "patternProperties")  # name → schema
@@ -100,6 +100,17 @@ LONGEST: Final = {"email": 254, "hostname": 253, "uri": 2048}
 """Characters of formats that know an end, though their patterns know none: SMTP's, DNS', and what
 most of the web takes.
 """
+# of single characters in one pattern, nested ones multiplied: 10 ms for the first token
+MOST_REPETITIONS: Final = 20_000
+# in one place: branches of `anyOf` and `oneOf` multiply under `allOf`
+MOST_ALTERNATIVES: Final = 256
+LONGEST_PATTERN: Final = 2_000
+# characters of a name or of a listed value: each token of it is forced, one after the other
+LONGEST_LITERAL: Final = 4_000
+LEAST: Final = 1024 - 2**63  # 64 bits, less what a float's rounding takes
+MOST: Final = -LEAST
+_SMALLER = re.compile(r"-\d{19}|-\d[\d.]*[eE]")
+_COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
 def is_well_typed(keyword: str, value: Any) -> bool:
@@ -141,3 +152,116 @@ def says_nothing(keyword: str, value: Any, node: dict[str, Any]) -> bool:
             return bool(value is True or value == {})
         case _:
             return False
+
+
+def pattern_fault(pattern: str) -> str:
+    """What keeps a pattern from being enforced; empty: nothing does.
+
+    Whether it is one at all is not looked at.
+    """
+    if len(pattern) > LONGEST_PATTERN:
+        return f"is longer than {LONGEST_PATTERN:,} characters"
+    return "" if repetitions(pattern) <= MOST_REPETITIONS else "repeats too often"
+
+
+def alternatives(node: Any) -> int:
+    """In how many ways a value can fit a schema, references and members not followed."""
+    if not isinstance(node, dict):
+        return 1
+    found = 1
+    for keyword in LISTS:
+        members = node.get(keyword, ())
+        if keyword == "allOf":
+            for member in members:
+                found *= alternatives(member)
+        elif keyword != "prefixItems" and members:
+            found *= sum(map(alternatives, members))
+    return found
+
+
+def enforced_value(keyword: str, value: Any) -> Any:
+    """A well-typed value as llguidance takes it: counts are integers, and bounds too far off are
+    the last of 64 bits.
+    """
+    match keyword:
+        case "minimum" | "exclusiveMinimum":
+            return max(value, LEAST)
+        case "maximum" | "exclusiveMaximum":
+            return min(value, MOST)
+        case (
+            "minProperties" | "maxProperties" | "minItems" | "maxItems" | "minLength" | "maxLength"
+        ):
+            return int(value)
+        case _:
+            return value
+
+
+def is_too_small(value: Any) -> bool:
+    """Whether a number in a value is below 64 bits.
+
+    An integer of which llguidance is told just that overflows its stack.
+    """
+    if isinstance(value, dict):
+        return any(map(is_too_small, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_too_small, value))
+    return isinstance(value, int | float) and value < LEAST
+
+
+def names_too_small(grammar: str) -> bool:
+    """The same of the schemas in a grammar, as far as its text tells."""
+    return "%json" in grammar and _SMALLER.search(grammar) is not None
+
+
+def size_of_literal(value: Any) -> int:
+    """Characters of a listed value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(name) + size_of_literal(inner) for name, inner in value.items()) + 1
+    return sum(map(size_of_literal, value)) + 1 if isinstance(value, list | tuple) else 1
+
+
+def repetitions(pattern: str) -> int:
+    """Characters that a pattern matches at most in its counted repetitions; `*` and `+` count once.
+
+    Of a grammar, which may hold several patterns, it is a good guess.
+    """
+    totals, last, place = [0], 1, 0
+    while place < len(pattern):
+        character = pattern[place]
+        if character == "(":
+            totals.append(0)
+        elif character == ")" and len(totals) > 1:
+            last = totals.pop()
+            totals[-1] += last
+        elif character == "{" and (count := _COUNT.match(pattern, place)):
+            times = max(int((count[3] or count[1] or "1")[:9]), 1)
+            totals[-1] += last * (times - 1)
+            last *= times
+            place = count.end() - 1
+        elif character not in "*+?|^$":
+            last = 1
+            totals[-1] += 1
+            place = _atom_end(pattern, place)
+        place += 1
+    return sum(totals)
+
+
+def _atom_end(pattern: str, place: int) -> int:
+    """The last place of the atom that begins there."""
+    if pattern[place] == "\\":
+        if (
+            pattern[place + 1 : place + 2] in ("p", "P", "x", "u")
+            and pattern[place + 2 : place + 3] == "{"
+        ):
+            end = pattern.find("}", place)
+            return end if end > 0 else len(pattern)
+        return place + 1
+    if pattern[place] != "[":
+        return place
+    place += 2 if pattern.startswith("^", place + 1) else 1
+    place += pattern.startswith("]", place)
+    while place < len(pattern) and pattern[place] != "]":
+        place += 2 if pattern[place] == "\\" else 1
+    return place

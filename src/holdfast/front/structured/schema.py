@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from holdfast.front.structured import keywords
-from holdfast.front.structured.bounds import (
+from holdfast.front.structured.keywords import (
     LONGEST_LITERAL,
     MOST,
     MOST_ALTERNATIVES,

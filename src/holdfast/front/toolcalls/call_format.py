@@ -9,7 +9,7 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from holdfast.front.toolcalls.declared import DeclaredTools, ToolName
+from holdfast.front.toolcalls.declared import DeclaredTools, ParameterTypes, ToolName
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.segments import (
     AnswerPart,
@@ -18,7 +18,6 @@ from holdfast.front.toolcalls.segments import (
     CallEnded,
     Segment,
 )
-from holdfast.front.toolcalls.typed_values import ParameterTypes
 from holdfast.wire.output import TextKind
 
 _ALPHABET = string.ascii_letters + string.digits

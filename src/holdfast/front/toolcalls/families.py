@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from holdfast.front.toolcalls.braced_calls import BracedCalls
 from holdfast.front.toolcalls.call_format import CallFormat
-from holdfast.front.toolcalls.channels import Channels
-from holdfast.front.toolcalls.json_calls import JsonCalls
-from holdfast.front.toolcalls.key_value_tags import KeyValueTags
-from holdfast.front.toolcalls.kimi_k3 import KimiK3
-from holdfast.front.toolcalls.named_json import NamedJson
-from holdfast.front.toolcalls.nested_tags import NestedTags
-from holdfast.front.toolcalls.python_calls import PythonCalls
+from holdfast.front.toolcalls.channels import Channels, KimiK3
+from holdfast.front.toolcalls.json_calls import JsonCalls, NamedJson
+from holdfast.front.toolcalls.literal_calls import BracedCalls, PythonCalls
+from holdfast.front.toolcalls.nested_tags import KeyValueTags, NestedTags
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 
 _BARS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.front.toolcalls.declared import JSON_TYPES, ParameterTypes, typed
 from holdfast.front.toolcalls.literals import Literals, unescaped, whole
-from holdfast.front.toolcalls.typed_values import JSON_TYPES, ParameterTypes, typed
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

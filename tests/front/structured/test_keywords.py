@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.structured.bounds import alternatives, pattern_fault, repetitions
+from holdfast.front.structured.keywords import alternatives, pattern_fault, repetitions
 
 
 @pytest.mark.parametrize(
