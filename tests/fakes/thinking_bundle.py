@@ -40,7 +40,7 @@ def bundle_of(template: str = TEMPLATE) -> TokenizerBundle:
     chat = ChatTemplate({"default": template}, special_tokens=tokenizer.special_tokens)
     dialect = ModelDialect(
         family="hermes",
-        calls=FAMILIES["hermes"],
+        calls=FAMILIES["hermes"].calls,
         reasoning=ReasoningFormat(start="<think>", end="</think>"),
         marker_ids={text: ids[text] for text in ("<think>", "</think>", "<tool_call>")},
     )

@@ -40,11 +40,14 @@ TOOLS = DeclaredTools(
     ]
 )
 AS_TOKENS = ModelDialect(
-    family="hermes", calls=FAMILIES["hermes"], reasoning=THINK, marker_ids=TOKENS
+    family="hermes", calls=FAMILIES["hermes"].calls, reasoning=THINK, marker_ids=TOKENS
 )
-AS_TEXT = ModelDialect(family="hermes", calls=FAMILIES["hermes"], reasoning=THINK)
+AS_TEXT = ModelDialect(family="hermes", calls=FAMILIES["hermes"].calls, reasoning=THINK)
 FRAMED = ModelDialect(
-    family="hermes", calls=FAMILIES["hermes"], reasoning=THINK, frame=("<answer>", "</answer>")
+    family="hermes",
+    calls=FAMILIES["hermes"].calls,
+    reasoning=THINK,
+    frame=("<answer>", "</answer>"),
 )
 BOTH = pytest.mark.parametrize("dialect", [AS_TOKENS, AS_TEXT], ids=["tokens", "text"])
 
@@ -155,7 +158,7 @@ def test_cuts_change_nothing_in_an_answer_that_stands_between_marks(
 
 @given(text=texts, at=places)
 def test_without_reasoning_and_calls_the_text_is_what_came(text: str, at: list[int]) -> None:
-    dialect = ModelDialect(family="hermes", calls=FAMILIES["hermes"], marker_ids=TOKENS)
+    dialect = ModelDialect(family="hermes", calls=FAMILIES["hermes"].calls, marker_ids=TOKENS)
     parts = read(text, dialect, at=at, reads_calls=False)
     assert "".join(part.text for part in parts if isinstance(part, Segment)) == text
 
@@ -285,7 +288,7 @@ def test_a_long_run_of_white_space_is_text() -> None:
 
 
 def test_a_thought_in_a_channel_is_one_however_many_parts_it_came_in() -> None:
-    harmony = ModelDialect(family="harmony", calls=FAMILIES["harmony"])
+    harmony = ModelDialect(family="harmony", calls=FAMILIES["harmony"].calls)
     reader = AnswerReader(harmony, tools=TOOLS)
     for character in "<|channel|>analysis<|message|>one two three<|end|>":
         reader.push(character)
@@ -353,7 +356,7 @@ def test_a_thought_that_weighs_many_calls_makes_none(dialect: ModelDialect, text
 
 
 def test_a_thought_has_no_calls_when_none_are_read() -> None:
-    dialect = ModelDialect(family="harmony", calls=FAMILIES["harmony"], reasoning=THINK)
+    dialect = ModelDialect(family="harmony", calls=FAMILIES["harmony"].calls, reasoning=THINK)
     text = "so<|start|>assistant to=functions.stop<|channel|>commentary json<|message|>{}<|call|>"
     parts = read(text, dialect, reads_calls=False, in_reasoning=True)
     assert not [part for part in parts if isinstance(part, CallBegun)]

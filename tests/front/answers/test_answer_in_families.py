@@ -17,7 +17,7 @@ from holdfast.front.prompt.known_answers import meaning_of_deltas, meaning_of_te
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, answer_reader
 from holdfast.front.toolcalls.call_format import ChannelFormat
 from holdfast.front.toolcalls.dialect import Call, ModelDialect, ReasoningFormat
-from holdfast.front.toolcalls.families import FAMILIES
+from holdfast.front.toolcalls.families import FAMILIES as RECORDS
 from holdfast.wire.events import FinishReason
 from holdfast.wire.output import ChoiceFinished
 from tests.fakes.family_bundles import bundle
@@ -25,6 +25,7 @@ from tests.fakes.family_templates import FAMILY_TEMPLATES
 from tests.fakes.recorded_answers import TOOLS
 from tests.fakes.told_answers import by_tokens, heard, told
 
+FAMILIES = {name: family.calls for name, family in RECORDS.items()}
 THINKING = sorted(name for name, family in FAMILY_TEMPLATES.items() if family.thought[0])
 ROME = Call("get_weather", {"city": "Rome", "days": 3}, "functions.get_weather:0")
 TIME = Call("get_time", {"tz": "CET"}, "functions.get_time:1")

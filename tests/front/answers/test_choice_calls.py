@@ -46,7 +46,7 @@ def model(style: str, special: bool) -> tuple[Tokenizer, TokenPieces, ModelDiale
     ids = {mark: tokenizer.token_to_id(mark) for mark in MARKS}
     dialect = ModelDialect(
         family="hermes",
-        calls=FAMILIES["hermes"],
+        calls=FAMILIES["hermes"].calls,
         reasoning=ReasoningFormat(start="<think>", end="</think>"),
         marker_ids=ids,
     )
@@ -321,7 +321,7 @@ def numbered() -> Callable[[int], str]:
 def test_ids_have_the_familys_form_and_none_is_given_twice(
     family: str, earlier: tuple[str, ...], expected: list[str]
 ) -> None:
-    form = FAMILIES[family]
+    form = FAMILIES[family].calls
     text = form.write([Call("look_up", {}), Call("look_up", {"a": 1})])
     dialect = ModelDialect(family=family, calls=form)
     events, _ = answer(text, dialect=dialect, earlier_call_ids=earlier, random_text=numbered())

@@ -189,11 +189,11 @@ def test_a_template_that_names_a_syntax_but_shows_no_tools_has_them_told_in_it(
 
 
 def test_calls_in_the_syntax_of_a_model_s_tokens_are_read_though_its_template_knows_none() -> None:
-    own = FORMATS["deepseek_v31"]
+    own = FORMATS["deepseek_v31"].calls
     found = source_of(NO_TOOLS, *own.marks)
     assert (found.report.family, found.report.tools) == ("hermes", "text")
     own_call = own.write([Call("f", {"at": "1"})])
-    for call in (own_call, FORMATS["hermes"].write([Call("f", {"at": "1"})])):
+    for call in (own_call, FORMATS["hermes"].calls.write([Call("f", {"at": "1"})])):
         assert told(found.dialect, [TOOL], call) == [("f", {"at": "1"}, ())]
     without = source_of(NO_TOOLS)
     assert told(without.dialect, [TOOL], own_call) == [own_call]

@@ -438,7 +438,9 @@ async def test_grammars_are_made_on_another_thread_and_go_to_the_worker(
 
 
 async def test_where_no_call_is_wanted_what_opens_one_is_banned(bundle: TokenizerBundle) -> None:
-    dialect = ModelDialect(family="hermes", calls=FAMILIES["hermes"], marker_ids={"<tool_call>": 7})
+    dialect = ModelDialect(
+        family="hermes", calls=FAMILIES["hermes"].calls, marker_ids={"<tool_call>": 7}
+    )
     gateway, engine = serve(replace(bundle, dialect=dialect), answers(1))
     sampling = SamplingParams(logit_bias={5: 1.0})
     await collect(gateway, asks(WITH_TOOLS, tool_choice=ToolChoice(mode="none"), sampling=sampling))

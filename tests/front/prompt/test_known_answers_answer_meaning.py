@@ -24,7 +24,7 @@ from holdfast.front.toolcalls.segments import SegmentFormat
 
 HERMES = ModelDialect(
     family="hermes",
-    calls=FAMILIES["hermes"],
+    calls=FAMILIES["hermes"].calls,
     reasoning=ReasoningFormat(start="<think>", end="</think>"),
 )
 

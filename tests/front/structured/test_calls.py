@@ -97,7 +97,9 @@ _CALLS: Final = (
     Call("list_all", {}),
     Call("tree", {"node": {"value": 1.5, "parts": [{"value": 0}]}, "mixed": "so"}),
 )
-_CONSTRAINED: Final = sorted(name for name, calls in FAMILIES.items() if can_constrain(calls))
+_CONSTRAINED: Final = sorted(
+    name for name, family in FAMILIES.items() if can_constrain(family.calls)
+)
 _AS_TOKENS: Final = ("hermes", "qwen3_coder", "glm47")
 _MARKED: Final = sorted({*_CONSTRAINED} - {"harmony", "kimi_k3"})  # text and calls in one stream
 _ALL_HELD = ToolsSettings(constrain="auto")
@@ -111,7 +113,7 @@ def _written(dialect: ModelDialect, *calls: Call) -> str:
 
 
 def _dialect(family: str, *, as_tokens: bool = False) -> ModelDialect:
-    calls = FAMILIES[family]
+    calls = FAMILIES[family].calls
     marks = " ".join(calls.marks)
     token_ids = {text: token_id for text, token_id in demo_token_ids().items() if text in marks}
     return ModelDialect(family=family, calls=calls, marker_ids=token_ids if as_tokens else {})

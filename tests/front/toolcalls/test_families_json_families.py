@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import Call, ModelDialect
-from holdfast.front.toolcalls.families import FAMILIES
+from holdfast.front.toolcalls.families import FAMILIES as RECORDS
 from holdfast.front.toolcalls.json_calls import JsonCalls, NamedJson
 from tests.fakes import mistaken_json
 from tests.fakes.mistaken_json import MISTAKEN_ARGUMENTS, MISTAKEN_CALLS, OTHER_FORMS, ROM
 from tests.fakes.whole_answers import WholeAnswer, read_answer, whole_answer
 
 TOOLS = DeclaredTools(mistaken_json.TOOLS)
+FAMILIES = {name: family.calls for name, family in RECORDS.items()}
 NAMES = sorted(name for name, form in FAMILIES.items() if isinstance(form, (JsonCalls, NamedJson)))
 CALLS = (
     Call(

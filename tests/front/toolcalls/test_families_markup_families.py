@@ -14,7 +14,8 @@ from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.toolcalls.call_format import Call, ChannelFormat
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
-from holdfast.front.toolcalls.families import MARKUP_FAMILIES
+from holdfast.front.toolcalls.families import FAMILIES as RECORDS
+from holdfast.front.toolcalls.json_calls import JsonCalls, NamedJson
 from holdfast.front.toolcalls.nested_tags import NestedTags
 from holdfast.front.toolcalls.segments import CallArguments, CallEnded
 from tests.fakes.mistaken_answers import MISTAKES
@@ -22,6 +23,11 @@ from tests.fakes.recorded_answers import RECORDED, rome
 from tests.fakes.recorded_answers import TOOLS as WEATHER
 from tests.fakes.told_answers import told
 
+MARKUP_FAMILIES = {
+    name: family.calls
+    for name, family in RECORDS.items()
+    if not isinstance(family.calls, (JsonCalls, NamedJson))
+}
 FAMILIES = list(MARKUP_FAMILIES)
 TOOLS: list[dict[str, Any]] = [
     {

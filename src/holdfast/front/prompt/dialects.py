@@ -4,9 +4,9 @@ it is loaded, and proved.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from tokenizers import AddedToken
@@ -28,7 +28,7 @@ from holdfast.front.prompt.template_probes import (
 )
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.toolcalls.dialect import PLAIN, CallFormat, ModelDialect, ReasoningFormat
-from holdfast.front.toolcalls.families import FAMILIES
+from holdfast.front.toolcalls.families import FAMILIES, families_for
 from holdfast.front.toolcalls.markers import in_vocabulary
 from holdfast.wire.requests import ChatPrompt
 
@@ -47,101 +47,6 @@ _WITH_THOUGHT = (
     _QUESTION,
 )
 
-
-class FamilyRule(NamedTuple):
-    """A family, the words that its templates have all of, and those that they have none of."""
-
-    family: str
-    words: tuple[str, ...]
-    without: tuple[str, ...] = ()
-
-    def fits(self, text: str) -> bool:
-        """Whether a template, or a list of tokens, is one of this family's."""
-        return all(word in text for word in self.words) and not any(
-            word in text for word in self.without
-        )
-
-
-# Markers that only one family has come before those that many have. A template may fit several
-# rules: the proof decides.
-FAMILY_RULES: Final = (
-    FamilyRule("minimax_m3", ("]<]minimax[>[",)),
-    FamilyRule("minimax_m2", ("<minimax:tool_call>",)),
-    FamilyRule("kimi_k3", ("<|open|>", "<|sep|>")),
-    FamilyRule("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    FamilyRule("gemma4", ("<|tool_call>", "<tool_call|>")),
-    FamilyRule("deepseek_v4", ("｜DSML｜", "tool_calls>"), ("function_calls>",)),
-    FamilyRule("deepseek_v3_2", ("｜DSML｜",)),
-    FamilyRule("deepseek_v4", ("｜DSML｜",)),
-    FamilyRule("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
-    FamilyRule("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
-    FamilyRule("muse_spark", ("<atem:",)),
-    FamilyRule("harmony", ("<|channel|>", "<|start|>")),
-    FamilyRule("cohere", ("<|START_ACTION|>",)),
-    FamilyRule("command_r_plus", ("Action:", "tool_name")),
-    FamilyRule("seed_oss", ("<seed:tool_call>",)),
-    FamilyRule("seed_oss", ("seed:tool_call",)),
-    FamilyRule("hy3", ("tool_sep", "arg_key")),
-    FamilyRule("glm47", ("<arg_key>",)),
-    FamilyRule("glm45", ("<arg_key>",)),
-    FamilyRule("ling3", ("<arg_key>",)),
-    FamilyRule("mistral_v11", ("[TOOL_CALLS]", "[CALL_ID]")),
-    FamilyRule("mistral_v13", ("[TOOL_CALLS]", "[ARGS]")),
-    FamilyRule("mistral_v3", ("[TOOL_CALLS]",)),
-    FamilyRule("lfm2", ("<|tool_call_start|>",)),
-    FamilyRule("lfm2", ("<|tool_list_start|>",)),
-    FamilyRule("lfm2", ("List of tools: [",)),
-    FamilyRule("solar", ("<|tool_call:begin|>",)),
-    FamilyRule("apertus", ("<|tools_prefix|>",)),
-    FamilyRule("gigachat", ("<|function_call|>",)),
-    FamilyRule("gigachat", ("function call", "<|role_sep|>")),
-    FamilyRule("nemotron", ("<TOOLCALL>",)),
-    FamilyRule("minicpm5", ('<function name="', '<param name="')),
-    FamilyRule("qwen3_coder", ("<function=", "<parameter=")),
-    FamilyRule("step3_5", ("<function=", "<parameter=")),
-    FamilyRule("functionary_v31", ("<function=",)),
-    FamilyRule("functionary_v32", (">>>",)),
-    FamilyRule("phi4", ("<|tool_call|>", "<|/tool_call|>")),
-    FamilyRule("phi4", ("functools[",)),
-    FamilyRule("granite3", ("<|tool_call|>",)),
-    FamilyRule("apriel", ("<tool_calls>[",)),
-    FamilyRule("minimax_m1", ("<tool_calls>",)),
-    FamilyRule("hermes", ("<tool_call>",)),
-    FamilyRule("llama3_json", ("<|python_tag|>",)),
-    FamilyRule("llama3_json", ("Environment: ipython",)),
-    FamilyRule("llama3_json", ('"parameters":', "<|start_header_id|>")),
-)
-
-BY_PARSER_TYPE: Final[Mapping[str, str]] = {
-    "json_tools": "hermes",
-    "gemma4": "gemma4",
-    "glm47": "glm47",
-    "kimi_k2": "kimi_k2",
-    "kimi_k3": "kimi_k3",
-    "laguna": "glm47",
-    "minicpm5": "minicpm5",
-    "minimax_m2": "minimax_m2",
-    "mistral": "mistral_v13",
-    "muse_spark": "muse_spark",
-    "pythonic": "lfm2",
-    "qwen3_coder": "qwen3_coder",
-}
-"""The key `tool_parser_type` of tokenizer_config.json, as mlx-lm writes it."""
-
-BY_MODEL_TYPE: Final[Mapping[str, str]] = {
-    "gpt_oss": "harmony",
-    "deepseek_v3_2": "deepseek_v3_2",
-    "granite": "granite3",
-    "granitemoe": "granite3",
-    "lfm2": "lfm2",
-    "lfm2_moe": "lfm2",
-    "minimax_m2": "minimax_m2",
-    "phi3": "phi4",
-    "qwen2": "hermes",
-    "qwen3": "hermes",
-    "seed_oss": "seed_oss",
-}
-"""Looked at last: a type of model does not tell its templates apart."""
 
 REASONING_FORMATS: Final = (
     ReasoningFormat(start="<|channel>thought\n", end="<channel|>"),
@@ -178,42 +83,6 @@ FRAMES: Final = (("<answer>", "</answer>"),)
 """Stand as ordinary text around the whole visible answer of models whose templates name them:
 Hunyuan A13B.
 """
-SILENT_BY_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {"functionary_v32": (">>>all",)}
-
-
-ENDS_BY_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {
-    "harmony": ("<|call|>", "<|return|>"),
-    "gemma4": ("<|tool_response>",),
-    "llama3_json": ("<|eom_id|>",),
-}
-"""Tokens that end an answer, which models converted by others do not always name as ends: they
-would invent the result too.
-"""
-
-
-def families_for(
-    source: str, tokens: Collection[str], *, parser_type: str, model_type: str
-) -> Iterator[str]:
-    """Families that a model may be of, the most likely first, each once.
-
-    source: the template that is used with tools. tokens: the tokenizer's added ones.
-    """
-    seen: set[str] = set()
-    for family in _all_families(source, tokens, parser_type, model_type):
-        if family and family not in seen:
-            seen.add(family)
-            yield family
-
-
-def _all_families(
-    source: str, tokens: Collection[str], parser_type: str, model_type: str
-) -> Iterator[str]:
-    vocabulary = "\n".join(tokens)
-    yield BY_PARSER_TYPE.get(parser_type, "")
-    yield from (rule.family for rule in FAMILY_RULES if rule.fits(source))
-    # Templates that make their markers of variables, or name none.
-    yield from (rule.family for rule in FAMILY_RULES if rule.fits(vocabulary))
-    yield BY_MODEL_TYPE.get(model_type, "")
 
 
 def reasoning_for(
@@ -326,8 +195,8 @@ def find_dialect(
         return FoundDialect(dialect=_dialect("", None, reasoning, tokenizer))
     search = _Search(template, tokenizer, reasoning, tokens)
     parser_type = str(config.get("tool_parser_type", ""))
-    names = tuple(
-        families_for(template.with_tools, tokens, parser_type=parser_type, model_type=model_type)
+    names = families_for(
+        template.with_tools, tokens, parser_type=parser_type, model_type=model_type
     )
     named = (
         name
@@ -379,9 +248,8 @@ class _Search:
         """The best proven candidate, and why there is none, or why its tools are told in text."""
         failure, best = "no family of models is known that writes calls like this", None
         for name in names:
-            found = self._tried(
-                name, in_vocabulary(FAMILIES[name], FAMILIES[name].marks, self._tokens)
-            )
+            calls = FAMILIES[name].calls
+            found = self._tried(name, in_vocabulary(calls, calls.marks, self._tokens))
             if not found.proof.failure and (
                 best is None or found.proof.likeness > best.proof.likeness
             ):
@@ -398,8 +266,8 @@ class _Search:
 
         A family whose markers are all tokens is read too: the model may be of it.
         """
-        calls = FAMILIES[_IN_TEXT]
-        others = (FAMILIES[name] for name in names if name in FAMILIES and name != _IN_TEXT)
+        calls = FAMILIES[_IN_TEXT].calls
+        others = (FAMILIES[name].calls for name in names if name != _IN_TEXT)
         own = next(
             (other for other in others if other.marks and self._tokens >= set(other.marks)), None
         )
@@ -472,7 +340,8 @@ def _dialect(
 ) -> ModelDialect:
     added = tokenizer.backend.get_added_tokens_decoder()
     contents = {token.content for token in added.values()}
-    silent = (*(mark for mark in SILENT_MARKS if mark in contents), *SILENT_BY_FAMILY.get(name, ()))
+    of_family = FAMILIES[name].silent_marks if name else ()
+    silent = (*(mark for mark in SILENT_MARKS if mark in contents), *of_family)
     forms = (calls, *read_too) if calls else ()
     marks = [
         *(mark for form in forms for mark in form.marks),

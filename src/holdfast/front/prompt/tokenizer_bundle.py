@@ -20,7 +20,7 @@ from holdfast.config import DEFAULT_MODEL, ModelSettings, WarmAheadChoice
 from holdfast.errors import ModelLoadError, TemplateOverrun, WorkerUnavailable
 from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.prompt.canonical import FirstForms
-from holdfast.front.prompt.dialects import ENDS_BY_FAMILY, DialectReport, FoundDialect, find_dialect
+from holdfast.front.prompt.dialects import DialectReport, FoundDialect, find_dialect
 from holdfast.front.prompt.known_answers import AnswerMeaning, KnownAnswers, ReadMeaning, ReadTexts
 from holdfast.front.prompt.limits import generation_defaults
 from holdfast.front.prompt.template import ChatTemplate, load_template
@@ -35,6 +35,7 @@ from holdfast.front.prompt.text_places import AnswerFrame, find_frame
 from holdfast.front.prompt.tokenize import Tokenizer, TokenMemory, check_round_trip, load_tokenizer
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
+from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling
 from holdfast.models.tokenizer_files import read_json
 from holdfast.store.answers import AnswerFile
@@ -167,7 +168,8 @@ def turn_ends(template: ChatTemplate, tokenizer: Tokenizer, *, family: str) -> t
         token.content: token_id
         for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()
     }
-    of_family = (added[content] for content in ENDS_BY_FAMILY.get(family, ()) if content in added)
+    declared = FAMILIES[family].end_tokens if family else ()
+    of_family = (added[content] for content in declared if content in added)
     ends = dict.fromkeys([*turn_end(template, tokenizer), *of_family])
     return tuple(end for end in ends if end not in tokenizer.eos_token_ids)
 

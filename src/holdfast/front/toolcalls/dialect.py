@@ -13,7 +13,7 @@ from holdfast.front.toolcalls.call_format import Call as Call
 from holdfast.front.toolcalls.call_format import CallFormat as CallFormat
 from holdfast.front.toolcalls.call_format import ChannelFormat
 from holdfast.front.toolcalls.call_format import IdForm as IdForm
-from holdfast.front.toolcalls.families import FAMILIES, READ_TOO
+from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.front.toolcalls.markers import Markers, is_marker
 
 
@@ -73,7 +73,8 @@ class ModelDialect:
     def __post_init__(self) -> None:
         markers = Markers(self.marker_ids)
         reasoning = markers.encoded(self.reasoning)
-        too = (FAMILIES[family] for family in READ_TOO.get(self.family, ()))
+        names = FAMILIES[self.family].read_too if self.family in FAMILIES else ()
+        too = (FAMILIES[name].calls for name in names)
         known = () if self.calls is None else (self.calls, *self.read_too, *too)
         forms = tuple(markers.encoded(form) for form in known)
         marks = frozenset(mark for form in forms for mark in form.marks)

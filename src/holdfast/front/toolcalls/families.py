@@ -1,8 +1,14 @@
-"""The families of tool calls: how each one writes a call, and what its templates are known by."""
+"""The families of tool calls: one record for each, from which its reader, its writer, its grammar and its
+recognition follow.
+
+To add a family of a known mechanism, add a record. FAMILIES is also the order in which families are
+tried: markers that only one family has come before those that many have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from holdfast.front.toolcalls.call_format import CallFormat
@@ -12,187 +18,310 @@ from holdfast.front.toolcalls.literal_calls import BracedCalls, PythonCalls
 from holdfast.front.toolcalls.nested_tags import KeyValueTags, NestedTags
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 
-_BARS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-_V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n"
-_V31 = "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>"
-_V11 = "[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]"
-_V13 = "[TOOL_CALLS]{name}[ARGS]"
 
-JSON_FAMILIES: Final[Mapping[str, CallFormat]] = {
-    # an object with a name and arguments
-    "hermes": JsonCalls(wrapper=("<tool_call>\n", "\n</tool_call>")),
-    "mistral_v3": JsonCalls(
-        section=("[TOOL_CALLS]", ""), array=True, between=", ", id_key="id", id_form="alnum9"
-    ),
-    # a name between markers, then an object
-    "mistral_v11": NamedJson(head=_V11, heads_too=(_V13,), id_form="alnum9"),
-    "mistral_v13": NamedJson(head=_V13, heads_too=(_V11,), id_form="alnum9"),
-    "llama3_json": JsonCalls(
-        section=("", ""),
-        pairs_too=(("<|python_tag|>", ""),),
-        between="; ",
-        arguments_key="parameters",
-    ),
-    "nemotron": JsonCalls(section=("<TOOLCALL>", "</TOOLCALL>"), array=True, between=", "),
-    "granite3": JsonCalls(
-        section=("<|tool_call|>", ""),
-        pairs_too=(("<tool_call>", "</tool_call>"),),
-        array=True,
-        between=", ",
-    ),
-    "apriel": JsonCalls(
-        section=("<tool_calls>", "</tool_calls>"), array=True, between=", ", id_key="id"
-    ),
-    "minimax_m1": JsonCalls(section=("<tool_calls>\n", "\n</tool_calls>")),
-    "phi4": JsonCalls(
-        section=("<|tool_call|>", "<|/tool_call|>"),
-        pairs_too=(("functools", ""),),
-        array=True,
-        between=", ",
-    ),
-    "cohere": JsonCalls(
-        section=("<|START_ACTION|>", "<|END_ACTION|>"),
-        array=True,
-        between=", ",
-        name_key="tool_name",
-        arguments_key="parameters",
-        id_key="tool_call_id",
-        id_form="number",
-    ),
-    "command_r_plus": JsonCalls(
-        section=("Action: ```json\n", "\n```"),
-        pairs_too=(("Action:```json", "```"), ("Action:\n```json", "```")),
-        array=True,
-        between=", ",
-        name_key="tool_name",
-        arguments_key="parameters",
-    ),
-    "apertus": JsonCalls(
-        section=("<|tools_prefix|>", "<|tools_suffix|>"), array=True, between=", ", name_is_key=True
-    ),
-    "gigachat": JsonCalls(
-        wrapper=("<|function_call|>", ""), pairs_too=(("function call<|role_sep|>\n", ""),)
-    ),
-    "kimi_k2": NamedJson(
-        section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-        head="<|tool_call_begin|>{id}<|tool_call_argument_begin|>",
-        close="<|tool_call_end|>",
-        id_form="function_number",
-    ),
-    "deepseek_v3": NamedJson(
-        section=_BARS, head=_V3, heads_too=(_V31,), close="\n```<｜tool▁call▁end｜>", between="\n"
-    ),
-    "deepseek_v31": NamedJson(
-        section=_BARS, head=_V31, heads_too=(_V3,), close="<｜tool▁call▁end｜>"
-    ),
-    "solar": NamedJson(
-        head="<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>",
-        close="<|tool_call:end|>",
-        id_form="client",
-    ),
-    "functionary_v31": NamedJson(head="<function={name}>", close="</function>"),
-    "functionary_v32": NamedJson(head=">>>{name}\n"),
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How the models of a family write calls, and how they are recognized.
+
+    words: a chat template that contains all words of one of these groups may belong to the family.
+        The default is the first opener of its calls.
+    aliases: further names: mlx-lm's `tool_parser_type`, and model types.
+    read_too: families whose calls are read as well, because models of one line mix them up.
+    silent_marks: marks that stand before visible text and say nothing.
+    end_tokens: tokens that end an answer. Converted models do not always declare them; such a model
+        would go on and invent the result.
+    """
+
+    calls: CallFormat
+    words: tuple[tuple[str, ...], ...] = ()
+    aliases: tuple[str, ...] = ()
+    read_too: tuple[str, ...] = ()
+    silent_marks: tuple[str, ...] = ()
+    end_tokens: tuple[str, ...] = ()
+
+    def fits(self, text: str) -> bool:
+        """Whether a template, or a list of tokens, may belong to this family."""
+        groups = self.words or ((self.calls.openers[0],),)
+        return any(all(word in text for word in group) for group in groups)
+
+
+def families_for(
+    source: str, tokens: Collection[str], *, parser_type: str, model_type: str
+) -> tuple[str, ...]:
+    """The names of the families that a model may belong to, the most likely first.
+
+    source: the chat template that is used with tools. tokens: the tokenizer's added tokens. They
+    count too, because some templates build their markers from variables or name none.
+    """
+    vocabulary = "\n".join(tokens)
+    found = (
+        *_called(parser_type),
+        *(name for name, family in FAMILIES.items() if family.fits(source)),
+        *(name for name, family in FAMILIES.items() if family.fits(vocabulary)),
+        *_called(model_type),  # last: models of one type have different templates
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def _called(name: str) -> Iterator[str]:
+    return (own for own, family in FAMILIES.items() if name == own or name in family.aliases)
 
 
 def _function_tags(wrapper: str, *, padding: str = "", between: str = "\n") -> TaggedParameters:
-    """`<function=NAME>` and `<parameter=KEY>` in a wrapper for each call."""
+    """`<function=NAME>` and `<parameter=KEY>` in a wrapper around each call."""
     return TaggedParameters(
         wrapper=(f"<{wrapper}>\n", f"\n</{wrapper}>"), padding=padding, between=between
     )
 
 
 def _invoke_tags(
-    space: str, section: str, *, sections_too: tuple[str, ...] = ()
+    prefix: str, section: str, *, sections_too: tuple[str, ...] = ()
 ) -> TaggedParameters:
-    """`<invoke name="NAME">` and `<parameter name="KEY">` in one section for all calls; `space`
-    stands before each word.
+    """`<invoke name="NAME">` and `<parameter name="KEY">` in one section around all calls.
+
+    prefix: stands before the name of each tag.
     """
     return TaggedParameters(
-        section=(f"<{space}{section}>\n", f"\n</{space}{section}>"),
-        sections_too=tuple((f"<{space}{other}>", f"</{space}{other}>") for other in sections_too),
-        call=(f'<{space}invoke name="', '">\n', f"</{space}invoke>"),
-        parameter=(f'<{space}parameter name="', '">', f"</{space}parameter>\n"),
+        section=(f"<{prefix}{section}>\n", f"\n</{prefix}{section}>"),
+        sections_too=tuple((f"<{prefix}{other}>", f"</{prefix}{other}>") for other in sections_too),
+        call=(f'<{prefix}invoke name="', '">\n', f"</{prefix}invoke>"),
+        parameter=(f'<{prefix}parameter name="', '">', f"</{prefix}parameter>\n"),
     )
 
 
 def _dsml(section: str, *others: str) -> TaggedParameters:
-    """DeepSeek's own words for `_invoke_tags`; each parameter says whether it is a string or JSON."""
-    space = "｜DSML｜"
-    tags = _invoke_tags(space, section, sections_too=others)
-    return TaggedParameters(
-        section=tags.section,
-        sections_too=tags.sections_too,
-        call=tags.call,
-        parameter=(f'<{space}parameter name="', ">", f"</{space}parameter>\n"),
+    """DeepSeek's `_invoke_tags`, in which each parameter says whether it is a string or JSON."""
+    prefix = "｜DSML｜"
+    return replace(
+        _invoke_tags(prefix, section, sections_too=others),
+        parameter=(f'<{prefix}parameter name="', ">", f"</{prefix}parameter>\n"),
         types=('" string="true"', '" string="false"'),
-        tokens=(space,),
+        tokens=(prefix,),
     )
 
 
-_ATEM: Final = _invoke_tags("atem:", "function_calls")
+_DEEPSEEK_SECTION: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_V3: Final = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n"
+_DEEPSEEK_V31: Final = "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>"
+_MISTRAL_V11: Final = "[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]"
+_MISTRAL_V13: Final = "[TOOL_CALLS]{name}[ARGS]"
+_GLM_WORDS: Final = (("<arg_key>",),)
+_FUNCTION_WORDS: Final = (("<function=", "<parameter="),)
 
-MARKUP_FAMILIES: Final[Mapping[str, CallFormat]] = {
-    # a name, then tagged parameters
+FAMILIES: Final[Mapping[str, Family]] = {
+    "minimax_m3": Family(calls=NestedTags(), words=(("]<]minimax[>[",),)),
+    "minimax_m2": Family(calls=_invoke_tags("", "minimax:tool_call")),
+    "kimi_k3": Family(calls=KimiK3(), words=(("<|open|>", "<|sep|>"),)),
+    "kimi_k2": Family(
+        calls=NamedJson(
+            section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            head="<|tool_call_begin|>{id}<|tool_call_argument_begin|>",
+            close="<|tool_call_end|>",
+            id_form="function_number",
+        )
+    ),
+    "gemma4": Family(
+        calls=BracedCalls(),
+        words=(("<|tool_call>", "<tool_call|>"),),
+        end_tokens=("<|tool_response>",),
+    ),
+    "deepseek_v4": Family(
+        calls=_dsml("tool_calls", " calls", "function_calls"), words=(("｜DSML｜", "tool_calls>"),)
+    ),
+    "deepseek_v3_2": Family(
+        calls=_dsml("function_calls", "tool_calls", " calls"), words=(("｜DSML｜",),)
+    ),
+    "deepseek_v3": Family(
+        calls=NamedJson(
+            section=_DEEPSEEK_SECTION,
+            head=_DEEPSEEK_V3,
+            heads_too=(_DEEPSEEK_V31,),
+            close="\n```<｜tool▁call▁end｜>",
+            between="\n",
+        ),
+        words=((_DEEPSEEK_SECTION[0], "```json"),),
+    ),
+    "deepseek_v31": Family(
+        calls=NamedJson(
+            section=_DEEPSEEK_SECTION,
+            head=_DEEPSEEK_V31,
+            heads_too=(_DEEPSEEK_V3,),
+            close="<｜tool▁call▁end｜>",
+        )
+    ),
+    "muse_spark": Family(
+        calls=Channels(
+            channel="",
+            constrain="",
+            ends=("<|eom|>", "<|eot|>"),
+            prefix="",
+            reasoning=frozenset({"self"}),
+            calls=_invoke_tags("atem:", "function_calls"),
+            written="<|start|>assistant to={name}<|message|>{arguments}<|eom|>",
+        ),
+        words=(("<atem:",),),
+    ),
+    "harmony": Family(
+        calls=Channels(),
+        words=(("<|channel|>", "<|start|>"),),
+        aliases=("gpt_oss",),
+        end_tokens=("<|call|>", "<|return|>"),
+    ),
+    "cohere": Family(
+        calls=JsonCalls(
+            section=("<|START_ACTION|>", "<|END_ACTION|>"),
+            array=True,
+            between=", ",
+            name_key="tool_name",
+            arguments_key="parameters",
+            id_key="tool_call_id",
+            id_form="number",
+        )
+    ),
+    "command_r_plus": Family(
+        calls=JsonCalls(
+            section=("Action: ```json\n", "\n```"),
+            pairs_too=(("Action:```json", "```"), ("Action:\n```json", "```")),
+            array=True,
+            between=", ",
+            name_key="tool_name",
+            arguments_key="parameters",
+        ),
+        words=(("Action:", "tool_name"),),
+    ),
+    "seed_oss": Family(calls=_function_tags("seed:tool_call"), words=(("seed:tool_call",),)),
+    "hy3": Family(
+        calls=KeyValueTags(
+            section=("<tool_calls>\n", "\n</tool_calls>"),
+            name_end="<tool_sep>\n",
+            key=("<arg_key>", "</arg_key>\n"),
+            value=("<arg_value>", "</arg_value>\n"),
+            between="\n",
+        ),
+        words=(("tool_sep", "arg_key"),),
+    ),
+    # and GLM 5, Laguna, Spark 2.5
+    "glm47": Family(calls=KeyValueTags(), words=_GLM_WORDS, aliases=("laguna",)),
+    "glm45": Family(
+        calls=KeyValueTags(
+            name_end="\n",
+            key=("<arg_key>", "</arg_key>\n"),
+            value=("<arg_value>", "</arg_value>\n"),
+            between="\n",
+        ),
+        words=_GLM_WORDS,
+    ),
+    "ling3": Family(
+        calls=KeyValueTags(
+            name_end="\n",
+            key=("<arg_key>", "</arg_key>\n"),
+            call=("<tool_call>", "\n</tool_call>"),
+            between="\n",
+        ),
+        words=_GLM_WORDS,
+    ),
+    "mistral_v11": Family(
+        calls=NamedJson(head=_MISTRAL_V11, heads_too=(_MISTRAL_V13,), id_form="alnum9"),
+        words=(("[TOOL_CALLS]", "[CALL_ID]"),),
+        read_too=("mistral_v3",),
+    ),
+    "mistral_v13": Family(
+        calls=NamedJson(head=_MISTRAL_V13, heads_too=(_MISTRAL_V11,), id_form="alnum9"),
+        words=(("[TOOL_CALLS]", "[ARGS]"),),
+        aliases=("mistral",),
+        read_too=("mistral_v3",),
+    ),
+    "mistral_v3": Family(
+        calls=JsonCalls(
+            section=("[TOOL_CALLS]", ""), array=True, between=", ", id_key="id", id_form="alnum9"
+        ),
+        read_too=("mistral_v13",),
+    ),
+    "lfm2": Family(
+        calls=PythonCalls(),
+        words=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
+        aliases=("pythonic", "lfm2_moe"),
+    ),
+    "solar": Family(
+        calls=NamedJson(
+            head="<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>",
+            close="<|tool_call:end|>",
+            id_form="client",
+        )
+    ),
+    "apertus": Family(
+        calls=JsonCalls(
+            section=("<|tools_prefix|>", "<|tools_suffix|>"),
+            array=True,
+            between=", ",
+            name_is_key=True,
+        )
+    ),
+    "gigachat": Family(
+        calls=JsonCalls(
+            wrapper=("<|function_call|>", ""), pairs_too=(("function call<|role_sep|>\n", ""),)
+        ),
+        words=(("<|function_call|>",), ("function call", "<|role_sep|>")),
+    ),
+    "nemotron": Family(
+        calls=JsonCalls(section=("<TOOLCALL>", "</TOOLCALL>"), array=True, between=", ")
+    ),
+    "minicpm5": Family(
+        calls=TaggedParameters(
+            call=('<function name="', '">', "</function>"),
+            parameter=('<param name="', '">', "</param>"),
+            cdata=True,
+        ),
+        words=(('<function name="', '<param name="'),),
+    ),
     # and Qwen 3.5 to 3.8, Nemotron 3, Granite 4.2
-    "qwen3_coder": _function_tags("tool_call", padding="\n"),
-    "step3_5": _function_tags("tool_call", padding="\n", between=""),
-    "seed_oss": _function_tags("seed:tool_call"),
-    "minimax_m2": _invoke_tags("", "minimax:tool_call"),
-    "minimax_m3": NestedTags(),
-    "deepseek_v3_2": _dsml("function_calls", "tool_calls", " calls"),
-    "deepseek_v4": _dsml("tool_calls", " calls", "function_calls"),
-    "minicpm5": TaggedParameters(
-        call=('<function name="', '">', "</function>"),
-        parameter=('<param name="', '">', "</param>"),
-        cdata=True,
+    "qwen3_coder": Family(calls=_function_tags("tool_call", padding="\n"), words=_FUNCTION_WORDS),
+    "step3_5": Family(
+        calls=_function_tags("tool_call", padding="\n", between=""), words=_FUNCTION_WORDS
     ),
-    # pairs of key and value
-    "glm45": KeyValueTags(
-        name_end="\n",
-        key=("<arg_key>", "</arg_key>\n"),
-        value=("<arg_value>", "</arg_value>\n"),
-        between="\n",
+    "functionary_v31": Family(calls=NamedJson(head="<function={name}>", close="</function>")),
+    "functionary_v32": Family(calls=NamedJson(head=">>>{name}\n"), silent_marks=(">>>all",)),
+    "phi4": Family(
+        calls=JsonCalls(
+            section=("<|tool_call|>", "<|/tool_call|>"),
+            pairs_too=(("functools", ""),),
+            array=True,
+            between=", ",
+        ),
+        words=(("<|tool_call|>", "<|/tool_call|>"), ("functools[",)),
+        aliases=("phi3",),
     ),
-    "glm47": KeyValueTags(),  # and GLM 5, Laguna, Spark 2.5
-    "ling3": KeyValueTags(
-        name_end="\n",
-        key=("<arg_key>", "</arg_key>\n"),
-        call=("<tool_call>", "\n</tool_call>"),
-        between="\n",
+    "granite3": Family(
+        calls=JsonCalls(
+            section=("<|tool_call|>", ""),
+            pairs_too=(("<tool_call>", "</tool_call>"),),
+            array=True,
+            between=", ",
+        ),
+        aliases=("granite", "granitemoe"),
     ),
-    "hy3": KeyValueTags(
-        section=("<tool_calls>\n", "\n</tool_calls>"),
-        name_end="<tool_sep>\n",
-        key=("<arg_key>", "</arg_key>\n"),
-        value=("<arg_value>", "</arg_value>\n"),
-        between="\n",
+    "apriel": Family(
+        calls=JsonCalls(
+            section=("<tool_calls>", "</tool_calls>"), array=True, between=", ", id_key="id"
+        ),
+        words=(("<tool_calls>[",),),
     ),
-    "lfm2": PythonCalls(),
-    "gemma4": BracedCalls(),
-    # channels
-    "harmony": Channels(),
-    "kimi_k3": KimiK3(),
-    "muse_spark": Channels(
-        channel="",
-        constrain="",
-        ends=("<|eom|>", "<|eot|>"),
-        prefix="",
-        reasoning=frozenset({"self"}),
-        calls=_ATEM,
-        written="<|start|>assistant to={name}<|message|>{arguments}<|eom|>",
+    "minimax_m1": Family(calls=JsonCalls(section=("<tool_calls>\n", "\n</tool_calls>"))),
+    "hermes": Family(
+        calls=JsonCalls(wrapper=("<tool_call>\n", "\n</tool_call>")),
+        aliases=("json_tools", "qwen2", "qwen3"),
+        read_too=("qwen3_coder",),
+    ),
+    "llama3_json": Family(
+        calls=JsonCalls(
+            pairs_too=(("<|python_tag|>", ""),), between="; ", arguments_key="parameters"
+        ),
+        words=(
+            ("<|python_tag|>",),
+            ("Environment: ipython",),
+            ('"parameters":', "<|start_header_id|>"),
+        ),
+        end_tokens=("<|eom_id|>",),
     ),
 }
-
-
-FAMILIES: Final[Mapping[str, CallFormat]] = {**JSON_FAMILIES, **MARKUP_FAMILIES}
 """By the family's name."""
-
-READ_TOO: Final[Mapping[str, tuple[str, ...]]] = {
-    "hermes": ("qwen3_coder",),
-    "mistral_v3": ("mistral_v13",),
-    "mistral_v11": ("mistral_v3",),
-    "mistral_v13": ("mistral_v3",),
-}
-"""Families whose calls are read where a family's own are expected: models of one line mix them up.
-"""
