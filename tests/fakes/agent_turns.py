@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast.config import LimitsSettings
+from holdfast.front.prompt.next_turn import observer
 from holdfast.front.prompt.prepare import Prepared, prepare
-from holdfast.front.prompt.stream import observer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.toolcalls.dialect import Call
 from holdfast.wire.events import Finished, FinishReason, TokensGenerated

@@ -48,7 +48,7 @@ async def test_pieces_are_texts_or_the_bytes_of_a_part_of_a_character() -> None:
 @given(st.text(max_size=30))
 def test_the_bytes_of_all_pieces_are_the_text(text: str) -> None:
     token_ids = TOKENIZER.encode(text, add_special_tokens=False)
-    joined = b"".join(TOKENIZER.token_bytes(token_id) for token_id in token_ids)
+    joined = b"".join(TOKENIZER.pieces.all_bytes(token_id) for token_id in token_ids)
     assert joined.decode() == TOKENIZER.decode(token_ids, skip_special_tokens=False)
 
 

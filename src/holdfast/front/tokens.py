@@ -202,7 +202,7 @@ async def _encoded(
 
 
 def _piece(tokenizer: Tokenizer, token_id: int) -> TokenPiece:
-    raw = tokenizer.token_bytes(token_id)
+    raw = tokenizer.pieces.all_bytes(token_id)
     try:
         piece: Any = raw.decode()
     except UnicodeDecodeError:

@@ -25,8 +25,8 @@ from holdfast.front.prompt.embed_and_rank import (
 )
 from holdfast.front.prompt.gateway import sessions_of
 from holdfast.front.prompt.limits import tenant_of
+from holdfast.front.prompt.next_turn import observer
 from holdfast.front.prompt.prepare import prepare
-from holdfast.front.prompt.stream import observer
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.library.answers import Completion, TextStream
 from holdfast.library.in_process import (

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.prompt.known_answers import meaning_of_deltas, meaning_of_text
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, answer_reader
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.front.toolcalls.call_format import ChannelFormat
 from holdfast.front.toolcalls.dialect import Call, ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES as RECORDS
@@ -167,7 +167,7 @@ def test_what_is_kept_of_an_answer_is_what_its_client_saw(name: str, reason: Fin
         deltas = [event for event in events if not isinstance(event, ChoiceFinished)]
         encoded = found.dialect.markers.encode(text)
         read = meaning_of_text(
-            encoded, answer_reader(TOOLS, found), cut=reason is FinishReason.LENGTH
+            encoded, found.answer_reader(TOOLS), cut=reason is FinishReason.LENGTH
         )
         assert meaning_of_deltas(deltas) in (read, None), case
 

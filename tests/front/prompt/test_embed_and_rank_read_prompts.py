@@ -94,7 +94,7 @@ async def test_all_are_read_in_their_order_and_never_too_many_at_once() -> None:
 async def test_a_place_in_the_queue_is_waited_for_by_who_has_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_LONGEST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_MAX_WAIT_SECONDS", 0.0)
     script = FullNowAndThen()
     found = await read_all(ScriptedClient(script), requests(20))
     assert len(found) == 20

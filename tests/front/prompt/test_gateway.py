@@ -138,7 +138,6 @@ async def test_the_stream_knows_its_prompt(bundle: TokenizerBundle) -> None:
     gateway, engine = serve(bundle, answers(1))
     async with aclosing(await gateway.generate(asks())) as stream:
         assert stream.prompt_tokens == len(engine.submitted[0].prompt_token_ids)
-        assert stream.intake_seconds > 0
         assert stream.request.request_id == "r"
     await engine.close()
 

@@ -148,7 +148,7 @@ def test_an_answer_that_comes_back_without_its_thought_is_a_loss_and_counts_once
     def lost(text: str, tenant: str = "") -> int:
         past = known.recall(sent, tenant=tenant)
         placed(past, text)
-        return known.count(past, placed=0, tenant=tenant)
+        return known.count(past, placed=0)
 
     whole, cut = f"A:<think>{thought}</think>Yes|U:Is it?|A:No|", "A:Yes|U:Is it?|A:No|"
     assert [lost(whole), lost(cut, "another"), lost(cut), lost(cut)] == [0, 0, 4, 0]

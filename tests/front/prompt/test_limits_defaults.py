@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from holdfast.front.prompt.limits import generation_defaults, usable_defaults, with_model_defaults
+from holdfast.front.prompt.limits import recommended_sampling, with_model_defaults
 from holdfast.wire.requests import SamplingParams
 
 
@@ -35,16 +32,15 @@ def test_nonsense_is_left_out() -> None:
         "repetition_penalty": 1.05,
         "max_length": 20,
     }
-    assert usable_defaults(recommended) == {"repetition_penalty": 1.05}
+    assert recommended_sampling(recommended) == {"repetition_penalty": 1.05}
 
 
 def test_a_model_that_is_not_to_be_sampled_is_greedy_unless_a_client_says_otherwise() -> None:
-    assert usable_defaults({"do_sample": False, "temperature": 0.7}) == {"temperature": 0.0}
-    assert usable_defaults({"do_sample": True, "temperature": 0.7}) == {"temperature": 0.7}
+    assert recommended_sampling({"do_sample": False, "temperature": 0.7}) == {"temperature": 0.0}
+    assert recommended_sampling({"do_sample": True, "temperature": 0.7}) == {"temperature": 0.7}
 
 
-def test_they_come_from_generation_config(tmp_path: Path) -> None:
-    assert generation_defaults(tmp_path) == {}
-    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 1, "top_k": 64.0}))
-    assert generation_defaults(tmp_path) == {"temperature": 1.0, "top_k": 64}
-    assert isinstance(generation_defaults(tmp_path)["top_k"], int)
+def test_whole_numbers_stay_whole() -> None:
+    found = recommended_sampling({"temperature": 1, "top_k": 64.0})
+    assert found == {"temperature": 1.0, "top_k": 64}
+    assert isinstance(found["top_k"], int)

@@ -95,7 +95,7 @@ async def test_a_thought_that_goes_round_in_circles_is_ended_once_and_its_end_sa
     assert isinstance(end, ChoiceFinished)
     assert end.thought_ended_by == "repetition"
     assert engine.thought_limits == [("a/0", END)]
-    assert caplog.text.count("went round in circles") == 1
+    assert caplog.text.count("repeated itself") == 1
 
 
 async def test_a_thought_that_goes_on_and_what_is_said_again_and_again_behind_it_are_left_alone() -> (

@@ -6,10 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
-from holdfast.errors import InvalidRequest
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_probes import ThinkingSwitch, find_switch
-from holdfast.wire.requests import ChatPrompt, Thinking, ThinkingEffort
+from holdfast.wire.requests import Thinking, ThinkingEffort
 
 EFFORTS: tuple[ThinkingEffort, ...] = get_args(ThinkingEffort)
 BODY = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -36,17 +35,7 @@ LOW = BODY + "{% if enable_thinking %}<think>{% if low_effort %}briefly{% endif 
 
 
 def switch(source: str) -> ThinkingSwitch:
-    template = ChatTemplate({"default": source}, special_tokens={})
-
-    def rendered(options: dict[str, Any]) -> str:
-        try:
-            return template.render(
-                ChatPrompt(messages=({"role": "user", "content": "u"},), template_options=options)
-            )
-        except InvalidRequest:
-            return ""
-
-    return find_switch(source, rendered)
+    return find_switch(ChatTemplate({"default": source}, special_tokens={}))
 
 
 def options(source: str, effort: ThinkingEffort) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from holdfast.front.prompt import text_splits as seams_module
-from holdfast.front.prompt.text_splits import Seams, find_seams
+from holdfast.front.prompt import text_splits as module
+from holdfast.front.prompt.text_splits import TextSplits, find_splits
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.wire.requests import TokenIds
 from tests.fakes import toy_tokenizers
@@ -207,8 +207,8 @@ def tokenizers() -> dict[str, Tokenizer]:
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that texts of a test are long ones."""
-    monkeypatch.setattr(seams_module, "_SHORT_CHARACTERS", 1)
-    monkeypatch.setattr(seams_module, "_LONG_CHARACTERS", 3)
+    monkeypatch.setattr(module, "_SHORT_CHARACTERS", 1)
+    monkeypatch.setattr(module, "_LONG_CHARACTERS", 3)
 
 
 @given(text=TEXTS)
@@ -216,7 +216,7 @@ def test_pieces_come_to_the_tokens_of_the_whole_for_all_kinds(
     tokenizers: dict[str, Tokenizer], text: str
 ) -> None:
     for kind, tokenizer in tokenizers.items():
-        pieces = list(tokenizer.seams.pieces(text))
+        pieces = list(tokenizer.splits.pieces(text))
         assert "".join(pieces) == text
         alone = [token_id for token_ids in tokenizer.encode_all(pieces) for token_id in token_ids]
         assert alone == tokenizer.encode(text, add_special_tokens=False), kind
@@ -229,9 +229,9 @@ def test_pieces_come_to_the_tokens_of_the_whole_for_all_kinds(
 def test_a_text_that_goes_on_behind_a_control_token_is_cut_as_before(
     tokenizers: dict[str, Tokenizer], text: str
 ) -> None:
-    seams = tokenizers["byte_level"].seams
-    before = list(seams.pieces(f"{text}hello<|im_end|>"))
-    assert list(seams.pieces(f"{text}hello<|im_end|><|im_start|>hello"))[: len(before)] == before
+    splits = tokenizers["byte_level"].splits
+    before = list(splits.pieces(f"{text}hello<|im_end|>"))
+    assert list(splits.pieces(f"{text}hello<|im_end|><|im_start|>hello"))[: len(before)] == before
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_text_that_goes_on_behind_a_control_token_is_cut_as_before(
     ],
 )
 def test_known_patterns_are_cut_between_words(tokenizers: dict[str, Tokenizer], kind: str) -> None:
-    assert list(tokenizers[kind].seams.pieces("hello world, hello the world")) == [
+    assert list(tokenizers[kind].splits.pieces("hello world, hello the world")) == [
         "hello",
         " world, hello",
         " the",
@@ -265,7 +265,7 @@ def test_known_patterns_are_cut_between_words(tokenizers: dict[str, Tokenizer], 
 def test_what_is_not_proved_is_not_cut_between_words(
     tokenizers: dict[str, Tokenizer], kind: str
 ) -> None:
-    assert list(tokenizers[kind].seams.pieces("hello world, hello the world")) == [
+    assert list(tokenizers[kind].splits.pieces("hello world, hello the world")) == [
         "hello world, hello the world"
     ]
 
@@ -274,18 +274,18 @@ def test_cuts_are_in_front_of_tokens_that_are_always_whole(
     tokenizers: dict[str, Tokenizer],
 ) -> None:
     text = "a<|im_end|>\n<think>x</think><|im_start|>b"
-    assert list(tokenizers["byte_level"].seams.pieces(text)) == [
+    assert list(tokenizers["byte_level"].splits.pieces(text)) == [
         "a",
         "<|im_end|>\n",
         "<think>x",
         "</think>",
         "<|im_start|>b",
     ]
-    assert tokenizers["one within another"].seams.marks == {"[a]"}
-    assert tokenizers["a whole word only"].seams == Seams()
+    assert tokenizers["one within another"].splits.marks == {"[a]"}
+    assert tokenizers["a whole word only"].splits == TextSplits()
 
 
 def test_merges_that_are_left_out_by_lot_forbid_every_cut() -> None:
     backend = toy_tokenizers.byte_level()
     backend.model.dropout = 0.5  # type: ignore[attr-defined]
-    assert find_seams(backend) == Seams()
+    assert find_splits(backend) == TextSplits()

@@ -139,4 +139,4 @@ def test_the_bytes_of_a_token_may_be_a_part_of_a_character() -> None:
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={})
     ids = tokenizer.encode("🙂", add_special_tokens=False)
     assert len(ids) > 1
-    assert b"".join(tokenizer.token_bytes(token_id) for token_id in ids) == "🙂".encode()
+    assert b"".join(tokenizer.pieces.all_bytes(token_id) for token_id in ids) == "🙂".encode()

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.canonical import FirstForms
+from holdfast.front.prompt.canonical import FirstForms, guarded
 from holdfast.front.prompt.template_worker import jinja_environment
-from holdfast.front.prompt.tokenize import guarded
 from holdfast.front.prompt.tool_definitions import KeptTool, exact_key, made_once
 from holdfast.wire.requests import ChatPrompt
 

@@ -1,10 +1,8 @@
-"""Conversations in one form: what says the same comes out the same, so that a later turn goes on
-from an earlier one.
+"""Conversations in canonical form, so that a later turn shares the prefix of an earlier one.
 
-Some things make a prompt differ that nobody meant to change: the order of keys in the definitions
-of tools and in the arguments of past calls (some languages shuffle it with every request), text in
-one string or in parts, content that is null, empty or missing, and headers for accounting in the
-system prompt.
+Clients vary a prompt without meaning to: the key order of tool definitions and call arguments (some
+languages shuffle it with every request), text in one string or in parts, content that is null,
+empty or missing, and accounting headers in the system prompt.
 """
 
 from __future__ import annotations
@@ -15,79 +13,57 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from holdfast.front.prompt.known_answers import canonical_arguments
-from holdfast.front.prompt.tool_definitions import KeptTool, exact_key
+from holdfast.front.prompt.tokenize import Guard
+from holdfast.front.prompt.tool_definitions import (
+    KeptTool,
+    exact_key,
+    in_usual_order,
+    made_once,
+)
 from holdfast.wire.requests import ChatPrompt
 
-# As models have seen them in training; the order of what is not named here stays.
-_TOOL_KEYS = ("type", "function")
-_FUNCTION_KEYS = ("name", "description", "parameters")
-_SERVER_ONLY_KEYS = (
-    "strict",
-    "cache_control",
-    "defer_loading",
-    "eager_input_streaming",
-    "allowed_callers",
-)
-_SCHEMA_KEYS = (
-    "type",
-    "title",
-    "description",
-    "anyOf",
-    "properties",
-    "required",
-    "items",
-    "enum",
-    "default",
-    "additionalProperties",
-)
-_SCHEMAS_BY_NAME = frozenset(
-    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-)
-_SCHEMAS = frozenset(
-    {"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"}
-)
-_LISTS_OF_SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-# Claude Code writes one that changes with every request in front of its system prompt.
+# Claude Code puts a header that changes with every request before its system prompt.
 _ACCOUNTING_NAME = "x-anthropic-billing-header:"
 _ACCOUNTING = re.compile(rf"^{_ACCOUNTING_NAME}[^\n]*(?:\n+|\Z)", re.MULTILINE)
-# with which clients join the parts of a system prompt; the first is ours
+# how clients join the parts of a system prompt; the first is our own way
 _SEPARATORS = ("\n", "\n\n", "", " ")
-_ENTRY_BYTES = 256  # that each entry takes, however short
-_FORMS_OF_TOOL = 3  # as it came, without control tokens, as JSON
+_ENTRY_BYTES = 256  # of an entry, whatever its length
+_FORMS_OF_TOOL = 3  # as sent, with control tokens broken, as JSON
 _REFERENCE = "tool_reference"
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
 _SYSTEM = frozenset({"system", "developer"})
 
 
 class FirstForms:
-    """Parts of conversations in the form in which each was first sent; the longest unused are
-    forgotten. Any thread may call it.
+    """Parts of conversations, each in the form in which it was first sent. Thread-safe.
 
-    A definition of a tool that is sent again with its keys in another order is the same one, a
-    system prompt that was sent in parts and comes as one text too, and so are the arguments of a
-    call whose id comes back.
+    A tool definition or the arguments of a call sent again with another key order, and a system
+    prompt sent in parts and then as one text, come back in their first form. The least recently
+    used parts are forgotten.
     """
 
     def __init__(self, *, most_bytes: int = 16_000_000) -> None:
-        self._most_bytes, self._bytes = most_bytes, 0
-        self._first: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._first: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()  # forms and their sizes
         self._lock = threading.Lock()
 
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
-        """A definition with its keys in their first order."""
+        """A tool definition with its keys in their first order."""
         exact = exact_key(tool, tenant=tenant)
-        if exact is not None and (known := self._known_as(exact)) is not None:
+        known = None if exact is None else self._known(exact)
+        if known is not None:
             return cast(KeptTool, known)
         try:
             ordered = copy.deepcopy(in_usual_order(tool))  # the caller may change its own
             content = json.dumps(ordered, sort_keys=True)
-        except (TypeError, ValueError, RecursionError):  # nothing that JSON could have brought
+        except (TypeError, ValueError, RecursionError):  # not JSON
             return dict(tool)
         key = _key(tenant, "tool", content)
         first = self._first_of(key, KeptTool(ordered), _FORMS_OF_TOOL * len(content))
@@ -96,9 +72,10 @@ class FirstForms:
         return cast(KeptTool, first)
 
     def arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> str:
-        """The arguments of a call, JSON text, as they were first seen; changed ones are others."""
+        """The arguments of a call (JSON text) in their first form, unless their content changed."""
         exact = _key(tenant, "call as it came", call_id, arguments)
-        if (known := self._known_as(exact)) is not None:
+        known = self._known(exact)
+        if known is not None:
             return cast(str, known)
         key = _key(tenant, "call", call_id, canonical_arguments(arguments))
         first = self._first_of(key, arguments, len(arguments))
@@ -106,24 +83,23 @@ class FirstForms:
         return cast(str, first)
 
     def system_text(self, parts: Sequence[str], *, tenant: str = "") -> str:
-        """A system prompt of several parts, or of one, as text.
-
-        Clients that join parts do so in various ways.
-        """
-        ways = (
-            [separator.join(parts) for separator in _SEPARATORS] if len(parts) > 1 else list(parts)
-        )
+        """The parts of a system prompt as one text, joined as they were first sent."""
+        ways = list(parts)
+        if len(parts) > 1:
+            ways = [separator.join(parts) for separator in _SEPARATORS]
         keys = [_key(tenant, "system", way) for way in ways]
+        text = "".join(ways[:1])
         with self._lock:
-            text = next(
-                (self._first[key][0] for key in keys if key in self._first), "".join(ways[:1])
-            )
+            for key in keys:
+                if key in self._first:
+                    text = self._first[key][0]
+                    break
         for key in keys:
             self._first_of(key, text, len(text))
-        return cast(str, text)
+        return text
 
-    def _known_as(self, exact: bytes) -> Any:
-        """The first form of what was sent exactly so before; None if it is not known any more."""
+    def _known(self, exact: bytes) -> Any:
+        """The first form of a part that was sent exactly so before, if it is still known."""
         with self._lock:
             key: bytes = self._first[exact][0] if exact in self._first else b""
             if key not in self._first:
@@ -144,39 +120,39 @@ class FirstForms:
         return first
 
 
+def _key(*parts: str) -> bytes:
+    text = "\0".join(parts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
 def canonical(prompt: ChatPrompt, forms: FirstForms, *, tenant: str = "") -> ChatPrompt:
-    """The conversation in the form in which it is rendered and remembered, found tools defined
-    where they were found.
+    """The conversation in the form that is rendered and cached.
+
+    Tools that were found by a search are defined where they were found.
     """
     tools = tuple(
         forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool
         for tool in prompt.tools
     )
-    undefined = (
-        {tool["function"]["name"]: tool["function"] for tool in tools} if prompt.found_tools else {}
-    )
-    undefined = {
-        name: function for name, function in undefined.items() if name in prompt.found_tools
-    }
-    messages = [_with_definitions(message, undefined) for message in prompt.messages]
+    found = {}
+    if prompt.found_tools:
+        functions = (tool["function"] for tool in tools)
+        found = {each["name"]: each for each in functions if each["name"] in prompt.found_tools}
+    messages = [_with_definitions(message, found) for message in prompt.messages]
     return msgspec.structs.replace(
         prompt,
-        messages=tuple(_message(message, forms, tenant) for message in messages),
+        messages=tuple(_canonical_message(message, forms, tenant) for message in messages),
         tools=tools,
     )
 
 
-def _with_definitions(message: Any, undefined: dict[str, Any]) -> Any:
-    """The message with text in place of its references to tools.
-
-    The first reference to a tool takes it out of `undefined`.
-    """
+def _with_definitions(message: Any, found: dict[str, Any]) -> Any:
+    """The message with text for its tool references. A tool's first one takes it out of `found`."""
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not any(map(_is_reference, content)):
         return message
     parts = [
-        _definition(part["tool_name"], undefined) if _is_reference(part) else part
-        for part in content
+        _definition(part["tool_name"], found) if _is_reference(part) else part for part in content
     ]
     return {**message, "content": parts}
 
@@ -189,111 +165,103 @@ def _is_reference(part: Any) -> bool:
     )
 
 
-def _definition(name: str, undefined: dict[str, Any]) -> dict[str, str]:
+def _definition(name: str, found: dict[str, Any]) -> dict[str, str]:
     text = f"The tool {name} can be called from now on."
-    if name in undefined:
-        text += f" This is its definition:\n{json.dumps(undefined.pop(name), ensure_ascii=False)}"
+    if name in found:
+        text += f" This is its definition:\n{json.dumps(found.pop(name), ensure_ascii=False)}"
     return {"type": "text", "text": text}
 
 
-def in_usual_order(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's definition as the model is shown it: its keys in their usual order, without what is
-    asked of the server.
+def _canonical_message(message: Any, forms: FirstForms, tenant: str) -> Any:
+    """The message with its text as one string.
 
-    Names of parameters stay in their order: it may matter.
-    """
-    ready = _without_wishes(_ordered(tool, _TOOL_KEYS))
-    if isinstance(function := ready.get("function"), dict):
-        ready["function"] = _function(function)
-        return ready
-    return _function(ready)
-
-
-def _function(function: Mapping[str, Any]) -> dict[str, Any]:
-    ready = _without_wishes(_ordered(function, ("type", *_FUNCTION_KEYS)))
-    if "parameters" in ready:
-        ready["parameters"] = _schema(ready["parameters"])
-    return ready
-
-
-def _without_wishes(node: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in node.items() if key not in _SERVER_ONLY_KEYS}
-
-
-def _schema(schema: Any) -> Any:
-    if not isinstance(schema, dict):
-        return schema
-    ready = _ordered(schema, _SCHEMA_KEYS)
-    for key, value in ready.items():
-        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            ready[key] = {name: _schema(each) for name, each in value.items()}
-        elif key in _SCHEMAS:
-            ready[key] = (
-                [_schema(each) for each in value] if isinstance(value, list) else _schema(value)
-            )
-        elif key in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            ready[key] = [_schema(each) for each in value]
-    return ready
-
-
-def _ordered(node: Mapping[str, Any], usual: Iterable[str]) -> dict[str, Any]:
-    return {**{key: node[key] for key in usual if key in node}, **node}
-
-
-def _message(message: Any, forms: FirstForms, tenant: str) -> Any:
-    """The message with its text as one string; what no template could use stays, for an error that
-    names it.
+    What no template can use stays, so that an error can name it.
     """
     if not isinstance(message, dict):
         return message
     ready = dict(message)
     parts = _texts(message.get("content"))
     if parts is not None and message.get("role") in _SYSTEM:
-        rests = [
-            (part, _ACCOUNTING.sub("", part) if _ACCOUNTING_NAME in part else part)
-            for part in parts
-        ]
-        parts = [rest for part, rest in rests if rest == part or rest.strip()]
-        ready["content"] = forms.system_text(parts, tenant=tenant) or None
+        text = forms.system_text(_without_accounting(parts), tenant=tenant)
+        ready["content"] = text or None
     elif parts is not None:
         ready["content"] = "\n".join(parts) or None
-    if isinstance(calls := message.get("tool_calls"), list | tuple):
-        ready["tool_calls"] = [_call(call, forms, tenant) for call in calls]
+    calls = message.get("tool_calls")
+    if isinstance(calls, list | tuple):
+        ready["tool_calls"] = [_canonical_call(call, forms, tenant) for call in calls]
     return ready
 
 
+def _without_accounting(parts: Sequence[str]) -> list[str]:
+    kept = []
+    for part in parts:
+        rest = _ACCOUNTING.sub("", part) if _ACCOUNTING_NAME in part else part
+        if rest == part or rest.strip():
+            kept.append(rest)
+    return kept
+
+
 def _texts(content: Any) -> list[str] | None:
-    """The texts of a content that is text throughout."""
+    """The texts of a content; None if some of it is not text."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list | tuple):
+        return None
     texts: list[str] = []
-    for part in (
-        content if isinstance(content, list | tuple) else () if content is None else (content,)
-    ):
-        is_part = (
-            isinstance(content, list | tuple)
-            and isinstance(part, dict)
-            and part.get("type", "text") in _TEXT_KINDS
-        )
-        text = part.get("text") if is_part else part
+    for part in content:
+        is_text_part = isinstance(part, dict) and part.get("type", "text") in _TEXT_KINDS
+        text = part.get("text") if is_text_part else part
         if not isinstance(text, str):
             return None
         texts.append(text)
     return texts
 
 
-def _call(call: Any, forms: FirstForms, tenant: str) -> Any:
+def _canonical_call(call: Any, forms: FirstForms, tenant: str) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
-    if (
-        not isinstance(function, dict)
-        or not isinstance(arguments, str)
-        or not isinstance(call_id := call.get("id"), str)
-    ):
+    if not isinstance(function, dict) or not isinstance(arguments, str):
         return call
-    first = forms.arguments(arguments, call_id=call_id, tenant=tenant) if call_id else arguments
+    call_id = call.get("id")
+    if not isinstance(call_id, str) or not call_id:
+        return call
+    first = forms.arguments(arguments, call_id=call_id, tenant=tenant)
     return call if first == arguments else {**call, "function": {**function, "arguments": first}}
 
 
-def _key(*parts: str) -> bytes:
-    return hashlib.blake2b(
-        "\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16
-    ).digest()
+def guarded(prompt: ChatPrompt, guard: Guard) -> ChatPrompt:
+    """The conversation with control tokens broken in all text that the model did not write.
+
+    Otherwise a tool result that contains `<|im_end|>` would end its message.
+    """
+    return msgspec.structs.replace(
+        prompt,
+        messages=tuple(_guarded_message(message, guard) for message in prompt.messages),
+        tools=tuple(_guarded_tool(tool, guard) for tool in prompt.tools),
+    )
+
+
+def _guarded_message(message: Any, guard: Guard) -> Any:
+    if not isinstance(message, dict) or message.get("role") == "assistant":
+        return message
+    if "content" not in message:
+        return message
+    return {**message, "content": _guarded(message["content"], guard)}
+
+
+def _guarded_tool(tool: Any, guard: Guard) -> Any:
+    if isinstance(tool, KeptTool):
+        return made_once(tool, guard, lambda: KeptTool(_guarded(tool, guard)))
+    return _guarded(tool, guard)
+
+
+def _guarded(value: Any, guard: Guard) -> Any:
+    if isinstance(value, str):
+        return guard(value)
+    if isinstance(value, Mapping):
+        return {key: _guarded(each, guard) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_guarded(each, guard) for each in value]
+    return value

@@ -1,13 +1,17 @@
-"""Messages as clients send them → messages as chat templates expect them.
+"""Messages as clients send them → messages as a model's chat template expects them.
 
-Where a message can be read in one way only, it is.
+Past tool calls and results get the template's ids, names, order and grouping. If the template shows
+no tools, the system message describes them. If it names the syntax of a family and writes results,
+the model is told to call tools in that syntax. Otherwise calls and results become text of ordinary
+messages too, in the syntax that most models know, Hermes': a JSON object between <tool_call> and
+</tool_call>.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
@@ -17,11 +21,11 @@ from holdfast.errors import InvalidRequest
 from holdfast.front.toolcalls.dialect import Call, CallFormat, IdForm
 from holdfast.wire.output import ToolCall
 
-_ROLES = {"developer": "system"}  # OpenAI's newer name for the same thing
-# Names under which clients send, and templates read, past reasoning.
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 Message: TypeAlias = dict[str, Any]
 
+# names under which clients send, and templates read, past reasoning
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_ROLES = {"developer": "system"}  # OpenAI's newer name for the same role
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ALNUM9 = re.compile(r"[a-zA-Z0-9]{9}")
 _FUNCTION_NUMBER = re.compile(r"functions\.[^:\s]+:\d+")
@@ -50,54 +54,12 @@ _EXAMPLE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleHabits:
-    """Which orders of messages a chat template takes."""
-
-    system: bool = True  # a system message; else it goes into the first one of the user
-    system_anywhere: bool = (
-        # several of them, and behind others; else those at the beginning are one, and later ones
-        # the user's
-        True
-    )
-    # messages of the user without an answer between; else they are joined, and an answer comes
-    # second
-    same_in_a_row: bool = True
-
-
-def with_roles(messages: list[dict[str, Any]], habits: RoleHabits) -> list[dict[str, Any]]:
-    """The messages, which are the caller's own copies, in an order that the template takes."""
-    if habits == RoleHabits():
-        return messages
-    ready: list[dict[str, Any]] = []
-    for message in messages:
-        before = ready[-1]["role"] if ready else ""
-        if message["role"] == "system" and not (
-            habits.system and (habits.system_anywhere or before in ("", "system"))
-        ):
-            message = {**message, "role": "user"}
-        is_first = before in ("", "system")
-        if message["role"] == before and (
-            before == "system" or (before == "user" and habits != _ALL_BUT_LATER_SYSTEM)
-        ):
-            ready[-1] = {**message, "content": _joined(ready[-1]["content"], message["content"])}
-        elif message["role"] == "assistant" and is_first and not habits.same_in_a_row:
-            ready += [{"role": "user", "content": message["content"][:0]}, message]
-        else:
-            ready.append(message)
-    return ready
-
-
-_ALL_BUT_LATER_SYSTEM = RoleHabits(system_anywhere=False)
-
-
-def answer_message(
-    text: str, *, reasoning: str = "", calls: Iterable[ToolCall] = ()
-) -> dict[str, Any]:
-    """An answer as a message of the conversation that goes on behind it; calls that were cut are
-    left out.
-    """
-    made = [
+def answer_message(text: str, *, reasoning: str = "", calls: Iterable[ToolCall] = ()) -> Message:
+    """An answer as a message of the next turn. Incomplete calls are left out."""
+    message: Message = {"role": "assistant", "content": text}
+    if reasoning:
+        message[REASONING_FIELDS[0]] = reasoning
+    complete = [
         {
             "id": call.id,
             "type": "function",
@@ -106,74 +68,64 @@ def answer_message(
         for call in calls
         if call.is_complete
     ]
-    return {
-        "role": "assistant",
-        "content": text,
-        **({REASONING_FIELDS[0]: reasoning} if reasoning else {}),
-        **({"tool_calls": made} if made else {}),
-    }
-
-
-def _joined(first: Any, second: Any) -> Any:
-    return [*first, *second] if isinstance(first, list) else f"{first}\n\n{second}"
+    if complete:
+        message["tool_calls"] = complete
+    return message
 
 
 def template_messages(
-    messages: Iterable[dict[str, Any]],
+    messages: Iterable[Message],
     *,
     keep_parts: bool,
     arguments_as_text: bool,
     field: str = "messages",
-) -> list[dict[str, Any]]:
-    """Messages for a template, as fresh copies.
+) -> list[Message]:
+    """Copies of the messages for a template.
 
     Raises InvalidRequest naming the part that no template could use.
 
-    keep_parts: the template goes through lists of content parts itself; else the text of the parts
-        is joined, one per line.
-    arguments_as_text: the template writes the arguments of tool calls as they are; else it expects
+    keep_parts: the template iterates over content parts; otherwise their texts are joined by lines.
+    arguments_as_text: the template writes the arguments of calls verbatim; otherwise it expects
         objects.
     """
-    ready = [
-        _message(
-            message,
-            keep_parts=keep_parts,
-            arguments_as_text=arguments_as_text,
-            field=f"{field}.{place}",
+    ready = []
+    for place, message in enumerate(messages):
+        at = f"{field}.{place}"
+        if not isinstance(message, dict):
+            raise InvalidRequest("a message must be an object", field=at)
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise InvalidRequest("a message must have a role", field=f"{at}.role")
+        # Templates ask whether a key exists, so null values are left out.
+        copied = {key: value for key, value in message.items() if value is not None}
+        copied["role"] = _ROLES.get(role, role)
+        copied["content"] = _content(
+            message.get("content"), keep_parts=keep_parts, field=f"{at}.content"
         )
-        for place, message in enumerate(messages)
-    ]
+        calls = copied.pop("tool_calls", None)
+        if calls:
+            copied["tool_calls"] = _tool_calls(
+                calls, arguments_as_text=arguments_as_text, field=f"{at}.tool_calls"
+            )
+        reasoning = reasoning_of(copied)
+        if reasoning:
+            copied |= dict.fromkeys(REASONING_FIELDS, reasoning)
+        ready.append(copied)
     if not ready:
         raise InvalidRequest("there must be at least one message", field=field)
     return ready
 
 
-def _message(
-    message: dict[str, Any], *, keep_parts: bool, arguments_as_text: bool, field: str
-) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise InvalidRequest("a message must be an object", field=field)
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise InvalidRequest("a message must have a role", field=f"{field}.role")
-    # Templates ask whether a key is there: one that is null is left out.
-    ready = {key: value for key, value in message.items() if value is not None}
-    ready["role"] = _ROLES.get(role, role)
-    ready["content"] = _content(
-        message.get("content"), keep_parts=keep_parts, field=f"{field}.content"
-    )
-    if calls := ready.pop("tool_calls", None):
-        ready["tool_calls"] = _tool_calls(
-            calls, arguments_as_text=arguments_as_text, field=f"{field}.tool_calls"
-        )
-    if reasoning := next(
-        (ready[name] for name in REASONING_FIELDS if isinstance(ready.get(name), str)), ""
-    ):
-        ready |= dict.fromkeys(REASONING_FIELDS, reasoning)
-    return ready
+def reasoning_of(message: Mapping[str, Any]) -> str:
+    """The reasoning that a client sent with an answer, whatever it calls it."""
+    for name in REASONING_FIELDS:
+        value = message.get(name)
+        if isinstance(value, str) and value:
+            return value
+    return ""
 
 
-def _content(content: Any, *, keep_parts: bool, field: str) -> str | list[dict[str, Any]]:
+def _content(content: Any, *, keep_parts: bool, field: str) -> str | list[Message]:
     if content is None:
         parts = []
     elif isinstance(content, str):
@@ -182,7 +134,7 @@ def _content(content: Any, *, keep_parts: bool, field: str) -> str | list[dict[s
         parts = [_part(part, field=f"{field}.{place}") for place, part in enumerate(content)]
     else:
         raise InvalidRequest("content must be a string or a list of parts", field=field)
-    return [{"type": "text", "text": part} for part in parts] if keep_parts else "\n".join(parts)
+    return [_text_part(part) for part in parts] if keep_parts else "\n".join(parts)
 
 
 def _part(part: Any, *, field: str) -> str:
@@ -202,31 +154,31 @@ def _part(part: Any, *, field: str) -> str:
     return text
 
 
-def _tool_calls(calls: Any, *, arguments_as_text: bool, field: str) -> list[dict[str, Any]]:
+def _text_part(text: str) -> Message:
+    return {"type": "text", "text": text}
+
+
+def _tool_calls(calls: Any, *, arguments_as_text: bool, field: str) -> list[Message]:
     if not isinstance(calls, list | tuple):
         raise InvalidRequest("tool_calls must be a list", field=field)
-    return [
-        _tool_call(call, arguments_as_text=arguments_as_text, field=f"{field}.{place}")
-        for place, call in enumerate(calls)
-    ]
-
-
-def _tool_call(call: Any, *, arguments_as_text: bool, field: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InvalidRequest(
-            "a tool call must have a function with a name", field=f"{field}.function"
-        )
-    arguments = function.get("arguments")
-    ready = arguments_text(arguments) if arguments_as_text else arguments_object(arguments)
-    return {**call, "function": {**function, "arguments": ready}}
+    ready = []
+    for place, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidRequest(
+                "a tool call must have a function with a name", field=f"{field}.{place}.function"
+            )
+        given = function.get("arguments")
+        arguments = _arguments_text(given) if arguments_as_text else arguments_object(given)
+        ready.append({**call, "function": {**function, "arguments": arguments}})
+    return ready
 
 
 def arguments_object(arguments: Any) -> dict[str, Any]:
-    """Arguments as an object.
+    """Arguments as an object, because some templates iterate over it.
 
-    A model may have written another value, or no JSON at all, and the conversation must be able to
-    go on: templates that go through arguments get it under a name.
+    A model may have written another value, or invalid JSON, and the conversation must be able to
+    continue: such arguments come under the name "raw".
     """
     if arguments is None or arguments == "":
         return {}
@@ -237,76 +189,112 @@ def arguments_object(arguments: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"raw": arguments}
 
 
-def arguments_text(arguments: Any) -> str:
-    """Arguments as JSON text."""
+def _arguments_text(arguments: Any) -> str:
     if arguments is None or arguments == "":
         return "{}"
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleHabits:
+    """The orders of messages that a chat template accepts."""
+
+    # system messages; otherwise their text goes into the first user message
+    system: bool = True
+    # several system messages, anywhere; otherwise leading ones are joined, and later ones become
+    # user messages
+    system_anywhere: bool = True
+    # user messages in a row, and an answer first; otherwise they are joined, and an empty user
+    # message precedes the answer
+    same_in_a_row: bool = True
+
+
+def with_roles(messages: list[Message], habits: RoleHabits) -> list[Message]:
+    """Bring messages, which it may change, into an order that the template accepts."""
+    if habits == RoleHabits():
+        return messages
+    joins_users = not (habits.system and habits.same_in_a_row)
+    ready: list[Message] = []
+    for message in messages:
+        before = ready[-1]["role"] if ready else ""
+        is_first = before in ("", "system")
+        takes_system = habits.system and (habits.system_anywhere or is_first)
+        if message["role"] == "system" and not takes_system:
+            message = {**message, "role": "user"}
+        is_joined = before == "system" or (before == "user" and joins_users)
+        if message["role"] == before and is_joined:
+            ready[-1] = {**message, "content": _joined(ready[-1]["content"], message["content"])}
+        elif message["role"] == "assistant" and is_first and not habits.same_in_a_row:
+            ready += [{"role": "user", "content": message["content"][:0]}, message]
+        else:
+            ready.append(message)
+    return ready
+
+
+def _joined(first: Any, second: Any) -> Any:
+    return [*first, *second] if isinstance(first, list) else f"{first}\n\n{second}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolHabits:
-    """What a chat template wants of a conversation in which tools were called."""
+    """What a chat template requires of a conversation with tool calls."""
 
     id_form: IdForm = "random"
-    # an answer may hold several calls; else they become pairs of call and result
+    # several calls in one answer; otherwise they become pairs of call and result
     parallel: bool = True
-    # the template leaves calls out: they are written into the answer's text in this format
+    # the template omits calls: they are written into the answer's text in this format
     written: CallFormat | None = None
-    # the template knows no tools: all of it is told in text, calls in this format
+    # the template does not know tools: all is described in text, with calls in this format
     in_text: CallFormat | None = None
-    # the template shows no tools, but names this format: they are told in the system message
+    # the template shows no tools, but names this format: the system message describes them
     told: CallFormat | None = None
-    # the prompt ends with this, which belongs to the call: it is left to the model to write
+    # the template ends the prompt with this beginning of a call, which the model shall write
     left_to_model: str = ""
-    # an answer with calls may have both a thought and a text; else the thought is left out
+    # an answer with calls may have a thought and a text; otherwise the thought is left out
     thought_beside_text: bool = True
-    # an answer with this text has to stand between a result and a user's message
+    # an answer with this text must stand between a result and a user message
     answer_behind_results: str | None = None
+
+    @property
+    def describes_tools(self) -> bool:
+        """Whether the conversation itself describes the tools, so that the template gets none."""
+        return self.in_text is not None or self.told is not None
 
 
 @dataclass(slots=True)
 class _CallingTurn:
-    """An answer with calls and the results that follow it, each beside its call."""
+    """An answer with calls and the results that follow it."""
 
     answer: Message
     calls: list[Message]
-    results: list[list[Message]] = field(default_factory=list)  # of each call
-    others: list[Message] = field(default_factory=list)  # results that belong to none of the calls
+    results: list[list[Message]] = field(default_factory=list)  # by call
+    others: list[Message] = field(default_factory=list)  # results of unknown calls
 
 
 def with_habits(messages: Iterable[Message], habits: ToolHabits) -> list[Message]:
-    """The messages, which are the caller's own copies, as the template wants them.
-
-    Those without tools stay as they are.
-    """
+    """Bring calls and results, which it may change, into the form that the template requires."""
     ready: list[Message] = []
     numbers = count()
     for turn in _turns(list(messages)):
-        if isinstance(turn, _CallingTurn):
-            _rename(turn, habits.id_form, numbers)
-            if not habits.thought_beside_text and turn.answer["content"]:
-                turn.answer = {
-                    key: value for key, value in turn.answer.items() if key not in REASONING_FIELDS
-                }
-            ready += (
-                _in_pairs(turn) if not habits.parallel and len(turn.calls) > 1 else _in_one(turn)
-            )
-        else:
+        if not isinstance(turn, _CallingTurn):
             ready.append(turn)
+            continue
+        _rename(turn, habits.id_form, numbers)
+        if not habits.thought_beside_text and turn.answer["content"]:
+            for name in REASONING_FIELDS:
+                turn.answer.pop(name, None)
+        ready += _in_one(turn) if habits.parallel or len(turn.calls) == 1 else _in_pairs(turn)
     if habits.written is not None:
         for message in ready:
             if "tool_calls" in message:
-                write_calls(message, habits.written)
-    return (
-        ready
-        if habits.answer_behind_results is None
-        else [*_with_answers_between(ready, habits.answer_behind_results)]
-    )
+                _write_calls(message, habits.written)
+    if habits.answer_behind_results is not None:
+        ready = list(_with_answers_between(ready, habits.answer_behind_results))
+    return ready
 
 
-def write_calls(message: Message, form: CallFormat) -> None:
-    """Put the calls of an answer behind its text, as its model would have written them."""
+def _write_calls(message: Message, form: CallFormat) -> None:
+    """Append the calls of an answer to its text, as the model would have written them."""
     calls = [
         Call(
             call["function"]["name"],
@@ -315,9 +303,10 @@ def write_calls(message: Message, form: CallFormat) -> None:
         )
         for call in message.pop("tool_calls")
     ]
-    text, content = form.write(calls), message["content"]
+    text = form.write(calls)
+    content = message["content"]
     if isinstance(content, list):
-        content.append({"type": "text", "text": text})
+        content.append(_text_part(text))
     else:
         message["content"] = f"{content}\n{text}" if content.strip() else text
 
@@ -330,10 +319,10 @@ def _turns(messages: Sequence[Message]) -> Iterator[Message | _CallingTurn]:
         if not message.get("tool_calls"):
             yield message
             continue
-        begun = place
+        start = place
         while place < len(messages) and messages[place]["role"] == "tool":
             place += 1
-        yield _turn(message, messages[begun:place])
+        yield _turn(message, messages[start:place])
 
 
 def _turn(answer: Message, results: Sequence[Message]) -> _CallingTurn:
@@ -346,11 +335,10 @@ def _turn(answer: Message, results: Sequence[Message]) -> _CallingTurn:
 
 
 def _call_of(result: Message, turn: _CallingTurn) -> int | None:
-    """Which call a result belongs to: by its id; without one by name, and then by place, among
-    those that still lack one.
-    """
+    """The call that a result belongs to: by id, or else the first one waiting with that name."""
     waiting = [at for at, found in enumerate(turn.results) if not found]
-    if wanted := result.get("tool_call_id"):
+    wanted = result.get("tool_call_id")
+    if wanted:
         same = [at for at, call in enumerate(turn.calls) if call.get("id") == wanted]
         return next((at for at in same if at in waiting), same[-1] if same else None)
     name = result.get("name") or result.get("tool_name")
@@ -359,23 +347,22 @@ def _call_of(result: Message, turn: _CallingTurn) -> int | None:
 
 def _rename(turn: _CallingTurn, form: IdForm, numbers: Iterator[int]) -> None:
     for call, results in zip(turn.calls, turn.results, strict=True):
-        name, number = call["function"]["name"], next(numbers)
-        call["id"] = _id_in_form(form, str(call.get("id") or ""), name=name, number=number)
+        name = call["function"]["name"]
+        call["id"] = _id_in_form(form, str(call.get("id") or ""), name=name, number=next(numbers))
         call.setdefault("type", "function")
         for result in results:
             result["tool_call_id"] = call["id"]
             result.setdefault("name", name)
     for result in turn.others:
-        if result.get("tool_call_id"):
+        given = result.get("tool_call_id")
+        if given:
             result["tool_call_id"] = _id_in_form(
-                form, str(result["tool_call_id"]), name=str(result.get("name")), number=0
+                form, str(given), name=str(result.get("name")), number=0
             )
 
 
 def _id_in_form(form: IdForm, given: str, *, name: str, number: int) -> str:
-    """The id that a call has for the model: the one that the client sent, unless its family has ids
-    of another form.
-    """
+    """The id that the model sees: the client's, unless the model's family has ids of another form."""
     if form == "alnum9":
         return given if _ALNUM9.fullmatch(given) else _hashed(given or f"{name}:{number}")
     if form == "function_number":
@@ -391,19 +378,16 @@ def _hashed(given: str) -> str:
 
 
 def _in_one(turn: _CallingTurn) -> list[Message]:
-    """Results in the order of their calls: templates without ids tell them apart by nothing else."""
+    # Templates without ids tell results apart by their order alone.
     return [turn.answer, *(result for results in turn.results for result in results), *turn.others]
 
 
 def _in_pairs(turn: _CallingTurn) -> list[Message]:
-    first = True
     messages: list[Message] = []
+    answer = turn.answer
     for call, results in zip(turn.calls, turn.results, strict=True):
-        answer = (
-            turn.answer if first else {"role": "assistant", "content": turn.answer["content"][:0]}
-        )
         messages += [{**answer, "tool_calls": [call]}, *results]
-        first = False
+        answer = {"role": "assistant", "content": answer["content"][:0]}
     return messages + turn.others
 
 
@@ -417,47 +401,46 @@ def _with_answers_between(messages: Iterable[Message], text: str) -> Iterator[Me
 
 
 def tools_in_text(
-    messages: Iterable[Message], tools: Sequence[dict[str, Any]], form: CallFormat
+    messages: Iterable[Message], tools: Sequence[Message], form: CallFormat
 ) -> list[Message]:
-    """The conversation (the caller's own copies) without anything that a template must know of
-    tools.
+    """The conversation, which it may change, with tools, calls and results as ordinary text.
 
-    Results of one turn become one message of the user.
+    The results of one turn become one user message.
     """
     ready: list[Message] = []
     in_results = False
     for message in messages:
         if message.get("tool_calls"):
-            write_calls(message, form)
-        if message["role"] == "tool":
-            text = f"<tool_response>\n{_text(message['content'])}\n</tool_response>"
-            if in_results:
-                _append(ready[-1], "\n" + text)
-            else:
-                ready.append({"role": "user", "content": _like(message["content"], text)})
-            in_results = True
+            _write_calls(message, form)
+        if message["role"] != "tool":
+            in_results = False
+            ready.append(message)
             continue
-        in_results = False
-        ready.append(message)
-    return _told(ready, tools, _IN_JSON) if tools else ready
+        text = f"<tool_response>\n{_text(message['content'])}\n</tool_response>"
+        if in_results:
+            _append(ready[-1], "\n" + text)
+        else:
+            ready.append({"role": "user", "content": _like(message["content"], text)})
+        in_results = True
+    return _with_tools_described(ready, tools, _IN_JSON)
 
 
 def tools_told(
-    messages: list[Message], tools: Sequence[dict[str, Any]], form: CallFormat
+    messages: list[Message], tools: Sequence[Message], form: CallFormat
 ) -> list[Message]:
-    """The conversation (the caller's own copies) with its tools in the system message, and how to
-    call them in this format.
+    """The conversation, which it may change, with a system message that describes the tools and
+    how to call them in this format.
     """
-    return (
-        _told(messages, tools, _IN_SYNTAX.format(example=form.write(_EXAMPLE).strip()))
-        if tools
-        else messages
+    return _with_tools_described(
+        messages, tools, _IN_SYNTAX.format(example=form.write(_EXAMPLE).strip())
     )
 
 
-def _told(
-    messages: list[Message], tools: Sequence[dict[str, Any]], how_to_call: str
+def _with_tools_described(
+    messages: list[Message], tools: Sequence[Message], how_to_call: str
 ) -> list[Message]:
+    if not tools:
+        return messages
     lines = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     text = _LIST.format(tools=lines) + how_to_call
     first = messages[0]
@@ -472,12 +455,13 @@ def _text(content: Any) -> str:
 
 
 def _like(content: Any, text: str) -> Any:
-    """The text as a content of the same kind: templates may know but one."""
-    return [{"type": "text", "text": text}] if isinstance(content, list) else text
+    """The text as a content of the same kind: some templates accept only one."""
+    return [_text_part(text)] if isinstance(content, list) else text
 
 
 def _append(message: Message, text: str) -> None:
     content = message["content"]
-    message["content"] = (
-        [*content, {"type": "text", "text": text}] if isinstance(content, list) else content + text
-    )
+    if isinstance(content, list):
+        message["content"] = [*content, _text_part(text)]
+    else:
+        message["content"] = content + text

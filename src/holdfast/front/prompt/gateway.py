@@ -1,11 +1,8 @@
-"""Where a protocol hands in a request: makes it servable, submits it, gives back the stream of its
-answer.
-"""
+"""Takes requests from the protocols: prepares and submits them, and returns the answers."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -20,9 +17,9 @@ from holdfast.front.prompt.embed_and_rank import (
     ranking,
     read_prompts,
 )
-from holdfast.front.prompt.next_turn import WarmAhead
+from holdfast.front.prompt.next_turn import WarmAhead, observer
 from holdfast.front.prompt.prepare import Prepared, prepare, prompt_text, prompt_tokens
-from holdfast.front.prompt.stream import GenerationStream, Observe, observer
+from holdfast.front.prompt.stream import GenerationStream, Observe
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.structured.answer import is_constrained
@@ -38,36 +35,23 @@ from holdfast.wire.requests import (
 )
 from holdfast.wire.sessions import SessionAnswer, SessionCommand, SessionInfo
 
-# About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
+# About 5 ms of tokenization. For shorter texts the hop to a thread costs more than it saves.
 _LONG_TEXT_CHARACTERS = 20_000
-# for each model; most of them wait for a template that is rendered in another process
+# per model; most of the time they wait for a template that is rendered in another process
 _PREPARING_THREADS = 4
 
 
-async def carry_out(
-    lease_of: LeaseOf, model: str, command: SessionCommand
-) -> tuple[SessionInfo, ...]:
-    """Have a command carried out; returns the session that it was about, or all. Loop's thread.
-
-    Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker comes, or
-    dies of it twice.
-    """
-    async with lease_of(model, 1) as client:
-        return sessions_of(await client.ask_session(command))
-
-
 def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
-    """The sessions in an answer. Raises SessionRefused when it says why there are none."""
+    """The sessions in a worker's answer. Raises SessionRefused if it refuses."""
     if answer.failure is not None:
         raise SessionRefused(answer.failure, answer.message)
     return answer.sessions
 
 
 class Gateway:
-    """Makes requests servable and submits them.
+    """Prepares and submits requests for all protocols. Only for the event loop's thread.
 
-    One for all protocols, on the loop's thread. It has a lease of the model for as long as it needs
-    the worker: until the answer has ended.
+    It holds a lease of the model until the answer has ended.
     """
 
     def __init__(
@@ -79,21 +63,20 @@ class Gateway:
     ) -> None:
         self._lease_of = lease_of
         self._bundles = bundles
-        self._limits, self._tools = limits, tools
+        self._limits = limits
+        self._tools = tools
         self._warm_ahead = WarmAhead()
-        # by model: a slow template delays its own model only
+        # by model, so that a slow template delays no other model
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
-        """Submit a request, as soon as its model serves; returns when the worker has accepted all
-        its choices.
+        """Submit a request once its model is loaded; returns when the worker has accepted it.
 
         Raises InvalidRequest (UnknownModel, PromptTooLong, …) before any work, QueueFull and
         WorkerUnavailable.
         """
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, request.choices, lease)
-            started = time.perf_counter()
             prepared = await self._prepare(request, bundle, client.info)
             observe = self._warm_ahead.observer(
                 request,
@@ -103,18 +86,15 @@ class Gateway:
                 threads=self._threads_of(request.model),
                 observe=observer(request, bundle, prepared),
             )
-            stream = await self._submit(
-                request, client, prepared, observe, intake_seconds=time.perf_counter() - started
-            )
+            stream = await self._submit(request, client, prepared, observe)
             stream.hold(lease.pop_all())
         return stream
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:
-        """What the model would read; nothing is generated, and the prompt may be longer than its
-        window.
+        """The prompt as the model would read it. It may exceed the context window.
 
-        Raises InvalidRequest, UnknownModel and WorkerUnavailable; PromptTooLong only far beyond the
-        window.
+        Raises InvalidRequest, UnknownModel and WorkerUnavailable; PromptTooLong only for a prompt
+        far beyond the window.
         """
 
         def encoded() -> EncodedPrompt:
@@ -129,12 +109,11 @@ class Gateway:
             )
 
     async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
-        """A vector of length 1 for each input, in their order, read in the same steps as all that
-        is generated.
+        """A vector of length 1 for each input, in order.
 
-        Raises InvalidRequest before any work (NoEmbeddings where the model cannot), QueueFull,
-        WorkerUnavailable, and GenerationFailed when the model fails on an input. Cancelling it ends
-        what still runs.
+        Inputs are batched with other requests. Cancelling ends what still runs. Raises
+        InvalidRequest before any work (NoEmbeddings if the model has none), QueueFull,
+        WorkerUnavailable, and GenerationFailed when the model fails on an input.
         """
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 1, lease)
@@ -149,7 +128,7 @@ class Gateway:
         )
 
     async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
-        """How much each document is about the query, in their order. Raises as `embed` does."""
+        """The relevance of each document to the query, in order. Raises what `embed` raises."""
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 1, lease)
             ranked = partial(ranking, request, bundle, info=client.info)
@@ -164,16 +143,22 @@ class Gateway:
         return asked.relevances(read)
 
     async def tokenizer_of(self, model: str) -> Tokenizer:
-        """The tokenizer of a model, which need not be loaded.
-
-        Raises UnknownModel and WorkerUnavailable.
-        """
+        """The tokenizer of a model, loaded or not. Raises UnknownModel and WorkerUnavailable."""
         return (await self._bundles.of(model)).tokenizer
+
+    async def sessions(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
+        """Run a session command; returns the sessions concerned.
+
+        Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker starts,
+        or the command kills two of them.
+        """
+        async with self._lease_of(model, 1) as client:
+            return sessions_of(await client.ask_session(command))
 
     async def _model(
         self, model: str, sequences: int, lease: AsyncExitStack
     ) -> tuple[EngineClient, TokenizerBundle]:
-        """A model's link and its tokenizer, which is read while the model is loaded."""
+        """A model's client, and its tokenizer, which is read while the model is loaded."""
         self._bundles.begin(model)
         client = await lease.enter_async_context(self._lease_of(model, sequences))
         return client, await self._bundles.of(model)
@@ -189,7 +174,7 @@ class Gateway:
         self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo
     ) -> Prepared:
         ready = partial(prepare, request, bundle, info=info, limits=self._limits, tools=self._tools)
-        # A new schema costs milliseconds, most of them without the interpreter.
+        # Compiling a new schema takes milliseconds, most of them without the GIL.
         if _takes_long(request.prompt) or is_constrained(request, tools=self._tools):
             return await asyncio.get_running_loop().run_in_executor(
                 self._threads_of(request.model), ready
@@ -202,19 +187,16 @@ class Gateway:
         client: EngineClient,
         prepared: Prepared,
         observe: Observe,
-        *,
-        intake_seconds: float,
     ) -> GenerationStream:
         sources: list[EventStream] = []
         is_accepted = False
         try:
             for sequence in prepared.sequences:
-                sources.append(client.submit(sequence))  # noqa: PERF401 - those that were made are closed if the next one raises
+                sources.append(client.submit(sequence))  # noqa: PERF401 - the earlier ones are closed if the next one raises
             stream = GenerationStream(
                 request,
                 prepared,
                 sources=sources,
-                intake_seconds=intake_seconds,
                 observe=observe,
                 repeated_thought_tokens=self._limits.repeated_thought_tokens,
             )
@@ -228,9 +210,7 @@ class Gateway:
 
 
 def _takes_long(prompt: Prompt) -> bool:
-    """Whether rendering and tokenizing might hold up the event loop: nobody knows how long a chat
-    template takes.
-    """
+    """Whether preparing a prompt may block the event loop for long, as any chat template may."""
     return isinstance(prompt, ChatPrompt) or (
         isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARACTERS
     )

@@ -1,4 +1,4 @@
-"""What a request may ask for, what it gets by default, and whose memory it uses."""
+"""What a request may ask for, its sampling defaults, and the tenant whose cache it uses."""
 
 from __future__ import annotations
 
@@ -6,52 +6,49 @@ import hashlib
 import math
 from collections.abc import Collection, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
-from holdfast.models.tokenizer_files import read_json
 from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
-# of one stop string: each token's text is searched together with so much that was held back
+# of a stop string: every token is searched together with that much text before it
 MAX_STOP_CHARACTERS = 1024
 
-_MANY = (dict, list, tuple)
-# named there as in SamplingParams
+_CONTAINERS = (dict, list, tuple)
+# the same names as in SamplingParams
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Nesting(NamedTuple):
-    """How large a value of JSON is.
+    """The size of a JSON value."""
 
-    `parts`: its objects, lists and what stands in them; `levels`: how deep they are nested.
-    """
-
-    parts: int
-    levels: int
+    parts: int  # objects, lists and their elements
+    levels: int  # of nesting
 
 
 def nesting_of(value: Any, *, most_parts: int) -> Nesting:
-    """How large a value is; counting ends where there are more parts than `most_parts`."""
-    parts, levels, level = 1, 0, [value]
+    """Measure a JSON value; counting stops above `most_parts`."""
+    parts = 1
+    levels = 0
+    level = [value]
     while parts <= most_parts:
-        # most are strings
-        many = [each for each in level if type(each) is not str and isinstance(each, _MANY)]
-        if not many:
+        # most values are strings, so they are sorted out first
+        inner = [each for each in level if type(each) is not str and isinstance(each, _CONTAINERS)]
+        if not inner:
             break
         levels += 1
         level = list(
-            chain.from_iterable(each.values() if isinstance(each, dict) else each for each in many)
+            chain.from_iterable(each.values() if isinstance(each, dict) else each for each in inner)
         )
         parts += len(level)
     return Nesting(parts, levels)
 
 
 def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_size: int) -> None:
-    """Raise InvalidRequest, naming the field, for what this server or the model cannot do."""
+    """Raise InvalidRequest, naming the field, if this server or the model cannot serve a request."""
     _between("n", request.choices, 1, limits.max_choices)
     if request.max_tokens is not None:
         _between("max_tokens", request.max_tokens, 0, math.inf)
@@ -64,16 +61,14 @@ def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_si
 
 def check_token_ids(token_ids: Collection[int], *, vocab_size: int, field: str) -> None:
     """Raise InvalidRequest when the model has no such token."""
-    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
-        place, token_id = next(
-            (place, token_id)
-            for place, token_id in enumerate(token_ids)
-            if not 0 <= token_id < vocab_size
-        )
-        raise InvalidRequest(
-            f"the model has the tokens 0 to {vocab_size - 1}, got {token_id} at place {place}",
-            field=field,
-        )
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    for place, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"the model has the tokens 0 to {vocab_size - 1}, got {token_id} at place {place}",
+                field=field,
+            )
 
 
 def _check_stops(stops: tuple[str, ...], most: int) -> None:
@@ -88,6 +83,7 @@ def _check_stops(stops: tuple[str, ...], most: int) -> None:
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    lowest_bias, highest_bias = SAMPLING_RANGES["logit_bias"]
     for field, (lowest, highest) in SAMPLING_RANGES.items():
         if field != "logit_bias":
             _between(field, getattr(sampling, field), lowest, highest)
@@ -97,11 +93,9 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
                 f"the model has the tokens 0 to {vocab_size - 1}, got {token_id}",
                 field="logit_bias",
             )
-        _between("logit_bias", bias, *SAMPLING_RANGES["logit_bias"])
-    if (
-        len(sampling.logit_bias) >= vocab_size
-        and max(sampling.logit_bias.values()) <= SAMPLING_RANGES["logit_bias"][0]
-    ):
+        _between("logit_bias", bias, lowest_bias, highest_bias)
+    biases = sampling.logit_bias.values()
+    if len(biases) >= vocab_size and max(biases) <= lowest_bias:
         raise InvalidRequest(
             f"logit_bias bans all {vocab_size} tokens of the model: nothing is left to draw",
             field="logit_bias",
@@ -114,19 +108,15 @@ def _between(field: str, value: float, lowest: float, highest: float) -> None:
         raise InvalidRequest(f"{field} must be {wanted}, got {value}", field=field)
 
 
-def generation_defaults(folder: Path) -> dict[str, float]:
-    """The recommended values of a model folder; nonsense is left out.
+def recommended_sampling(config: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling parameters of a generation_config.json. Unusable values are left out.
 
-    Raises ModelLoadError when the file is damaged.
+    `do_sample: false` means temperature 0.
     """
-    return usable_defaults(read_json(folder / "generation_config.json"))
-
-
-def usable_defaults(recommended: Mapping[str, Any]) -> dict[str, float]:
-    """The usable sampling parameters of a generation_config. `do_sample: false` is temperature 0."""
     usable: dict[str, float] = {}
     for name in _RECOMMENDED:
-        value, (lowest, highest) = recommended.get(name), SAMPLING_RANGES[name]
+        value = config.get(name)
+        lowest, highest = SAMPLING_RANGES[name]
         if (
             isinstance(value, int | float)
             and not isinstance(value, bool)
@@ -134,7 +124,7 @@ def usable_defaults(recommended: Mapping[str, Any]) -> dict[str, float]:
             and lowest <= value <= highest
         ):
             usable[name] = int(value) if name == "top_k" else float(value)
-    if recommended.get("do_sample") is False:
+    if config.get("do_sample") is False:
         usable["temperature"] = 0.0
     return usable
 
@@ -142,25 +132,22 @@ def usable_defaults(recommended: Mapping[str, Any]) -> dict[str, float]:
 def with_model_defaults(
     sampling: SamplingParams, *, unset: Collection[str], defaults: Mapping[str, float]
 ) -> SamplingParams:
-    """The parameters with the model's recommendation in each field that is in `unset`."""
+    """The parameters, with the model's recommendations for the fields in `unset`."""
     recommended = {name: value for name, value in defaults.items() if name in unset}
     return msgspec.structs.replace(sampling, **recommended) if recommended else sampling
 
 
 def tenant_of(*, api_key: str, name: str, cache_salt: str) -> str:
-    """One name for key, tenant and salt together, from which none of them can be told; empty when
-    all are.
+    """An opaque name for the combination of key, tenant and salt; empty if all are empty.
 
-    api_key: the server's single one, which has no name: another one means another memory.
+    api_key: the server's single, unnamed key. If the key changes, the cache is another one.
     """
     parts = (api_key, name, cache_salt)
     return _digest(parts, person=b"holdfast tenant") if any(parts) else ""
 
 
 def tenant_of_key(key_name: str, *, name: str, cache_salt: str) -> str:
-    """The same for a named key: whoever has a key of that name uses the same memory, today's or
-    yesterday's.
-    """
+    """The same for a named key. A new key of the same name uses the same cache."""
     return _digest((key_name, name, cache_salt), person=b"holdfast key")
 
 
@@ -168,6 +155,6 @@ def _digest(parts: tuple[str, ...], *, person: bytes) -> str:
     digest = hashlib.blake2b(digest_size=16, person=person)
     for part in parts:
         encoded = part.encode("utf-8", "surrogatepass")
-        # "a" and "bc" are not "ab" and "c"
+        # with lengths, so that "a" and "bc" differ from "ab" and "c"
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()

@@ -1,23 +1,30 @@
-"""Prefill of a conversation's next turn while the worker is idle.
+"""What an answer means for the next turn of its conversation.
 
-When an answer has ended, the next turn is rendered, earlier answers put back, with two different
-next messages: the tokens that both have in common do not depend on the message. Only for chat
-templates that rewrite past answers; with others, all of it is cached already.
+`observer` records the answer as the client sees it, so that the next turn contains its tokens as
+generated.
+
+`WarmAhead` prefills the next turn while the worker is idle: when an answer has ended, the next turn
+is rendered with two different messages after it, and the tokens that both share are certain. It does
+so only for chat templates that rewrite past answers; with others, all of it is cached already.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.front.link.client import EngineClient
 from holdfast.front.prompt.conversation import REASONING_FIELDS, answer_message
+from holdfast.front.prompt.known_answers import AnswerMeaning, meaning_of_deltas, meaning_of_text
 from holdfast.front.prompt.prepare import Prepared, conversation_tokens
 from holdfast.front.prompt.stream import Observe
 from holdfast.front.prompt.template_probes import next_messages
@@ -42,13 +49,99 @@ from holdfast.wire.requests import (
 )
 
 logger = logging.getLogger("holdfast.front.prompt")
-LEAST_TOKENS = 64  # fewer are read in no time when the turn comes
-# what a message may begin with: a word, or what the tokenizer may join to the line before
+LEAST_TOKENS = 64  # fewer take no time when the turn comes
+# what a message may begin with: a word, or something that merges with the line before
 _PROBES = ("Next", "\n\n1. next")
 
 
+def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared) -> Observe:
+    """A function that records the answers to a request; it must see all of their events.
+
+    A continued message is not recorded: the client sends back more than what is generated now.
+    """
+    if not isinstance(request.prompt, ChatPrompt) or prepared.opening is None:
+        return lambda event: None
+    opening = tuple(bundle.tokenizer.encode(prepared.opening, add_special_tokens=False))
+    prompt = prepared.rules.prompt_token_ids
+    if prompt[len(prompt) - len(opening) :] != TokenIds.of(opening):
+        # the opening shares a token with what precedes it
+        return lambda event: None
+    recorder = _Recorder(
+        bundle=bundle,
+        tools=request.prompt.tools,
+        opening=prepared.opening,
+        opening_token_ids=opening,
+        reads_calls=prepared.rules.reads_calls,
+        tenant=request.tenant,
+    )
+    deltas: defaultdict[int, list[OutputDelta]] = defaultdict(list)
+
+    def observe(event: OutputEvent) -> None:
+        if isinstance(event, ChoiceFinished):
+            recorder.record(deltas.pop(event.index, []), event)
+        elif not isinstance(event, PromptProgress):
+            deltas[event.index].append(event)
+
+    return observe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recorder:
+    bundle: TokenizerBundle
+    tools: tuple[dict[str, Any], ...]
+    opening: str  # the prompt's text after the header of the answer
+    opening_token_ids: tuple[int, ...]
+    reads_calls: bool  # the client saw calls as calls, as the next turn will
+    tenant: str
+
+    def record(self, deltas: Sequence[OutputDelta], end: ChoiceFinished) -> None:
+        for call in tool_calls_of(deltas):
+            self.bundle.first_forms.arguments(call.arguments, call_id=call.id, tenant=self.tenant)
+        said = meaning_of_deltas(deltas)
+        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        if said is None or not token_ids or self._has_hidden(token_ids):
+            return
+        tokenizer = self.bundle.tokenizer
+        text = tokenizer.decode(token_ids, skip_special_tokens=False)
+        opening = self.bundle.without_hidden(self.opening)
+        # With these exceptions, the events that the client saw mean all that the tokens mean.
+        is_seen_whole = (
+            self.reads_calls
+            and end.stop_string is None
+            and self._meaning(opening, end) == AnswerMeaning()
+        )
+        if not is_seen_whole and self._meaning(opening + text, end) != said:
+            return
+        # The template renders a call or a thought in its own way, into unknown tokens.
+        is_plain = text == said.content and not opening.strip()
+        self.bundle.known_answers.add(
+            said,
+            (*self.opening_token_ids, *token_ids),
+            call_ids=[delta.id for delta in deltas if isinstance(delta, ToolCallStarted)],
+            is_as_tokenized=is_plain
+            and token_ids == tokenizer.encode(text, add_special_tokens=False),
+            tenant=self.tenant,
+        )
+
+    def _has_hidden(self, token_ids: Sequence[int]) -> bool:
+        """Whether some tokens are special ones that the client did not see."""
+        markers = self.bundle.dialect.markers.characters
+        pieces = self.bundle.tokenizer.pieces
+        return any(
+            token_id not in markers and pieces.is_special(token_id) for token_id in {*token_ids}
+        )
+
+    def _meaning(self, text: str, end: ChoiceFinished) -> AnswerMeaning:
+        """What a text means when all of its calls are read."""
+        return meaning_of_text(
+            self.bundle.dialect.markers.encode(text),
+            self.bundle.answer_reader(self.tools),
+            cut=end.reason is not FinishReason.STOP,
+        )
+
+
 class WarmAhead:
-    """Reads of a server's conversations ahead of their next turns. Loop's thread only."""
+    """Prefills the next turns of conversations. Only for the event loop's thread."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,8 +158,8 @@ class WarmAhead:
     ) -> Observe:
         """A function that must see all events of the answer; it passes each to `observe` first.
 
-        threads: where the next turn is rendered. A request with several choices is not read ahead,
-        because nobody knows which of them the conversation continues from.
+        threads: render the next turn. Of several choices none is prefilled, because it is unknown
+        which one the conversation continues from.
         """
         prompt = request.prompt
         if (
@@ -79,7 +172,7 @@ class WarmAhead:
         loop = asyncio.get_running_loop()
         deltas: list[OutputDelta] = []
 
-        def made() -> SequenceRequest | None:
+        def make() -> SequenceRequest | None:
             return read_ahead_request(
                 request,
                 prompt,
@@ -95,44 +188,37 @@ class WarmAhead:
                 return
             if not isinstance(event, ChoiceFinished):
                 deltas.append(event)
-            elif event.reason is FinishReason.STOP:
-                turn = (
-                    "results"
-                    if any(isinstance(delta, ToolCallStarted) for delta in deltas)
-                    else "user"
-                )
-                if turn in bundle.read_ahead:
-                    # a long answer's end is seen on another thread
-                    loop.call_soon_threadsafe(self._begin, made, client, threads)
+                return
+            calls = any(isinstance(delta, ToolCallStarted) for delta in deltas)
+            turn = "results" if calls else "user"
+            if event.reason is FinishReason.STOP and turn in bundle.read_ahead:
+                # this may be another thread: the end of a long answer is observed there
+                loop.call_soon_threadsafe(self._begin, make, client, threads)
 
         return see
 
     def _begin(
-        self, made: Callable[[], SequenceRequest | None], client: EngineClient, threads: Executor
+        self, make: Callable[[], SequenceRequest | None], client: EngineClient, threads: Executor
     ) -> None:
-        task = asyncio.get_running_loop().create_task(
-            _read(made, client, threads), name="warm-ahead"
-        )
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(_prefill(make, client, threads), name="warm-ahead")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-async def _read(
-    made: Callable[[], SequenceRequest | None], client: EngineClient, threads: Executor
+async def _prefill(
+    make: Callable[[], SequenceRequest | None], client: EngineClient, threads: Executor
 ) -> None:
-    """Make the request, and let the worker decide when it is read.
-
-    Nothing depends on it, so nothing that fails here is told.
-    """
+    """Make the request and submit it. Failures are only logged: nothing depends on it."""
     try:
-        sequence = await asyncio.get_running_loop().run_in_executor(threads, made)
+        sequence = await asyncio.get_running_loop().run_in_executor(threads, make)
         if sequence is None:
             return
         async with aclosing(client.submit(sequence)) as events:
             async for _ in events:
                 continue
     except HoldfastError as error:
-        logger.debug("the next turn is not read ahead: %s", error)
+        logger.debug("the next turn is not prefilled: %s", error)
 
 
 def read_ahead_request(
@@ -144,10 +230,9 @@ def read_ahead_request(
     deltas: Sequence[OutputDelta],
     context_tokens: int,
 ) -> SequenceRequest | None:
-    """What is to be read before the next turn comes, of a request's conversation and its answer;
-    None when there is too little.
+    """A request that prefills the next turn after an answer; None if that is too little.
 
-    deltas: the whole answer. Raises InvalidRequest where the template refuses such a turn.
+    deltas: the whole answer. Raises InvalidRequest if the template refuses the next turn.
     """
     calls = tool_calls_of(deltas)
     sends_thoughts = any(map(_has_thought, prompt.messages))
@@ -156,20 +241,20 @@ def read_ahead_request(
         reasoning=text_of(deltas, "reasoning") if sends_thoughts else "",
         calls=calls,
     )
-    ahead: TokenIds | None = None
-    for probe in _PROBES:
-        messages = (*prompt.messages, answer, *next_messages(calls, probe))
-        tokens = conversation_tokens(
-            request, msgspec.structs.replace(prompt, messages=messages), bundle
+    first, second = (
+        conversation_tokens(
+            request,
+            msgspec.structs.replace(
+                prompt, messages=(*prompt.messages, answer, *next_messages(calls, probe))
+            ),
+            bundle,
         )
-        ahead = tokens if ahead is None else ahead[: common_tokens(ahead.packed, tokens.packed)]
-    generated = TokenIds.of(token_id for delta in deltas for token_id in delta.token_ids)
-    known = (
-        0
-        if ahead is None
-        else common_tokens(ahead.packed, (prepared.rules.prompt_token_ids + generated).packed)
+        for probe in _PROBES
     )
-    if ahead is None or len(ahead) - known < LEAST_TOKENS or len(ahead) >= context_tokens:
+    ahead = first[: common_tokens(first.packed, second.packed)]
+    generated = TokenIds.of(token_id for delta in deltas for token_id in delta.token_ids)
+    known = common_tokens(ahead.packed, (prepared.rules.prompt_token_ids + generated).packed)
+    if len(ahead) - known < LEAST_TOKENS or len(ahead) >= context_tokens:
         return None
     return SequenceRequest(
         request_id=f"{request.request_id}/ahead",

@@ -1,15 +1,14 @@
-"""A neutral request → sequences for the worker.
+"""A neutral request → sequences for the worker: defaults, limits, template, tokens and grammar.
 
-Pure: what is slow in it (long texts) may run on any thread.
+Pure. Rendering and long texts take time, so run it on another thread than the event loop's.
 """
 
 from __future__ import annotations
 
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
@@ -17,16 +16,16 @@ from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
-from holdfast.front.prompt.canonical import canonical
+from holdfast.front.prompt.canonical import canonical, guarded
 from holdfast.front.prompt.dialects import prompt_opens_thought
 from holdfast.front.prompt.known_answers import PastAnswers
 from holdfast.front.prompt.limits import check_limits, check_token_ids, with_model_defaults
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_probes import opens_thought
 from holdfast.front.prompt.text_places import breakpoint_places, pinned_prefixes
-from holdfast.front.prompt.tokenize import TokenizedText, Tokenizer, guarded, well_formed
-from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle, history_reader
-from holdfast.front.structured.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
+from holdfast.front.prompt.tokenize import EncodedText, RememberedText, Tokenizer, well_formed
+from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
+from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
@@ -41,53 +40,33 @@ from holdfast.wire.requests import (
     TokenIds,
 )
 
-# No text of a language has so many characters per token on average. A longer text is first judged
-# by its beginning, so that a body of many megabytes costs neither minutes nor gigabytes.
-MOST_CHARACTERS_PER_TOKEN = 32
+# No natural text has so many characters per token. The beginning of a longer text is checked first,
+# so that a body of many megabytes costs neither minutes nor gigabytes.
+MAX_CHARACTERS_PER_TOKEN = 32
 _SEED_MASK = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A request that can be served: one sequence per choice, and how to read what comes back."""
+    """A request that can be served: one sequence per choice, and how to read the answers."""
 
     sequences: tuple[SequenceRequest, ...]
     rules: ChoiceRules
     pieces: TokenPieces
-    # what stands between the header of the new answer and the answer; None: nobody can tell
-    opening: str | None = None
-    put_back_tokens: int = 0  # of earlier answers, as they were generated
-    dropped_tokens: int = 0  # of earlier answers, which the prompt does not show
-    breakpoints: tuple[PinnedPrefix, ...] = ()  # the cache breakpoints of its client
-    # a budget of 0, which ends a thought; None: no token ends one
-    thought_end: ThinkingBudget | None = None
-    # places in schemas of tools, of keywords that its grammar leaves out
-    unenforced: tuple[str, ...] = ()
+    opening: str | None = None  # the prompt's text after the header of the new answer, if known
+    put_back_tokens: int = 0  # of past answers, as they were generated
+    dropped_tokens: int = 0  # of past answers that the prompt does not show as generated
+    breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's cache breakpoints
+    thought_end: ThinkingBudget | None = None  # a budget of 0, if a marker can end a thought
+    unenforced: tuple[str, ...] = ()  # places of schema keywords that the grammar ignores
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt, the same for all choices."""
+        """Number of tokens in the prompt, which all choices share."""
         return len(self.rules.prompt_token_ids)
 
-    def constrained(self, grammar: AnswerGrammar) -> Prepared:
-        """The same, drawn by a grammar."""
-        if grammar is UNCONSTRAINED:
-            return self
-        banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
-        sequences = tuple(
-            msgspec.structs.replace(
-                sequence,
-                grammar=grammar.text,
-                sampling=msgspec.structs.replace(
-                    sequence.sampling, logit_bias=sequence.sampling.logit_bias | banned
-                ),
-            )
-            for sequence in self.sequences
-        )
-        return replace(self, sequences=sequences, unenforced=grammar.unenforced)
-
     def choice(self, index: int) -> ChoiceText:
-        """A reader for the events of one of the sequences."""
+        """A new reader for the events of one sequence."""
         return ChoiceText(index=index, pieces=self.pieces, rules=self.rules)
 
 
@@ -99,128 +78,19 @@ def prepare(
     limits: LimitsSettings,
     tools: ToolsSettings = DEFAULT_TOOLS,
 ) -> Prepared:
-    """Everything in one go. Raises InvalidRequest and PromptTooLong."""
-    request = with_defaults(request, bundle, info=info, limits=limits)
-    prompt = prompt_text(request, bundle, info=info)
-    grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
-    tokens = encode_prompt(request, bundle, prompt, info=info)
-    return assemble(request, bundle, prompt, tokens, info=info).constrained(grammar)
+    """Prepare a request. Raises InvalidRequest and PromptTooLong.
 
-
-def with_defaults(
-    request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo, limits: LimitsSettings
-) -> GenerationRequest:
-    """The request with all sampling fields as they will be used, checked. Raises InvalidRequest."""
+    A max_tokens beyond the context window is reduced without notice: agents send large constants.
+    """
     sampling = with_model_defaults(
         request.sampling, unset=request.unset_sampling, defaults=bundle.generation_defaults
     )
     request = msgspec.structs.replace(request, sampling=sampling)
     check_limits(request, limits=limits, vocab_size=info.vocab_size)
-    return request
-
-
-def prompt_text(
-    request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo
-) -> PromptText:
-    """The text of the prompt: a conversation is rendered. Raises InvalidRequest."""
-    asked = request.prompt
-    if isinstance(asked, tuple):
-        return PromptText(token_ids=asked)
-    if isinstance(asked, str):
-        return PromptText(text=well_formed(asked), add_special_tokens=True)
-    if not asked.messages:
-        raise InvalidRequest("there must be at least one message", field=request.prompt_field)
-    if bundle.template is None:
-        raise InvalidRequest(
-            "the model has no chat template: it can complete text, but not chat",
-            field=request.prompt_field,
-        )
-    shown = _shown(request, asked, bundle, bundle.template)
-    prompt, text = shown.prompt, shown.text
-    opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
-    return PromptText(
-        text=text,
-        answers=shown.answers,
-        in_reasoning=(
-            prompt_opens_thought(bundle.template, bundle.dialect, prompt, text)  # renders once more
-            if opening is None
-            else opens_thought(opening, bundle.dialect)
-        ),
-        branch_points=bundle.template.branch_points(prompt, text)
-        if info.fixed_bytes_per_sequence
-        else (),
-        breakpoints=breakpoint_places(
-            asked,
-            prompt,
-            text,
-            template=bundle.template,
-            guard=bundle.tokenizer.guard,
-        ),
-        opening=opening,
-        dropped_tokens=bundle.known_answers.count(
-            shown.past, placed=len(shown.answers), tenant=request.tenant
-        ),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """A conversation in the form that the template was given, and what it wrote."""
-
-    prompt: ChatPrompt
-    past: PastAnswers
-    text: str
-    answers: tuple[PlacedAnswer, ...]
-
-
-def _shown(
-    request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle, template: ChatTemplate
-) -> _Shown:
-    options = {
-        **bundle.template_options,
-        **bundle.thinking_switch.asked(request.thinking),
-        **prompt.template_options,
-    }
-    prompt = canonical(
-        msgspec.structs.replace(prompt, template_options=options),
-        bundle.first_forms,
-        tenant=request.tenant,
-    )
-    past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
-    prompt = guarded(
-        msgspec.structs.replace(prompt, messages=past.messages), bundle.tokenizer.guard
-    )
-    # The template writes the special tokens itself, BOS included.
-    text = well_formed(template.render(prompt, field=request.prompt_field))
-    answers = past.places(
-        text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle)
-    )
-    return _Shown(prompt=prompt, past=past, text=text, answers=answers)
-
-
-def conversation_tokens(
-    request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle
-) -> TokenIds:
-    """The tokens that a request would begin its answer behind if it had this conversation.
-
-    Nothing is booked.
-
-    Raises InvalidRequest. Empty for a model without a chat template.
-    """
-    if bundle.template is None:
-        return TokenIds()
-    shown = _shown(request, prompt, bundle, bundle.template)
-    return _encoded(
-        PromptText(text=shown.text, answers=shown.answers), bundle, tenant=request.tenant
-    ).token_ids
-
-
-def encode_prompt(
-    request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo
-) -> PromptTokens:
-    """The tokens of the prompt, which fit the window. Raises InvalidRequest and PromptTooLong."""
+    prompt = prompt_text(request, bundle, info=info)
+    grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
     tokens = prompt_tokens(request, bundle, prompt, info=info)
-    # there must be room for an answer
+    # an answer needs at least one token
     limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)
     if len(tokens.token_ids) > limit_tokens:
         raise PromptTooLong(
@@ -228,251 +98,307 @@ def encode_prompt(
             context_tokens=info.context_tokens,
             field=request.prompt_field,
         )
-    if bundle.tokenizer.vocab_size > info.vocab_size:  # else the tokenizer has no other: 1 ms less
+    if bundle.tokenizer.vocab_size > info.vocab_size:  # otherwise it saves 1 ms
         check_token_ids(tokens.token_ids, vocab_size=info.vocab_size, field=request.prompt_field)
-    return tokens
+    thought_end = _thought_end(request, bundle, in_reasoning=prompt.in_reasoning)
+    pins = pinned_prefixes(request.prompt, tokens)
+    sequences = _sequences(
+        request, bundle, tokens, grammar, pins=pins, thought_end=thought_end, info=info
+    )
+    return Prepared(
+        sequences=sequences,
+        rules=_choice_rules(request, bundle, prompt, sequences[0]),
+        pieces=bundle.tokenizer.pieces,
+        opening=prompt.opening,
+        put_back_tokens=tokens.put_back_tokens,
+        dropped_tokens=prompt.dropped_tokens,
+        breakpoints=pins,
+        thought_end=thought_end,
+        unenforced=grammar.unenforced,
+    )
+
+
+def prompt_text(
+    request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo
+) -> PromptText:
+    """The text of a prompt. A conversation is rendered. Raises InvalidRequest."""
+    asked = request.prompt
+    if isinstance(asked, tuple):
+        return PromptText(token_ids=asked)
+    if isinstance(asked, str):
+        return PromptText(text=well_formed(asked), add_special_tokens=True)
+    if not asked.messages:
+        raise InvalidRequest("there must be at least one message", field=request.prompt_field)
+    template = bundle.template
+    if template is None:
+        raise InvalidRequest(
+            "the model has no chat template: it can complete text, but not chat",
+            field=request.prompt_field,
+        )
+    rendered = _rendered(request, asked, bundle, template)
+    prompt = rendered.prompt
+    text = rendered.text
+    opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
+    if opening is None:
+        in_reasoning = prompt_opens_thought(template, bundle.dialect, prompt, text)
+    else:
+        in_reasoning = opens_thought(opening, bundle.dialect)
+    return PromptText(
+        text=text,
+        answers=rendered.answers,
+        in_reasoning=in_reasoning,
+        branch_points=(
+            template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
+        ),
+        breakpoints=breakpoint_places(
+            asked, prompt, text, template=template, guard=bundle.tokenizer.guard
+        ),
+        opening=opening,
+        dropped_tokens=bundle.known_answers.count(rendered.past, placed=len(rendered.answers)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rendered:
+    prompt: ChatPrompt  # as the template was given it
+    past: PastAnswers
+    text: str
+    answers: tuple[PlacedAnswer, ...]
+
+
+def _rendered(
+    request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle, template: ChatTemplate
+) -> _Rendered:
+    options = {
+        **bundle.template_options,
+        **bundle.thinking_switch.asked(request.thinking),
+        **prompt.template_options,
+    }
+    prompt = msgspec.structs.replace(prompt, template_options=options)
+    prompt = canonical(prompt, bundle.first_forms, tenant=request.tenant)
+    past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
+    prompt = msgspec.structs.replace(prompt, messages=past.messages)
+    prompt = guarded(prompt, bundle.tokenizer.guard)
+    # the template writes the special tokens itself, BOS included
+    text = well_formed(template.render(prompt, field=request.prompt_field))
+    answers = past.places(text, frame=bundle.answer_frame, read=bundle.history_reader(prompt.tools))
+    return _Rendered(prompt=prompt, past=past, text=text, answers=answers)
+
+
+def conversation_tokens(
+    request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle
+) -> TokenIds:
+    """The prompt's tokens if a request had this conversation; counts nothing.
+
+    Empty for a model without a chat template. Raises InvalidRequest.
+    """
+    if bundle.template is None:
+        return TokenIds()
+    rendered = _rendered(request, prompt, bundle, bundle.template)
+    text = PromptText(text=rendered.text, answers=rendered.answers)
+    return _encoded(text, bundle, tenant=request.tenant).token_ids
 
 
 def prompt_tokens(
     request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo
 ) -> PromptTokens:
-    """The tokens of the prompt, however many.
+    """The tokens of a prompt, which may be longer than the context window.
 
-    Raises InvalidRequest, and PromptTooLong far beyond the window (ids: beyond it).
+    Raises InvalidRequest, and PromptTooLong for token ids beyond the window and for text far
+    beyond it.
     """
-    field, tokenizer = request.prompt_field, bundle.tokenizer
+    field = request.prompt_field
+    tokenizer = bundle.tokenizer
     if len(prompt.token_ids) > info.context_tokens:
         raise PromptTooLong(
             prompt_tokens=len(prompt.token_ids), context_tokens=info.context_tokens, field=field
         )
     check_token_ids(prompt.token_ids, vocab_size=info.vocab_size, field=field)
     tokens = PromptTokens(token_ids=TokenIds.of(prompt.token_ids))
+    bos = tokenizer.bos_token_id
     if prompt.text or prompt.add_special_tokens:
         refuse_by_beginning(tokenizer, prompt.text, context_tokens=info.context_tokens, field=field)
         tokens = _encoded(prompt, bundle, tenant=request.tenant)
-        bos = tokenizer.bos_token_id
-        if (
-            prompt.add_special_tokens
-            and bos is not None
-            and tokens.token_ids[:2] == TokenIds.of((bos, bos))
-        ):
-            tokens = replace(tokens, token_ids=tokens.token_ids[1:])  # the client wrote BOS itself
-    if not tokens.token_ids:
-        if tokenizer.bos_token_id is None:
-            raise InvalidRequest(
-                "the prompt is empty, and the model has no token that begins a text", field=field
-            )
-        tokens = PromptTokens(token_ids=TokenIds.of((tokenizer.bos_token_id,)))
-    return tokens
+        has_two_bos = bos is not None and tokens.token_ids[:2] == TokenIds.of((bos, bos))
+        if prompt.add_special_tokens and has_two_bos:  # the client wrote one itself
+            tokens = replace(tokens, token_ids=tokens.token_ids[1:])
+    if tokens.token_ids:
+        return tokens
+    if bos is None:
+        raise InvalidRequest(
+            "the prompt is empty, and the model has no token that begins a text", field=field
+        )
+    return PromptTokens(token_ids=TokenIds.of((bos,)))
+
+
+def refuse_by_beginning(
+    tokenizer: Tokenizer, text: str, *, context_tokens: int, field: str
+) -> None:
+    """Raise PromptTooLong if the beginning of a very long text already exceeds the window."""
+    characters = context_tokens * MAX_CHARACTERS_PER_TOKEN
+    if len(text) <= characters:
+        return
+    tokens = len(tokenizer.encode(text[:characters], add_special_tokens=False))
+    if tokens > context_tokens:
+        raise PromptTooLong(
+            prompt_tokens=tokens * len(text) // characters,
+            context_tokens=context_tokens,
+            field=field,
+        )
 
 
 def _encoded(prompt: PromptText, bundle: TokenizerBundle, *, tenant: str) -> PromptTokens:
-    """The whole text's tokens; answers of ours in it are the tokens that were generated."""
-    places = {
-        *prompt.branch_points,
-        *prompt.breakpoints,
-        *(edge for each in prompt.answers for edge in (each.start, each.end)),
-    }
+    edges = (edge for answer in prompt.answers for edge in (answer.start, answer.end))
     text = bundle.token_memory.tokens_of(
-        prompt.text, bundle.tokenizer, tenant=tenant, places=places
+        prompt.text,
+        bundle.tokenizer,
+        tenant=tenant,
+        places={*prompt.branch_points, *prompt.breakpoints, *edges},
     )
     if prompt.add_special_tokens:
         return PromptTokens(token_ids=bundle.tokenizer.with_special_tokens(text.token_ids))
     return splice(prompt, text)
 
 
-def refuse_by_beginning(
-    tokenizer: Tokenizer, text: str, *, context_tokens: int, field: str
-) -> None:
-    """Raise PromptTooLong for a text whose beginning alone is longer than the window, before all of
-    it is looked at.
+def splice(prompt: PromptText, text: EncodedText | RememberedText) -> PromptTokens:
+    """The tokens of a prompt's text, with known answers as they were generated.
+
+    An answer whose edges are within tokens keeps the tokenizer's tokens.
     """
-    most = context_tokens * MOST_CHARACTERS_PER_TOKEN
-    if len(text) <= most:
-        return
-    tokens = len(tokenizer.encode(text[:most], add_special_tokens=False))
-    if tokens > context_tokens:
-        raise PromptTooLong(
-            prompt_tokens=tokens * len(text) // most, context_tokens=context_tokens, field=field
-        )
+    token_ids = text.token_ids
+    parts: list[TokenIds] = []
+    shifts: list[tuple[int, int]] = []  # from this token on, the tokens move by so many
+    taken = 0  # tokens of the text that are in `parts` or replaced
+    shift = 0
+    put_back = 0
+    for answer in prompt.answers:
+        span = text.span(answer.start, answer.end)
+        if span is None:
+            continue
+        start, end = span
+        parts += (token_ids[taken:start], TokenIds.of(answer.token_ids))
+        put_back += len(answer.token_ids)
+        shift += len(answer.token_ids) - (end - start)
+        shifts.append((end, shift))
+        taken = end
+
+    def moved(characters: Sequence[int]) -> Iterator[int]:
+        for character in characters:
+            token = text.tokens_before(character)
+            at = bisect_right(shifts, token, key=lambda each: each[0])
+            yield token + (shifts[at - 1][1] if at else 0)
+
+    return PromptTokens(
+        token_ids=TokenIds.joined((*parts, token_ids[taken:])) if taken else token_ids,
+        branch_points=tuple(moved(prompt.branch_points)),
+        breakpoints=tuple(moved(prompt.breakpoints)),
+        put_back_tokens=put_back,
+    )
 
 
-def assemble(
+def _sequences(
     request: GenerationRequest,
     bundle: TokenizerBundle,
-    prompt: PromptText,
     tokens: PromptTokens,
+    grammar: AnswerGrammar,
     *,
+    pins: tuple[PinnedPrefix, ...],
+    thought_end: ThinkingBudget | None,
     info: ModelInfo,
-) -> Prepared:
-    """The sequences of a request whose prompt is tokenized.
-
-    max_tokens beyond what the window leaves is cut to that without a word: agents ask for fixed
-    large numbers.
-    """
-    token_ids = tokens.token_ids
-    room = info.context_tokens - len(token_ids)
-    max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
-    stop_token_ids = _stop_token_ids(request, bundle, vocab_size=info.vocab_size)
-    pins = pinned_prefixes(request.prompt, tokens)
+) -> tuple[SequenceRequest, ...]:
+    room = info.context_tokens - len(tokens.token_ids)
     seed = secrets.randbits(62) if request.sampling.seed is None else request.sampling.seed
-    thought_end = _thought_end(request, bundle, in_reasoning=prompt.in_reasoning)
-    budget = _thinking_budget(request, thought_end)
-    sequences = tuple(
+    ends: tuple[int, ...] = ()
+    if not request.ignore_eos:
+        ends = bundle.tokenizer.eos_token_ids
+        if isinstance(request.prompt, ChatPrompt):
+            ends += bundle.turn_end_token_ids
+    budget = None
+    if thought_end is not None and request.thinking.budget_tokens is not None:
+        budget = msgspec.structs.replace(thought_end, tokens=request.thinking.budget_tokens)
+    banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
+    logit_bias = request.sampling.logit_bias | banned
+    return tuple(
         SequenceRequest(
             request_id=f"{request.request_id}/{index}",
-            prompt_token_ids=token_ids,
-            max_tokens=max_tokens,
-            sampling=msgspec.structs.replace(request.sampling, seed=(seed + index) & _SEED_MASK),
-            stop_token_ids=stop_token_ids,
+            prompt_token_ids=tokens.token_ids,
+            max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
+            sampling=msgspec.structs.replace(
+                request.sampling, seed=(seed + index) & _SEED_MASK, logit_bias=logit_bias
+            ),
+            stop_token_ids=tuple(token_id for token_id in ends if token_id < info.vocab_size),
             want_logprobs=request.want_logprobs,
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
+            grammar=grammar.text,
             tenant=request.tenant,
             service=request.service,
             thinking_budget=budget,
             branch_points=tuple(sorted({*tokens.branch_points, *(pin.tokens for pin in pins)})),
             pins=() if index else pins,
-            # of several answers only one can be what the next turn goes on from
+            # the next turn can continue only one of several answers
             session_id="" if index else request.session_id,
         )
         for index in range(request.choices)
-    )
-    rules = answer_rules(request, bundle, prompt, tokens, sequence=sequences[0])
-    return Prepared(
-        sequences=sequences,
-        rules=rules,
-        pieces=bundle.tokenizer.pieces,
-        opening=prompt.opening,
-        breakpoints=pins,
-        put_back_tokens=tokens.put_back_tokens,
-        dropped_tokens=prompt.dropped_tokens,
-        thought_end=thought_end,
-    )
-
-
-def _thinking_budget(
-    request: GenerationRequest, thought_end: ThinkingBudget | None
-) -> ThinkingBudget | None:
-    """The bound on the thought, for models that have a marker for its end."""
-    tokens = request.thinking.budget_tokens
-    return (
-        None
-        if tokens is None or thought_end is None
-        else msgspec.structs.replace(thought_end, tokens=tokens)
     )
 
 
 def _thought_end(
     request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool
 ) -> ThinkingBudget | None:
-    """A budget of nothing; None where the model has no marker for a thought's end."""
     reasoning = bundle.dialect.reasoning
     if reasoning is None or not isinstance(request.prompt, ChatPrompt):
         return None
-    start, end = (
-        tuple(bundle.tokenizer.encode(mark, add_special_tokens=False))
-        for mark in (reasoning.start, reasoning.end)
-    )
+    start = bundle.tokenizer.encode(reasoning.start, add_special_tokens=False)
+    end = bundle.tokenizer.encode(reasoning.end, add_special_tokens=False)
     return ThinkingBudget(
-        tokens=0, start_token_ids=() if in_reasoning else start, end_token_ids=end
+        tokens=0,
+        start_token_ids=() if in_reasoning else tuple(start),
+        end_token_ids=tuple(end),
     )
 
 
-def _stop_token_ids(
-    request: GenerationRequest, bundle: TokenizerBundle, *, vocab_size: int
-) -> tuple[int, ...]:
-    if request.ignore_eos:
-        return ()
-    ends = bundle.tokenizer.eos_token_ids
-    if isinstance(request.prompt, ChatPrompt):
-        ends += bundle.turn_end_token_ids
-    return tuple(token_id for token_id in ends if token_id < vocab_size)
-
-
-def answer_rules(
+def _choice_rules(
     request: GenerationRequest,
     bundle: TokenizerBundle,
     prompt: PromptText,
-    tokens: PromptTokens,
-    *,
     sequence: SequenceRequest,
 ) -> ChoiceRules:
-    """The rules for all choices of a request. sequence: any of them, as it goes to the worker.
-
-    What completes a text, and is no chat, has neither reasoning nor calls in it.
-    """
+    """The rules for all choices. sequence: any of them. A completed text has no thoughts or calls."""
     chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+    tokenizer = bundle.tokenizer
+    token_ids = sequence.prompt_token_ids
+    form_field = ""
+    if request.output_format is not None:
+        form_field = request.output_format.field
+    elif chat is not None and chat.tools:
+        form_field = "tools"
+    at_start = len(token_ids) == 1 and token_ids.view[0] == tokenizer.bos_token_id
+    echo_text = ""
+    if request.echo:
+        echo_text = prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
     return ChoiceRules(
-        prompt_token_ids=tokens.token_ids,
+        prompt_token_ids=token_ids,
         stop_token_ids=frozenset(sequence.stop_token_ids),
         max_tokens=sequence.max_tokens,
         stops=request.stop,
         dialect=PLAIN if chat is None else bundle.dialect,
-        tools=DeclaredTools(chat.tools if chat else ()),
-        reads_calls=chat is not None and bool(chat.tools) and request.tool_choice.mode != "none",
+        tools=DeclaredTools(() if chat is None else chat.tools),
+        reads_calls=bool(chat and chat.tools) and request.tool_choice.mode != "none",
         one_call=not request.tool_choice.parallel,
         in_reasoning=prompt.in_reasoning,
-        earlier_call_ids=tuple(_call_ids(chat.messages)) if chat else (),
-        form_field=request.output_format.field
-        if request.output_format
-        else "tools"
-        if chat and chat.tools
-        else "",
+        earlier_call_ids=() if chat is None else tuple(_call_ids(chat)),
+        form_field=form_field,
         want_logprobs=request.want_logprobs,
-        at_start=_opens_a_text(request, bundle.tokenizer, tokens.token_ids),
+        at_start=at_start if chat is None else not chat.continue_last,
         tells_progress=request.tells_progress,
         echo=request.echo,
-        echo_text=_echo_text(prompt, bundle.tokenizer) if request.echo else "",
+        echo_text=echo_text,
     )
 
 
-def _call_ids(messages: Iterable[Mapping[str, Any]]) -> Iterable[str]:
-    for message in messages:
+def _call_ids(prompt: ChatPrompt) -> Iterator[str]:
+    for message in prompt.messages:
         for call in message.get("tool_calls") or ():
-            if isinstance(call, Mapping) and isinstance(call.get("id"), str):
+            if isinstance(call, dict) and isinstance(call.get("id"), str):
                 yield call["id"]
-
-
-def _opens_a_text(request: GenerationRequest, tokenizer: Tokenizer, token_ids: TokenIds) -> bool:
-    if isinstance(request.prompt, ChatPrompt):
-        return not request.prompt.continue_last
-    return len(token_ids) == 1 and token_ids.view[0] == tokenizer.bos_token_id
-
-
-def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
-    return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
-
-
-def splice(prompt: PromptText, text: TokenizedText) -> PromptTokens:
-    """The tokens of a prompt's text with its answers put back.
-
-    An answer is put back only where its edges are edges of tokens; elsewhere the tokenizer's tokens
-    stay.
-    """
-    token_ids = text.token_ids
-    parts: list[TokenIds] = []
-    behind = 0  # tokens in `parts`
-    moves: list[tuple[int, int]] = []  # tokens behind this one are so much further on
-    taken = put_back = 0  # tokens of the whole that are in `parts` or replaced
-    for answer in prompt.answers:
-        span = text.span(answer.start, answer.end)
-        if span is None:
-            continue
-        parts += (token_ids[taken : span[0]], TokenIds.of(answer.token_ids))
-        behind += span[0] - taken + len(answer.token_ids)
-        put_back += len(answer.token_ids)
-        taken = span[1]
-        moves.append((taken, behind - taken))
-    return PromptTokens(
-        token_ids=TokenIds.joined((*parts, token_ids[taken:])) if taken else token_ids,
-        branch_points=tuple(_moved(text.tokens_before(at), moves) for at in prompt.branch_points),
-        breakpoints=tuple(_moved(text.tokens_before(at), moves) for at in prompt.breakpoints),
-        put_back_tokens=put_back,
-    )
-
-
-def _moved(token: int, moves: Sequence[tuple[int, int]]) -> int:
-    """Where a token is that is no part of an answer that was put back."""
-    behind = bisect_right(moves, token, key=lambda move: move[0])
-    return token + (moves[behind - 1][1] if behind else 0)

@@ -1,11 +1,12 @@
-"""Chat templates: Jinja as `transformers` runs it, in a sandbox and in a process that can be ended,
-compiled once.
+"""Chat templates: loaded from a model's folder, adapted to what they accept, and rendered in another
+process as `transformers` would.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -32,33 +33,38 @@ from holdfast.front.prompt.tool_definitions import KeptTool, complete_tool
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
 
-_MARK = "\ue0f1continue\ue0f2"  # private use: no text has it, no template strips it
-_PROBE, _LATER = "probe7391", "probe8204"
+_MARK = "\ue0f1continue\ue0f2"  # private use: no text contains it, no template strips it
+_PROBE = "probe7391"
+_LATER_PROBE = "probe8204"
 _CHANGES_LISTS = re.compile(r"\.(?:append|pop)\(")
 _FUNCTIONS = re.compile(r"\+ *functions\b")
 _SYSTEM = frozenset({"system", "developer"})
-_JUDGED = ("query", "document")  # roles that templates of models for ranking know
+_JUDGED = ("query", "document")  # roles in the templates of reranking models
+
+
+def common_prefix(one: str, other: str) -> str:
+    """The characters with which both texts begin."""
+    return os.path.commonprefix((one, other))  # noqa: RUF071 - character by character is meant
 
 
 class ChatTemplate:
-    """A model's chat template.
+    """A model's chat template. Thread-safe.
 
-    Thread-safe; never call it on an event loop, because a render may take seconds.
-
-    Rendering usually costs 10 to 35 µs per message, plus 0.1 ms for the exchange with another
-    process.
+    Rendering takes 10 to 35 µs per message, plus 0.1 ms for the exchange with another process. Do
+    not render on an event loop: a bad template may take seconds.
     """
 
     def __init__(self, sources: Mapping[str, str], *, special_tokens: Mapping[str, str]) -> None:
-        """sources: the templates by name, "default" among them and "tool_use" if there is one.
+        """sources: the templates by name: "default", and "tool_use" if there is one.
 
-        Raises ModelLoadError. Like everything here that renders, it also raises TemplateOverrun and
+        Raises ModelLoadError. This and all methods that render also raise TemplateOverrun and
         RenderingUnavailable.
         """
         self._special_tokens = dict(special_tokens)
         self.sources = dict(sources)
         self._templates: dict[str, SandboxedTemplate] = {}
-        self._roles, self._habits = RoleHabits(), ToolHabits()
+        self._roles = RoleHabits()
+        self._habits = ToolHabits()
         for name, source in sources.items():
             try:
                 self._templates[name] = SandboxedTemplate(name, source)
@@ -70,21 +76,20 @@ class ChatTemplate:
             [{"type": "text", "text": _PROBE}]
         )
         self._roles = self._probed_roles()
-        # printed as Python would
-        as_object = self._shows_call({"key": _PROBE}, spoiled=f"'{_PROBE}'")
-        # JSON within JSON
-        as_text = self._shows_call(json.dumps({"key": _PROBE}), spoiled=f'\\"{_PROBE}')
-        self._arguments_as_text = as_text and not as_object
+        # an object that is printed as Python's, and text that becomes JSON within JSON, are wrong
+        takes_object = self._shows_call({"key": _PROBE}, spoiled=f"'{_PROBE}'")
+        takes_text = self._shows_call(json.dumps({"key": _PROBE}), spoiled=f'\\"{_PROBE}')
+        self._arguments_as_text = takes_text and not takes_object
 
     def with_tool_habits(self, habits: ToolHabits) -> ChatTemplate:
-        """The same template, for conversations with tools that are brought into this form first."""
+        """The same template, with another adaptation of conversations with tools."""
         adapted = copy.copy(self)
         adapted._habits = habits
         return adapted
 
     @property
     def with_tools(self) -> str:
-        """The source that is used for requests with tools."""
+        """The source of the template for requests with tools."""
         return self.sources.get("tool_use", self.sources["default"])
 
     def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
@@ -105,57 +110,78 @@ class ChatTemplate:
         try:
             text = self._run_for(prompt, messages, answer=not prompt.continue_last)
         except RENDER_ERRORS as error:
-            message = "the model's chat template refuses this conversation"
-            # templates may quote what they refuse
-            raise InvalidRequest(message, field=field, shown=f": {error}") from error
-        return (
-            self._before_mark(text, field)
-            if prompt.continue_last
-            else text.removesuffix(self._habits.left_to_model)
-        )
+            raise InvalidRequest(
+                "the model's chat template refuses this conversation",
+                field=field,
+                shown=f": {error}",  # may quote the conversation
+            ) from error
+        if not prompt.continue_last:
+            return text.removesuffix(self._habits.left_to_model)
+        before, mark, _ = text.rpartition(_MARK)
+        if not mark:
+            raise InvalidRequest(
+                "the model's chat template leaves out the message that is to be continued",
+                field=field,
+            )
+        return before
 
-    def opening(self, prompt: ChatPrompt, text: str) -> str:
-        """What the template writes behind the last message of a rendered conversation to have it
-        answered.
-        """
-        if prompt.continue_last:
+    def try_render(self, prompt: ChatPrompt) -> str:
+        """As `render`, but empty when the template refuses the conversation."""
+        try:
+            return self.render(prompt)
+        except InvalidRequest:
             return ""
-        asked = self._common(prompt, text, upto="")
-        return text[asked:] if asked else ""
 
-    def without_opening(self, prompt: ChatPrompt) -> str:
-        """The conversation without what the template writes to have it answered; empty when the
-        template refuses it.
-        """
+    def render_history(self, prompt: ChatPrompt) -> str:
+        """The conversation without a generation prompt; empty when the template refuses it."""
         try:
             return self._run_for(prompt, self._messages(prompt, ""), answer=False)
         except (*RENDER_ERRORS, InvalidRequest):
             return ""
 
-    def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
-        """Where in its rendered text (as characters) other prompts are likely to part from this
-        one, ascending.
+    def opening(self, prompt: ChatPrompt, text: str) -> str:
+        """The generation prompt at the end of a rendered conversation."""
+        if prompt.continue_last:
+            return ""
+        asked = self._shared(prompt, text)
+        return text[asked:] if asked else ""
 
-        Behind system prompt and tools, where another conversation begins; and behind the last
-        message, since what the template writes to have it answered may not be what it writes in
-        front of an answer of the past.
+    def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
+        """The characters of its rendered text after which other prompts are likely to differ.
+
+        One is after system prompt and tools, where other conversations begin. The other is after
+        the last message: what follows in the next turn need not be this generation prompt.
         """
         system = [message for message in prompt.messages if message.get("role") in _SYSTEM]
         probe = {"role": "user", "content": _PROBE}
         beginning = msgspec.structs.replace(prompt, messages=(*system, probe), continue_last=False)
-        found = {self._common(beginning, text, upto=_PROBE)}
+        found = {self._shared(beginning, text, upto=_PROBE)}
         if not prompt.continue_last:
-            found.add(self._common(prompt, text, upto=""))
+            found.add(self._shared(prompt, text))
         return tuple(sorted(found - {0, len(text)}))
 
-    def _common(self, prompt: ChatPrompt, text: str, *, upto: str) -> int:
-        """Characters of a conversation, up to `upto` in it, with which a text begins; 0 if it does
-        not begin with all of them.
-        """
-        try:
-            other = self._run_for(prompt, self._messages(prompt, ""), answer=False)
-        except (*RENDER_ERRORS, InvalidRequest):
-            return 0
+    def judging(self, *, instruction: str, query: str, document: str) -> str:
+        """The text that asks a reranking model to judge a document; empty for other templates."""
+        if not all(re.search(rf"['\"]{role}['\"]", self.sources["default"]) for role in _JUDGED):
+            return ""
+        messages = [self._message(role, _PROBE + role) for role in _JUDGED]
+        if instruction:
+            messages.insert(0, self._message("system", instruction))
+        text = self._try(messages, answer=True)
+        contents = {_PROBE + "query": query, _PROBE + "document": document}
+        if any(text.count(probe) != 1 for probe in contents):
+            return ""
+        return re.sub("|".join(contents), lambda found: contents[found[0]], text)
+
+    def after_answer(self) -> str:
+        """What the template writes after an answer; empty if that is unknown."""
+        text = self._try([self._message("user", "text"), self._message("assistant", _PROBE)])
+        _, shown, after = text.rpartition(_PROBE)
+        return after if shown else ""
+
+    def _shared(self, prompt: ChatPrompt, text: str, *, upto: str = "") -> int:
+        """The length of a conversation (up to `upto` in it) if a text begins with it, else 0."""
+        other = self.render_history(prompt)
         if upto:
             other = other.partition(upto)[0]
         return len(other) if text.startswith(other) else 0
@@ -175,58 +201,24 @@ class ChatTemplate:
         return with_roles(messages, self._roles)
 
     def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool) -> str:
+        options = prompt.template_options
+        if self._habits.describes_tools or not prompt.listed_tools:
+            return self._run("default", messages, tools=None, options=options, answer=answer)
+        name = "tool_use" if "tool_use" in self._templates else "default"
         tools = [tool if isinstance(tool, KeptTool) else dict(tool) for tool in prompt.listed_tools]
-        tools = tools if self._habits.in_text is None and self._habits.told is None else []
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if _CHANGES_LISTS.search(self.sources[name]):
             tools = copy.deepcopy(tools)  # they are kept for other requests
         try:
-            return self._run(
-                name, messages, tools=tools or None, options=prompt.template_options, answer=answer
-            )
+            return self._run(name, messages, tools=tools, options=options, answer=answer)
         except RENDER_ERRORS:
-            if not tools:
-                raise
-            # Some templates take descriptions and types for granted.
+            # some templates take descriptions and types for granted
             tools = [complete_tool(tool) for tool in prompt.listed_tools]
-            return self._run(
-                name, messages, tools=tools, options=prompt.template_options, answer=answer
-            )
-
-    def judging(self, *, instruction: str, query: str, document: str) -> str:
-        """The text by which a model is asked to judge a document, where the template names roles
-        for that; else empty.
-        """
-        if not all(re.search(rf"['\"]{role}['\"]", self.sources["default"]) for role in _JUDGED):
-            return ""
-        system = (
-            [{"role": "system", "content": self._as_content(instruction)}] if instruction else []
-        )
-        messages = [
-            *system,
-            *({"role": role, "content": self._as_content(_PROBE + role)} for role in _JUDGED),
-        ]
-        try:
-            text = self._run("default", messages, tools=None, options={}, answer=True)
-        except RENDER_ERRORS:
-            return ""
-        if [text.count(_PROBE + role) for role in _JUDGED] != [1, 1]:
-            return ""
-        contents = {_PROBE + "query": query, _PROBE + "document": document}
-        return re.sub("|".join(contents), lambda found: contents[found[0]], text)
-
-    def behind_answer(self) -> str:
-        """What the template writes behind an answer of the assistant; empty when it cannot be told."""
-        answer = {"role": "assistant", "content": self._as_content(_PROBE)}
-        _, shown, behind = self._try(
-            [{"role": "user", "content": self._as_content("text")}, answer]
-        ).rpartition(_PROBE)
-        return behind if shown else ""
+            return self._run(name, messages, tools=tools, options=options, answer=answer)
 
     def _run(
         self,
         name: str,
-        messages: list[dict[str, Any]],
+        messages: list[Message],
         *,
         tools: list[dict[str, Any]] | None,
         options: Mapping[str, Any],
@@ -234,7 +226,7 @@ class ChatTemplate:
     ) -> str:
         variables = {
             **self._special_tokens,
-            **self._wanted(name, tools),
+            **self._text_arguments(name, tools),
             **options,
             "messages": messages,
             "tools": tools,
@@ -243,8 +235,8 @@ class ChatTemplate:
         }
         return self._templates[name].render(variables)
 
-    def _wanted(self, name: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
-        """Tools as text, for those templates that take them so."""
+    def _text_arguments(self, name: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+        """Some templates take the tools as text, and today's date."""
         if not _FUNCTIONS.search(self.sources[name]):
             return {}
         functions = [tool.get("function", tool) for tool in tools or ()]
@@ -253,61 +245,42 @@ class ChatTemplate:
             "datetime": datetime.now().strftime("%Y-%m-%d"),
         }
 
-    def _before_mark(self, text: str, field: str) -> str:
-        before, mark, _ = text.rpartition(_MARK)
-        if not mark:
-            raise InvalidRequest(
-                "the model's chat template leaves out the message that is to be continued",
-                field=field,
-            )
-        return before
-
     def _probed_roles(self) -> RoleHabits:
-        user: Message = {"role": "user", "content": self._as_content(_PROBE)}
+        user = self._message("user", _PROBE)
         if not self._try([user]):
             return RoleHabits()
-        system = {"role": "system", "content": self._as_content(_PROBE)}
-        answer, later = (
-            {**user, "role": "assistant"},
-            {"role": "system", "content": self._as_content(_LATER)},
-        )
+        system = self._message("system", _PROBE)
+        answer = self._message("assistant", _PROBE)
+        later = self._message("system", _LATER_PROBE)
         several = self._try([system, user, answer, later, user])
         return RoleHabits(
             system=bool(self._try([system, user])),
-            system_anywhere=_LATER in several and several.count(_PROBE) == 4,
+            system_anywhere=_LATER_PROBE in several and several.count(_PROBE) == 4,
             same_in_a_row=bool(self._try([user, user])),
         )
 
     def _shows(self, content: Any) -> bool:
-        """Whether a user's content reaches the text.
-
-        A template that fails at this does not show it.
-        """
+        """Whether a user's content is in the text."""
         return _PROBE in self._try([{"role": "user", "content": content}])
 
     def _shows_call(self, arguments: Any, *, spoiled: str) -> bool:
-        """Whether the arguments of a tool call reach the text, and not in a form that shows that
-        the other kind is expected.
-        """
-        content = self._as_content("text")
-        call = {
-            "type": "function",
-            "id": "call00001",
-            "function": {"name": "name", "arguments": arguments},
-        }
+        """Whether the arguments of a call are in the text, and not in the spoiled form."""
+        function = {"name": "name", "arguments": arguments}
+        call = {"type": "function", "id": "call00001", "function": function}
         messages = [
-            {"role": "user", "content": content},
-            {"role": "assistant", "content": content, "tool_calls": [call]},
+            self._message("user", "text"),
+            {**self._message("assistant", "text"), "tool_calls": [call]},
         ]
         text = self._try(messages, "tool_use" if "tool_use" in self._templates else "default")
         return _PROBE in text and spoiled not in text
 
-    def _as_content(self, text: str) -> Any:
-        return [{"type": "text", "text": text}] if self._keep_parts else text
+    def _message(self, role: str, text: str) -> Message:
+        content = [{"type": "text", "text": text}] if self._keep_parts else text
+        return {"role": role, "content": content}
 
-    def _try(self, messages: list[dict[str, Any]], name: str = "default") -> str:
+    def _try(self, messages: list[Message], name: str = "default", *, answer: bool = False) -> str:
         try:
-            return self._run(name, messages, tools=None, options={}, answer=False)
+            return self._run(name, messages, tools=None, options={}, answer=answer)
         except RENDER_ERRORS:
             return ""
 
@@ -329,7 +302,7 @@ def _mark_last(messages: list[Message]) -> None:
 
 
 def load_template(folder: Path) -> ChatTemplate | None:
-    """A model folder's chat template, None when it has none.
+    """The chat template of a model folder, None if it has none.
 
     Raises ModelLoadError when it is broken.
     """

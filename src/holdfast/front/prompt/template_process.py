@@ -1,15 +1,13 @@
-"""Chat templates come from strangers and may loop or fill the memory, so they are rendered in
-processes of their own.
+"""Renders untrusted chat templates in other processes, which are killed when they take too much.
 
-A thread cannot be ended, and no check inside an interpreter sees every operation that takes long or
-much memory. So a process renders (`template_worker.py`), and is killed when it takes too long or
-too much. A render that behaves costs one exchange over a pipe more than in the same process. A
-process is started when none is idle, and may render the templates of any model.
+A template may loop forever or fill the memory. A thread cannot be ended, and no check within an
+interpreter sees every expensive operation. So a separate process (`template_worker.py`) renders,
+with limits on time and memory; this costs one exchange over a pipe. A process is started when none
+is idle, and can render the templates of any model.
 
-A template that hangs delays other conversations with the same template: only a few of its renders
-run at once, and the others wait. Other templates are rendered meanwhile, unless as many templates
-hang as there are places. A render that gets no place in time fails with an error that a client may
-retry.
+Only a few renders of one template run at once, so a template that hangs delays conversations with
+the same template, but no others (unless as many templates hang as there are processes). A render
+that has to wait too long fails with an error that a client may retry.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from holdfast.errors import RenderingUnavailable, TemplateOverrun
 from holdfast.front.prompt.template_worker import (
     HEAD_BYTES,
-    MOST_MEMORY_BYTES,
+    MAX_MEMORY_BYTES,
     OUTCOMES,
     RENDER_ERRORS,
     STARTED,
@@ -43,22 +41,19 @@ from holdfast.front.prompt.template_worker import (
 from holdfast.front.prompt.tool_definitions import KeptTool, packed_tool
 
 RENDER_SECONDS: Final = 5  # of processor time; a long conversation takes a hundredth of that
-MOST_PROCESSES: Final = 8
-MOST_PER_TEMPLATE: Final = 2
-# the others are kept for templates of which nothing is being rendered
-_SHARED_PLACES = MOST_PROCESSES // 2
+MAX_PROCESSES: Final = 8
+MAX_PER_TEMPLATE: Final = 2
+# the other processes are reserved for templates that have none yet
+_SHARED_PROCESSES = MAX_PROCESSES // 2
 _IDLE_SECONDS = 60.0  # an idle process is ended after this time, unless it is the last one
 _START_SECONDS = 20.0
-_WAITED_PER_SECOND = 3.0  # of processor time that a template may take
-_LOOK_SECONDS = 0.05  # between two looks at how much memory a slow process has
+_WALL_PER_CPU_SECOND = 3.0  # other processes may keep the processor busy
+_POLL_SECONDS = 0.05  # between two checks of a slow process
 _PIPE_BYTES = 1 << 20
 
 
 class SandboxedTemplate:
-    """A chat template that is rendered in another process.
-
-    Thread-safe; a call may block for several seconds.
-    """
+    """A chat template that is rendered in another process. Thread-safe; may block for seconds."""
 
     def __init__(self, name: str, source: str) -> None:
         """Raises TemplateSyntaxError, TemplateOverrun and RenderingUnavailable."""
@@ -67,7 +62,7 @@ class SandboxedTemplate:
         self._ask(None)
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text that the template writes.
+        """Render the template.
 
         Raises TemplateError when the template refuses or fails, TemplateOverrun when it takes too
         much time or memory, RenderingUnavailable when no process can render it now.
@@ -78,7 +73,7 @@ class SandboxedTemplate:
         try:
             task = self._packed(variables)
         except (pickle.PicklingError, *RENDER_ERRORS) as error:
-            raise TemplateError(f"a value cannot be given to the template: {error}") from error
+            raise TemplateError(f"a value cannot be passed to the template: {error}") from error
         try:
             outcome, answer = PROCESSES.run(task, source=self._source)
         except _Overrun as error:
@@ -108,48 +103,42 @@ class SandboxedTemplate:
 
 
 _TOO_MUCH_MEMORY = (
-    f"needs more than {MOST_MEMORY_BYTES >> 20:,} MiB of memory, or writes too long a text"
+    f"needs more than {MAX_MEMORY_BYTES >> 20:,} MiB of memory, or writes too long a text"
 )
 
 
 class _Overrun(Exception):
-    """A template took too much.
-
-    The message says how, as the predicate of a sentence about the template.
-    """
+    """A template took too much. The message is the predicate of a sentence about the template."""
 
 
 class _Unavailable(Exception):
-    """Rendering could not start, for a reason other than the template, which the message gives."""
+    """Rendering could not start, for the reason in the message. The template is not to blame."""
 
 
 class _ProcessGone(Exception):
-    """A process ended by itself."""
+    """The process ended on its own."""
 
 
 class RenderProcesses:
-    """Starts, keeps and ends the processes that render. Thread-safe."""
+    """Starts, reuses and ends the processes that render. Thread-safe."""
 
     def __init__(
         self, *, seconds: float = RENDER_SECONDS, idle_seconds: float = _IDLE_SECONDS
     ) -> None:
-        self._seconds, self._idle_seconds = seconds, idle_seconds
+        self._seconds = seconds
+        self._idle_seconds = idle_seconds
         self._changed = threading.Condition()  # guards what follows
-        self._running: Counter[str] = Counter()  # renders, by the template's source
-        # the last one to be used is the first to be used again
-        self._idle: list[_RenderProcess] = []
+        self._running: Counter[str] = Counter()  # number of renders by template source
+        self._idle: list[_RenderProcess] = []  # most recently used last
         self._cleanup: threading.Timer | None = None
 
     def run(self, task: bytes, *, source: str) -> tuple[Outcome, bytes]:
-        """Have one process do a task for the template with this source.
-
-        Raises _Overrun and _Unavailable.
-        """
+        """Run a task for the template with this source. Raises _Overrun and _Unavailable."""
         with self._place(source):
-            process = self._take_idle()
+            with self._changed:
+                process = self._idle.pop() if self._idle else None
             if process is not None:
-                # somebody may have killed it while it was idle
-                with contextlib.suppress(_ProcessGone):
+                with contextlib.suppress(_ProcessGone):  # it may have been killed while idle
                     return self._run_in(process, task)
             try:
                 return self._run_in(_RenderProcess(), task)
@@ -157,7 +146,7 @@ class RenderProcesses:
                 raise _Overrun("ended the process that rendered it") from None
 
     def close(self) -> None:
-        """End the idle processes. A later task starts a new one."""
+        """End the idle processes. Later tasks start new ones."""
         with self._changed:
             unused = list(self._idle)
             self._idle.clear()
@@ -169,15 +158,14 @@ class RenderProcesses:
 
     @contextlib.contextmanager
     def _place(self, source: str) -> Iterator[None]:
-        seconds = _WAITED_PER_SECOND * self._seconds
+        """Wait until the render may start, and count it while it runs."""
+        seconds = _WALL_PER_CPU_SECOND * self._seconds
         with self._changed:
             if not self._changed.wait_for(lambda: self._has_place(source), timeout=seconds):
-                limits = (
-                    f"{MOST_PER_TEMPLATE} renders of one template and {MOST_PROCESSES} in all run "
-                    "at once"
-                )
                 raise _Unavailable(
-                    f"other conversations were being rendered for {seconds:g} s ({limits})"
+                    f"other conversations were being rendered for {seconds:g} s "
+                    f"({MAX_PER_TEMPLATE} renders of one template and {MAX_PROCESSES} in all run "
+                    "at once)"
                 )
             self._running[source] += 1
         try:
@@ -185,36 +173,29 @@ class RenderProcesses:
         finally:
             with self._changed:
                 self._running[source] -= 1
-                self._running += Counter()  # drops what is zero
+                self._running += Counter()  # drops zeros
                 self._changed.notify_all()
 
     def _has_place(self, source: str) -> bool:
         running = self._running.total()
         if source not in self._running:
-            return running < MOST_PROCESSES
-        return running < _SHARED_PLACES and self._running[source] < MOST_PER_TEMPLATE
-
-    def _take_idle(self) -> _RenderProcess | None:
-        with self._changed:
-            return self._idle.pop() if self._idle else None
+            return running < MAX_PROCESSES
+        return running < _SHARED_PROCESSES and self._running[source] < MAX_PER_TEMPLATE
 
     def _run_in(self, process: _RenderProcess, task: bytes) -> tuple[Outcome, bytes]:
-        is_fit = False
+        is_reusable = False
         try:
             answer = process.ask(task, seconds=self._seconds)
-            is_fit = answer[0] != "memory"
+            is_reusable = answer[0] != "memory"
         finally:
-            if is_fit:
-                self._keep(process)
+            if is_reusable:
+                process.last_used = time.monotonic()
+                with self._changed:
+                    self._idle.append(process)
+                    self._plan_cleanup()
             else:
                 process.kill()
         return answer
-
-    def _keep(self, process: _RenderProcess) -> None:
-        process.last_used = time.monotonic()
-        with self._changed:
-            self._idle.append(process)
-            self._plan_cleanup()
 
     def _plan_cleanup(self) -> None:
         if len(self._idle) > 1 and self._cleanup is None:
@@ -223,9 +204,7 @@ class RenderProcesses:
             self._cleanup.start()
 
     def _end_unused(self) -> None:
-        """End the processes that have not been used for long, except the last one used; look again
-        later if some are left.
-        """
+        """End the processes that have been idle for long, except the most recently used one."""
         used_before = time.monotonic() - self._idle_seconds
         with self._changed:
             self._cleanup = None
@@ -237,9 +216,10 @@ class RenderProcesses:
 
 
 class _RenderProcess:
-    """One process. One thread at a time uses it. Raises _Unavailable when it cannot be started."""
+    """A process that renders, for one thread at a time."""
 
     def __init__(self) -> None:
+        """Raises _Unavailable when the process cannot be started."""
         # -P: a module in the current folder must not replace one of the standard library.
         command = (sys.executable, "-P", "-m", "holdfast.front.prompt.template_worker")
         try:
@@ -252,14 +232,15 @@ class _RenderProcess:
             ) from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._tasks, self._answers = self._process.stdin, self._process.stdout
+        self._tasks = self._process.stdin
+        self._answers = self._process.stdout
         self._readable = select.poll()
         self._readable.register(self._answers, select.POLLIN)
         self._has_started = False
         self.last_used = time.monotonic()
 
     def ask(self, task: bytes, *, seconds: float) -> tuple[Outcome, bytes]:
-        """Have it do a task.
+        """Run a task.
 
         Raises _ProcessGone, _Unavailable, and _Overrun when it takes too much time or memory.
         """
@@ -274,7 +255,7 @@ class _RenderProcess:
         return OUTCOMES[head[0]], self._read(int.from_bytes(head[1:], "big"), seconds=seconds)
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing."""
+        """End the process at once, whatever it is doing."""
         self._process.kill()
         self._process.wait()
         self._tasks.close()
@@ -291,7 +272,7 @@ class _RenderProcess:
         watched = _Watched(self._process.pid, seconds=seconds)
         parts = bytearray()
         while len(parts) < size:
-            while not self._readable.poll(_LOOK_SECONDS * 1000):
+            while not self._readable.poll(_POLL_SECONDS * 1000):
                 watched.check()
             part = os.read(self._answers.fileno(), min(size - len(parts), _PIPE_BYTES))
             if not part:
@@ -301,15 +282,13 @@ class _RenderProcess:
 
 
 class _Watched:
-    """Checks whether a process has taken too much since this was made.
-
-    Processor time counts before waiting time, because other processes may keep the processor busy.
-    """
+    """Checks whether a process has taken too much since this object was made."""
 
     def __init__(self, pid: int, *, seconds: float) -> None:
-        self._pid, self._seconds = pid, seconds
-        self._give_up_at = time.monotonic() + _WAITED_PER_SECOND * seconds
-        self._seconds_before: float | None = None  # of processor time, at the first look
+        self._pid = pid
+        self._seconds = seconds
+        self._give_up_at = time.monotonic() + _WALL_PER_CPU_SECOND * seconds
+        self._seconds_before: float | None = None  # processor time at the first check
 
     def check(self) -> None:
         """Raises _Overrun."""
@@ -318,11 +297,11 @@ class _Watched:
             used = process.cpu_times()
             resident_bytes = process.memory_info().rss
         except psutil.Error:
-            return  # it has ended: reading from its pipe will show that
+            return  # the process has ended, as its pipe will show
         used_seconds = used.user + used.system
         if self._seconds_before is None:
             self._seconds_before = used_seconds
-        if resident_bytes > MOST_MEMORY_BYTES:  # not every system limits the address space
+        if resident_bytes > MAX_MEMORY_BYTES:  # not every system limits the address space
             raise _Overrun(_TOO_MUCH_MEMORY)
         if (
             used_seconds - self._seconds_before >= self._seconds

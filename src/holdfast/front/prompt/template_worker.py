@@ -1,8 +1,9 @@
-"""The program that renders chat templates: it reads tasks from standard input and writes texts to
-standard output.
+"""The program that renders chat templates: tasks from standard input, texts to standard output.
 
 It holds nothing but compiled templates, so the server may kill it at any time. Its own limits on
 memory and processor time are a second line of defence, and end it even if the server is gone.
+
+Templates run as in `transformers`: in a sandbox, with the same filters and functions.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from holdfast.front.prompt.tool_definitions import KeptTool, made_once, unpacked_tool
 
-# What rendering a template may raise, by itself or through its expressions.
+MAX_MEMORY_BYTES = 1 << 30
+HEAD_BYTES = 8  # the length before a task or a text; an answer starts with one byte for its outcome
+STARTED = b"+"  # what the process writes first
+# what a template may raise by itself or through its expressions
 RENDER_ERRORS = (
     TemplateError,
     TypeError,
@@ -38,53 +42,76 @@ RENDER_ERRORS = (
     ArithmeticError,
     RecursionError,
 )
+_MAX_TEXT_BYTES = 128 << 20
+_MAX_TEMPLATES = 64
 _OF_DICTIONARIES = frozenset(dir(dict))
-MOST_MEMORY_BYTES = 1 << 30
-MOST_TEXT_BYTES = 128 << 20
-# in front of a task and of an answer: its length; the answer's first byte says what it is
-HEAD_BYTES = 8
-STARTED = b"+"  # what the process says first
-_TEMPLATES_KEPT = 64
 
 Outcome: TypeAlias = Literal["text", "refused", "broken", "memory"]
 OUTCOMES: tuple[Outcome, ...] = ("text", "refused", "broken", "memory")
 
 
-class _GenerationBlock(Extension):
-    """{% generation %}…{% endgeneration %} marks answers for training; here it is its content."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderTask:
+    """A template to render with these variables. Without variables it is only compiled."""
 
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes between the tags."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    source: str
+    variables: Mapping[str, Any] | None  # "tools" may be packed
+    seconds: int  # of processor time
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """As in `transformers`, but templates may append to lists and take from them: some that people
-    mended by hand do.
-    """
+def main() -> None:
+    """Carry out tasks until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the server
+    with contextlib.suppress(ValueError, OSError):  # macOS does not limit the address space
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    tasks = sys.stdin.buffer
+    answers = sys.stdout.buffer
+    answers.write(STARTED)
+    answers.flush()
+    while head := tasks.read(HEAD_BYTES):
+        task: RenderTask = pickle.loads(tasks.read(int.from_bytes(head, "big")))
+        _limit_time(task.seconds)
+        _write_answer(answers, *_carry_out(task))
 
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """The same as the original's, sooner for dictionaries, as messages are: no exception is
-        raised on the way.
-        """
-        if type(obj) is dict and attribute not in _OF_DICTIONARIES:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        return super().getattr(obj, attribute)
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """What a template may reach."""
-        if type(obj) in (str, LoopContext):
-            return not attr.startswith("_")  # which is what the original comes to
-        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(
-            obj, attr, value
-        )
+def _carry_out(task: RenderTask) -> tuple[Outcome, bytes]:
+    try:
+        template = _compiled(task.source)
+        if task.variables is None:
+            return "text", b""
+        tools = task.variables.get("tools")
+        if tools is not None:
+            tools = [unpacked_tool(tool) if isinstance(tool, bytes) else tool for tool in tools]
+        text = template.render(task.variables, tools=tools).encode("utf-8", "surrogatepass")
+    except TemplateSyntaxError as error:
+        return "broken", f"{error.message} (line {error.lineno})".encode()
+    except RENDER_ERRORS as error:
+        return "refused", str(error).encode("utf-8", "surrogatepass")
+    except MemoryError:
+        return "memory", b""
+    return ("text", text) if len(text) <= _MAX_TEXT_BYTES else ("memory", b"")
+
+
+@functools.lru_cache(maxsize=_MAX_TEMPLATES)
+def _compiled(source: str) -> Template:
+    return jinja_environment().from_string(source)
+
+
+def _limit_time(seconds: int) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    # five seconds later than the server, which can say why
+    limit = int(used.ru_utime + used.ru_stime) + seconds + 5
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def _write_answer(answers: BinaryIO, outcome: Outcome, text: bytes) -> None:
+    answers.write(bytes([OUTCOMES.index(outcome)]) + len(text).to_bytes(HEAD_BYTES, "big"))
+    answers.write(text)
+    answers.flush()
 
 
 def jinja_environment() -> ImmutableSandboxedEnvironment:
-    """A fresh environment, in which chat templates are compiled."""
+    """A new environment that compiles chat templates."""
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
@@ -94,6 +121,33 @@ def jinja_environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+class _GenerationBlock(Extension):
+    """{% generation %}…{% endgeneration %}, which marks answers for training: only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """As in `transformers`, but lists may be appended to and popped: some repaired templates do."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        # The same result, but faster for dictionaries such as messages: nothing is raised.
+        if type(obj) is dict and attribute not in _OF_DICTIONARIES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) in (str, LoopContext):
+            return not attr.startswith("_")  # the original's answer, faster
+        if isinstance(obj, list) and attr in ("append", "pop"):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -101,10 +155,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own: nothing escaped for HTML, the order of keys kept.
-
-    Templates pass these names.
-    """
+    """Unlike jinja2's own filter, it escapes nothing for HTML and keeps the order of keys."""
 
     def written() -> str:
         return json.dumps(
@@ -123,7 +174,7 @@ def _to_json(
 
 
 def _listed(value: Any) -> list[Any]:
-    """What filters such as `map` give, which other implementations of Jinja write as lists too."""
+    # Filters such as `map` return iterators, which other implementations of Jinja write as lists.
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
@@ -135,66 +186,6 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderTask:
-    """One template to be rendered with these variables; without variables it is only compiled."""
-
-    source: str
-    variables: Mapping[str, Any] | None  # "tools" may be packed
-    seconds: int  # of processor time
-
-
-def main() -> None:
-    """Answer tasks until the standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server decides what it means
-    with contextlib.suppress(ValueError, OSError):  # macOS does not limit the address space
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
-    tasks = sys.stdin.buffer
-    sys.stdout.buffer.write(STARTED)
-    sys.stdout.buffer.flush()
-    while head := tasks.read(HEAD_BYTES):
-        task: RenderTask = pickle.loads(tasks.read(int.from_bytes(head, "big")))
-        _limit_time(task.seconds)
-        outcome, text = _outcome_of(task)
-        _answer(sys.stdout.buffer, outcome, text)
-
-
-def _outcome_of(task: RenderTask) -> tuple[Outcome, bytes]:
-    try:
-        template = _compiled(task.source)
-        if task.variables is None:
-            return "text", b""
-        tools = task.variables.get("tools")
-        if tools is not None:
-            tools = [unpacked_tool(tool) if isinstance(tool, bytes) else tool for tool in tools]
-        text = template.render(task.variables, tools=tools).encode("utf-8", "surrogatepass")
-    except TemplateSyntaxError as error:
-        return "broken", f"{error.message} (line {error.lineno})".encode()
-    except RENDER_ERRORS as error:
-        return "refused", str(error).encode("utf-8", "surrogatepass")
-    except MemoryError:
-        return "memory", b""
-    return ("text", text) if len(text) <= MOST_TEXT_BYTES else ("memory", b"")
-
-
-@functools.lru_cache(maxsize=_TEMPLATES_KEPT)
-def _compiled(source: str) -> Template:
-    return jinja_environment().from_string(source)
-
-
-def _limit_time(seconds: int) -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    # the server ends it before that, and says why
-    limit = int(used.ru_utime + used.ru_stime) + seconds + 5
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-
-
-def _answer(answers: BinaryIO, outcome: Outcome, text: bytes) -> None:
-    answers.write(bytes([OUTCOMES.index(outcome)]) + len(text).to_bytes(HEAD_BYTES, "big"))
-    answers.write(text)
-    answers.flush()
 
 
 if __name__ == "__main__":

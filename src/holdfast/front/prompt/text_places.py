@@ -1,8 +1,13 @@
-"""Where answers and cache breakpoints are in a rendered conversation."""
+"""Where past answers and cache breakpoints are in a rendered conversation.
+
+What a template writes around answers is found by rendering probes when the model is loaded, so that
+a request needs no second rendering. For breakpoints, the conversation is rendered again with marks
+in it. If a mark changes what the template writes (because it parses a result as JSON, say), the part
+up to the breakpoint is rendered alone.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,30 +16,31 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from holdfast.errors import InvalidRequest
-from holdfast.front.prompt.template import ChatTemplate
+from holdfast.front.prompt.conversation import Message
+from holdfast.front.prompt.template import ChatTemplate, common_prefix
 from holdfast.front.prompt.tokenize import Guard, well_formed
 from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.requests import CacheBreakpoint, ChatPrompt, Prompt, PromptTokens
 
-# characters that a template may write in front of an answer, such as the marker that opens a
-# thought
-_MOST_OPENING = 200
-# of an answer: some models write a thought, a text and a call as messages of their own
-_MOST_MESSAGES = 4
+# characters that a template may write before an answer, such as the marker that opens a thought
+_MAX_OPENING = 200
+# messages per answer: some models write a thought, a text and a call as three
+_MAX_MESSAGES = 4
 _ANSWER = "answer7391"
-# at the end of a header: its rest is something that varies
+_PROBE = "probe7391"
+_OTHER_PROBE = "other826"
 _OPEN_MARKER = re.compile(r"[<\[][^<\[>\]]*\Z")
-_EARLIER = ({"role": "user", "content": "text"}, {"role": "assistant", "content": "text"})
-
-_Said: TypeAlias = Callable[[str, str], list[dict[str, Any]]]
-_MARK = "\ue0f3{}\ue0f4"  # private use, as the template's own
+_QUESTION: Message = {"role": "user", "content": "text"}
+_EARLIER: tuple[Message, ...] = (_QUESTION, {"role": "assistant", "content": "text"})
+_MARK = "\ue0f3{}\ue0f4"  # private use: no text contains it
 _MARKS = re.compile("\ue0f3([0-9]+)\ue0f4")
 _SYSTEM = frozenset({"system", "developer"})
 
+_Conversation: TypeAlias = Callable[[str, str], list[Message]]  # from a probe and a tool's name
+
 
 class AnswerSpan(NamedTuple):
-    """Characters of a rendered text that may be an answer."""
+    """The characters of a rendered text that may be an answer."""
 
     start: int
     end: int
@@ -42,39 +48,37 @@ class AnswerSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFrame:
-    """The texts behind which a template writes an answer, and those that end one.
-
-    Without any, answers cannot be found.
-    """
+    """The texts that a template writes before and after answers. If empty, no answer is found."""
 
     headers: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
-    thought: tuple[str, str] | None = None  # its markers, where that of its end ends messages too
+    thought: tuple[str, str] | None = None  # markers, if the one that ends a thought is an end too
 
     def candidates(self, text: str) -> Iterator[tuple[AnswerSpan, ...]]:
-        """For each place at which an answer may begin, what may be it, the longest first."""
+        """For each place where an answer may start, the spans that it may have, longest first."""
         messages = list(self._messages(text))
         for place, (start, end) in enumerate(messages):
             ends = [end]
-            for (_, before), (header, behind) in pairwise(messages[place : place + _MOST_MESSAGES]):
+            for (_, before), (header, after) in pairwise(messages[place : place + _MAX_MESSAGES]):
                 if not self._are_one(text[before:header]):
                     break
-                ends.append(behind)
+                ends.append(after)
             yield tuple(AnswerSpan(start, end) for end in reversed(ends))
 
     def opening(self, text: str) -> str | None:
-        """What a prompt has behind the header of the answer that it asks for; None when there is no
-        such header.
-        """
-        begin = max(
-            (at + len(header) for header in self.headers if (at := text.rfind(header)) >= 0),
-            default=-1,
-        )
-        opening = text[begin:] if begin >= 0 and len(text) - begin <= _MOST_OPENING else None
-        return None if opening is None or any(end in opening for end in self.ends) else opening
+        """What a prompt contains after the header of the new answer; None if that is unknown."""
+        start = -1
+        for header in self.headers:
+            at = text.rfind(header)
+            if at >= 0:
+                start = max(start, at + len(header))
+        opening = text[start:]
+        if start < 0 or len(opening) > _MAX_OPENING or any(end in opening for end in self.ends):
+            return None
+        return opening
 
     def _messages(self, text: str) -> Iterator[AnswerSpan]:
-        """From a header to the next end, without another header between."""
+        """The spans from a header to the next end, without another header in between."""
         if not self.headers or not self.ends:
             return
         headers = sorted(self.headers, key=len, reverse=True)
@@ -95,7 +99,7 @@ class AnswerFrame:
         )
 
     def _are_one(self, between: str) -> bool:
-        """Whether nothing but an end and a header stands between two messages."""
+        """Whether only an end and a header separate two messages."""
         stripped = between.strip()
         return any(
             stripped.startswith(end) and stripped.removeprefix(end).strip() == header.strip()
@@ -107,18 +111,16 @@ class AnswerFrame:
 def find_frame(
     template: ChatTemplate, *, ends: Iterable[str], thought: tuple[str, str] | None = None
 ) -> AnswerFrame:
-    """What a template writes around answers.
+    """Find what a template writes around answers.
 
-    ends: texts of tokens that end an answer. thought: the markers of one; where one of them stands
-    in front of an answer, a header ends.
+    ends: the texts of tokens that end an answer. thought: its markers; a header ends before them.
     """
     every_end = {*ends, *_written_ends(template)}
     known_ends = tuple(sorted((end for end in every_end if end.strip()), key=len, reverse=True))
     markers = tuple(marker for marker in thought or () if marker)
-    found = (
-        _header(template, _asked, known_ends, markers),
-        _header(template, _called, known_ends, markers),
-    )
+    found = [
+        _header(template, conversation, known_ends, markers) for conversation in (_asked, _called)
+    ]
     return AnswerFrame(
         headers=tuple(dict.fromkeys(header for header in found if header.strip())),
         ends=known_ends,
@@ -127,113 +129,84 @@ def find_frame(
 
 
 def _written_ends(template: ChatTemplate) -> Iterator[str]:
-    """What the template writes behind an answer, or in front of what follows it, up to the first
-    white space.
-    """
-    follow_up = {"role": "user", "content": "probe7391"}
-    question, answer = _EARLIER[0], {"role": "assistant", "content": _ANSWER}
-    *called, result = _called("probe7391", "f")
-    for messages, following in ((([question, answer]), follow_up), (called, result)):
-        alone, followed = (
-            _rendered(template, each, answer=False) for each in (messages, [*messages, following])
-        )
-        behind = alone.rpartition(_ANSWER)[2] if _ANSWER in alone else ""
-        if not behind.strip() and followed.startswith(alone.rstrip()):
-            behind = followed[len(alone.rstrip()) :].partition("probe7391")[0]
-        yield from behind.split()[:1]
+    """What the template writes after an answer, or before the next message, up to white space."""
+    answer = {"role": "assistant", "content": _ANSWER}
+    follow_up = {"role": "user", "content": _PROBE}
+    *called, result = _called(_PROBE, "f")
+    for messages, following in (([_QUESTION, answer], follow_up), (called, result)):
+        alone = template.render_history(_prompt(messages))
+        followed = template.render_history(_prompt([*messages, following]))
+        after = alone.rpartition(_ANSWER)[2] if _ANSWER in alone else ""
+        if not after.strip() and followed.startswith(alone.rstrip()):
+            after = followed[len(alone.rstrip()) :].partition(_PROBE)[0]
+        yield from after.split()[:1]
 
 
-def _asked(probe: str, name: str) -> list[dict[str, Any]]:
+def _asked(probe: str, name: str) -> list[Message]:
     return [{"role": "user", "content": probe}]
 
 
-def _called(probe: str, name: str) -> list[dict[str, Any]]:
-    call_id = name * 9  # nine characters: some templates refuse others
-    call = {
-        "type": "function",
-        "id": call_id,
-        "function": {"name": name, "arguments": '{"a": "text"}'},
-    }
+def _called(probe: str, name: str) -> list[Message]:
+    call_id = name * 9  # nine characters: some templates refuse other ids
+    function = {"name": name, "arguments": '{"a": "text"}'}
+    call = {"type": "function", "id": call_id, "function": function}
     return [
-        {"role": "user", "content": "text"},
+        _QUESTION,
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": probe, "tool_call_id": call_id, "name": name},
     ]
 
 
 def _header(
-    template: ChatTemplate, said: _Said, ends: tuple[str, ...], markers: tuple[str, ...]
+    template: ChatTemplate,
+    conversation: _Conversation,
+    ends: tuple[str, ...],
+    markers: tuple[str, ...],
 ) -> str:
-    """What stands between a message and the answer to it, whether it is asked for or past; without
-    what varies.
-    """
-    first = _cut(_between(template, said("probe7391", "f"), "probe7391", "f"), ends, markers)
-    other = _cut(_between(template, said("other826", "g"), "other826", "g"), ends, markers)
-    header = _common_beginning(first[::-1], other[::-1])[::-1]  # ids and names are gone
-    later = _cut(
-        _between(template, [*_EARLIER, *said("probe7391", "f")], "probe7391", "f"), ends, markers
-    )
-    if later:  # what the template counts is gone too
-        header = _common_beginning(header, later[len(first) - len(header) :])
+    """What stands between a message and its answer, new or past, without what varies."""
+    asked = conversation(_PROBE, "f")
+    first = _cut(_between(template, asked, _PROBE, "f"), ends, markers)
+    other = _between(template, conversation(_OTHER_PROBE, "g"), _OTHER_PROBE, "g")
+    other = _cut(other, ends, markers)
+    header = common_prefix(first[::-1], other[::-1])[::-1]  # without ids and names
+    later = _cut(_between(template, [*_EARLIER, *asked], _PROBE, "f"), ends, markers)
+    if later:
+        header = common_prefix(header, later[len(first) - len(header) :])  # without counters
     return _OPEN_MARKER.sub("", header).strip()
 
 
 def _cut(between: str, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
-    """Without the end of the message before, and without the thought that may be opened."""
-    for end in ends:  # first: there are models in which the same token ends thoughts and messages
-        between = between.rpartition(end)[2] if between.rpartition(end)[2].strip() else between
+    """Cut off the end of the message before, and the thought that may be opened."""
+    for end in ends:  # before markers: in some models the same token ends thoughts and messages
+        rest = between.rpartition(end)[2]
+        between = rest if rest.strip() else between
     for marker in markers:
         between = between.partition(marker)[0]
     return between
 
 
-def _between(template: ChatTemplate, messages: list[dict[str, Any]], probe: str, name: str) -> str:
-    past = [
-        *messages,
-        {"role": "assistant", "content": _ANSWER},
-        {"role": "user", "content": "text"},
-    ]
-    asked, answered = _rendered(template, messages, name), _rendered(template, past, name)
+def _between(template: ChatTemplate, messages: list[Message], probe: str, name: str) -> str:
+    past = [*messages, {"role": "assistant", "content": _ANSWER}, _QUESTION]
+    asked = template.try_render(_prompt(messages, name))
+    answered = template.try_render(_prompt(past, name))
     before, shown, _ = answered.rpartition(_ANSWER)
-    return (
-        _common_beginning(asked.rpartition(probe)[2], before.rpartition(probe)[2]) if shown else ""
-    )
+    if not shown:
+        return ""
+    return common_prefix(asked.rpartition(probe)[2], before.rpartition(probe)[2])
 
 
-def _rendered(
-    template: ChatTemplate,
-    messages: Sequence[dict[str, Any]],
-    name: str = "f",
-    *,
-    answer: bool = True,
-) -> str:
+def _prompt(messages: Sequence[Message], name: str = "f") -> ChatPrompt:
     schema = {
         "type": "object",
         "properties": {"a": {"type": "string", "description": "text"}},
         "required": [],
     }
-    tools = (
-        {
-            "type": "function",
-            "function": {"name": name, "description": "text", "parameters": schema},
-        },
-    )
-    prompt = ChatPrompt(messages=tuple(messages), tools=tools)
-    try:
-        return template.render(prompt) if answer else template.without_opening(prompt)
-    except InvalidRequest:
-        return ""
-
-
-def _common_beginning(one: str, other: str) -> str:
-    differs = (
-        place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right
-    )
-    return one[: next(differs, min(len(one), len(other)))]
+    function = {"name": name, "description": "text", "parameters": schema}
+    return ChatPrompt(messages=tuple(messages), tools=({"type": "function", "function": function},))
 
 
 class _Spot(NamedTuple):
-    """In front of a character of a message's content."""
+    """The position before a character of a message's content."""
 
     message: int
     character: int
@@ -247,17 +220,15 @@ def breakpoint_places(
     template: ChatTemplate,
     guard: Guard,
 ) -> tuple[int, ...]:
-    """The characters of a rendered prompt behind which its breakpoints are, in their order; 0 where
-    it cannot be told.
+    """The characters of a rendered prompt at which its breakpoints are; 0 where that is unknown.
 
-    asked: the conversation as it came, whose contents may be in parts. shown: as the template was
-        given it.
+    asked: the conversation as sent, whose contents may be in parts. shown: as it was rendered.
     """
     if not asked.cache_breakpoints:
         return ()
     breakpoints = [_normal(each, asked.messages) for each in asked.cache_breakpoints]
     spots = [_spot(each, asked.messages, shown.messages, guard) for each in breakpoints]
-    found = _marked_places(shown, text, spots, template.render)
+    found = _marked_places(shown, text, spots, template)
     return tuple(
         found[number] if number in found else _end_of_beginning(each, shown, text, template)
         for number, each in enumerate(breakpoints)
@@ -265,9 +236,7 @@ def breakpoint_places(
 
 
 def pinned_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[PinnedPrefix, ...]:
-    """What of a tokenized prompt its breakpoints are to keep: ascending, each position once, for
-    the longest of its times.
-    """
+    """The prefixes that the breakpoints of a prompt pin, ascending, each for its longest time."""
     if not isinstance(prompt, ChatPrompt):
         return ()
     longest: dict[int, float] = {}
@@ -278,7 +247,7 @@ def pinned_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[PinnedPrefix,
 
 
 def _normal(at: CacheBreakpoint, asked: Sequence[Any]) -> CacheBreakpoint:
-    """Behind all parts of a message is behind the message, and behind the last of them is the end."""
+    """A breakpoint after the last part of a message is one after the message."""
     if at.messages < len(asked) and at.parts < len(_parts(asked[at.messages])):
         return at
     return CacheBreakpoint(messages=min(at.messages + bool(at.parts), len(asked)))
@@ -287,77 +256,74 @@ def _normal(at: CacheBreakpoint, asked: Sequence[Any]) -> CacheBreakpoint:
 def _spot(
     at: CacheBreakpoint, asked: Sequence[Any], shown: Sequence[Any], guard: Guard
 ) -> _Spot | None:
-    """Where to put a mark; None where there is no text that could take it."""
+    """Where to put a mark; None if there is no text to put it in."""
     if at.parts:
-        return _behind_parts(at, _parts(asked[at.messages]), _text(shown[at.messages]), guard)
-    if at.messages > (leading := _leading(shown)):
-        content = _text(shown[at.messages - 1]).rstrip()
-        if content and shown[at.messages - 1].get("role") != "assistant":
+        return _after_parts(at, _parts(asked[at.messages]), _text(shown[at.messages]), guard)
+    leading = _leading(shown)
+    if at.messages > leading:
+        last = shown[at.messages - 1]
+        content = _text(last).rstrip()
+        if content and last.get("role") != "assistant":
             return _Spot(at.messages - 1, len(content))
-    # behind an answer, or behind the block of system prompt and tools
+    # after an answer, or after system prompt and tools: before the next message
     following = max(at.messages, leading)
     content = _text(shown[following]) if following < len(shown) else ""
     return _Spot(following, len(content) - len(content.lstrip())) if content.strip() else None
 
 
-def _behind_parts(
+def _after_parts(
     at: CacheBreakpoint, parts: Sequence[str], content: str, guard: Guard
 ) -> _Spot | None:
-    """The parts stand in the content one after the other, with something or other between them."""
-    behind = len(content) - len(content.lstrip())
+    """The content contains the parts one after the other, with anything in between."""
+    end = len(content) - len(content.lstrip())
     for part in map(guard, parts[: at.parts]):
-        found = content.find(part.strip(), behind)
-        if found >= 0:  # else it was for accounting, and left out
-            behind = found + len(part.strip())
-    return _Spot(at.messages, behind) if content.strip() else None
+        found = content.find(part.strip(), end)
+        if found >= 0:  # else it was an accounting header, which is left out
+            end = found + len(part.strip())
+    return _Spot(at.messages, end) if content.strip() else None
 
 
 def _marked_places(
-    shown: ChatPrompt, text: str, spots: Sequence[_Spot | None], render: Callable[[ChatPrompt], str]
+    shown: ChatPrompt, text: str, spots: Sequence[_Spot | None], template: ChatTemplate
 ) -> dict[int, int]:
-    """Where marks come out, by their numbers; empty when the text is another one with them."""
+    """Where marks appear in the text, by their numbers; empty if they change the text."""
     messages = list(shown.messages)
-    for number, spot in sorted(
-        enumerate(spots), key=lambda each: each[1] or _Spot(0, 0), reverse=True
-    ):
-        if spot is not None:
-            content = messages[spot.message]["content"]
-            marked = content[: spot.character] + _MARK.format(number) + content[spot.character :]
-            messages[spot.message] = {**messages[spot.message], "content": marked}
-    try:
-        marked = well_formed(render(msgspec.structs.replace(shown, messages=tuple(messages))))
-    except InvalidRequest:
-        return {}
+    marks = [(spot, number) for number, spot in enumerate(spots) if spot is not None]
+    for spot, number in sorted(marks, key=lambda mark: mark[0], reverse=True):
+        content = messages[spot.message]["content"]
+        marked = content[: spot.character] + _MARK.format(number) + content[spot.character :]
+        messages[spot.message] = {**messages[spot.message], "content": marked}
+    marked = template.try_render(msgspec.structs.replace(shown, messages=tuple(messages)))
+    marked = well_formed(marked)
     if _MARKS.sub("", marked) != text:
         return {}
-    found, taken = {}, 0
+    found: dict[int, int] = {}
+    marks_before = 0
     for mark in _MARKS.finditer(marked):
-        found[int(mark[1])] = mark.start() - taken
-        taken += len(mark[0])
+        found[int(mark[1])] = mark.start() - marks_before
+        marks_before += len(mark[0])
     return found
 
 
 def _end_of_beginning(
     at: CacheBreakpoint, shown: ChatPrompt, text: str, template: ChatTemplate
 ) -> int:
-    """As far as the conversation up to a breakpoint, rendered alone, is what the whole one begins
-    with.
-    """
+    """The length of what the text shares with the conversation up to a breakpoint."""
     messages = shown.messages[: max(at.messages, _leading(shown.messages))]
     beginning = msgspec.structs.replace(shown, messages=messages, continue_last=False)
-    return len(os.path.commonprefix((template.without_opening(beginning), text)))  # noqa: RUF071 - character by character is meant
+    return len(common_prefix(template.render_history(beginning), text))
 
 
 def _leading(messages: Sequence[Any]) -> int:
-    """How many system messages stand at the beginning."""
-    return next(
-        (place for place, message in enumerate(messages) if message.get("role") not in _SYSTEM),
-        len(messages),
-    )
+    """The number of system messages at the beginning."""
+    for place, message in enumerate(messages):
+        if message.get("role") not in _SYSTEM:
+            return place
+    return len(messages)
 
 
 def _parts(message: Any) -> list[str]:
-    """The texts of a content that came in parts; what is no text stands for nothing."""
+    """The texts of a content in parts."""
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else ()
     return [str(part.get("text") or "") if isinstance(part, dict) else str(part) for part in parts]

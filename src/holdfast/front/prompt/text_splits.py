@@ -1,8 +1,8 @@
-"""Where a text may be cut, so that its pieces come to the same tokens alone as within the whole.
+"""Where a text may be cut so that its pieces, tokenized alone, give the tokens of the whole text.
 
-A tokenizer first looks for its added tokens, then splits what is between them by patterns, and only
-then merges. So nothing merges over an added token, and nothing over a place at which the patterns
-always split. What cannot be proved is not cut.
+A tokenizer first matches its added tokens, then splits the text between them by patterns, and only
+then merges. So no merge crosses an added token, or a position where the patterns always split. A
+text is cut only where this can be proved.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tokenizers import Tokenizer as Backend
 
 _IN_BRACKETS: Final = {"<": re.compile(r"<[^<>\s]{1,64}>"), "[": re.compile(r"\[[^\[\]\s]{1,64}\]")}
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
-_SHORT_CHARACTERS = 64  # no piece is shorter, but for the last
-_LONG_CHARACTERS = 2048  # a piece is cut between words behind so many
-# no space joins what stands before it
+_SHORT_CHARACTERS = 64  # only the last piece may be shorter
+_LONG_CHARACTERS = 2048  # longer pieces are cut at the next space between words
+# these never merge a space with the character before it
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
-_SPACES = r"\s+"  # what takes every space that nothing else takes
+_SPACES = r"\s+"  # the pattern for every space that no other pattern takes
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _SUFFIXES = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?i:[sdmt]|ll|ve|re)")
-# no match has a letter of ASCII and a space behind it, and none looks at what is before it
+# no match contains an ASCII letter followed by a space, and none looks at what precedes it
 _KNOWN: Final = frozenset(
     {
         *_GPT2.split("|"),
@@ -59,28 +59,21 @@ _KNOWN: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Seams:
-    """The places at which one tokenizer's texts may be cut: in front of some added tokens, and
-    between words of long pieces.
-    """
+class TextSplits:
+    """Where texts for one tokenizer may be cut: before some added tokens, and between words."""
 
-    marks: frozenset[str] = frozenset()  # added tokens that are themselves wherever they stand
+    marks: frozenset[str] = frozenset()  # added tokens that are matched wherever they occur
     between_words: bool = False
 
     def pieces(self, text: str) -> Iterator[str]:
-        """The text in pieces.
-
-        How a beginning is cut does not depend on what comes behind it, but for its last piece.
-        """
-        start, marks = 0, []
-        # a search for one character is fast, one for several is not
-        for kind in {mark[0] for mark in self.marks}:
-            marks += [
-                found.start()
-                for found in _IN_BRACKETS[kind].finditer(text)
-                if found.group() in self.marks
-            ]
-        for mark in sorted(marks):
+        """Cut a text into pieces. Text that is appended changes only the last piece."""
+        start = 0
+        places: list[int] = []
+        # searching for one bracket at a time is fast, for several it is not
+        for bracket in {mark[0] for mark in self.marks}:
+            found = _IN_BRACKETS[bracket].finditer(text)
+            places += [each.start() for each in found if each.group() in self.marks]
+        for mark in sorted(places):
             if mark - start >= _SHORT_CHARACTERS:
                 yield from self._bounded(text[start:mark])
                 start = mark
@@ -98,39 +91,33 @@ class Seams:
         yield piece[start:] if start else piece
 
 
-def find_seams(backend: Backend) -> Seams:
-    """What can be proved of a tokenizer, by its parts.
-
-    Nothing where one of them is not known to be harmless.
-    """
+def find_splits(backend: Backend) -> TextSplits:
+    """The cuts that can be proved safe for a tokenizer; none if one of its parts is unknown."""
     added = list(backend.get_added_tokens_decoder().values())
     if (
         getattr(backend.model, "dropout", None)
         or backend.encode_special_tokens
         or any(token.single_word for token in added)
     ):
-        return Seams()  # drawn by lot; or a token is one only where no letter stands beside it
-    is_bounded = not any(token.rstrip or re.search("[A-Za-z] ", token.content) for token in added)
-    splits = _splits_words(_stages(backend.pre_tokenizer, "pretokenizers"))
-    return Seams(
+        return TextSplits()  # merges are random, or whether a token matches depends on its context
+    return TextSplits(
         marks=frozenset(
             _independent(token for token in added if token.content and not token.normalized)
         ),
         between_words=(
-            is_bounded
-            and splits
-            and isinstance(backend.model, models.BPE)
+            isinstance(backend.model, models.BPE)
+            and not any(token.rstrip or re.search("[A-Za-z] ", token.content) for token in added)
+            and _splits_words(_stages(backend.pre_tokenizer, "pretokenizers"))
             and _is_local(_stages(backend.normalizer, "normalizers"))
         ),
     )
 
 
 def _independent(tokens: Iterable[AddedToken]) -> set[str]:
-    """Those that are found wherever their text stands: no other one begins before them and takes a
-    part of it.
+    """The tokens that match wherever their text occurs: none that starts earlier overlaps them.
 
-    The library takes the leftmost, and of several there the longest. Only texts in brackets, which
-    are quickly found.
+    The library takes the leftmost match, and the longest of those. Only tokens in brackets count:
+    they are found quickly.
     """
     contents = {token.content: token for token in tokens}
     found = {
@@ -143,13 +130,14 @@ def _independent(tokens: Iterable[AddedToken]) -> set[str]:
     for other in contents:
         for opening, pattern in _IN_BRACKETS.items():
             found -= {mark for mark in pattern.findall(other) if mark != other}
-            if (begun := other[other.rfind(opening) :]) != other and other.rfind(opening) > 0:
-                found = {mark for mark in found if not mark.startswith(begun)}
+            at = other.rfind(opening)
+            if at > 0:
+                found = {mark for mark in found if not mark.startswith(other[at:])}
     return found
 
 
 def _stages(part: Any, inner: str) -> list[Mapping[str, Any]]:
-    """A part of a tokenizer as the sequence that it comes to."""
+    """The stages of a normalizer or pre-tokenizer, with nested sequences flattened."""
     return [] if part is None else _flat(json.loads(part.__getstate__()), inner)
 
 
@@ -160,7 +148,7 @@ def _flat(stage: Mapping[str, Any], inner: str) -> list[Mapping[str, Any]]:
 
 
 def _is_local(stages: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether texts that begin with a space are normalized the same whatever stands before them."""
+    """Whether a text that begins with a space is normalized the same whatever precedes it."""
     return all(
         stage["type"] in _LOCAL_NORMALIZERS
         or (
@@ -173,7 +161,7 @@ def _is_local(stages: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _splits_words(stages: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether the patterns always split in front of a single space between letters of ASCII."""
+    """Whether the patterns always split before a single space between ASCII letters."""
     has_split = False
     for stage in stages:
         if (
@@ -197,7 +185,9 @@ def _splits_words(stages: Iterable[Mapping[str, Any]]) -> bool:
 
 def _alternatives(pattern: str) -> list[str]:
     """The alternatives of a pattern at its outermost level."""
-    found, depth, start = [], 0, 0
+    found = []
+    depth = 0
+    start = 0
     for part in re.finditer(r"\\.|\[(?:\\.|[^\]\\])*\]|[()|]", pattern, re.DOTALL):
         depth += {"(": 1, ")": -1}.get(part.group(), 0)
         if part.group() == "|" and depth == 0:

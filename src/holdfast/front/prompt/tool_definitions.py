@@ -1,6 +1,5 @@
-"""Definitions of tools: kept with what is derived from them, because agents send the same ones with
-every turn, and completed, because some chat templates take for granted what JSON Schema leaves
-open.
+"""Tool definitions: put into the usual order, completed for templates that need it, and kept together
+with what is derived from them, because agents send the same definitions with every turn.
 """
 
 from __future__ import annotations
@@ -9,99 +8,154 @@ import functools
 import hashlib
 import marshal
 import pickle
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
 
 T = TypeVar("T")
-_MOST_MADE = 6  # derived values kept per definition, such as its JSON and its packed form
-_MOST_UNPACKED = 128
-# a version of marshal's in which the same content is always written the same
-_WITHOUT_REFERENCES = 2
-_MOST_LEVELS: Final = 16
-_BY_VALUE: Final = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+
+# The order in which models saw the keys in training. Other keys follow in their own order.
+_TOOL_KEYS: Final = ("type", "function", "name", "description", "parameters")
+_SCHEMA_KEYS: Final = (
+    "type",
+    "title",
+    "description",
+    "anyOf",
+    "properties",
+    "required",
+    "items",
+    "enum",
+    "default",
+    "additionalProperties",
+)
+_SERVER_ONLY_KEYS: Final = frozenset(
+    {"strict", "cache_control", "defer_loading", "eager_input_streaming", "allowed_callers"}
+)
+_SCHEMAS_BY_NAME: Final = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+)
+_SCHEMAS: Final = frozenset(
+    {"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"}
+)
+_LISTS_OF_SCHEMAS: Final = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_TYPE_OF_VALUE: Final = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+}
+_MAX_DERIVED = 6  # values kept per definition, such as its JSON and its packed form
+_MAX_UNPACKED = 128
+_MAX_LEVELS: Final = 16
+_MARSHAL_VERSION = 2  # without references: equal content always gives equal bytes
 
 
 class KeptTool(dict[str, Any]):
-    """A definition, OpenAI-shaped, that nobody changes. A copy of it is a plain dictionary."""
+    """An OpenAI-shaped definition that nobody changes. Copies of it are plain dictionaries."""
 
-    __slots__ = ("_made",)
+    __slots__ = ("_derived",)
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
         super().__init__(definition)
-        self._made: dict[Hashable, Any] = {}
+        self._derived: dict[Hashable, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
 
 
 def made_once(tool: KeptTool, kind: Hashable, make: Callable[[], T]) -> T:
-    """What `make` makes of a definition, which is the same each time; `kind` says what that is.
-
-    Any thread may call it.
-    """
-    if kind in tool._made:
-        return cast(T, tool._made[kind])
+    """The value that `make` derives from a definition, computed once per `kind`. Thread-safe."""
+    if kind in tool._derived:
+        return cast(T, tool._derived[kind])
     made = make()
-    if len(tool._made) < _MOST_MADE:
-        tool._made[kind] = made
+    if len(tool._derived) < _MAX_DERIVED:
+        tool._derived[kind] = made
     return made
 
 
 def packed_tool(tool: KeptTool) -> bytes:
-    """The definition as bytes, for `unpacked_tool` in another process. Any thread may call it."""
+    """The definition as bytes for `unpacked_tool` in another process. Thread-safe."""
     return made_once(tool, "packed", lambda: pickle.dumps(dict(tool), pickle.HIGHEST_PROTOCOL))
 
 
-@functools.lru_cache(maxsize=_MOST_UNPACKED)
+@functools.lru_cache(maxsize=_MAX_UNPACKED)
 def unpacked_tool(packed: bytes) -> KeptTool:
-    """The definition again, and the same object for the same bytes, so that what is made of it is
-    made once here too.
-    """
+    """The definition; equal bytes give the same object, so values are derived once here too."""
     return KeptTool(pickle.loads(packed))
 
 
 def exact_key(definition: Any, *, tenant: str) -> bytes | None:
-    """A hash of a definition as it came, its order and the types of its values included.
+    """A hash of a definition as it was sent, including key order and value types.
 
-    None: it has none.
-
-    Written by `marshal`, which takes a fifth of the time that sorted JSON does.
+    None if it has none. `marshal` takes a fifth of the time of sorted JSON.
     """
     try:
-        written = marshal.dumps((tenant, definition), _WITHOUT_REFERENCES)
-    except ValueError:  # not what JSON brings, or nested too deeply
+        written = marshal.dumps((tenant, definition), _MARSHAL_VERSION)
+    except ValueError:  # not JSON, or nested too deeply
         return None
     return hashlib.blake2b(written, digest_size=16, person=b"exact").digest()
 
 
+def in_usual_order(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A definition as the model sees it: keys in their usual order, without the server's options.
+
+    Parameters keep their order, because it may matter.
+    """
+    ready = {
+        key: value
+        for key, value in _ordered(tool, _TOOL_KEYS).items()
+        if key not in _SERVER_ONLY_KEYS
+    }
+    if isinstance(ready.get("function"), dict):
+        ready["function"] = in_usual_order(ready["function"])
+    elif "parameters" in ready:
+        ready["parameters"] = _ordered_schema(ready["parameters"])
+    return ready
+
+
+def _ordered_schema(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    ready = _ordered(schema, _SCHEMA_KEYS)
+    for key, value in ready.items():
+        if isinstance(value, dict) and key in _SCHEMAS_BY_NAME:
+            ready[key] = {name: _ordered_schema(each) for name, each in value.items()}
+        elif isinstance(value, dict) and key in _SCHEMAS:
+            ready[key] = _ordered_schema(value)
+        elif isinstance(value, list) and (key in _SCHEMAS or key in _LISTS_OF_SCHEMAS):
+            ready[key] = [_ordered_schema(each) for each in value]
+    return ready
+
+
+def _ordered(node: Mapping[str, Any], usual: Iterable[str]) -> dict[str, Any]:
+    return {**{key: node[key] for key in usual if key in node}, **node}
+
+
 def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The definition with a description, parameters, and one type for each of them."""
+    """The definition with a description, parameters, and one type for each of them.
+
+    Some chat templates take these for granted, although JSON Schema makes them optional.
+    """
     function = tool.get("function")
     if isinstance(function, Mapping):
-        return {"type": "function", **tool, "function": _function(function)}
-    return _function(tool)
+        return {"type": "function", **tool, "function": complete_tool(function)}
+    parameters = tool.get("parameters")
+    if not isinstance(parameters, Mapping):
+        parameters = {}
+    return {"description": "", **tool, "parameters": _complete_schema(parameters, "object", 0)}
 
 
-def _function(function: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = function.get("parameters")
-    return {
-        "description": "",
-        **function,
-        "parameters": _schema(parameters if isinstance(parameters, Mapping) else {}, "object", 0),
-    }
-
-
-def _schema(schema: Any, fallback: str, level: int) -> dict[str, Any]:
-    given = schema if isinstance(schema, Mapping) and level < _MOST_LEVELS else {}
-    kind = _type(given, fallback)
+def _complete_schema(schema: Any, fallback: str, level: int) -> dict[str, Any]:
+    given = schema if isinstance(schema, Mapping) and level < _MAX_LEVELS else {}
+    kind = _type(given) or ("object" if "properties" in given else fallback)
     ready: dict[str, Any] = {"description": "", **given, "type": kind}
     if kind == "array":
-        ready["items"] = _schema(given.get("items"), "string", level + 1)
+        ready["items"] = _complete_schema(given.get("items"), "string", level + 1)
     if kind == "object":
         properties = given.get("properties")
         named = properties if isinstance(properties, Mapping) else {}
         ready["properties"] = {
-            name: _schema(each, "string", level + 1) for name, each in named.items()
+            name: _complete_schema(each, "string", level + 1) for name, each in named.items()
         }
         ready.setdefault("required", [])
         if not isinstance(given.get("additionalProperties"), Mapping):
@@ -109,22 +163,18 @@ def _schema(schema: Any, fallback: str, level: int) -> dict[str, Any]:
     return ready
 
 
-def _type(schema: Mapping[str, Any], fallback: str) -> str:
-    """The type that is given, or of several the first that is not null."""
+def _type(schema: Mapping[str, Any]) -> str:
+    """The type that a schema names, the first of several that is not null; empty if it has none."""
     given = schema.get("type")
-    for kind in given if isinstance(given, list) else (given,):
-        if isinstance(kind, str) and kind != "null":
-            return kind
+    kinds = list(given) if isinstance(given, list) else [given]
     for word in ("anyOf", "oneOf", "allOf"):
         choices = schema.get(word)
-        for choice in choices if isinstance(choices, list) else ():
-            if (
-                isinstance(choice, Mapping)
-                and isinstance(choice.get("type"), str)
-                and choice["type"] != "null"
-            ):
-                return str(choice["type"])
+        if isinstance(choices, list):
+            kinds += [choice.get("type") for choice in choices if isinstance(choice, Mapping)]
+    for kind in kinds:
+        if isinstance(kind, str) and kind != "null":
+            return kind
     values = schema.get("enum")
     if isinstance(values, list) and values:
-        return _BY_VALUE.get(type(values[0]), "string")
-    return "object" if "properties" in schema else fallback
+        return _TYPE_OF_VALUE.get(type(values[0]), "string")
+    return ""

@@ -23,7 +23,7 @@ from holdfast.front.application import DIALECTS, create_application
 from holdfast.front.fleet.catalog import catalog_of
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import Residency
-from holdfast.front.prompt.gateway import Gateway, carry_out
+from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle, load_tokenizer_bundle
 from holdfast.front.run.reload import ReloadedCatalog
 from holdfast.front.server.access import KeyRing
@@ -120,7 +120,7 @@ def build_application(
         embed=gateway.embed,
         rank=gateway.rank,
         tokenizer_of=gateway.tokenizer_of,
-        sessions=partial(carry_out, residency.lease),
+        sessions=gateway.sessions,
         catalog=lambda: residency.catalog,
         control=residency,
         library=Library(

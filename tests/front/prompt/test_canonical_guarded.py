@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from holdfast.front.prompt.canonical import guarded
 from holdfast.front.prompt.prepare import prompt_text
 from holdfast.front.prompt.template import ChatTemplate
-from holdfast.front.prompt.tokenize import Tokenizer, guarded
+from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
 from holdfast.wire.requests import ChatPrompt, GenerationRequest
 from tests.fakes import toy_tokenizers
