@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.front.tokens import MOST_CHARACTERS
+from holdfast.front.tokens import MAX_CHARACTERS
 from tests.fakes import toy_tokenizers
 from tests.fakes.http_clients import HELLO, client_of
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway
@@ -84,7 +84,7 @@ async def test_a_conversation_is_counted_and_shown_as_its_model_reads_it() -> No
         ("/tokenize", {}, 400, "content"),
         ("/tokenize", {"content": "a", "prompt": "b"}, 400, "content"),
         ("/tokenize", {"content": 5}, 400, "content"),
-        ("/tokenize", {"content": "a" * (MOST_CHARACTERS + 1)}, 400, "content"),
+        ("/tokenize", {"content": "a" * (MAX_CHARACTERS + 1)}, 400, "content"),
         ("/tokenize", {"content": "a", "model": "nobody"}, 404, "model"),
         ("/tokenize", {"messages": []}, 400, "messages"),
         ("/detokenize", {}, 400, "tokens"),

@@ -49,9 +49,11 @@ _UNSUPPORTED = UnsupportedFields(
         "raw_scores": (False,),
     },
     reasons={
-        **dict.fromkeys(_CUTS, "nothing is cut here: send documents that fit the model's window"),
-        "rank_fields": "write into `text` what is to count",
-        "raw_scores": "a result's `logprob` is what its score was made of",
+        **dict.fromkeys(
+            _CUTS, "nothing is truncated: send documents that fit the model's context window"
+        ),
+        "rank_fields": "put what shall count into `text`",
+        "raw_scores": "a result's `logprob` is the raw score",
     },
 )
 
@@ -75,34 +77,27 @@ TextOrObject = Annotated[
 
 
 class RerankBody(SaltField):
-    """A query, and the documents to be ordered by it."""
+    """A query, and the documents to rank."""
 
-    query: TextOrObject = Field(description="What is looked for: a text, or an object with `text`.")
+    query: TextOrObject = Field(description="The query: a text, or an object with `text`.")
     documents: Annotated[list[TextOrObject], Field(min_length=1, fail_fast=True)] = Field(
-        description="Texts, or objects with `text`."
+        description="The documents: texts, or objects with `text`."
     )
-    model: Model | None = optional(
-        "Id of a model that /v1/models lists; the first of them if not given."
-    )
+    model: Model | None = optional("A model that /v1/models lists; by default the first.")
     top_n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
-        "Only so many results, the best ones."
+        "Return only that many of the best results."
     )
-    return_documents: bool | None = optional(
-        "Give the texts back with the results; so it is if not given."
-    )
+    return_documents: bool | None = optional("Return the texts with the results (default).")
     instruction: str | None = optional(
-        "What makes a document relevant, for models that were trained to be told."
+        "What makes a document relevant, for models trained with instructions."
     )
     method: RankMethod | None = optional(
-        "The model's yes or no, or how likely the query is behind the document; if not given, as it was trained."
+        "yes_no asks the model; likelihood is that of the query. The default depends on the model."
     )
-    user: str | None = optional("Accepted, without effect.")
+    user: str | None = optional("Accepted and ignored.")
 
     def plan(self, services: Services) -> RankPlan:
-        """What to rank and how to answer.
-
-        Raises RequestRefused naming the field that cannot be served.
-        """
+        """What to rank and how to answer. Raises RequestRefused naming the field at fault."""
         _UNSUPPORTED.refuse(self.model_extra)
         documents = tuple(map(_text, self.documents))
         refuse_too_many(documents, services.limits.max_inputs, field="documents")
@@ -146,19 +141,17 @@ class RerankBody(SaltField):
 
 
 class RankedText(Struct, frozen=True, kw_only=True):
-    """A document's text."""
+    """The text of a document."""
 
     text: str
 
 
 class RankedDocument(Struct, frozen=True, kw_only=True):
-    """One document: its place in the request and how much it is about the query, 0 to 1. logprob:
-    what the score was made of.
-    """
+    """A document with its score."""
 
-    index: int
-    relevance_score: float
-    logprob: float
+    index: int  # in the request
+    relevance_score: float  # 0 to 1
+    logprob: float  # the logarithm of the score
     document: RankedText | UnsetType = UNSET
 
 
@@ -181,13 +174,13 @@ def _text(given: str | TextObject) -> str:
     "POST", "/v1/rerank", request_of(RerankBody), answers_of(RankedList), summary="reranking (Jina)"
 )
 async def rerank(request: Request, services: Services) -> Response:
-    """Order documents by how much they are about a query."""
+    """Rank documents by their relevance to a query."""
     return await rank(request, services, lambda body: parse(RerankBody, body).plan(services))
 
 
 @operation("POST", "/v2/rerank", request_of(RerankBody), answers_of(RankedList))
 async def rerank_as_cohere(request: Request, services: Services) -> Response:
-    """The same, where Cohere's clients look for it."""
+    """The path that Cohere's clients use."""
     return await rank(request, services, lambda body: parse(RerankBody, body).plan(services))
 
 

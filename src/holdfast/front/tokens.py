@@ -1,6 +1,6 @@
 """POST /tokenize, /detokenize and /apply-template, with the fields of vLLM and of llama.cpp.
 
-Nothing is asked of a worker.
+They do not need the model to be loaded.
 """
 
 from __future__ import annotations
@@ -27,36 +27,35 @@ from holdfast.front.server.services import Services, model_of
 from holdfast.telemetry.request_log import RECORD
 from holdfast.wire.requests import EncodedPrompt, TokenIds
 
-MOST_CHARACTERS = 8_000_000  # of a text: tokenizing them takes about as many microseconds
+MAX_CHARACTERS = 8_000_000  # of a text; tokenization takes about 1 µs each
 
 
 class TokenizeBody(ChatCompletionRequest):
-    """A text, or a conversation with all that a request to answer it may have."""
+    """A text, or a conversation with all fields of a chat request."""
 
     content: str | None = optional(
-        "The text, as llama.cpp's clients send it; without special tokens around it."
+        "A text, as llama.cpp's clients send it; without special tokens around it."
     )
     prompt: str | None = optional(
-        "The text, as vLLM's clients send it; with special tokens around it."
+        "A text, as vLLM's clients send it; with special tokens around it."
     )
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = optional(  # type: ignore[assignment]
-        "A conversation, which the chat template makes a text of."
+        "A conversation, to be rendered by the chat template."
     )
-    add_special: bool | None = optional(
-        "Whether a text gets the tokenizer's special tokens around it."
-    )
+    add_special: bool | None = optional("Put the tokenizer's special tokens around a text.")
     add_special_tokens: bool | None = optional("Another name of add_special.")
-    parse_special: bool | None = optional("False: what spells a special token in a text is text.")
-    with_pieces: bool | None = optional(
-        "Give with each token its text, or its bytes where they are none."
+    parse_special: bool | None = optional(
+        "If false, special tokens that a text spells are plain text."
     )
-    return_token_strs: bool | None = optional("Give all tokens as the vocabulary spells them, too.")
+    with_pieces: bool | None = optional(
+        "Return the text of each token, or its bytes if they are not UTF-8."
+    )
+    return_token_strs: bool | None = optional(
+        "Return the tokens as the vocabulary spells them, too."
+    )
 
     def text(self) -> str | None:
-        """The text, None for a conversation.
-
-        Raises RequestRefused unless there is one of the three.
-        """
+        """The text, None for a conversation. Raises RequestRefused unless exactly one is given."""
         given = {
             name: value
             for name in ("content", "prompt", "messages")
@@ -68,30 +67,31 @@ class TokenizeBody(ChatCompletionRequest):
                 field=next(iter(given), "content"),
             )
         text = self.content if self.content is not None else self.prompt
-        if text is not None and len(text) > MOST_CHARACTERS:
-            reason = f"a text may have {MOST_CHARACTERS:,} characters, got {len(text):,}"
+        if text is not None and len(text) > MAX_CHARACTERS:
+            reason = f"a text may have {MAX_CHARACTERS:,} characters, got {len(text):,}"
             raise RequestRefused(reason, field=next(iter(given)))
         return text
 
     def special(self) -> bool:
         """Whether special tokens go around a text."""
-        said = self.add_special if self.add_special is not None else self.add_special_tokens
-        return self.content is None if said is None else said
+        if self.add_special is not None:
+            return self.add_special
+        if self.add_special_tokens is not None:
+            return self.add_special_tokens
+        return self.content is None
 
 
 class DetokenizeBody(BaseModel):
-    """Tokens, to be a text again."""
+    """Tokens to turn into text."""
 
     model_config = STRICT
 
     tokens: Annotated[list[TokenId], Field(fail_fast=True)] = Field(description="Token ids.")
-    model: Model | None = optional(
-        "Id of a model that /v1/models lists; the first of them if not given."
-    )
+    model: Model | None = optional("A model that /v1/models lists; by default the first.")
 
 
 class TokenPiece(Struct, frozen=True, kw_only=True):
-    """A token and what it stands for: text, or bytes that are a part of a character."""
+    """A token with its text, or its bytes if they are not UTF-8."""
 
     id: int
     piece: str | list[int]
@@ -107,14 +107,14 @@ class TokenList(Struct, frozen=True, kw_only=True):
 
 
 class PlainText(Struct, frozen=True, kw_only=True):
-    """The text of tokens, by llama.cpp's name and by vLLM's."""
+    """The text of tokens, under llama.cpp's name and vLLM's."""
 
     content: str
     prompt: str
 
 
 class RenderedPrompt(Struct, frozen=True, kw_only=True):
-    """What the chat template makes of a conversation."""
+    """A conversation, rendered by the chat template."""
 
     prompt: str
 
@@ -127,7 +127,7 @@ class RenderedPrompt(Struct, frozen=True, kw_only=True):
     summary="the tokens of a text or conversation",
 )
 async def tokenize(request: Request, services: Services) -> Response:
-    """Make tokens of a text, or of a conversation as the model would read it."""
+    """Tokenize a text, or a conversation as the model would read it."""
     body = await read_json(request, TokenizeBody, services.limits)
     text, model = body.text(), model_of(services, body.model)
     tokenizer = await services.tokenizer_of(model)
@@ -152,7 +152,7 @@ async def tokenize(request: Request, services: Services) -> Response:
     summary="the text of tokens",
 )
 async def detokenize(request: Request, services: Services) -> Response:
-    """Make a text of tokens; special ones are shown."""
+    """Turn tokens into text, including special tokens."""
     body = await read_json(request, DetokenizeBody, services.limits)
     model = model_of(services, body.model)
     tokenizer = await services.tokenizer_of(model)
@@ -170,7 +170,7 @@ async def detokenize(request: Request, services: Services) -> Response:
     summary="a conversation as text",
 )
 async def apply_template(request: Request, services: Services) -> Response:
-    """Show the text that the model would read of a conversation."""
+    """Render a conversation as the model would read it."""
     body = await read_json(request, ChatCompletionRequest, services.limits)
     return json_response(RenderedPrompt(prompt=(await _encoded(request, services, body)).text))
 

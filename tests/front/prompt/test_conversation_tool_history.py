@@ -158,7 +158,7 @@ def test_calls_that_a_template_leaves_out_are_written_into_the_text(
 
 def test_an_answer_stands_between_a_result_and_the_user_where_a_template_wants_one() -> None:
     messages = [answer("f"), result("x-1", "1"), {"role": "user", "content": "and?"}]
-    ready = with_habits(messages, ToolHabits(answer_behind_results=""))
+    ready = with_habits(messages, ToolHabits(answer_after_results=""))
     assert [each["role"] for each in ready] == ["assistant", "tool", "assistant", "user"]
 
 
@@ -171,7 +171,7 @@ def test_messages_without_tools_stay_as_they_are() -> None:
     assert (
         with_habits(
             messages,
-            ToolHabits(id_form="alnum9", parallel=False, written=WRITTEN, answer_behind_results=""),
+            ToolHabits(id_form="alnum9", parallel=False, written=WRITTEN, answer_after_results=""),
         )
         == messages
     )

@@ -148,7 +148,7 @@ def test_values_that_are_nested_too_deeply_are_an_error_of_the_template() -> Non
     nested: list[object] = []
     for _ in range(100_000):
         nested = [nested]
-    with pytest.raises(TemplateError, match="cannot be given to the template"):
+    with pytest.raises(TemplateError, match="cannot be passed to the template"):
         SandboxedTemplate("default", GOOD).render({"messages": nested})
 
 

@@ -2,8 +2,8 @@
 
 Past tool calls and results get the template's ids, names, order and grouping. If the template shows
 no tools, the system message describes them. If it names the syntax of a family and writes results,
-the model is told to call tools in that syntax. Otherwise calls and results become text of ordinary
-messages too, in the syntax that most models know, Hermes': a JSON object between <tool_call> and
+the model is told to call tools in that syntax. Otherwise calls and results become ordinary text,
+too, in the syntax that most models know, Hermes': a JSON object between <tool_call> and
 </tool_call>.
 """
 
@@ -253,7 +253,7 @@ class ToolHabits:
     # an answer with calls may have a thought and a text; otherwise the thought is left out
     thought_beside_text: bool = True
     # an answer with this text must stand between a result and a user message
-    answer_behind_results: str | None = None
+    answer_after_results: str | None = None
 
     @property
     def describes_tools(self) -> bool:
@@ -281,15 +281,16 @@ def with_habits(messages: Iterable[Message], habits: ToolHabits) -> list[Message
             continue
         _rename(turn, habits.id_form, numbers)
         if not habits.thought_beside_text and turn.answer["content"]:
-            for name in REASONING_FIELDS:
-                turn.answer.pop(name, None)
+            turn.answer = {
+                key: value for key, value in turn.answer.items() if key not in REASONING_FIELDS
+            }
         ready += _in_one(turn) if habits.parallel or len(turn.calls) == 1 else _in_pairs(turn)
     if habits.written is not None:
         for message in ready:
             if "tool_calls" in message:
                 _write_calls(message, habits.written)
-    if habits.answer_behind_results is not None:
-        ready = list(_with_answers_between(ready, habits.answer_behind_results))
+    if habits.answer_after_results is not None:
+        ready = list(_with_answers_between(ready, habits.answer_after_results))
     return ready
 
 
@@ -362,7 +363,7 @@ def _rename(turn: _CallingTurn, form: IdForm, numbers: Iterator[int]) -> None:
 
 
 def _id_in_form(form: IdForm, given: str, *, name: str, number: int) -> str:
-    """The id that the model sees: the client's, unless the model's family has ids of another form."""
+    """The id that the model sees: the client's, unless the model's family has another form."""
     if form == "alnum9":
         return given if _ALNUM9.fullmatch(given) else _hashed(given or f"{name}:{number}")
     if form == "function_number":

@@ -251,7 +251,7 @@ class _Search:
         """The habits with what else the template requires of conversations that continue."""
         if not follows_results(self._template.with_tool_habits(habits)):
             for text in _BRIDGES:
-                bridged = replace(habits, answer_behind_results=text)
+                bridged = replace(habits, answer_after_results=text)
                 if follows_results(self._template.with_tool_habits(bridged)):
                     habits = bridged
                     break

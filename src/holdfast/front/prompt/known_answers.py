@@ -43,7 +43,7 @@ _MAX_EXACT = 2**53  # larger integers do not survive clients that compute in dou
 
 
 class AnswerMeaning(NamedTuple):
-    """An answer without what clients change: white space at its edges, how arguments are spelled."""
+    """An answer without what clients change: outer white space and the spelling of arguments."""
 
     reasoning: str = ""
     content: str = ""
@@ -358,7 +358,7 @@ class ReadTexts:
     def meaning(
         self, text: str, form: Callable[[], SegmentFormat], *, context: str
     ) -> AnswerMeaning:
-        """The meaning of a text. context: identifies the form and what it depends on, like tools."""
+        """The meaning of a text. context: identifies the form and all it depends on, like tools."""
         key = hashlib.blake2b(
             f"{context}\0{text}".encode("utf-8", "surrogatepass"), digest_size=16
         ).digest()

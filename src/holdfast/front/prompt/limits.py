@@ -48,7 +48,7 @@ def nesting_of(value: Any, *, most_parts: int) -> Nesting:
 
 
 def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_size: int) -> None:
-    """Raise InvalidRequest, naming the field, if this server or the model cannot serve a request."""
+    """Raise InvalidRequest, naming the field, if a request exceeds the server's or model's limits."""
     _between("n", request.choices, 1, limits.max_choices)
     if request.max_tokens is not None:
         _between("max_tokens", request.max_tokens, 0, math.inf)

@@ -3,9 +3,9 @@
 `observer` records the answer as the client sees it, so that the next turn contains its tokens as
 generated.
 
-`WarmAhead` prefills the next turn while the worker is idle: when an answer has ended, the next turn
-is rendered with two different messages after it, and the tokens that both share are certain. It does
-so only for chat templates that rewrite past answers; with others, all of it is cached already.
+`WarmAhead` prefills the next turn while the worker is idle. When an answer has ended, it renders the
+next turn with two different messages; the tokens that both share are certain. It does so only for
+chat templates that rewrite past answers; with others, all of it is cached already.
 """
 
 from __future__ import annotations

@@ -364,7 +364,7 @@ def _choice_rules(
     prompt: PromptText,
     sequence: SequenceRequest,
 ) -> ChoiceRules:
-    """The rules for all choices. sequence: any of them. A completed text has no thoughts or calls."""
+    """The rules for all choices. A completion (no chat) has neither thoughts nor calls."""
     chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
     tokenizer = bundle.tokenizer
     token_ids = sequence.prompt_token_ids

@@ -42,10 +42,11 @@ Observe: TypeAlias = Callable[[OutputEvent], None]
 
 
 class GenerationStream:
-    """The events of an accepted request, for one consumer: deltas, and one `ChoiceFinished` per choice.
+    """The events of an accepted request: deltas, and one `ChoiceFinished` per choice.
 
     `aclose` cancels what still runs, and so does cancelling a pending `__anext__`. A failed choice
-    raises GenerationFailed and cancels the others. Use `async with contextlib.aclosing(stream)`.
+    raises GenerationFailed and cancels the others. For one consumer, who should use `async with
+    contextlib.aclosing(stream)`.
     """
 
     def __init__(

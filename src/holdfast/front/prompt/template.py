@@ -1,4 +1,4 @@
-"""Chat templates: loaded from a model's folder, adapted to what they accept, and rendered in another
+"""Chat templates: read from a model's folder, probed for what they accept, and rendered in another
 process as `transformers` would.
 """
 
@@ -93,7 +93,7 @@ class ChatTemplate:
         return self.sources.get("tool_use", self.sources["default"])
 
     def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
-        """The conversation as the model's text. Raises InvalidRequest when the template refuses it."""
+        """Render a conversation. Raises InvalidRequest when the template refuses it."""
         if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & prompt.template_options.keys()):
             raise InvalidRequest(
                 f"chat template options may not be named {', '.join(clash)}",

@@ -1,10 +1,9 @@
 """Probes of a chat template when its model is loaded.
 
 `prove` renders a conversation with calls and reads them back, which proves that the model's calls
-are understood. `rewritten_turns` finds out whether the template writes past answers differently from
-how the model generated them, above all without their thoughts: the next turn's prompt then differs
-from the cached tokens, and can be prefilled before that turn arrives. `find_switch` finds the
-options that turn thinking on and off.
+are understood. `rewritten_turns` finds out whether the template changes past answers, for example by
+leaving out their thoughts: the next turn's prompt then differs from the cached tokens, and can be
+prefilled before that turn arrives. `find_switch` finds the options that turn thinking on and off.
 """
 
 from __future__ import annotations
@@ -438,7 +437,7 @@ class _SwitchProbe:
         return {}
 
     def effort_words(self, on: Options) -> dict[str, dict[str, int]]:
-        """The option for the effort, and the ranks of its words. on: options that turn thinking on."""
+        """The option for the effort, and the ranks of its words. on: turns thinking on."""
         for name in _EFFORTS:
             if not self.names(name):
                 continue

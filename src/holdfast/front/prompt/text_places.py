@@ -2,8 +2,8 @@
 
 What a template writes around answers is found by rendering probes when the model is loaded, so that
 a request needs no second rendering. For breakpoints, the conversation is rendered again with marks
-in it. If a mark changes what the template writes (because it parses a result as JSON, say), the part
-up to the breakpoint is rendered alone.
+in it. If a mark changes what the template writes (for example because it parses results as JSON),
+the part up to the breakpoint is rendered alone.
 """
 
 from __future__ import annotations

@@ -202,13 +202,13 @@ class EncodedText:
 
     def place(self, character: int) -> TokenPlace:
         """The position of a character; `characters` stands for the end of the text."""
-        first = self._first_from(character)
-        previous_end = self._span_of(first - 1)[1] if first else 0
-        begins = first < len(self.token_ids) and self._span_of(first)[0] == character
+        before = self.tokens_before(character)
+        previous_end = self._span_of(before - 1)[1] if before else 0
+        begins = before < len(self.token_ids) and self._span_of(before)[0] == character
         return TokenPlace(
-            before=self.tokens_before(character),
-            opens=first if begins and previous_end <= character else None,
-            closes=first if first and previous_end == character else None,
+            before=before,
+            opens=before if begins and previous_end <= character else None,
+            closes=before if before and previous_end == character else None,
         )
 
     def tokens_before(self, character: int) -> int:
@@ -225,14 +225,6 @@ class EncodedText:
         first = self.place(start).opens
         last = self.place(end).closes
         return (first, last) if first is not None and last is not None and first < last else None
-
-    def _first_from(self, character: int) -> int:
-        if character >= self._characters:
-            return len(self.token_ids)
-        found = self._encoding.char_to_token(character)
-        if found is None or self._span_of(found)[0] < character:
-            return bisect_left(self._spans, character, key=lambda span: span[0])
-        return found
 
     def _span_of(self, token: int) -> tuple[int, int]:
         span = self._encoding.token_to_chars(token)
@@ -281,7 +273,7 @@ class RememberedText:
 
 
 class TokenMemory:
-    """The pieces of texts that a tokenizer has seen, so that a growing conversation is tokenized once.
+    """The pieces of texts that were tokenized: a growing conversation is tokenized only once.
 
     Forgets the least recently used pieces. Each tenant has pieces of its own: not even the time
     that a request takes tells whether another tenant sent the same text. Thread-safe.
@@ -373,7 +365,7 @@ def _size(key: tuple[str, str], piece: _Piece) -> int:
 
 
 def check_round_trip(tokenizer: Tokenizer) -> None:
-    """Raise ModelLoadError when a sample text or a special token is not decoded to what was encoded.
+    """Raise ModelLoadError unless sample texts and special tokens survive encoding and decoding.
 
     A Unicode normal form (NFC or NFKC) and an added leading space are allowed: some families do
     that.

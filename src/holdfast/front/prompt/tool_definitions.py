@@ -1,5 +1,5 @@
-"""Tool definitions: put into the usual order, completed for templates that need it, and kept together
-with what is derived from them, because agents send the same definitions with every turn.
+"""Tool definitions: put into the usual order, completed for templates that need it, and kept with
+what is derived from them, because agents send the same definitions with every turn.
 """
 
 from __future__ import annotations
