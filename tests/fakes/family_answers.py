@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.front.toolcalls.dialect import Call, ModelDialect
+from holdfast.front.toolcalls.call_format import Call
+from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.json_calls import JsonCalls, NamedJson
 from tests.fakes import mistaken_answers, mistaken_json, recorded_answers
 from tests.fakes.agent_turns import turns

@@ -12,15 +12,15 @@ from typing import Any
 from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.front.toolcalls.declared import DeclaredTools
-from holdfast.front.toolcalls.dialect import ModelDialect
-from holdfast.front.toolcalls.segments import (
+from holdfast.front.toolcalls.call_format import (
     AnswerPart,
     CallArguments,
     CallBegun,
     CallEnded,
     Segment,
 )
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.wire.events import Finished, FinishReason, TokensGenerated
 from holdfast.wire.output import (
     OutputEvent,

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.toolcalls.call_format import Call
-from holdfast.front.toolcalls.declared import DeclaredTools
-from holdfast.front.toolcalls.dialect import ModelDialect
-from holdfast.front.toolcalls.segments import (
+from holdfast.front.toolcalls.call_format import (
     AnswerPart,
+    Call,
     CallArguments,
     CallBegun,
     CallEnded,
     Segment,
     TextJoints,
 )
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import ModelDialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.toolcalls.declared import DeclaredTools
-from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
-from holdfast.front.toolcalls.families import FAMILIES
-from holdfast.front.toolcalls.segments import (
+from holdfast.front.toolcalls.call_format import (
     AnswerPart,
     CallArguments,
     CallBegun,
     CallEnded,
     Segment,
 )
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
+from holdfast.front.toolcalls.families import FAMILIES
 from tests.fakes.whole_answers import whole_answer
 
 THINK = ReasoningFormat(start="<think>", end="</think>")

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from holdfast.front.prompt.known_answers import meaning_of_deltas, meaning_of_text
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.front.toolcalls.call_format import ChannelFormat
-from holdfast.front.toolcalls.dialect import Call, ModelDialect, ReasoningFormat
+from holdfast.front.toolcalls.call_format import Call
+from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES as RECORDS
 from holdfast.wire.events import FinishReason
 from holdfast.wire.output import ChoiceFinished
@@ -228,9 +228,7 @@ def general(name: str) -> ModelDialect:
     )
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in GENERAL if not isinstance(FAMILIES[name], ChannelFormat)]
-)
+@pytest.mark.parametrize("name", [name for name in GENERAL if not FAMILIES[name].channel_openers])
 def test_a_call_that_ends_the_answer_is_made_in_an_open_thought_of_every_family(name: str) -> None:
     dialect = general(name)
     text = filled("Hm.\n{rome}", dialect)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.answers.stops import VisibleStops
-from holdfast.front.toolcalls.segments import CallEnded, Segment
+from holdfast.front.toolcalls.call_format import CallEnded, Segment
 from holdfast.wire.output import TextKind
 
 pieces = st.lists(

@@ -15,7 +15,7 @@ from holdfast.config import LimitsSettings
 from holdfast.front.application import create_application
 from holdfast.front.prompt.prepare import Prepared, prepare
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.front.toolcalls.dialect import Call
+from holdfast.front.toolcalls.call_format import Call
 from holdfast.wire.output import tool_calls_of
 from holdfast.wire.requests import GenerationRequest
 from tests.fakes.agent_turns import answer

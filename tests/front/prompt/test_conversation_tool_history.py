@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.front.prompt.conversation import Message, ToolHabits, with_habits
-from holdfast.front.toolcalls.dialect import Call, CallFormat, IdForm
+from holdfast.front.toolcalls.call_format import Call, CallFormat, IdForm
 from holdfast.front.toolcalls.tagged_parameters import TaggedParameters
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from holdfast.front.prompt.dialects import FoundDialect, find_dialect, prompt_opens_thought
 from holdfast.front.prompt.template import ChatTemplate
-from holdfast.front.toolcalls.dialect import PLAIN, Call, ReasoningFormat
+from holdfast.front.toolcalls.call_format import Call
+from holdfast.front.toolcalls.dialect import PLAIN, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES as FORMATS
 from holdfast.wire.output import ChoiceFinished, TextDelta, ToolArgumentsDelta
 from holdfast.wire.requests import ChatPrompt

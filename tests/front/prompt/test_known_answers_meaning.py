@@ -18,9 +18,9 @@ from holdfast.front.prompt.known_answers import (
     meaning_of_message,
     meaning_of_text,
 )
+from holdfast.front.toolcalls.call_format import SegmentFormat
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES
-from holdfast.front.toolcalls.segments import SegmentFormat
 
 HERMES = ModelDialect(
     family="hermes",

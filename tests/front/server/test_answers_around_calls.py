@@ -12,7 +12,7 @@ from holdfast.front.ollama.answer import ChatLines
 from holdfast.front.openai.answers import ChatAnswer
 from holdfast.front.server.answers import AnswerFormat, TokenCounts, WholeChoice
 from holdfast.front.server.sealing import Seal
-from holdfast.front.toolcalls.dialect import Call
+from holdfast.front.toolcalls.call_format import Call
 from holdfast.wire.output import ChoiceFinished, OutputEvent
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES

@@ -14,8 +14,8 @@ import pytest
 from holdfast.config import LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.front.structured.answer import AnswerGrammar, answer_grammar
-from holdfast.front.structured.calls import can_constrain
-from holdfast.front.toolcalls.dialect import Call, ModelDialect
+from holdfast.front.toolcalls.call_format import Call
+from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES
 from holdfast.wire.requests import (
     ChatPrompt,
@@ -98,7 +98,7 @@ _CALLS: Final = (
     Call("tree", {"node": {"value": 1.5, "parts": [{"value": 0}]}, "mixed": "so"}),
 )
 _CONSTRAINED: Final = sorted(
-    name for name, family in FAMILIES.items() if can_constrain(family.calls)
+    name for name, family in FAMILIES.items() if family.calls.drawn_layout is not None
 )
 _AS_TOKENS: Final = ("hermes", "qwen3_coder", "glm47")
 _MARKED: Final = sorted({*_CONSTRAINED} - {"harmony", "kimi_k3"})  # text and calls in one stream

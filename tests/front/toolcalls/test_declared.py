@@ -71,7 +71,7 @@ SCHEMA: dict[str, Any] = {
     ],
 )
 def test_a_value_gets_the_type_of_its_schema(key: str, raw: str, value: object) -> None:
-    assert json.loads(ParameterTypes(SCHEMA).value(key, raw).json) == value
+    assert json.loads(typed(raw, ParameterTypes(SCHEMA).of(key)).json) == value
 
 
 @pytest.mark.parametrize("raw", ["1.0", "1e3", '{"a":1}', '{ "a": [1,2] }'])

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.declared import DeclaredTools
-from holdfast.front.toolcalls.dialect import Call, ModelDialect
+from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES as RECORDS
 from holdfast.front.toolcalls.json_calls import JsonCalls, NamedJson
 from tests.fakes import mistaken_json

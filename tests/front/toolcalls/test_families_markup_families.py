@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.front.answers.answer import AnswerReader
-from holdfast.front.toolcalls.call_format import Call, ChannelFormat
+from holdfast.front.toolcalls.call_format import Call, CallArguments, CallEnded
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES as RECORDS
 from holdfast.front.toolcalls.json_calls import JsonCalls, NamedJson
 from holdfast.front.toolcalls.nested_tags import NestedTags
-from holdfast.front.toolcalls.segments import CallArguments, CallEnded
 from tests.fakes.mistaken_answers import MISTAKES
 from tests.fakes.recorded_answers import RECORDED, rome
 from tests.fakes.recorded_answers import TOOLS as WEATHER
@@ -157,7 +156,7 @@ def test_any_text_is_read_the_same_however_it_is_cut_and_none_is_lost(
     dialect = dialect_of(name, as_tokens=as_tokens)
     said = told(dialect, TOOLS, text, at=places)
     assert said == told(dialect, TOOLS, text)
-    if not isinstance(family, ChannelFormat) and all(isinstance(part, str) for part in said):
+    if not family.channel_openers and all(isinstance(part, str) for part in said):
         assert "".join(said) == text
 
 
@@ -275,7 +274,7 @@ def test_calls_that_are_not_wanted_are_text(name: str, text: str, expected: list
     assert [part for part in said if not isinstance(part, str)] == [
         part for part in expected if part[0] == "thought"
     ]
-    if not isinstance(MARKUP_FAMILIES[name], ChannelFormat):
+    if not MARKUP_FAMILIES[name].channel_openers:
         assert said == [text]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.toolcalls.markers import Markers, is_marker
+from holdfast.front.toolcalls.incoming import Markers, is_marker
 
 MARKERS = Markers({"<think>": 7, "<thinking>": 8, "[ARGS]": 9})
 texts = st.lists(

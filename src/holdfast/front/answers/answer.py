@@ -10,19 +10,18 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from holdfast.front.toolcalls.call_format import CallParts, ChannelFormat
-from holdfast.front.toolcalls.declared import DeclaredTools
-from holdfast.front.toolcalls.dialect import ModelDialect
-from holdfast.front.toolcalls.incoming import Incoming, Waiting, advanced
-from holdfast.front.toolcalls.markers import is_marker
-from holdfast.front.toolcalls.segments import (
+from holdfast.front.toolcalls.call_format import (
     AnswerPart,
     CallArguments,
     CallBegun,
     CallEnded,
+    CallParts,
     Segment,
     Thought,
 )
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import ModelDialect
+from holdfast.front.toolcalls.incoming import Incoming, Waiting, advanced, is_marker
 from holdfast.wire.output import TextKind
 
 _SPACES = " \t\r\n"
@@ -227,7 +226,7 @@ class AnswerReader:
 
         The answer may speak of its own marks.
         """
-        place = yield from self._source.behind_space(place)
+        place = yield from self._source.after_space(place)
         at_end = place == len(self._source.text)
         return at_end or bool((yield from self._source.standing(self._openers, place)))
 
@@ -313,7 +312,7 @@ class AnswerReader:
         place = source.reached = source.place
         is_call = False
         for form in self._marks.forms:
-            if self._in_vain > _MOST_IN_VAIN and not isinstance(form, ChannelFormat):
+            if self._in_vain > _MOST_IN_VAIN and not form.channel_openers:
                 continue
             if not is_call and (yield from source.standing(form.openers, place)):
                 source.place = place

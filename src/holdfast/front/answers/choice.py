@@ -17,19 +17,20 @@ from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.answers.detokenize import PlacedTokens, detokenizer, rival, text_and_bytes
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.answers.stops import VisibleStops
-from holdfast.front.toolcalls.call_format import CallIds, random_text
-from holdfast.front.toolcalls.declared import DeclaredTools
-from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
-from holdfast.front.toolcalls.segments import (
+from holdfast.front.toolcalls.call_format import (
     AnswerPart,
     CallArguments,
     CallBegun,
     CallEnded,
+    CallIds,
     PlainFormat,
     Segment,
     SegmentFormat,
     TextJoints,
+    random_text,
 )
+from holdfast.front.toolcalls.declared import DeclaredTools
+from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.wire.events import (
     CacheReport,
     Event,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from holdfast.front.answers.pieces import TokenPieces
-from holdfast.front.toolcalls.markers import Markers
+from holdfast.front.toolcalls.incoming import Markers
 from holdfast.wire.events import TokenLogprob
 from holdfast.wire.output import TokenText
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from holdfast.front.toolcalls.segments import AnswerPart, Segment
+from holdfast.front.toolcalls.call_format import AnswerPart, Segment
 
 
 class StopScanner:

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, Final, TypeAlias
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.toolcalls.dialect import Call, CallFormat, IdForm
+from holdfast.front.toolcalls.call_format import Call, CallFormat, IdForm
 from holdfast.wire.output import ToolCall
 
 Message: TypeAlias = dict[str, Any]

@@ -27,9 +27,10 @@ from holdfast.front.prompt.template_probes import (
     takes_text_and_thought,
 )
 from holdfast.front.prompt.tokenize import Tokenizer
-from holdfast.front.toolcalls.dialect import PLAIN, CallFormat, ModelDialect, ReasoningFormat
+from holdfast.front.toolcalls.call_format import CallFormat
+from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect, ReasoningFormat
 from holdfast.front.toolcalls.families import FAMILIES, families_for
-from holdfast.front.toolcalls.markers import in_vocabulary
+from holdfast.front.toolcalls.incoming import in_vocabulary
 from holdfast.wire.requests import ChatPrompt
 
 ToolsBy: TypeAlias = Literal["template", "text", "none"]

@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.front.prompt.conversation import REASONING_FIELDS, reasoning_of
 from holdfast.front.prompt.text_places import AnswerFrame
-from holdfast.front.toolcalls.segments import (
+from holdfast.front.toolcalls.call_format import (
     AnswerPart,
     CallArguments,
     CallBegun,

@@ -18,9 +18,15 @@ from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.prompt.conversation import Message, answer_message
 from holdfast.front.prompt.template import ChatTemplate, common_prefix
 from holdfast.front.prompt.tokenize import Tokenizer
+from holdfast.front.toolcalls.call_format import (
+    AnswerPart,
+    Call,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+)
 from holdfast.front.toolcalls.declared import DeclaredTools
-from holdfast.front.toolcalls.dialect import PLAIN, Call, ModelDialect
-from holdfast.front.toolcalls.segments import AnswerPart, CallArguments, CallBegun, CallEnded
+from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.wire.output import ToolCall
 from holdfast.wire.requests import ChatPrompt, Thinking, ThinkingEffort
 

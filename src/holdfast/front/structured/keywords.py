@@ -5,6 +5,7 @@ cost.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 MAPS: Final = ("properties", "patternProperties")  # name → schema
@@ -110,6 +111,7 @@ LONGEST_LITERAL: Final = 4_000
 LEAST: Final = 1024 - 2**63  # 64 bits, less what a float's rounding takes
 MOST: Final = -LEAST
 _SMALLER = re.compile(r"-\d{19}|-\d[\d.]*[eE]")
+_NAMED_ESCAPE = re.compile(r"\\[pPxu]\{")
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
@@ -223,45 +225,50 @@ def size_of_literal(value: Any) -> int:
 
 
 def repetitions(pattern: str) -> int:
-    """Characters that a pattern matches at most in its counted repetitions; `*` and `+` count once.
+    """The most characters that a pattern matches in counted repetitions; `*` and `+` count once.
 
-    Of a grammar, which may hold several patterns, it is a good guess.
+    For a grammar, which may contain several patterns, it is an estimate.
     """
-    totals, last, place = [0], 1, 0
-    while place < len(pattern):
-        character = pattern[place]
-        if character == "(":
+    totals = [0]
+    last = 1
+    counted_end = 0
+    for place, atom in atoms(pattern):
+        if place < counted_end:
+            continue
+        if atom == "(":
             totals.append(0)
-        elif character == ")" and len(totals) > 1:
+        elif atom == ")" and len(totals) > 1:
             last = totals.pop()
             totals[-1] += last
-        elif character == "{" and (count := _COUNT.match(pattern, place)):
+        elif atom == "{" and (count := _COUNT.match(pattern, place)):
             times = max(int((count[3] or count[1] or "1")[:9]), 1)
             totals[-1] += last * (times - 1)
             last *= times
-            place = count.end() - 1
-        elif character not in "*+?|^$":
+            counted_end = count.end()
+        elif atom not in ("*", "+", "?", "|", "^", "$"):
             last = 1
             totals[-1] += 1
-            place = _atom_end(pattern, place)
-        place += 1
     return sum(totals)
 
 
-def _atom_end(pattern: str, place: int) -> int:
-    """The last place of the atom that begins there."""
-    if pattern[place] == "\\":
-        if (
-            pattern[place + 1 : place + 2] in ("p", "P", "x", "u")
-            and pattern[place + 2 : place + 3] == "{"
-        ):
-            end = pattern.find("}", place)
-            return end if end > 0 else len(pattern)
-        return place + 1
-    if pattern[place] != "[":
-        return place
-    place += 2 if pattern.startswith("^", place + 1) else 1
-    place += pattern.startswith("]", place)
-    while place < len(pattern) and pattern[place] != "]":
-        place += 2 if pattern[place] == "\\" else 1
-    return place
+def atoms(regex: str) -> Iterator[tuple[int, str]]:
+    """The places and texts of a regular expression's escapes, character classes and characters."""
+    place = 0
+    while place < len(regex):
+        end = _atom_end(regex, place)
+        yield place, regex[place:end]
+        place = end
+
+
+def _atom_end(regex: str, place: int) -> int:
+    if regex[place] == "\\":
+        if _NAMED_ESCAPE.match(regex, place):
+            end = regex.find("}", place) + 1
+            return end or len(regex)
+        return place + 2
+    if regex[place] == "[":
+        place += 2 if regex.startswith("^", place + 1) else 1
+        place += regex.startswith("]", place)
+        while place < len(regex) and regex[place] != "]":
+            place += 2 if regex[place] == "\\" else 1
+    return place + 1

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.front.structured.keywords import LISTS, MAPS, SINGLES
+from holdfast.front.structured.keywords import LISTS, MAPS, SINGLES, atoms
 
 _YEAR: Final = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _DAY: Final = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
@@ -52,6 +52,20 @@ EXACT: Final = {
     "ipv6": IPV6,
 }
 """Patterns of the formats that a grammar enforces, by name."""
+_MOST_COUNTED: Final = 10_000  # characters: each is a state of the lexer
+_RAW_FORMATS: Final = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
+    "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "ipv4": IPV4,
+    "ipv6": IPV6,
+    "email": r"[A-Za-z0-9_+\-]+(\.[A-Za-z0-9_+\-]+)*@[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\.[A-Za-z0-9]+(-[A-Za-z0-9]+)*)+",
+    "hostname": r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\.[A-Za-z0-9]+(-[A-Za-z0-9]+)*)*",
+    "uri": r"[a-z][a-z0-9+.\-]*:\/\/[A-Za-z0-9\-._~:\/?#\[\]@!$&'()*+,;=%]+",
+}
+"""Patterns of formats for strings outside of JSON; they are simpler and allow only right values."""
+
 # A space, or a new line and its indent: what models write. Without a bound a small model writes
 # white space for ever.
 WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
@@ -289,3 +303,62 @@ def grammar_text(lark: str, **grammars: str) -> str:
     return json.dumps(
         {"grammars": [{"name": name, "lark_grammar": text} for name, text in texts.items()]}
     )
+
+
+def content_of(node: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+    """Regular expressions that every string of a schema matches, for strings outside of JSON.
+
+    Also returns the keyword that they do not express; empty: none.
+    """
+    values = node.get("enum", [node["const"]] if "const" in node else None)
+    if values is not None:
+        listed = "|".join(escaped(value) for value in values if isinstance(value, str))
+        return (f"({listed})",), ""
+    found = []
+    least, most = node.get("minLength", 0), node.get("maxLength")
+    if most is not None and most > _MOST_COUNTED:
+        return (ANY,), "maxLength"
+    if least or most is not None:
+        found.append(rf"(.|\n){{{least},{'' if most is None else most}}}")
+    for keyword, known in (("format", _format), ("pattern", _whole_pattern)):
+        if keyword in node:
+            regex = known(node[keyword])
+            if regex is None:
+                return (*found,) or (ANY,), keyword
+            found.append(regex)
+    return (*found,) or (ANY,), ""
+
+
+def _format(name: Any) -> str | None:
+    return _RAW_FORMATS.get(name, ANY if name == "unknown" else None)
+
+
+def _whole_pattern(regex: str) -> str | None:
+    """A pattern of JSON Schema, which matches anywhere, as one that matches the whole string.
+
+    None: it has anchors in other places than the ends of its alternatives.
+    """
+    found = []
+    for inner in _alternatives(regex):
+        lead, trail = ANY, ANY
+        if inner.startswith("^"):
+            inner, lead = inner[1:], ""
+        if inner.endswith("$") and not inner.endswith(r"\$"):
+            inner, trail = inner[:-1], ""
+        if any(atom in ("^", "$") for _, atom in atoms(inner)):
+            return None
+        found.append(f"{lead}({inner}){trail}")
+    from llguidance import regex_to_lark
+
+    return "(" + "|".join(regex_to_lark(each, use_ascii="dw") for each in found) + ")"
+
+
+def _alternatives(regex: str) -> Iterator[str]:
+    """The alternatives of a regular expression, outside of groups."""
+    start = depth = 0
+    for place, atom in atoms(regex):
+        depth += (atom == "(") - (atom == ")")
+        if atom == "|" and not depth:
+            yield regex[start:place]
+            start = place + 1
+    yield regex[start:]

@@ -1,19 +1,29 @@
-"""Answers made of messages or tags with a header each: gpt-oss' harmony, Muse, Kimi K3. Pure."""
+"""Answers made of messages or tags that say what they are: gpt-oss' harmony, Muse, Kimi K3. Pure.
+
+No message header is an error.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape, unescape
-from typing import Any, Final, NamedTuple
+from html import unescape
+from typing import Final, NamedTuple
 
-from holdfast.front.toolcalls.call_format import Call, CallParts, IdForm
-from holdfast.front.toolcalls.declared import JSON_TYPES, ToolName, json_text
+from holdfast.front.toolcalls.call_format import (
+    CallFormat,
+    CallLayout,
+    CallParts,
+    ChannelMarkup,
+    JsonObject,
+    TaggedValues,
+)
+from holdfast.front.toolcalls.declared import JSON_TYPES, ToolName
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
-from holdfast.front.toolcalls.literals import JsonStream
+from holdfast.front.toolcalls.literals import json_text
 from holdfast.front.toolcalls.tagged_parameters import (
+    STRING,
     TaggedParameters,
     ValueEnd,
     read_json_body,
@@ -21,7 +31,6 @@ from holdfast.front.toolcalls.tagged_parameters import (
 )
 from holdfast.wire.output import TextKind
 
-_STRING: Final = frozenset({"string"})
 _HEADER_LENGTH = 256
 _NOBODY = frozenset({"", "assistant", "user", "all", "self", "none"})
 _HEADER: Final = re.compile(r"\s*(\w+)((?:\s+\w+=\"[^\"]*\")*)\s*")
@@ -29,35 +38,25 @@ _ATTRIBUTE: Final = re.compile(r"(\w+)=\"([^\"]*)\"")
 _TAG_LENGTH = 512
 _TEXTS: Final[Mapping[str, TextKind]] = {"think": "reasoning", "response": "text"}
 _STRUCTURE: Final = frozenset({"message", "tools", *_TEXTS})
-_TYPES: Final = {
-    bool: "boolean",
-    str: "string",
-    int: "number",
-    float: "number",
-    list: "array",
-    type(None): "null",
-}
 
 
-def read_arguments(
+def _read_arguments(
     source: Incoming, parts: CallParts, tool: ToolName, *, ends: Sequence[str], repair: str = ""
 ) -> Waiting[None]:
-    """Read the body of a call up to one of the ends, which is not read.
+    """Read the body of a call up to one of the ends.
 
-    What is no object becomes the tool's only string.
+    A body that is not an object becomes the tool's only string argument.
     """
     parts.begin(tool, repair=repair)
     yield from source.skip_space()
-    if source.text.startswith("{", source.place):
-        stream = JsonStream(source, parts.json, stops=tuple(ends))
-        yield from stream.read()
-        parts.repair(*stream.repairs)
+    if source.at("{"):
+        yield from parts.read_object(source, stops=ends)
         rest = yield from _up_to(source, ends)
         parts.end("text_behind_arguments" if rest.strip() else "", complete=True)
     else:
         text = yield from _up_to(source, ends)
         if text.strip():
-            strings = [key for key in parts.types.properties if parts.types.of(key) == _STRING]
+            strings = [key for key in parts.types.properties if parts.types.of(key) == STRING]
             parts.key(strings[0] if len(strings) == 1 else "input")
             parts.json(json_text(text))
         parts.end("raw_arguments" if text.strip() else "no_arguments")
@@ -71,7 +70,7 @@ def _up_to(source: Incoming, ends: Sequence[str]) -> Waiting[str]:
 
 
 class MessageHeader(NamedTuple):
-    """What a message says of itself."""
+    """What a message says about itself."""
 
     role: str = ""
     channel: str = ""
@@ -79,12 +78,12 @@ class MessageHeader(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Channels:
-    """A family whose answer is `<|start|>ROLE
-    to=RECIPIENT<|channel|>CHANNEL<|message|>TEXT<|end|>`, repeated.
+class Channels(CallFormat):
+    """A family whose answer is
+    `<|start|>ROLE to=RECIPIENT<|channel|>CHANNEL<|message|>TEXT<|end|>`, repeated.
 
-    The prompt has the first `<|start|>ROLE`. A message to a tool is a call, in JSON or as `calls`
-    writes it.
+    The prompt ends with the first `<|start|>ROLE`. A message to a tool is a call, as JSON or as
+    `calls` writes it. prefix: of a tool's name. reasoning: channels, or recipients, of thoughts.
     """
 
     start: str = "<|start|>"
@@ -92,14 +91,9 @@ class Channels:
     constrain: str = "<|constrain|>"
     message: str = "<|message|>"
     ends: tuple[str, ...] = ("<|end|>", "<|call|>", "<|return|>")
-    prefix: str = "functions."  # of a tool's name
-    reasoning: frozenset[str] = frozenset({"analysis"})  # channels, or recipients
+    prefix: str = "functions."
+    reasoning: frozenset[str] = frozenset({"analysis"})
     calls: TaggedParameters | None = None
-    id_form: IdForm = "random"
-    written: str = (
-        "<|start|>assistant to=functions.{name}<|channel|>commentary "
-        "json<|message|>{arguments}<|call|>"
-    )
 
     @property
     def marks(self) -> Sequence[str]:
@@ -107,36 +101,60 @@ class Channels:
         own = (self.start, self.channel, self.constrain, self.message, *self.ends)
         return tuple(mark for mark in (*own, *(self.calls.marks if self.calls else ())) if mark)
 
-    def write(self, calls: Sequence[Call]) -> str:
-        """The calls as the model would write them."""
-        return "".join(
-            self.written.format(
-                name=call.name,
-                arguments=self.calls.write([call])
-                if self.calls
-                else json.dumps(dict(call.arguments), ensure_ascii=False),
-            )
-            for call in calls
-        )
-
     @property
     def openers(self) -> Sequence[str]:
-        """What a message may begin with: the answer's first goes on with the header that the prompt
-        has begun.
-        """
-        return tuple(
-            mark
-            for mark in (self.start, self.channel, self.message, " to=", "to=", *self.ends)
-            if mark
-        )
+        """What a message may begin with. The answer's first one continues the prompt's header."""
+        own = (self.start, self.channel, self.message, " to=", "to=", *self.ends)
+        return tuple(mark for mark in own if mark)
 
     @property
     def channel_openers(self) -> Sequence[str]:
-        """All of them."""
+        """All openers."""
         return self.openers
 
+    @property
+    def layout(self) -> CallLayout:
+        """How calls are written."""
+        to = f"{self.start}assistant to={self.prefix}{{name}}"
+        if self.calls is None:
+            head = f"{to}{self.channel}commentary json{self.message}"
+            return CallLayout(heads=(head,), values=JsonObject(), tail=self.ends[1])
+        inner = self.calls.layout
+        return CallLayout(
+            heads=(to + self.message + inner.opening + inner.heads[0],),
+            values=inner.values,
+            tail=inner.tail + inner.closing + self.ends[0],
+        )
+
+    @property
+    def drawn_layout(self) -> CallLayout | None:
+        """How a model may write a call. It ends the answer, so that there is no second one."""
+        if self.calls is not None:
+            return None
+        to, kind = f" to={self.prefix}{{name}}", f"{self.channel}commentary"
+        forms = (
+            f"{kind}{to} {self.constrain}json",
+            f"{to}{kind} {self.constrain}json",
+            f"{to}{kind} json",
+        )
+        heads = tuple(form + self.message for form in forms)
+        return CallLayout(heads=heads, values=JsonObject(), is_single=True)
+
+    @property
+    def channels(self) -> ChannelMarkup | None:
+        """The markup of text and thoughts."""
+        if self.calls is not None:
+            return None
+        return ChannelMarkup(
+            text=(f"{self.channel}final{self.message}", ""),
+            thought=(
+                f"{self.channel}analysis{self.message}",
+                f"{self.ends[0]}{self.start}assistant",
+            ),
+        )
+
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read one message, or the mark of an end that stands alone. False: it is text."""
+        """Read one message, or a lone mark of an end. False: it is text."""
         if (yield from source.taken(*self.ends)):
             return True
         by_words = not (
@@ -154,9 +172,8 @@ class Channels:
     def _read_header(self, source: Incoming, *, must: bool) -> Waiting[MessageHeader | None]:
         """Read a message's header.
 
-        Where `<|message|>` is missing, it ends with the last word that belongs to a header.
-
-        must: one without `<|message|>` and `<|channel|>` is none.
+        If `<|message|>` is missing, the header ends with the last word that belongs to one.
+        must: it needs `<|message|>` or `<|channel|>` to be a header.
         """
         yield from source.taken(self.start)
         start = source.place
@@ -171,7 +188,7 @@ class Channels:
         source.place = at + (len(mark) if mark == self.message else 0)
         text = source.text[start:at]
         named = re.findall(rf"{re.escape(self.channel)}\s*(\w+)", text) if self.channel else []
-        # some begin a header anew, `commentary to=assistant<|channel|>analysis`
+        # some models begin a header anew: `commentary to=assistant<|channel|>analysis`
         channel = named[-1] if named else ""
         return MessageHeader(
             _word(r"^\s*([^\s<=\udc00-\udfff]+)(?=[\s<\udc00-\udfff]|$)", text),
@@ -184,40 +201,34 @@ class Channels:
     ) -> Waiting[None]:
         name = header.recipient
         if not name and header.role.removeprefix(self.prefix) not in _NOBODY:
-            name = header.role  # some put the tool's name in the role's place
-        tool = (
-            parts.tools.named(name.removeprefix(self.prefix))
-            if name not in _NOBODY and parts.reads_calls
-            else None
-        )
+            name = header.role  # some models put the tool's name in the role's place
+        may_call = name not in _NOBODY and parts.reads_calls
+        tool = parts.tools.named(name.removeprefix(self.prefix)) if may_call else None
         if tool is not None and self.calls is None and (name == header.recipient or tool.declared):
             repair = "" if name == header.recipient else "role_for_recipient"
-            yield from read_arguments(
+            yield from _read_arguments(
                 source, parts, tool, ends=(*self.ends, self.start), repair=repair
             )
             yield from source.taken(*self.ends)
             source.drop_read()
             return
-        kind: TextKind = (
-            "reasoning" if {header.channel, header.recipient} & self.reasoning else "text"
-        )
-        calls = self.calls if parts.reads_calls and name not in _NOBODY else None
-        yield from self._read_text(source, parts, kind, calls=calls)
+        is_thought = bool({header.channel, header.recipient} & self.reasoning)
+        kind: TextKind = "reasoning" if is_thought else "text"
+        yield from self._read_text(source, parts, kind, calls=self.calls if may_call else None)
 
     def _read_text(
         self, source: Incoming, parts: CallParts, kind: TextKind, *, calls: TaggedParameters | None
     ) -> Waiting[None]:
-        """Read text up to the message's end, or to where another one begins.
+        """Read text up to the end of the message, or the beginning of another.
 
-        calls: how calls are written in it. A message that is not to a tool has none, it only quotes
-        them.
+        calls: how calls in it are written; None if it can only quote calls.
         """
         openers = tuple(calls.openers) if calls else ()
         begins = tuple(mark for mark in (self.start, self.channel) if mark)
         marks = (*self.ends, *begins, *openers)
         while True:
-            say_up_to(source, parts, kind, source.certain(marks))
-            if source.place == len(source.text):
+            _say_up_to(source, parts, kind, source.certain(marks))
+            if source.at_end:
                 if source.ended:
                     return
                 yield
@@ -227,22 +238,19 @@ class Channels:
                 if (yield from calls.read(source, parts)):
                     source.drop_read()
                 else:
-                    say_up_to(source, parts, kind, len(mark))
+                    _say_up_to(source, parts, kind, len(mark))
                 continue
             if mark:
                 source.place += len(mark) if mark in self.ends else 0
                 source.drop_read()
                 return
-            say_up_to(source, parts, kind, 1)
+            _say_up_to(source, parts, kind, 1)
 
     @property
     def _pattern(self) -> re.Pattern[str]:
         """The words that a header may begin with."""
-        to, channel, constrain = (
-            r"(\s*to=[^\s<{]+)?",
-            re.escape(self.channel),
-            re.escape(self.constrain),
-        )
+        to = r"(\s*to=[^\s<{]+)?"
+        channel, constrain = re.escape(self.channel), re.escape(self.constrain)
         channels = rf"({channel}\s*(analysis|commentary|final)?)?" if channel else ""
         kind = rf"(\s*({constrain})?\s*(json|code)\b)?" if constrain else ""
         return re.compile(
@@ -250,8 +258,8 @@ class Channels:
         )
 
 
-def say_up_to(source: Incoming, parts: CallParts, kind: TextKind, place: int) -> None:
-    """Give out what stands before this place, as text of this kind."""
+def _say_up_to(source: Incoming, parts: CallParts, kind: TextKind, place: int) -> None:
+    """Put out the text before this place as text of this kind."""
     source.place = 0
     start, source.place = source.position, place
     parts.say(kind, source.plain(source.drop_read()), start=start)
@@ -263,31 +271,19 @@ def _word(pattern: str, text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KimiK3:
-    """The marks of the family's tags. Text outside of a channel is text, white space excepted."""
+class KimiK3(CallFormat):
+    """A family that writes text, thoughts and calls between `<|open|>NAME KEY="VALUE"<|sep|>` and
+    `<|close|>NAME<|sep|>`. Outside of them is text, except for white space.
+    """
 
     open: str = "<|open|>"
     close: str = "<|close|>"
     separator: str = "<|sep|>"
-    id_form: IdForm = "random"
 
     @property
     def marks(self) -> Sequence[str]:
         """All markers."""
         return (self.open, self.close, self.separator)
-
-    def write(self, calls: Sequence[Call]) -> str:
-        """The calls as the model would write them."""
-        inner = "".join(
-            self._tag(
-                "call",
-                "".join(self._written(*pair) for pair in call.arguments.items()),
-                tool=call.name,
-                index=str(place),
-            )
-            for place, call in enumerate(calls, 1)
-        )
-        return self._tag("tools", inner)
 
     @property
     def openers(self) -> Sequence[str]:
@@ -296,11 +292,36 @@ class KimiK3:
 
     @property
     def channel_openers(self) -> Sequence[str]:
-        """All of them."""
+        """All openers."""
         return self.openers
 
+    @property
+    def layout(self) -> CallLayout:
+        """How calls are written."""
+        lead = f'{self.open}call tool="'
+        return CallLayout(
+            opening=f"{self.open}tools{self.separator}{lead}",
+            heads=(f'{{name}}" index="{{number}}"{self.separator}',),
+            values=TaggedValues(
+                before=f'{self.open}argument key="',
+                text=f'" type="string"{self.separator}',
+                json=f'" type="{{type}}"{self.separator}',
+                end=f"{self.close}argument{self.separator}",
+            ),
+            tail=f"{self.close}call{self.separator}",
+            again=lead,
+            closing=f"{self.close}tools{self.separator}",
+        )
+
+    @property
+    def channels(self) -> ChannelMarkup:
+        """The markup of text."""
+        return ChannelMarkup(
+            text=(f"{self.open}response{self.separator}", f"{self.close}response{self.separator}")
+        )
+
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read a tag, or what stands in the channel or call that it opens. False: it is text."""
+        """Read tags, and the text of the channels and calls that they open. False: it is text."""
         channel: TextKind | None = None
         read = False
         while True:
@@ -309,7 +330,7 @@ class KimiK3:
             if tag is None and not read:
                 return False
             if tag is None:
-                say_up_to(source, parts, channel or "text", source.place + max(1, len(mark)))
+                _say_up_to(source, parts, channel or "text", source.place + max(1, len(mark)))
             elif mark == self.open:
                 channel = yield from self._opened(source, parts, tag, channel)
             else:
@@ -319,7 +340,7 @@ class KimiK3:
             source.drop_read()
             read = True
             yield from self._read_text(source, parts, channel)
-            if source.place == len(source.text) or not (channel or parts.is_open):
+            if source.at_end or not (channel or parts.is_open):
                 break
         if parts.is_open:
             parts.end("unclosed_call")
@@ -328,29 +349,30 @@ class KimiK3:
     def _read_text(
         self, source: Incoming, parts: CallParts, channel: TextKind | None
     ) -> Waiting[None]:
-        """Read text up to a tag, if a channel or call is open; white space between a call's
-        arguments is none.
+        """Read text up to a tag, if a channel or call is open.
+
+        White space between the arguments of a call is not text.
         """
         while channel or parts.is_open:
             certain = source.certain(self.openers)
             if not channel:
                 certain, _ = yield from source.find(self.openers, 0)
             if channel or source.text[:certain].strip():
-                say_up_to(source, parts, channel or "text", certain)
+                _say_up_to(source, parts, channel or "text", certain)
             else:
                 source.place = certain
                 source.drop_read()
             if source.text:
                 if (yield from source.standing(self.openers)):
                     return
-                say_up_to(source, parts, channel or "text", 1)
+                _say_up_to(source, parts, channel or "text", 1)
             elif source.ended:
                 return
             else:
                 yield
 
     def _read_tag(self, source: Incoming, mark: str) -> Waiting[tuple[str, dict[str, str]] | None]:
-        """A tag's name and attributes. None: it is none, nothing was read."""
+        """Read a tag's name and attributes. None: it is not a tag, and nothing was read."""
         start = source.place + len(mark)
         at, end = yield from source.find(
             (self.separator, self.open, self.close), start, limit=_TAG_LENGTH
@@ -368,7 +390,7 @@ class KimiK3:
         tag: tuple[str, dict[str, str]],
         channel: TextKind | None,
     ) -> Waiting[TextKind | None]:
-        """Read on behind an opening tag; the channel of what follows."""
+        """Read on after an opening tag. Returns the channel of what follows."""
         name, attributes = tag
         if name in _STRUCTURE:
             return _TEXTS.get(name)
@@ -380,14 +402,9 @@ class KimiK3:
                 parts.begin(tool)
                 return None
         elif name == "argument" and parts.is_open and "key" in attributes:
-            kind = attributes.get("type")
-            types = (
-                parts.types.of(attributes["key"])
-                if kind is None
-                else frozenset({"string"})
-                if kind == "string"
-                else JSON_TYPES
-            )
+            types = parts.types.of(attributes["key"])
+            if "type" in attributes:
+                types = STRING if attributes["type"] == "string" else JSON_TYPES
             parts.key(attributes["key"])
             yield from read_value(source, parts, self._value_ends(), types=types)
             return None
@@ -396,7 +413,7 @@ class KimiK3:
             if (yield from read_json_body(source, parts, repair="")):
                 parts.end(complete=True)
             return None
-        say_up_to(source, parts, channel or "text", source.place)
+        _say_up_to(source, parts, channel or "text", source.place)
         return channel
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
@@ -406,13 +423,5 @@ class KimiK3:
                 f"{self.close}argument{self.separator}",
                 (*again, f"{self.close}tools", f"{self.open}call"),
             ),
-            *(ValueEnd(mark, (), closes=False, repair="unclosed_value") for mark in again[1:]),
+            *(ValueEnd(mark, (), closes=False) for mark in again[1:]),
         )
-
-    def _written(self, key: str, value: Any) -> str:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return self._tag("argument", text, key=key, type=_TYPES.get(type(value), "object"))
-
-    def _tag(self, name: str, inner: str, **attributes: str) -> str:
-        words = "".join(f' {key}="{escape(value)}"' for key, value in attributes.items())
-        return f"{self.open}{name}{words}{self.separator}{inner}{self.close}{name}{self.separator}"

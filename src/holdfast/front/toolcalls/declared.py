@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
-from holdfast.front.toolcalls.literals import NUMBER, Literals, whole
+from holdfast.front.toolcalls.literals import NUMBER, Literals, json_text, whole
 
 _ALIASES = {
     "str": "string", "varchar": "string", "text": "string", "char": "string", "enum": "string", "date": "string",
@@ -50,10 +50,6 @@ class ParameterTypes:
         return frozenset(
             _ALIASES.get(name.lower(), name.lower()) for name in self._types(schema, _MAX_DEPTH)
         )
-
-    def value(self, key: str, raw: str) -> TypedValue:
-        """A parameter's value from its text."""
-        return typed(raw, self.of(key))
 
     def inner(self, schema: Any, key: str) -> Any:
         """The schema of a member of an object, or else of an array's items; None: there is none."""
@@ -107,7 +103,7 @@ class ParameterTypes:
             values = (
                 schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
             )
-            yield from (_type_of(value) for value in values)
+            yield from (type_of(value) for value in values)
         elif "properties" in schema:
             yield "object"
         elif "items" in schema:
@@ -144,7 +140,7 @@ def typed(raw: str, types: frozenset[str]) -> TypedValue:
         return TypedValue(text)
     if text[:1] in ("{", "[") and (not types or types & {"object", "array"}):
         found = _structure(text)
-        if found is not None and ("string" not in types or _type_of(found[0]) in types):
+        if found is not None and ("string" not in types or type_of(found[0]) in types):
             return found[1]
     if text[:1] == '"' and types & {"object", "array"} and "string" not in types:
         inner = from_json(text)
@@ -152,18 +148,6 @@ def typed(raw: str, types: frozenset[str]) -> TypedValue:
         if found is not None:
             return TypedValue(found[1].json, "encoded_twice")
     return TypedValue(json_text(raw))
-
-
-def json_text(value: Any) -> str:
-    """A value as JSON text, as templates print it.
-
-    Halves of characters, which no UTF-8 has, are replaced.
-    """
-    return (
-        json.dumps(value, ensure_ascii=False)
-        .encode("utf-16", "surrogatepass")
-        .decode("utf-16", "replace")
-    )
 
 
 def _structure(text: str) -> tuple[Any, TypedValue] | None:
@@ -192,7 +176,8 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _type_of(value: Any) -> str:
+def type_of(value: Any) -> str:
+    """The JSON type of a value."""
     if isinstance(value, bool):
         return "boolean"
     for kind, name in (

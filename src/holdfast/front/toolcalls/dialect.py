@@ -1,6 +1,5 @@
-"""How one model writes reasoning and calls: what was found of it when it was loaded.
-
-Pure data, the same for all requests.
+"""How one model writes reasoning and calls, as found when it was loaded. Pure data, shared by all
+requests.
 """
 
 from __future__ import annotations
@@ -8,21 +7,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-# what rooms above need of it stands here
-from holdfast.front.toolcalls.call_format import Call as Call
-from holdfast.front.toolcalls.call_format import CallFormat as CallFormat
-from holdfast.front.toolcalls.call_format import ChannelFormat
-from holdfast.front.toolcalls.call_format import IdForm as IdForm
+from holdfast.front.toolcalls.call_format import CallFormat
 from holdfast.front.toolcalls.families import FAMILIES
-from holdfast.front.toolcalls.markers import Markers, is_marker
+from holdfast.front.toolcalls.incoming import Markers, is_marker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """The markers between which a thought stands, as text.
-
-    White space next to them belongs to the markers.
-    """
+    """The markers around a thought, as text. White space next to them belongs to the markers."""
 
     start: str
     end: str
@@ -30,32 +22,38 @@ class ReasoningFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedDialect:
-    """What an answer is read by: the markers that are tokens are one character each (`Markers`)."""
+    """A dialect for a reader: markers that are tokens are one character each (`Markers`).
 
-    forms: tuple[CallFormat, ...]  # of calls: the family's own first
+    start, end: of a thought. They, and frame, are empty if there is no such marker.
+    """
+
+    forms: tuple[CallFormat, ...]  # how calls may be written, the family's own first
     call_marks: frozenset[str]
     openers: tuple[str, ...]
-    marked_openers: frozenset[str]  # those that hold a marker; the others are ordinary text
-    channel_openers: tuple[str, ...]  # those of channels
-    start: str  # of a thought; empty: it has no marker
+    marked_openers: frozenset[str]  # openers that contain a marker; the others are ordinary text
+    channel_openers: tuple[str, ...]
+    start: str
     end: str
     dropped: tuple[str, ...]
-    frame: tuple[str, str]  # around the visible answer; empty: there is none
+    frame: tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDialect:
-    """What a model's answers are made of. Without anything: text throughout."""
+    """What a model's answers consist of. The default is text throughout.
 
-    family: str = ""  # a name in the table of families; empty: calls are not known
+    family: a key of FAMILIES; empty: unknown. read_too: further forms in which it may write calls.
+    marker_ids: markers, as text, that are single tokens of the model. dropped_marks: markers next to
+    visible text that say nothing, such as <response>. frame: ordinary text around the whole visible
+    answer, such as <answer> and </answer>.
+    """
+
+    family: str = ""
     calls: CallFormat | None = None
-    read_too: tuple[CallFormat, ...] = ()  # other forms in which it may write calls
+    read_too: tuple[CallFormat, ...] = ()
     reasoning: ReasoningFormat | None = None
-    # markers, as text, that are single tokens of the model
     marker_ids: Mapping[str, int] = field(default_factory=dict)
-    # stand around visible text and say nothing, such as <response> and </response>
     dropped_marks: tuple[str, ...] = ()
-    # stands in ordinary text around the whole visible answer, such as <answer> and </answer>
     frame: tuple[str, str] = ("", "")
     markers: Markers = field(init=False, repr=False, compare=False)
     encoded: EncodedDialect = field(init=False, repr=False, compare=False)
@@ -79,8 +77,6 @@ class ModelDialect:
         forms = tuple(markers.encoded(form) for form in known)
         marks = frozenset(mark for form in forms for mark in form.marks)
         openers = tuple(dict.fromkeys(opener for form in forms for opener in form.openers))
-        # asked once for all: a protocol is slow to ask
-        channels = (form for form in forms if isinstance(form, ChannelFormat))
         encoded = EncodedDialect(
             forms=forms,
             call_marks=marks,
@@ -88,7 +84,7 @@ class ModelDialect:
             marked_openers=frozenset(
                 opener for opener in openers if any(mark in opener for mark in marks)
             ),
-            channel_openers=tuple(mark for form in channels for mark in form.channel_openers),
+            channel_openers=tuple(mark for form in forms for mark in form.channel_openers),
             start=reasoning.start.strip() if reasoning else "",
             end=reasoning.end.strip() if reasoning else "",
             dropped=(
@@ -102,8 +98,8 @@ class ModelDialect:
 
 
 def _bare_start(reasoning: ReasoningFormat | None, openers: Collection[str]) -> tuple[str, ...]:
-    """The token with which a longer marker of thoughts begins: Gemma 4 sometimes writes it twice,
-    or alone, and means nothing.
+    """The token that begins a longer marker of thoughts: Gemma 4 sometimes writes it twice, or alone,
+    without any meaning.
     """
     start = reasoning.start.strip() if reasoning else ""
     if len(start) > 1 and is_marker(start) and start[0] not in openers:

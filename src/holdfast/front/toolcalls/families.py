@@ -157,7 +157,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             prefix="",
             reasoning=frozenset({"self"}),
             calls=_invoke_tags("atem:", "function_calls"),
-            written="<|start|>assistant to={name}<|message|>{arguments}<|eom|>",
         ),
         words=(("<atem:",),),
     ),
@@ -171,7 +170,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         calls=JsonCalls(
             section=("<|START_ACTION|>", "<|END_ACTION|>"),
             array=True,
-            between=", ",
             name_key="tool_name",
             arguments_key="parameters",
             id_key="tool_call_id",
@@ -183,7 +181,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             section=("Action: ```json\n", "\n```"),
             pairs_too=(("Action:```json", "```"), ("Action:\n```json", "```")),
             array=True,
-            between=", ",
             name_key="tool_name",
             arguments_key="parameters",
         ),
@@ -232,9 +229,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         read_too=("mistral_v3",),
     ),
     "mistral_v3": Family(
-        calls=JsonCalls(
-            section=("[TOOL_CALLS]", ""), array=True, between=", ", id_key="id", id_form="alnum9"
-        ),
+        calls=JsonCalls(section=("[TOOL_CALLS]", ""), array=True, id_key="id", id_form="alnum9"),
         read_too=("mistral_v13",),
     ),
     "lfm2": Family(
@@ -253,7 +248,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         calls=JsonCalls(
             section=("<|tools_prefix|>", "<|tools_suffix|>"),
             array=True,
-            between=", ",
             name_is_key=True,
         )
     ),
@@ -263,9 +257,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ),
         words=(("<|function_call|>",), ("function call", "<|role_sep|>")),
     ),
-    "nemotron": Family(
-        calls=JsonCalls(section=("<TOOLCALL>", "</TOOLCALL>"), array=True, between=", ")
-    ),
+    "nemotron": Family(calls=JsonCalls(section=("<TOOLCALL>", "</TOOLCALL>"), array=True)),
     "minicpm5": Family(
         calls=TaggedParameters(
             call=('<function name="', '">', "</function>"),
@@ -286,7 +278,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             section=("<|tool_call|>", "<|/tool_call|>"),
             pairs_too=(("functools", ""),),
             array=True,
-            between=", ",
         ),
         words=(("<|tool_call|>", "<|/tool_call|>"), ("functools[",)),
         aliases=("phi3",),
@@ -296,14 +287,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
             section=("<|tool_call|>", ""),
             pairs_too=(("<tool_call>", "</tool_call>"),),
             array=True,
-            between=", ",
         ),
         aliases=("granite", "granitemoe"),
     ),
     "apriel": Family(
-        calls=JsonCalls(
-            section=("<tool_calls>", "</tool_calls>"), array=True, between=", ", id_key="id"
-        ),
+        calls=JsonCalls(section=("<tool_calls>", "</tool_calls>"), array=True, id_key="id"),
         words=(("<tool_calls>[",),),
     ),
     "minimax_m1": Family(calls=JsonCalls(section=("<tool_calls>\n", "\n</tool_calls>"))),

@@ -1,22 +1,26 @@
-"""Text that comes in pieces, read by a generator that yields whenever it needs more of it: grammars
-read as plain code. Pure.
+"""The text that a reader reads: it arrives in pieces, and markers in it may be characters. Pure.
+
+A reader is a generator that yields whenever it needs more text, so that a grammar reads as plain
+code. Markers that are single tokens of a model become one character each that no text has, a lone
+surrogate: readers work on plain strings, and still tell a marker from the same letters in ordinary
+tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import re
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
-from typing import TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 Result = TypeVar("Result")
 Waiting: TypeAlias = Generator[None, None, Result]
-"""Steps of a reader: it yields when nothing more is certain without more text, and returns what it
-has read.
-"""
+"""Steps of a reader: it yields when it needs more text, and returns what it has read."""
 
 
 def advanced(steps: Waiting[Result]) -> Result | None:
-    """Let a reader go on. What it has read, or None while it waits for more text."""
+    """Let a reader continue. Returns what it has read, or None while it waits for more text."""
     try:
         next(steps)
     except StopIteration as done:
@@ -26,27 +30,26 @@ def advanced(steps: Waiting[Result]) -> Result | None:
 
 
 class Incoming:
-    """What has come of a text and is not read yet. `place` is where the reader stands in `text`."""
+    """Text that has arrived and was not dropped. `place` is where the reader stands in `text`."""
 
     def __init__(self, plain: Callable[[str], str] = str) -> None:
-        """plain: gives the literal text of what came, in which markers may be characters of their
-        own.
-        """
+        """plain: writes out the markers of a text (`Markers.restore`)."""
         self.plain = plain
         self.text = ""
         self.place = 0
-        self.reached = 0  # the furthest place in `text` up to which something was looked for
+        self.reached = 0  # how far `text` was searched
         self.ended = False  # no more text will come
-        # characters, markers written out: all of them, and those that were read and dropped
-        self.came = self.passed = 0
+        # characters, markers written out: all that arrived, and those that were read and dropped
+        self.came = 0
+        self.passed = 0
 
     def add(self, text: str) -> None:
-        """More text has come."""
+        """Add text that has arrived."""
         self.text += text
         self.came += len(self.plain(text))
 
     def drop_read(self) -> str:
-        """Forget what was read, and return it."""
+        """Drop the text before `place`, and return it."""
         self.reached -= self.place
         read, self.text, self.place = self.text[: self.place], self.text[self.place :], 0
         self.passed += len(self.plain(read))
@@ -54,18 +57,29 @@ class Incoming:
 
     @property
     def position(self) -> int:
-        """How many characters, markers written out, stand before the place that is read next."""
+        """Characters of the whole text before `place`, markers written out."""
         return self.passed + len(self.plain(self.text[: self.place]))
 
     @property
     def rest(self) -> str:
-        """What was not read."""
+        """The text from `place` on."""
         return self.text[self.place :]
 
+    @property
+    def at_end(self) -> bool:
+        """Whether all text that has arrived was read."""
+        return self.place == len(self.text)
+
+    def at(self, *texts: str) -> bool:
+        """Whether one of these texts stands here, as far as the text has arrived."""
+        return self.text.startswith(texts, self.place)
+
+    def up_to(self, place: int) -> str:
+        """The text from here to this place, markers written out."""
+        return self.plain(self.text[self.place : place])
+
     def standing(self, marks: Sequence[str], place: int | None = None) -> Waiting[str]:
-        """Which of the marks stands at the place (the reader's own unless given), the longest;
-        empty when none does.
-        """
+        """The longest of the marks at the place (the reader's own by default); empty: none."""
         at = self.place if place is None else place
         while True:
             found = max(
@@ -80,17 +94,15 @@ class Incoming:
             yield
 
     def taken(self, *marks: str) -> Waiting[str]:
-        """Read one of the marks if it stands here; which, or empty."""
+        """Read the longest of the marks that stands here; empty: none."""
         found = yield from self.standing(marks)
         self.place += len(found)
         return found
 
-    def behind_space(self, place: int, *, spaces: Sequence[str] = ()) -> Waiting[int]:
-        """The first place from there on that is no white space; the text's end when it has ended
-        with some.
+    def after_space(self, place: int, *, spaces: Sequence[str] = ()) -> Waiting[int]:
+        """The first place from this one on that is not white space, or the text's end.
 
-        spaces: what counts as white space beside the characters that are, such as `\\n` written as
-        two.
+        spaces: further strings that count as white space.
         """
         while True:
             while place < len(self.text) and self.text[place].isspace():
@@ -107,14 +119,14 @@ class Incoming:
 
     def skip_space(self, *, spaces: Sequence[str] = ()) -> Waiting[None]:
         """Read white space."""
-        self.place = yield from self.behind_space(self.place, spaces=spaces)
+        self.place = yield from self.after_space(self.place, spaces=spaces)
 
     def find(
         self, marks: Sequence[str], start: int, *, limit: int | None = None
     ) -> Waiting[tuple[int, str]]:
-        """Place and text of the first mark from `start` on, of two at a place the longer one.
+        """The place and text of the first mark from `start` on, the longest one there.
 
-        Without any: the text's end, or where `limit` characters are passed, and no mark.
+        Without any: the text's end or `start + limit`, and an empty mark.
         """
         longest, _ = _shape(tuple(marks))
         since = start
@@ -132,19 +144,16 @@ class Incoming:
             yield
 
     def _nearest(self, marks: Sequence[str], start: int) -> int:
-        """The place of the first mark; -1 for none.
-
-        What was found already bounds the search for the others.
-        """
+        """The place of the first mark; -1: none. Each search ends at the nearest one so far."""
         nearest = -1
-        for mark in reversed(marks):  # where some are single characters, these stand last
+        for mark in reversed(marks):  # single characters come last and are found first
             end = len(self.text) if nearest < 0 else nearest - 1 + len(mark)
             at = self.text.find(mark, start, end)
             nearest = at if at >= 0 else nearest
         return nearest
 
     def certain(self, marks: Sequence[str]) -> int:
-        """Up to where no mark stands or may be about to stand, of what was not read."""
+        """The end of the text in which no mark stands or may begin."""
         text, place = self.text, self.place
         end = len(text)
         nearest = min([at for mark in marks if (at := text.find(mark, place)) >= 0], default=end)
@@ -158,5 +167,90 @@ class Incoming:
 
 @lru_cache(maxsize=256)
 def _shape(marks: tuple[str, ...]) -> tuple[int, str]:
-    """The length of the longest mark, and the characters that one may begin with."""
+    """The length of the longest mark, and the first characters of all marks."""
     return max(map(len, marks)), "".join({mark[0] for mark in marks})
+
+
+_FIRST: Final = 0xDC00
+_MOST: Final = 0x400
+_TAG = re.compile(r"<(/?[a-z_]+)>")
+_SUFFIX = re.compile(r":[\w.-]+")
+_SURROGATE = re.compile("[\udc00-\udfff]")
+
+Data = TypeVar("Data")
+_MARK: Final = re.compile(r"[\udc00-\udfff]|<[^<>\s]+>|\[/?[A-Z_]+\]")
+
+
+def is_marker(text: str) -> bool:
+    """Whether an encoded text begins with a marker that is a token."""
+    return "\udc00" <= text[:1] <= "\udfff"
+
+
+class Markers:
+    """The markers of one model. Immutable."""
+
+    def __init__(self, token_ids: Mapping[str, int]) -> None:
+        """token_ids: by the texts of the markers; only the first 1024 in sorted order count."""
+        texts = sorted(token_ids)[:_MOST]
+        self._text_of = {chr(_FIRST + place): text for place, text in enumerate(texts)}
+        self._character_of = {text: character for character, text in self._text_of.items()}
+        # by token id
+        self.characters = {
+            token_ids[text]: character for text, character in self._character_of.items()
+        }
+        longest_first = sorted(texts, key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, longest_first))) if texts else None
+
+    def encode(self, text: str) -> str:
+        """The text with one character for each marker, as it arrives from the model."""
+        if self._any is None:
+            return text
+        return self._any.sub(lambda found: self._character_of[found[0]], text)
+
+    def restore(self, text: str) -> str:
+        """The text with its markers written out."""
+        if text.isascii():
+            return text
+        return _SURROGATE.sub(lambda found: self._text_of.get(found[0], ""), text)
+
+    def length(self, text: str) -> int:
+        """Characters of the restored text."""
+        return len(self.restore(text))
+
+    def encoded(self, data: Data) -> Data:
+        """The same data (a string, tuple or frozen dataclass) with all its texts encoded."""
+        return cast(Data, _rewritten(data, self.encode))
+
+
+def in_vocabulary(data: Data, marks: Iterable[str], tokens: Collection[str]) -> Data:
+    """The same data with its tags as in the vocabulary: some vocabularies add one suffix to all tags,
+    as in `<tool_call:opensource>`.
+    """
+    texts = [mark.strip() for mark in marks]
+    tags = [text for text in texts if _TAG.fullmatch(text) and text not in tokens]
+    suffixes = (
+        token[len(tag) - 1 : -1]
+        for tag in tags
+        for token in sorted(tokens)
+        if token.startswith(f"{tag[:-1]}:")
+    )
+    suffix = next((found for found in suffixes if _SUFFIX.fullmatch(found)), "")
+    if not suffix:
+        return data
+    return cast(Data, _rewritten(data, lambda text: _TAG.sub(rf"<\1{suffix}>", text)))
+
+
+def _rewritten(data: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(data, str):
+        return change(data)
+    if isinstance(data, tuple):
+        return tuple(_rewritten(item, change) for item in data)
+    if is_dataclass(data) and not isinstance(data, type):
+        changed = {each.name: _rewritten(getattr(data, each.name), change) for each in fields(data)}
+        return replace(data, **changed)
+    return data
+
+
+def marks_in(*markup: str) -> Sequence[str]:
+    """The markers in these strings, each once: `<...>`, `[WORD]` and encoded ones."""
+    return tuple(dict.fromkeys(mark for text in markup for mark in _MARK.findall(text)))

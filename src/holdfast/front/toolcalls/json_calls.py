@@ -1,28 +1,32 @@
-"""Calls as JSON objects (Hermes and many more) and as a name followed by a JSON object (Mistral, Kimi K2,
-DeepSeek V3). Pure.
+"""Calls as JSON objects (Hermes and many more), and as a name followed by a JSON object (Mistral,
+Kimi K2, DeepSeek V3). Pure.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.front.toolcalls.call_format import Call, CallParts, IdForm
+from holdfast.front.toolcalls.call_format import (
+    CallFormat,
+    CallLayout,
+    CallParts,
+    JsonObject,
+    distinct,
+)
 from holdfast.front.toolcalls.declared import ToolName, from_json
-from holdfast.front.toolcalls.incoming import Incoming, Waiting
-from holdfast.front.toolcalls.literals import JsonStream, Literals
-from holdfast.front.toolcalls.markers import marks_in
+from holdfast.front.toolcalls.incoming import Incoming, Waiting, marks_in
+from holdfast.front.toolcalls.literals import Literals
 
 _JSON: Final = Literals()
 _FENCES: Final = ("```json", "```")
-# in a row; some models write nothing else any more, and each would be read again from the next one
-# on
+# In a row. Some models end up writing nothing else, and the rest would be read again from each one.
 _MOST_OPENERS: Final = 4
 _MOST_BRACES: Final = 8  # around a call's members
-_ARGUMENTS: Final = ("arguments", "parameters", "args", "input")  # as models mix them up
+_ARGUMENTS: Final = ("arguments", "parameters", "args", "input")  # models mix them up
 _NAMES: Final = ("name", "tool_name", "function", "tool")
 _FIELD: Final = re.compile(r"\{(name|id)\}")
 _NUMBERED: Final = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]+)?")
@@ -30,24 +34,23 @@ _HEAD_LENGTH: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonCalls:
+class JsonCalls(CallFormat):
     """A family that writes `{"name": NAME, "arguments": {...}}` between markers.
 
-    section: around all calls of a turn. wrapper: around each call. array: the calls of a turn stand
-    in one JSON array. `write` puts the strings there as they are; a reader minds no white space
-    between markup.
+    section: around all calls of a turn. wrapper: around each call. pairs_too: other pairs of markers
+    that are read. array: the calls of a turn are one JSON array. between: two calls. id_key: the
+    member with the call's id, if calls have one. name_is_key: a call is {NAME: {...}}.
     """
 
     section: tuple[str, str] = ("", "")
     wrapper: tuple[str, str] = ("", "")
-    pairs_too: tuple[tuple[str, str], ...] = ()  # other pairs of markers that are read
+    pairs_too: tuple[tuple[str, str], ...] = ()
     array: bool = False
-    between: str = "\n"  # two calls; in an array behind a comma
+    between: str = "\n"
     name_key: str = "name"
     arguments_key: str = "arguments"
-    id_key: str = ""  # of the member that holds the call's id; empty: it has none
-    name_is_key: bool = False  # a call is {NAME: {...}}
-    id_form: IdForm = "random"
+    id_key: str = ""
+    name_is_key: bool = False
 
     @property
     def marks(self) -> Sequence[str]:
@@ -57,23 +60,33 @@ class JsonCalls:
     @property
     def openers(self) -> Sequence[str]:
         """What calls may begin with."""
-        opening = [pair[0] for pair in self._pairs if pair[0]]
-        return tuple(dict.fromkeys((*opening, "{", '[{"', *_FENCES)))
+        return distinct(*(pair[0] for pair in self._pairs), "{", '[{"', *_FENCES)
 
-    def write(self, calls: Sequence[Call]) -> str:
-        """The calls as the model would write them."""
-        written = [
-            self.wrapper[0] + json.dumps(self._members(call), ensure_ascii=False) + self.wrapper[1]
-            for call in calls
-        ]
-        joined = (", " if self.array and not self.between else self.between).join(written)
-        return self.section[0] + (f"[{joined}]" if self.array else joined) + self.section[1]
+    @property
+    def layout(self) -> CallLayout:
+        """How calls are written."""
+        head = f'{{"{self.name_key}": {{quoted}}, "{self.arguments_key}": '
+        left, right, between = ("[", "]", ", ") if self.array else ("", "", self.between)
+        return CallLayout(
+            opening=self.section[0] + left + self.wrapper[0],
+            heads=("{{quoted}: " if self.name_is_key else head,),
+            values=JsonObject(),
+            optional_id=f', "{self.id_key}": "{{id}}"' if self.id_key else "",
+            tail="}" + self.wrapper[1],
+            again=between + self.wrapper[0],
+            closing=right + self.section[1],
+        )
+
+    @property
+    def _pairs(self) -> Sequence[tuple[str, str]]:
+        pairs = (self.section, self.wrapper, *self.pairs_too)
+        return tuple((opening.strip(), closing.strip()) for opening, closing in pairs)
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from one of the openers on. False: none stands here, nothing was put out."""
-        opening = tuple(dict.fromkeys(pair[0] for pair in self._pairs if pair[0]))
+        """Read calls from an opener on. False: there are none."""
+        opening = distinct(*(pair[0] for pair in self._pairs))
         endless = {pair[0] for pair in self._pairs if not pair[1]}  # nothing closes them
-        closing = tuple(dict.fromkeys(pair[1] for pair in self._pairs if pair[1]))
+        closing = distinct(*(pair[1] for pair in self._pairs))
         opener, begun, repeated = "", False, 0
         while True:
             yield from source.skip_space()
@@ -83,20 +96,16 @@ class JsonCalls:
                 and (mark := (yield from source.taken(*opening)))
             ):
                 opener, repeated = mark, repeated + 1
-            elif begun and (
-                source.text.startswith("]", source.place) or (yield from source.standing(closing))
-            ):
+            elif begun and (source.at("]") or (yield from source.standing(closing))):
                 source.place += max(1, len((yield from source.standing(closing))))
                 source.drop_read()
-            elif source.text.startswith(("[", ",", ";"), source.place):
+            elif source.at("[", ",", ";"):
                 source.place += 1
             elif (yield from source.taken(*_FENCES)):
                 closing = (*closing, "```")
             else:
                 call = _JsonCall(self, parts, marked=bool(opener), opening=opening, closing=closing)
-                if not source.text.startswith("{", source.place) or not (
-                    yield from call.read(source)
-                ):
+                if not source.at("{") or not (yield from call.read(source)):
                     break
                 begun, repeated = True, 0
                 closed = yield from _close(source, parts, closing)
@@ -109,22 +118,9 @@ class JsonCalls:
             source.place = 0
         return begun
 
-    @property
-    def _pairs(self) -> Sequence[tuple[str, str]]:
-        return tuple(
-            (pair[0].strip(), pair[1].strip())
-            for pair in (self.section, self.wrapper, *self.pairs_too)
-        )
-
-    def _members(self, call: Call) -> Mapping[str, Any]:
-        if self.name_is_key:
-            return {call.name: call.arguments}
-        members: dict[str, Any] = {self.name_key: call.name, self.arguments_key: call.arguments}
-        return members | {self.id_key: call.id} if self.id_key and call.id else members
-
 
 class _JsonCall:
-    """Reads one call's object."""
+    """Reads the object of one call."""
 
     def __init__(
         self,
@@ -135,27 +131,28 @@ class _JsonCall:
         opening: tuple[str, ...],
         closing: tuple[str, ...],
     ) -> None:
-        self._family, self._parts, self._marked = family, parts, marked
-        self._opening, self._closing = opening, closing
+        self._family = family
+        self._parts = parts
+        self._marked = marked
+        self._opening = opening
+        self._closing = closing
         self._tool: ToolName | None = None
         self._early: str | None = None  # arguments that came before the name, as JSON text
         self._id = ""
         self._repairs: list[str] = []
-        self._failed = False  # it is no call
+        self._failed = False  # it is not a call
 
     def read(self, source: Incoming) -> Waiting[bool]:
-        """Read from the opening brace to behind the closing one.
+        """Read from the opening brace to the closing one.
 
-        True: the call is begun, and all of it given.
+        True: the call has begun, and all of it was put out.
         """
         depth, closed = 0, False
         while True:
             if depth:
                 yield from source.skip_space()
-            if source.place == len(source.text) or (
-                self._closing and (yield from source.standing(self._closing))
-            ):
-                closed = source.place < len(source.text)
+            if source.at_end or (self._closing and (yield from source.standing(self._closing))):
+                closed = not source.at_end
                 break
             character = source.text[source.place]
             if character in "{},":
@@ -169,12 +166,12 @@ class _JsonCall:
             start = source.place
             yield from self._member(source)
             if self._failed:
-                source.place = start  # what follows the arguments is not of this call
+                source.place = start  # what follows the arguments does not belong to the call
                 break
         return self._finished(closed)
 
     def _member(self, source: Incoming) -> Waiting[None]:
-        """Read a member's key and value."""
+        """Read the key and the value of a member."""
         family = self._family
         if not self._marked and source.text[source.place] not in "\"'":
             self._failed = True
@@ -185,12 +182,12 @@ class _JsonCall:
             self._failed = True
             return
         yield from source.skip_space()
-        is_object = source.text.startswith("{", source.place)
+        is_object = source.at("{")
         if family.name_is_key and self._tool is None and is_object:
             self._named(key)
             yield from self._arguments(source)
         elif key == family.name_key or (key in _NAMES and not family.name_is_key):
-            if not is_object:  # else what is in it counts as what stands beside it
+            if not is_object:  # the members of an object count as members of the call
                 self._named((yield from self._value(source)))
                 self._repair("" if key == family.name_key else "name_key")
         elif key == family.arguments_key or key in _ARGUMENTS:
@@ -216,13 +213,9 @@ class _JsonCall:
             if not self._failed:
                 yield from self._value(source)
             return
-        if self._tool is not None and source.text.startswith("{", source.place):
+        if self._tool is not None and source.at("{"):
             self._begin(self._tool)
-            stream = JsonStream(
-                source, self._parts.json, stops=self._closing, follows=self._opening
-            )
-            yield from stream.read()
-            self._parts.repair(*stream.repairs)
+            yield from self._parts.read_object(source, stops=self._closing, follows=self._opening)
             return
         self._early = self._object((yield from _JSON.value(source, self._repairs, ends=",}")))
         if self._early is None:
@@ -231,8 +224,9 @@ class _JsonCall:
             self._begin(self._tool)
 
     def _object(self, text: str) -> str | None:
-        """Arguments as JSON text, of JSON text that may be a string with them in it; None when they
-        are no object.
+        """The arguments as JSON text; None if they are not an object.
+
+        Some models encode the object once more, as a JSON string.
         """
         value = json.loads(text)
         if isinstance(value, str):
@@ -274,10 +268,10 @@ class _JsonCall:
             self._repairs.append(name)
 
 
-def _close(source: Incoming, parts: CallParts, closing: tuple[str, ...]) -> Waiting[bool]:
-    """Read the markup behind a call.
+def _close(source: Incoming, parts: CallParts, closing: Sequence[str]) -> Waiting[bool]:
+    """Read the markup after a call.
 
-    Whether something closed it, or another call follows in the same markup.
+    Returns whether something closed it, or another call follows in the same markup.
     """
     while True:
         yield from source.skip_space()
@@ -291,52 +285,66 @@ def _close(source: Incoming, parts: CallParts, closing: tuple[str, ...]) -> Wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedJson:
+class NamedJson(CallFormat):
     """A family that writes `MARKER NAME MARKER {...}`.
 
-    section: around all calls of a turn. head: what stands before the arguments, with {name} and
-    {id} in it; other heads that are read are in `heads_too`. close: behind the arguments. A reader
-    minds no white space between markup.
+    section: around all calls of a turn. head: before the arguments, with {name} and {id}; heads_too:
+    other heads that are read. close: after the arguments. between: two calls.
     """
 
     section: tuple[str, str] = ("", "")
     head: str
     heads_too: tuple[str, ...] = ()
     close: str = ""
-    between: str = ""  # two calls
-    id_form: IdForm = "random"
+    between: str = ""
 
     @property
     def marks(self) -> Sequence[str]:
         """All markers."""
-        return marks_in(
-            *self.section, *(word for head in self._heads for word in head[0::2]), self.close
-        )
+        words = (word for head in self._heads for word in head[0::2])
+        return marks_in(*self.section, *words, self.close)
 
     @property
     def openers(self) -> Sequence[str]:
         """What calls may begin with."""
-        return tuple(
-            dict.fromkeys(mark for mark in (self.section[0].strip(), *self._leads) if mark)
+        return distinct(self.section[0], *self._leads)
+
+    @property
+    def layout(self) -> CallLayout:
+        """How calls are written."""
+        lead = self.head.partition("{")[0]
+        return CallLayout(
+            opening=self.section[0] + lead,
+            heads=(self.head.removeprefix(lead),),
+            values=JsonObject(),
+            tail=self.close,
+            again=self.between + lead,
+            closing=self.section[1],
         )
 
-    def write(self, calls: Sequence[Call]) -> str:
-        """The calls as the model would write them."""
-        written = (
-            self._written_head(call, number) + _text(call) + self.close
-            for number, call in enumerate(calls)
-        )
-        return self.section[0] + self.between.join(written) + self.section[1]
+    @property
+    def _heads(self) -> Sequence[Sequence[str]]:
+        """Each head as its literals and, between them, the names of its fields."""
+        return [_FIELD.split(head) for head in (self.head, *self.heads_too)]
+
+    @property
+    def _leads(self) -> Sequence[str]:
+        return distinct(*(head[0] for head in self._heads))
+
+    @property
+    def _ends(self) -> tuple[str, ...]:
+        """What may follow the arguments."""
+        return distinct(self.close, *marks_in(self.close, self.section[1]))
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from one of the openers on. False: none stands here, nothing was put out."""
+        """Read calls from an opener on. False: there are none."""
         section = self.section[0].strip()
         in_section = bool(section and (yield from source.taken(section)))
         begun = False
         while True:
             start = source.place
             yield from source.skip_space()
-            if begun and source.text.startswith((";", ","), source.place):
+            if begun and source.at(";", ","):
                 source.place += 1
                 yield from source.skip_space()
             if not (yield from self._read_call(source, parts)):
@@ -347,21 +355,6 @@ class NamedJson:
             yield from source.skip_space()
             yield from source.taken(self.section[1].strip())
         return begun
-
-    @property
-    def _heads(self) -> Sequence[Sequence[str]]:
-        """Each head as its literals and, between them, the names of its fields."""
-        return [_FIELD.split(head) for head in (self.head, *self.heads_too)]
-
-    @property
-    def _leads(self) -> Sequence[str]:
-        return tuple(dict.fromkeys(head[0].strip() for head in self._heads))
-
-    def _written_head(self, call: Call, number: int) -> str:
-        call_id = call.id
-        if self.id_form == "function_number" and not call_id.startswith(f"functions.{call.name}:"):
-            call_id = f"functions.{call.name}:{number}"
-        return self.head.replace("{name}", call.name).replace("{id}", call_id)
 
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read a call from the first literal of its head on."""
@@ -379,29 +372,19 @@ class NamedJson:
         tool = parts.tools.named(name) or _first_word(parts, name)
         if tool is not None and name.isdigit() and not tool.declared:
             return (yield from self._read_unnamed(source, parts, call_id))
-        if tool is None or not (
-            source.text.startswith("{", source.place) or (yield from source.standing(stops))
-        ):
+        has_arguments = source.at("{")
+        if tool is None or not (has_arguments or (yield from source.standing(stops))):
             return False
         parts.begin(tool, call_id=call_id)
-        if source.text.startswith("{", source.place):
-            stream = JsonStream(source, parts.json, stops=stops, follows=self.openers)
-            yield from stream.read()
-            parts.repair(*stream.repairs)
+        if has_arguments:
+            yield from parts.read_object(source, stops=stops, follows=self.openers)
         else:
             parts.json("{}")
         yield from self._end(source, parts)
         return True
 
-    @property
-    def _ends(self) -> tuple[str, ...]:
-        """What may stand behind the arguments."""
-        return tuple(
-            mark for mark in (self.close.strip(), *marks_in(self.close, self.section[1])) if mark
-        )
-
     def _fields(self, source: Incoming, lead: str) -> Waiting[dict[str, str] | None]:
-        """Read a head behind its first literal, up to the arguments. None: it is none."""
+        """Read the rest of a head, up to the arguments. None: it is not a head."""
         follows = {
             word.strip(): field
             for head in self._heads
@@ -415,7 +398,7 @@ class NamedJson:
                 (*literals, "{", *self._ends, *self.openers), source.place, limit=_HEAD_LENGTH
             )
             if field:
-                fields.setdefault(field, source.plain(source.text[source.place : at]).strip())
+                fields.setdefault(field, source.up_to(at).strip())
             source.place = at
             if mark not in literals:
                 return fields if mark == "{" or mark in self._ends else None
@@ -424,9 +407,9 @@ class NamedJson:
             yield from source.skip_space()
 
     def _read_unnamed(self, source: Incoming, parts: CallParts, call_id: str) -> Waiting[bool]:
-        """A call with a number for a name: its tool is the only one that its arguments fit."""
+        """Read a call with a number for a name: its tool is the only one that takes its arguments."""
         repairs = ["inferred_name"]
-        if not source.text.startswith("{", source.place):
+        if not source.at("{"):
             return False
         text = yield from _JSON.value(source, repairs, ends="")
         name = parts.tools.only_fitting(json.loads(text))
@@ -439,13 +422,13 @@ class NamedJson:
         return True
 
     def _end(self, source: Incoming, parts: CallParts) -> Waiting[None]:
-        """Read what stands behind the arguments, and end the call."""
+        """Read what follows the arguments, and end the call."""
         close = self.close.strip()
         last = (close, *marks_in(close)[-1:])
         closed = not close
         while not closed:
             yield from source.skip_space()
-            if source.text.startswith("}", source.place):
+            if source.at("}"):
                 source.place += 1
                 parts.repair("extra_bracket")
             elif mark := (yield from source.taken(close, *marks_in(close))):
@@ -457,11 +440,7 @@ class NamedJson:
 
 
 def _first_word(parts: CallParts, name: str) -> ToolName | None:
-    """The declared tool that is named before more words, which some write there."""
+    """The declared tool that the first of several words names."""
     words = name.split()
     tool = parts.tools.named(words[0]) if words else None
     return tool if tool is not None and tool.declared else None
-
-
-def _text(call: Call) -> str:
-    return json.dumps(dict[str, Any](call.arguments), ensure_ascii=False)

@@ -1,30 +1,26 @@
-"""Calls whose arguments are literals: in Python's syntax (LFM2) and in braces (Gemma 4). Pure."""
+"""Calls whose arguments are literals: in Python's syntax (LFM2), and in braces (Gemma 4). Pure."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
-from holdfast.front.toolcalls.call_format import Call, CallParts, IdForm
+from holdfast.front.toolcalls.call_format import CallFormat, CallLayout, CallParts, LiteralValues
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 from holdfast.front.toolcalls.literals import Literals
 from holdfast.front.toolcalls.tagged_parameters import read_json_call
 
-_KEYWORD = re.compile(r"([^\s=,()\[\]{}'\":]+)\s*=(?!=)\s*")
-_NAME_LENGTH = 256
-_WORDS = {True: "True", False: "False", None: "None"}
+_KEYWORD: Final = re.compile(r"([^\s=,()\[\]{}'\":]+)\s*=(?!=)\s*")
+_NAME_LENGTH: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PythonCalls:
+class PythonCalls(CallFormat):
     """A family that writes `[NAME(KEY=VALUE, ...), ...]` between two markers."""
 
     wrapper: tuple[str, str] = ("<|tool_call_start|>", "<|tool_call_end|>")
-    between: str = ", "  # two calls
-    id_form: IdForm = "random"
 
     @property
     def marks(self) -> Sequence[str]:
@@ -36,13 +32,20 @@ class PythonCalls:
         """What a call may begin with."""
         return self.wrapper[:1]
 
-    def write(self, calls: Sequence[Call]) -> str:
-        """The calls as the model would write them."""
-        written = (f"{call.name}({', '.join(_python_arguments(call))})" for call in calls)
-        return f"{self.wrapper[0]}[{self.between.join(written)}]{self.wrapper[1]}"
+    @property
+    def layout(self) -> CallLayout:
+        """How calls are written."""
+        return CallLayout(
+            opening=self.wrapper[0] + "[",
+            heads=("{name}(",),
+            values=LiteralValues(words=("True", "False", "None"), assign="="),
+            tail=")",
+            again=", ",
+            closing="]" + self.wrapper[1],
+        )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from an opener on. False: none stands here, nothing was put out."""
+        """Read calls from an opener on. False: there are none."""
         close = self.wrapper[1]
         yield from source.taken(self.wrapper[0])
         yield from source.skip_space()
@@ -50,7 +53,7 @@ class PythonCalls:
         literals, begun = Literals(stops=(close,)), False
         while True:
             yield from source.skip_space()
-            if begun and source.text.startswith((",", ";"), source.place):
+            if begun and source.at(",", ";"):
                 source.place += 1
                 continue
             if (yield from source.taken("]")) or (yield from source.standing((close,))):
@@ -72,14 +75,14 @@ class PythonCalls:
         )
         if mark != "(":
             return False
-        tool = parts.tools.named(source.plain(source.text[source.place : at]))
+        tool = parts.tools.named(source.up_to(at))
         if tool is None:
             return False
         source.place = at + 1
         parts.begin(tool)
         while True:
             yield from source.skip_space()
-            if source.place == len(source.text) or (yield from source.standing(literals.stops)):
+            if source.at_end or (yield from source.standing(literals.stops)):
                 parts.end("unclosed_call")
                 break
             if source.text[source.place] in ",)":
@@ -96,7 +99,7 @@ class PythonCalls:
     def _read_argument(
         self, source: Incoming, parts: CallParts, literals: Literals
     ) -> Waiting[None]:
-        """One argument; one without a name is the next of the tool's parameters."""
+        """Read an argument. One without a name is the next of the tool's parameters."""
         at, mark = yield from source.find(tuple("=,()[]{}'\":"), source.place)
         while at + 1 == len(source.text) and mark == "=" and not source.ended:
             yield
@@ -114,37 +117,16 @@ class PythonCalls:
         parts.repair(*repairs)
 
 
-def _python_arguments(call: Call) -> Iterator[str]:
-    return (f"{key}={_python(value)}" for key, value in call.arguments.items())
-
-
-def _python(value: Any) -> str:
-    """A value as a Python literal, its strings in double quotes."""
-    if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{_python(key)}: {_python(inner)}" for key, inner in value.items())
-            + "}"
-        )
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_python, value)) + "]"
-    return (
-        _WORDS[value]
-        if value is None or isinstance(value, bool)
-        else json.dumps(value, ensure_ascii=False)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BracedCalls:
-    """A family that writes one or more `call:NAME{KEY:VALUE,...}` between two markers; `quote`
-    encloses a string.
+class BracedCalls(CallFormat):
+    """A family that writes one or more `call:NAME{KEY:VALUE,...}` between two markers.
+
+    quote: on either side of a string, which has no escapes.
     """
 
     wrapper: tuple[str, str] = ("<|tool_call>", "<tool_call|>")
     lead: str = "call:"
     quote: str = '<|"|>'
-    id_form: IdForm = "random"
 
     @property
     def marks(self) -> Sequence[str]:
@@ -154,23 +136,25 @@ class BracedCalls:
     @property
     def openers(self) -> Sequence[str]:
         """What a call may begin with."""
-        return (self.wrapper[0],)
+        return self.wrapper[:1]
 
-    def write(self, calls: Sequence[Call]) -> str:
-        """The calls as the model would write them."""
-        return "".join(
-            f"{self.wrapper[0]}{self.lead}{call.name}{self._written(call.arguments)}{self.wrapper[1]}"
-            for call in calls
+    @property
+    def layout(self) -> CallLayout:
+        """How calls are written."""
+        opening = self.wrapper[0] + self.lead
+        return CallLayout(
+            opening=opening,
+            heads=("{name}{",),
+            values=LiteralValues(quote=self.quote, quoted_keys=False, colon=":", comma=","),
+            tail="}" + self.wrapper[1],
+            again=opening,
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read the calls of a block from its opener on.
-
-        False: none stands here, nothing was put out.
-        """
+        """Read the calls between two markers. False: there are none."""
         yield from source.taken(self.wrapper[0])
         yield from source.skip_space()
-        while (yield from source.taken(self.wrapper[0])):  # some repeat it
+        while (yield from source.taken(self.wrapper[0])):  # some models repeat it
             yield from source.skip_space()
         yield from source.taken(self.lead)
         if not (yield from self._read_call(source, parts)):
@@ -182,7 +166,7 @@ class BracedCalls:
         return True
 
     def _read_another(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read one more call of the same block. False: none stands here, nothing was read."""
+        """Read another call between the same markers. False: there is none."""
         start = source.place
         yield from source.skip_space()
         if (yield from source.taken(",")):
@@ -193,13 +177,12 @@ class BracedCalls:
         return False
 
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read a name and its arguments. False: no call stands here, nothing was put out."""
+        """Read a name and its arguments. False: there is no call."""
         at, mark = yield from source.find(
             ("{", "\n", "}", *self.marks), source.place, limit=_NAME_LENGTH
         )
-        tool = (
-            parts.tools.named(source.plain(source.text[source.place : at])) if mark == "{" else None
-        )
+        name = source.up_to(at)
+        tool = parts.tools.named(name) if mark == "{" else None
         if tool is None:
             return False
         source.place = at + 1
@@ -213,7 +196,7 @@ class BracedCalls:
         while True:
             source.drop_read()
             yield from source.skip_space()
-            if source.place == len(source.text) or (yield from source.standing(literals.stops)):
+            if source.at_end or (yield from source.standing(literals.stops)):
                 parts.end(*repairs, "unclosed_call")
                 return
             character = source.text[source.place]
@@ -228,16 +211,3 @@ class BracedCalls:
             value = yield from literals.value(source, repairs, ends=",}")
             parts.key(key)
             parts.json(value)
-
-    def _written(self, value: Any) -> str:
-        if isinstance(value, str):
-            return self.quote + value + self.quote
-        if isinstance(value, dict) or hasattr(value, "items"):
-            return (
-                "{"
-                + ",".join(f"{key}:{self._written(inner)}" for key, inner in value.items())
-                + "}"
-            )
-        if isinstance(value, (list, tuple)):
-            return "[" + ",".join(map(self._written, value)) + "]"
-        return json.dumps(value)

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 
@@ -58,6 +58,11 @@ _BEHIND_JSON_STRING = (",", "}", "]", ":")
 _ESCAPES = '"\\/bfnrt'
 
 
+def json_text(value: Any) -> str:
+    """A value as JSON text, as templates print it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Literals:
     """The syntax of a family's values.
@@ -82,7 +87,7 @@ class Literals:
         yield from source.skip_space()
         quote = yield from source.taken(*self.raw_quotes, *self.quotes)
         if quote:
-            return _json_text((yield from self._string(source, repairs, quote)))
+            return json_text((yield from self._string(source, repairs, quote)))
         opener = source.text[source.place : source.place + 1]
         if opener in _CLOSERS and depth < _MAX_DEPTH:
             source.place += 1
@@ -103,12 +108,12 @@ class Literals:
             at, mark = yield from source.find(marks, source.place)
             source.place = min(len(source.text), at + len(mark))
             if mark == "\\":
-                while source.place == len(source.text) and not source.ended:
+                while source.at_end and not source.ended:
                     yield
                 source.place = min(len(source.text), source.place + 1)
                 continue
             if mark and not raw and len(quote) == 1:
-                behind = yield from source.behind_space(source.place)
+                behind = yield from source.after_space(source.place)
                 stops = bool(self.stops) and bool((yield from source.standing(self.stops, behind)))
                 if (
                     behind < len(source.text)
@@ -130,9 +135,7 @@ class Literals:
         ends = "," + "".join(_CLOSERS.values())
         while True:
             yield from source.skip_space()
-            if source.place == len(source.text) or (
-                self.stops and (yield from source.standing(self.stops))
-            ):
+            if source.at_end or (self.stops and (yield from source.standing(self.stops))):
                 _note(repairs, "unclosed_value")
                 break
             character = source.text[source.place]
@@ -141,7 +144,7 @@ class Literals:
                 if character == ",":
                     continue
                 break
-            key = _json_text((yield from self.key(source, repairs))) + ": " if opener == "{" else ""
+            key = json_text((yield from self.key(source, repairs))) + ": " if opener == "{" else ""
             items.append(key + (yield from self.value(source, repairs, ends=ends, depth=depth)))
         return f"{{{', '.join(items)}}}" if opener == "{" else f"[{', '.join(items)}]"
 
@@ -213,16 +216,12 @@ def _word(text: str, repairs: list[str]) -> str:
             continue
         return found
     _note(repairs, "bare_string")
-    return _json_text(text)
+    return json_text(text)
 
 
 def _note(repairs: list[str], name: str) -> None:
     if name not in repairs:
         repairs.append(name)
-
-
-def _json_text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 class JsonStream:
@@ -259,11 +258,11 @@ class JsonStream:
         source.place += 1
         while self._open:
             start = source.place
-            while source.place < len(source.text) and source.text[source.place].isspace():
+            while not source.at_end and source.text[source.place].isspace():
                 source.place += 1
             self._held += _spaces(source.text[start : source.place])
             source.drop_read()
-            if source.place < len(source.text):
+            if not source.at_end:
                 if self._stops and (yield from source.standing(self._stops)):
                     break
                 yield from self._step(source.text[source.place])
@@ -346,7 +345,7 @@ class JsonStream:
                 self._give(self._escaped(source.text[source.place : certain]))
                 source.place = certain
                 source.drop_read()
-            if source.place == len(source.text):
+            if source.at_end:
                 if source.ended:
                     break
                 yield
@@ -369,7 +368,7 @@ class JsonStream:
     def _ends(self, mark: str, quote: str) -> Waiting[bool]:
         """Whether the string ends at this mark, which stands here."""
         source = self._source
-        behind = yield from source.behind_space(source.place + len(mark))
+        behind = yield from source.after_space(source.place + len(mark))
         if behind == len(source.text):
             return True
         if mark != quote:
@@ -405,11 +404,11 @@ class JsonStream:
         """Read a word without quotes: a number, a literal of JSON or Python, or text."""
         source = self._source
         end, _ = yield from source.find((*self._stops, *_BEHIND_BARE), source.place)
-        word = source.plain(source.text[source.place : end])
+        word = source.up_to(end)
         source.place = end
         if self._expects == "key":
             self._repair("bare_key")
-            self._give(json.dumps(word, ensure_ascii=False))
+            self._give(json_text(word))
         elif word in _JSON_WORDS or NUMBER.fullmatch(word):
             self._give(word)
         elif word in _PYTHON_WORDS:
@@ -417,7 +416,7 @@ class JsonStream:
             self._give(_PYTHON_WORDS[word])
         else:
             self._repair("bare_string")
-            self._give(json.dumps(word, ensure_ascii=False))
+            self._give(json_text(word))
 
     def _escaped(self, text: str) -> str:
         """A string's text, its markers written out, as JSON has it."""
@@ -426,7 +425,7 @@ class JsonStream:
             self._repair("raw_control_character")
         elif '"' not in plain:
             return plain
-        return json.dumps(plain, ensure_ascii=False)[1:-1]
+        return json_text(plain)[1:-1]
 
     # brackets
 

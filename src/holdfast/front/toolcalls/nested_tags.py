@@ -1,41 +1,49 @@
-"""Calls as pairs of key and value in tags (GLM) and as nested tags (MiniMax M3). Pure."""
+"""Calls as pairs of key and value in tags (GLM and all that look like it), and as nested tags
+(MiniMax M3). Pure.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from holdfast.front.toolcalls.call_format import Call, CallParts, IdForm
-from holdfast.front.toolcalls.declared import ToolName, json_text, typed
+from holdfast.front.toolcalls.call_format import (
+    CallFormat,
+    CallLayout,
+    CallParts,
+    NestedValues,
+    TaggedValues,
+    distinct,
+)
+from holdfast.front.toolcalls.declared import ToolName, typed
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
+from holdfast.front.toolcalls.literals import json_text
 from holdfast.front.toolcalls.tagged_parameters import (
+    STRING,
     ValueEnd,
     read_json_body,
     read_json_call,
     read_value,
 )
 
-_SPACES = ("\\n",)  # written as two characters by models that saw it so in their training
-_NAME_LENGTH = 256
-_WORDS_LENGTH = 4096
+_SPACES: Final = ("\\n",)  # written as two characters by models that were trained on such text
+_NAME_LENGTH: Final = 256
+_WORDS_LENGTH: Final = 4096
 _TAG: Final = re.compile(r"<(/?)([^\s<>=\"]+)(?:\s*=?\s*(?:name\s*=\s*)?\"?([^\"<>]*)\"?)?\s*>")
-_TAG_LENGTH = 300
-_MAX_DEPTH = 32
-# types of members of which the schema says nothing
-_GUESSED: Final = frozenset({"number", "boolean"})
+_TAG_LENGTH: Final = 300
+_MAX_DEPTH: Final = 32
+_GUESSED: Final = frozenset({"number", "boolean"})  # types of members that the schema does not name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyValueTags:
+class KeyValueTags(CallFormat):
     """A family that writes
     `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`.
 
-    section: around all calls of a turn. name_end: stands behind the name, white space not counted.
-    A reader minds no white space between tags, and none of a value is cut.
+    section: around all calls of a turn. name_end: after the name. between: two calls.
     """
 
     section: tuple[str, str] = ("", "")
@@ -43,30 +51,40 @@ class KeyValueTags:
     name_end: str = ""
     key: tuple[str, str] = ("<arg_key>", "</arg_key>")
     value: tuple[str, str] = ("<arg_value>", "</arg_value>")
-    between: str = ""  # two calls
-    id_form: IdForm = "random"
+    between: str = ""
 
     @property
     def marks(self) -> Sequence[str]:
         """All markers."""
-        words = (*self.section, *self.call, self.name_end, *self.key, *self.value)
-        return tuple(dict.fromkeys(mark for word in words if (mark := word.strip())))
+        return distinct(*self.section, *self.call, self.name_end, *self.key, *self.value)
 
     @property
     def openers(self) -> Sequence[str]:
         """What a call may begin with."""
-        return tuple(mark for word in (self.section[0], self.call[0]) if (mark := word.strip()))
+        return distinct(self.section[0], self.call[0])
 
-    def write(self, calls: Sequence[Call]) -> str:
-        """The calls as the model would write them."""
-        return (
-            self.section[0]
-            + self.between.join(self._written(call) for call in calls)
-            + self.section[1]
+    @property
+    def layout(self) -> CallLayout:
+        """How calls are written."""
+        lead = self.key[1] + self.value[0]
+        end = self.value[1].rstrip()
+        return CallLayout(
+            opening=self.section[0] + self.call[0],
+            heads=("{name}" + self.name_end,),
+            values=TaggedValues(
+                before=self.key[0],
+                text=lead,
+                json=lead,
+                end=end,
+                gap=self.value[1].removeprefix(end),
+            ),
+            tail=self.call[1],
+            again=self.between + self.call[0],
+            closing=self.section[1],
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from one of the openers on. False: none stands here, nothing was put out."""
+        """Read calls from an opener on. False: there are none."""
         opener = yield from source.taken(*self.openers)
         if opener != self.section[0].strip() or not opener:
             return (yield from self._read_call(source, parts))
@@ -84,16 +102,8 @@ class KeyValueTags:
                 source.place = start
                 return begun
 
-    def _written(self, call: Call) -> str:
-        pairs = "".join(self._written_pair(key, value) for key, value in call.arguments.items())
-        return f"{self.call[0]}{call.name}{self.name_end}{pairs}{self.call[1]}"
-
-    def _written_pair(self, key: str, value: Any) -> str:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return f"{self.key[0]}{key}{self.key[1]}{self.value[0]}{text}{self.value[1]}"
-
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read a call behind the marker that opens it."""
+        """Read a call after the marker that opens it."""
         yield from source.skip_space(spaces=_SPACES)
         if (yield from read_json_call(source, parts)):
             yield from self._close(source)
@@ -101,14 +111,14 @@ class KeyValueTags:
         name_end, key, close = self.name_end.strip(), self.key[0].strip(), self.call[1].strip()
         ends = tuple(mark for mark in (" ", "\n", "{", *_SPACES, name_end, key, close) if mark)
         at, _ = yield from source.find(ends, source.place, limit=_NAME_LENGTH)
-        tool = parts.tools.named(source.plain(source.text[source.place : at]))
+        tool = parts.tools.named(source.up_to(at))
         if tool is None:
             return False
         source.place = at
         yield from self._skip_name_end(source, name_end)
         if not (yield from source.standing((key, "{"))):
             if not tool.declared:
-                return False  # a word between the markers is no call by itself
+                return False  # a word between the markers is not a call by itself
             if not (yield from self._ends_here(source)):
                 return (yield from self._read_words(source, parts, tool))
         parts.begin(tool)
@@ -117,34 +127,24 @@ class KeyValueTags:
 
     def _ends_here(self, source: Incoming) -> Waiting[bool]:
         """Whether a call without arguments ends here."""
-        outer = tuple(mark for word in (self.section[1], *self.call) if (mark := word.strip()))
-        return bool((yield from source.standing(outer))) or (
-            source.ended and source.place == len(source.text)
-        )
+        outer = distinct(self.section[1], *self.call)
+        return bool((yield from source.standing(outer))) or (source.ended and source.at_end)
 
     def _read_words(self, source: Incoming, parts: CallParts, tool: ToolName) -> Waiting[bool]:
-        """Read a call whose arguments are written as words, `KEY=VALUE`.
-
-        False: there is anything else.
-        """
+        """Read a call whose arguments are written as words, `KEY=VALUE`. False: they are not."""
         at, mark = yield from source.find(
             (self.call[1].strip(),), source.place, limit=_WORDS_LENGTH
         )
-        words = (
-            _words(source.plain(source.text[source.place : at]))
-            if mark or at == len(source.text)
-            else {}
-        )
+        ends = bool(mark) or at == len(source.text)
+        words = _words(source.up_to(at)) if ends else {}
         properties = parts.tools.parameters(tool.name).properties
         if not words or not words.keys() <= properties.keys():
             return False
         source.place = at
         parts.begin(tool, repair="words_for_tags")
         for key, text in words.items():
-            value = typed(text, parts.types.of(key))
-            parts.repair(value.repair)
             parts.key(key)
-            parts.json(value.json)
+            parts.typed(text, parts.types.of(key))
         closed = yield from self._close(source)
         parts.end("" if closed else "unclosed_call")
         source.drop_read()
@@ -156,7 +156,7 @@ class KeyValueTags:
             yield from source.skip_space(spaces=_SPACES)
 
     def _read_pairs(self, source: Incoming, parts: CallParts) -> Waiting[None]:
-        """The pairs of an open call, and its end."""
+        """Read the pairs of an open call, and its end."""
         if (yield from read_json_body(source, parts, stops=(self.call[1].strip(),))):
             closed = yield from self._close(source)
             parts.end("" if closed else "unclosed_call", complete=True)
@@ -166,7 +166,7 @@ class KeyValueTags:
             at, mark = yield from source.find(
                 (key_close, value_open), source.place, limit=_NAME_LENGTH
             )
-            name = source.plain(source.text[source.place : at]).strip()
+            name = source.up_to(at).strip()
             source.place = at + (len(mark) if mark == key_close else 0)
             yield from source.skip_space(spaces=_SPACES)
             opened = yield from source.taken(value_open)
@@ -179,17 +179,16 @@ class KeyValueTags:
         source.drop_read()
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
-        """A closing tag in a value ends it only if the call goes on behind it as calls do."""
+        """A closing tag in a value only ends it if the call continues after it."""
         key, close, value_close = self.key[0].strip(), self.call[1].strip(), self.value[1].strip()
-        outer = tuple(mark for word in (self.section[1], self.call[0]) if (mark := word.strip()))
+        outer = distinct(self.section[1], self.call[0])
         return (
             ValueEnd(value_close, (key, close), spaces=_SPACES),
-            ValueEnd(close, outer, closes=False, repair="unclosed_value"),
+            ValueEnd(close, outer, closes=False),
             ValueEnd(
                 key,
                 (self.key[1].strip(),),
                 closes=False,
-                repair="unclosed_value",
                 names_parameter=True,
             ),
         )
@@ -200,20 +199,18 @@ class KeyValueTags:
 
 
 def _words(text: str) -> dict[str, str]:
-    """Keys and values of words such as `days=3 city="New York"`; empty when any word is another."""
+    """Keys and values of words such as `days=3 city="New York"`; empty if any word differs."""
     try:
         pairs = [word.partition("=") for word in shlex.split(text)]
     except ValueError:
         return {}
-    return (
-        {key: value for key, _, value in pairs}
-        if all(key and equals for key, equals, _ in pairs)
-        else {}
-    )
+    if not all(key and equals for key, equals, _ in pairs):
+        return {}
+    return {key: value for key, _, value in pairs}
 
 
 class Tag(NamedTuple):
-    """A tag behind its mark."""
+    """A tag after its mark."""
 
     name: str
     closes: bool
@@ -221,7 +218,7 @@ class Tag(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NestedTags:
+class NestedTags(CallFormat):
     """A family that writes `<invoke name="NAME"><KEY>VALUE</KEY></invoke>` with `mark` before each
     tag.
     """
@@ -230,7 +227,6 @@ class NestedTags:
     section: str = "tool_call"
     call: str = "invoke"
     item: str = "item"
-    id_form: IdForm = "random"
 
     @property
     def marks(self) -> Sequence[str]:
@@ -242,26 +238,28 @@ class NestedTags:
         """What calls may begin with."""
         return (f"{self.mark}<{self.section}>", f"{self.mark}<{self.call} ")
 
-    def write(self, calls: Sequence[Call]) -> str:
-        """The calls as the model would write them. What is nothing is left out, as the family does."""
-        written = "".join(
-            f'{self.mark}<{self.call} name="{call.name}">{"".join(self._members(call.arguments))}{self.mark}</{self.call}>\n'
-            for call in calls
+    @property
+    def layout(self) -> CallLayout:
+        """How calls are written."""
+        lead = f'{self.mark}<{self.call} name="'
+        return CallLayout(
+            opening=f"{self.mark}<{self.section}>\n{lead}",
+            heads=('{name}">',),
+            values=NestedValues(mark=self.mark, item=self.item),
+            tail=f"{self.mark}</{self.call}>\n",
+            again=lead,
+            closing=f"{self.mark}</{self.section}>",
         )
-        return f"{self.mark}<{self.section}>\n{written}{self.mark}</{self.section}>"
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from an opener on. False: none stands here, nothing was put out."""
+        """Read calls from an opener on. False: there are none."""
         begun = False
         while True:
             start = source.place
             yield from source.skip_space()
             tag = (yield from self._tag(source)) if (yield from source.taken(self.mark)) else None
-            tool = (
-                parts.tools.named(tag.value)
-                if tag and tag.name == self.call and not tag.closes
-                else None
-            )
+            opens = tag is not None and tag.name == self.call and not tag.closes
+            tool = parts.tools.named(tag.value) if tag is not None and opens else None
             if tool is not None:
                 parts.begin(tool)
                 begun = True
@@ -289,10 +287,8 @@ class NestedTags:
                 parts.end("" if closed else "unclosed_call")
                 return
             parts.key(tag.name)
-            if parts.types.of(tag.name) == {"string"}:
-                yield from read_value(
-                    source, parts, self._string_ends(tag.name), types=parts.types.of(tag.name)
-                )
+            if parts.types.of(tag.name) == STRING:
+                yield from read_value(source, parts, self._string_ends(tag.name), types=STRING)
             else:
                 schema = parts.types.properties.get(tag.name)
                 parts.json((yield from self._value(source, parts, schema, depth=0)))
@@ -302,15 +298,15 @@ class NestedTags:
         others = (f"{self.mark}</{self.call}>", f"{self.mark}</{self.section}>")
         return (
             ValueEnd(f"{self.mark}</{name}>", ()),
-            *(ValueEnd(mark, (), closes=False, repair="unclosed_value") for mark in others),
+            *(ValueEnd(mark, (), closes=False) for mark in others),
         )
 
     def _value(
         self, source: Incoming, parts: CallParts, schema: Any, *, depth: int
     ) -> Waiting[str]:
-        """The JSON text of what stands between a tag and the one that closes it, which is read."""
+        """Read up to the tag that closes a value; the value as JSON text."""
         at, _ = yield from source.find((self.mark,), source.place)
-        text, source.place = source.plain(source.text[source.place : at]), at
+        text, source.place = source.up_to(at), at
         names: list[str] = []
         values: list[str] = []
         while True:
@@ -323,24 +319,14 @@ class NestedTags:
                     parts.repair("unclosed_value")
                 break
             names.append(tag.name)
-            values.append(
-                (
-                    yield from self._value(
-                        source, parts, parts.types.inner(schema, tag.name), depth=depth + 1
-                    )
-                )
-            )
+            inner = parts.types.inner(schema, tag.name)
+            values.append((yield from self._value(source, parts, inner, depth=depth + 1)))
         types = parts.types.allowed(schema)
         if self._is_list(names, types, names_item=parts.types.declares(schema, self.item)):
             return f"[{', '.join(values)}]"
         if names:
-            return (
-                "{"
-                + ", ".join(
-                    f"{json_text(name)}: {value}" for name, value in zip(names, values, strict=True)
-                )
-                + "}"
-            )
+            members = zip(names, values, strict=True)
+            return "{" + ", ".join(f"{json_text(name)}: {value}" for name, value in members) + "}"
         if not text and types and "string" not in types:
             return "[]" if "array" in types else "{}"
         value = typed(text, types or (_GUESSED if depth else types))
@@ -348,30 +334,19 @@ class NestedTags:
         return value.json
 
     def _is_list(self, names: Sequence[str], types: Collection[str], *, names_item: bool) -> bool:
-        """Whether nested tags are array items rather than members. names_item: the schema declares
-        a member called item.
+        """Whether nested tags are items of an array.
+
+        names_item: the schema declares a member with the name of items.
         """
         if set(names) != {self.item}:
             return False
         return "object" not in types or len(names) > 1 or ("array" in types and not names_item)
 
     def _tag(self, source: Incoming) -> Waiting[Tag | None]:
-        """Read a tag behind its mark. None: there is none."""
+        """Read a tag after its mark. None: there is none."""
         at, mark = yield from source.find((">", "\n", self.mark), source.place, limit=_TAG_LENGTH)
         found = _TAG.fullmatch(source.text[source.place : at + 1]) if mark == ">" else None
         if found is None:
             return None
         source.place = at + 1
         return Tag(found[2], bool(found[1]), found[3] or "")
-
-    def _members(self, value: Mapping[str, Any]) -> Iterator[str]:
-        return (self._written(key, inner) for key, inner in value.items() if inner is not None)
-
-    def _written(self, name: str, value: Any) -> str:
-        if isinstance(value, Mapping):
-            inner = "".join(self._members(value))
-        elif isinstance(value, (list, tuple)):
-            inner = "".join(self._written(self.item, each) for each in value)
-        else:
-            inner = value if isinstance(value, str) else json.dumps(value)
-        return f"{self.mark}<{name}>{inner}{self.mark}</{name}>"

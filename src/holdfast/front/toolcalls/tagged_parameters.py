@@ -1,5 +1,7 @@
-"""Calls as a name in a tag and tagged parameters with raw values: Qwen3-Coder's XML and all that
-look like it. Pure.
+"""Calls as a name in a tag and tagged parameters with raw values (Qwen3-Coder and all that look like
+it), and the reader of raw values for all families with tags. Pure.
+
+Strings stream; every other value is typed by the tool's schema once it is complete.
 """
 
 from __future__ import annotations
@@ -8,23 +10,29 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from holdfast.front.toolcalls.call_format import Call, CallParts, IdForm
-from holdfast.front.toolcalls.declared import JSON_TYPES, from_json, typed
+from holdfast.front.toolcalls.call_format import (
+    CDATA,
+    CallFormat,
+    CallLayout,
+    CallParts,
+    TaggedValues,
+    distinct,
+)
+from holdfast.front.toolcalls.declared import JSON_TYPES, from_json
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
-from holdfast.front.toolcalls.literals import JsonStream, Literals
+from holdfast.front.toolcalls.literals import Literals, json_text
 
 _JSON: Final = Literals()
-_NULLABLE = frozenset({"string", "null"})
-_NULLS = ("null", "None")
-_HEADER = re.compile(
+STRING: Final = frozenset({"string"})
+_NULLABLE: Final = frozenset({"string", "null"})
+_NULLS: Final = ("null", "None")
+_HEADER: Final = re.compile(
     r"""\s*["']?([^"'<>]+)(?:["'](?:\s+(?:string|type)\s*=\s*["']?(\w+)["']?)?[^<>]*)?"""
 )
-_HEADER_LENGTH = 256
-_STRING: Final = frozenset({"string"})
+_HEADER_LENGTH: Final = 256
 _WRAPPERS: Final = frozenset({"arguments", "input", "parameters"})
-_CDATA: Final = ("<![CDATA[", "]]>")
 
 
 class TagHeader(NamedTuple):
@@ -35,19 +43,18 @@ class TagHeader(NamedTuple):
 
 
 class ValueEnd(NamedTuple):
-    """What ends a value: a mark that one of `before` follows, white space between, or the end of
-    the text.
+    """What ends a value: a mark that is followed by one of `before`, or the end of the text.
 
-    last: what may come behind that again, or the end of the text; empty: anything.
+    last: what may follow after that, or the end of the text; empty: anything. spaces: what counts
+    as white space too. closes: the mark closes the value; else it is left to be read.
+    names_parameter: between the mark and `before` stands the name of a parameter without a value.
     """
 
     mark: str
     before: tuple[str, ...]
     last: tuple[str, ...] = ()
-    spaces: tuple[str, ...] = ()  # what is white space too
-    closes: bool = True  # the mark belongs to the value's markup; else it is only looked at
-    repair: str = ""
-    # behind the mark stands the name of a parameter that has no value yet, and `before`
+    spaces: tuple[str, ...] = ()
+    closes: bool = True
     names_parameter: bool = False
 
 
@@ -68,20 +75,19 @@ def read_value(
     types: frozenset[str],
     padding: str = "",
 ) -> Waiting[None]:
-    """Read one argument's value, its key being written, up to what ends it.
+    """Read the value of an argument, whose key was put out, up to what ends it.
 
-    padding: stands once at either side of the value and belongs to the markup, if it stands behind
-    the opening tag.
+    padding: belongs to the markup, on both sides of the value, if it follows the opening tag.
     """
     if padding:
         padding = yield from source.taken(padding)
-    if types == _STRING:
+    if types == STRING:
         parts.json('"')
         yield from _raw(source, parts, ends, padding, parts.text)
         parts.json('"')
         return
     pieces: list[str] = []
-    is_open = False  # a string that may be null is one once it is no beginning of "null"
+    is_open = False  # a string or null: open as a string once it cannot become "null"
 
     def collect(text: str) -> None:
         nonlocal is_open
@@ -101,15 +107,13 @@ def read_value(
     if is_open:
         parts.json('"')
         return
-    value = typed("".join(pieces), types)
-    parts.repair(value.repair)
-    parts.json(value.json)
+    parts.typed("".join(pieces), types)
 
 
 def read_raw_value(
     source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], *, padding: str = ""
 ) -> Waiting[str]:
-    """Read one argument's value as it stands, up to what ends it, without giving it out."""
+    """Read the text of a value, up to what ends it, without putting it out."""
     if padding:
         padding = yield from source.taken(padding)
     pieces: list[str] = []
@@ -120,23 +124,19 @@ def read_raw_value(
 def read_json_body(
     source: Incoming, parts: CallParts, *, stops: Sequence[str] = (), repair: str = "json_body"
 ) -> Waiting[bool]:
-    """Read the arguments of an open call where they stand as one object in place of tags, up to
-    `stops` at most.
-    """
-    if parts.given or not source.text.startswith("{", source.place):
+    """Read the arguments of an open call if they are one JSON object instead of tags."""
+    if parts.given or not source.at("{"):
         return False
-    stream = JsonStream(source, parts.json, stops=stops)
     parts.repair(repair)
-    yield from stream.read()
-    parts.repair(*stream.repairs)
+    yield from parts.read_object(source, stops=stops)
     return True
 
 
 def read_json_call(
     source: Incoming, parts: CallParts, *, repair: str = "json_call"
 ) -> Waiting[bool]:
-    """Read a call written as one object with a name and arguments instead of tags. False: none."""
-    if not source.text.startswith("{", source.place):
+    """Read a call if it is one JSON object, with a name and arguments, instead of tags."""
+    if not source.at("{"):
         return False
     start, repairs = source.place, [repair]
     found = json.loads((yield from _JSON.value(source, repairs, ends="")))
@@ -146,7 +146,7 @@ def read_json_call(
         source.place = start
         return False
     parts.begin(tool)
-    parts.json(json.dumps(arguments, ensure_ascii=False))
+    parts.json(json_text(arguments))
     parts.end(*repairs, complete=True)
     return True
 
@@ -158,15 +158,15 @@ def _raw(
     padding: str,
     give: Callable[[str], None],
 ) -> Waiting[None]:
-    """Give out a value's text as it becomes certain, and read what ends it."""
+    """Pass on the text of a value as it becomes certain, and read what ends it."""
     marks = tuple({lead + end.mark: None for end in ends for lead in (padding, "")})
     while True:
         certain = source.certain(marks)
         if certain > source.place:
-            give(source.plain(source.text[source.place : certain]))
+            give(source.up_to(certain))
             source.place = certain
             source.drop_read()
-        if source.place == len(source.text):
+        if source.at_end:
             if source.ended:
                 parts.repair("unclosed_value")
                 return
@@ -175,7 +175,7 @@ def _raw(
         mark = yield from source.standing(marks)
         end = (yield from _ending(source, parts, ends, mark, padding)) if mark else None
         if end is not None:
-            parts.repair(end.repair)
+            parts.repair("" if end.closes else "unclosed_value")
             source.place += len(mark) if end.closes else len(mark) - len(end.mark)
             return
         give(source.plain(source.text[source.place]))
@@ -185,7 +185,7 @@ def _raw(
 def _ending(
     source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], mark: str, padding: str
 ) -> Waiting[ValueEnd | None]:
-    """Which end the mark that stands here is, if it is one."""
+    """The end of the value that this mark is, if it is one."""
     behind = source.place + len(mark)
     for end in ends:
         if end.mark != mark and padding + end.mark != mark:
@@ -204,12 +204,12 @@ def _ending(
 
 
 def _goes_on(source: Incoming, place: int, end: ValueEnd) -> Waiting[bool]:
-    """Whether behind a value's end stands what has to."""
+    """Whether what follows the mark makes it the end of the value."""
     for marks in (end.before, end.last):
-        place = yield from source.behind_space(place, spaces=end.spaces)
+        place = yield from source.after_space(place, spaces=end.spaces)
         if marks:
             mark = yield from source.standing(marks, place)
-            rest = source.text[place:]  # at the text's end, a mark may be cut too
+            rest = source.text[place:]  # a mark may be cut at the text's end
             if source.ended and any(other.startswith(rest) for other in marks):
                 return True
             if not mark:
@@ -219,12 +219,14 @@ def _goes_on(source: Incoming, place: int, end: ValueEnd) -> Waiting[bool]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaggedParameters:
+class TaggedParameters(CallFormat):
     """A family that writes `<function=NAME><parameter=KEY>VALUE</parameter></function>`, in these
     or other words.
 
-    section: around all calls of a turn; other forms of it are in `sections_too`. wrapper: around
-    each call. `write` uses the strings exactly; the reader ignores white space between tags.
+    section: around all calls of a turn; sections_too: other forms of it that are read. wrapper:
+    around each call. between: two calls. padding: belongs to the markup on both sides of a value.
+    types: how a parameter's tag says that the value is a string, and that it is JSON. tokens: parts
+    of the tags that may be tokens by themselves. cdata: a value may stand in a CDATA section.
     """
 
     section: tuple[str, str] = ("", "")
@@ -232,42 +234,53 @@ class TaggedParameters:
     wrapper: tuple[str, str] = ("", "")
     call: tuple[str, str, str] = ("<function=", ">\n", "</function>")
     parameter: tuple[str, str, str] = ("<parameter=", ">", "</parameter>\n")
-    between: str = "\n"  # two calls
-    padding: str = ""  # stands once at either side of a value and belongs to the markup
-    # how a parameter's tag says that the value is a string, and that it is JSON
+    between: str = "\n"
+    padding: str = ""
     types: tuple[str, str] = ("", "")
-    tokens: tuple[str, ...] = ()  # parts of the tags that may be tokens by themselves
-    cdata: bool = False  # a value may stand in a CDATA section
-    id_form: IdForm = "random"
+    tokens: tuple[str, ...] = ()
+    cdata: bool = False
 
     @property
     def marks(self) -> Sequence[str]:
         """All markers."""
-        pairs = (self.section, *self.sections_too, self.wrapper)
-        words = [word.strip() for pair in pairs for word in pair] + [
-            self._open_call,
-            self._close_call,
-        ]
-        return tuple(
-            dict.fromkeys(
-                word for word in (*words, self._open_value, self._close_value, *self.tokens) if word
-            )
+        pairs = (
+            self.section,
+            *self.sections_too,
+            self.wrapper,
+            self.call[::2],
+            self.parameter[::2],
         )
+        return distinct(*(word for pair in pairs for word in pair), *self.tokens)
 
     @property
     def openers(self) -> Sequence[str]:
         """What a call may begin with."""
-        pairs = (self.section, *self.sections_too, self.wrapper)
-        return tuple(
-            dict.fromkeys([word for pair in pairs if (word := pair[0].strip())] + [self._open_call])
+        pairs = (self.section, *self.sections_too, self.wrapper, self.call)
+        return distinct(*(pair[0] for pair in pairs))
+
+    @property
+    def layout(self) -> CallLayout:
+        """How calls are written."""
+        lead = self.wrapper[0] + self.call[0]
+        close = self.parameter[2].rstrip()
+        return CallLayout(
+            opening=self.section[0] + lead,
+            heads=("{name}" + self.call[1],),
+            values=TaggedValues(
+                before=self.parameter[0],
+                text=self.types[0] + self.parameter[1] + self.padding,
+                json=self.types[1] + self.parameter[1] + self.padding,
+                end=self.padding + close,
+                gap=self.parameter[2].removeprefix(close),
+                cdata=self.cdata,
+            ),
+            tail=self.call[2] + self.wrapper[1],
+            again=self.between + lead,
+            closing=self.section[1],
         )
 
-    def write(self, calls: Sequence[Call]) -> str:
-        """The calls as the model would write them."""
-        return self.section[0] + self.between.join(map(self._written, calls)) + self.section[1]
-
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls from one of the openers on. False: none stands here, nothing was put out."""
+        """Read calls from an opener on. False: there are none."""
         opener = yield from source.taken(*self.openers)
         bare = opener == self._open_call
         if bare:
@@ -298,21 +311,6 @@ class TaggedParameters:
                 return True
             if not (yield from source.standing((*self.openers, self._open_call))):
                 return True
-
-    # how it is written
-
-    def _written(self, call: Call) -> str:
-        values = "".join(self._written_value(key, value) for key, value in call.arguments.items())
-        return f"{self.wrapper[0]}{self.call[0]}{call.name}{self.call[1]}{values}{self.call[2]}{self.wrapper[1]}"
-
-    def _written_value(self, key: str, value: Any) -> str:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if self.cdata and any(character in text for character in "<&\n"):
-            text = _CDATA[0] + text + _CDATA[1]
-        kind = self.types[0 if isinstance(value, str) else 1]
-        return f"{self.parameter[0]}{key}{kind}{self.parameter[1]}{self.padding}{text}{self.padding}{self.parameter[2]}"
-
-    # how it is read
 
     @property
     def _open_call(self) -> str:
@@ -350,7 +348,7 @@ class TaggedParameters:
         return True
 
     def _read_values(self, source: Incoming, parts: CallParts) -> Waiting[None]:
-        """The parameters of an open call, and its end."""
+        """Read the parameters of an open call, and its end."""
         while True:
             yield from source.skip_space()
             form = yield from source.taken(*_forms(self._open_value))
@@ -371,7 +369,7 @@ class TaggedParameters:
     def _read_wrapped(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[bool]:
         """Read a parameter that may hold all arguments as one object.
 
-        False: it does not, and was given as what it is.
+        False: it does not, and was put out as an ordinary parameter.
         """
         raw = yield from read_raw_value(source, parts, self._value_ends(), padding=self.padding)
         yield from source.skip_space()
@@ -387,38 +385,32 @@ class TaggedParameters:
             parts.json(raw.strip())
             parts.given.update(found)
             return True
-        value = typed(raw, self._types_of(tag, parts))
-        parts.repair(value.repair)
         parts.key(tag.name)
-        parts.json(value.json)
+        parts.typed(raw, self._types_of(tag, parts))
         return False
 
     def _types_of(self, tag: TagHeader, parts: CallParts) -> frozenset[str]:
         if self.types[0] and tag.type:
-            return JSON_TYPES if tag.type.lower() == "false" else _STRING
+            return JSON_TYPES if tag.type.lower() == "false" else STRING
         return parts.types.of(tag.name)
 
     def _read_value(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[None]:
         types = self._types_of(tag, parts)
         parts.key(tag.name)
         ends = self._value_ends()
-        if self.cdata and (yield from source.taken(_CDATA[0])):
+        if self.cdata and (yield from source.taken(CDATA[0])):
             yield from read_value(
-                source, parts, (ValueEnd(_CDATA[1], (self._close_value,)),), types=types
+                source, parts, (ValueEnd(CDATA[1], (self._close_value,)),), types=types
             )
             yield from source.taken(self._close_value)
             return
         yield from read_value(source, parts, ends, types=types, padding=self.padding)
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
-        """A closing tag in a value ends it only if the call goes on behind it as calls do."""
-        wrapper, section = self.wrapper[1].strip(), self.section[1].strip()
-        outer = tuple(
-            mark
-            for mark in (wrapper, section, *(pair[1].strip() for pair in self.sections_too))
-            if mark
-        )
-        again = tuple(mark for mark in (self.wrapper[0].strip(), self._open_call) if mark)
+        """A closing tag in a value only ends it if the call continues after it."""
+        section = self.section[1].strip()
+        outer = distinct(self.wrapper[1], section, *(pair[1] for pair in self.sections_too))
+        again = distinct(self.wrapper[0], self._open_call)
         ends = [
             ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call)),
             ValueEnd(self._close_value, outer, last=(*outer, *again)),
@@ -427,28 +419,23 @@ class TaggedParameters:
                 outer or again,
                 last=(*outer, *again),
                 closes=False,
-                repair="unclosed_value",
             ),
             ValueEnd(
                 "\n" + self._open_value,
                 (">",),
                 closes=False,
-                repair="unclosed_value",
                 names_parameter=True,
             ),
         ]
         return (
             *ends,
-            *(
-                ValueEnd(mark, (section or again[0],), closes=False, repair="unclosed_value")
-                for mark in outer[:1]
-            ),
+            *(ValueEnd(mark, (section or again[0],), closes=False) for mark in outer[:1]),
         )
 
     def _read_end(
         self, source: Incoming, parts: CallParts, *, complete: bool = False
     ) -> Waiting[None]:
-        """The closing tags of a call; they may be missing."""
+        """Read the closing tags of a call, which may be missing, and end it."""
         yield from source.skip_space()
         closed = yield from source.taken(self._close_call)
         parts.end("" if closed else "unclosed_call", complete=complete)
@@ -462,17 +449,14 @@ class TaggedParameters:
 
 
 def _may_wrap(name: str, parts: CallParts) -> bool:
-    """Whether the first parameter may hold all arguments: some models write them so, under a name
-    that the tool lacks.
+    """Whether the first parameter may hold all arguments, under a name that the tool does not have;
+    some models write them so.
     """
     properties = parts.types.properties
     return name in _WRAPPERS and name not in properties and bool(properties) and not parts.given
 
 
 def _forms(mark: str) -> tuple[str, ...]:
-    """A tag's first word with `=NAME` and with ` name=`: models mix them up.
-
-    The family's own stands first.
-    """
+    """A tag's first word with `=NAME` and with ` name=`, the family's own first: models mix them up."""
     stem = mark.rstrip('"').removesuffix("=").removesuffix(" name")
     return tuple(dict.fromkeys((mark, stem + "=", stem + ' name="', stem + " name=")))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.front.structured.values import content_of
+from holdfast.front.structured.lark import content_of
 
 _TEXTS = ("", "a", "b", "ab", "ba", "aab", "xay", "a\nb", "a|b", "^a", "a$", "12", "a/b", "[a]")
 
