@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.front.toolcalls.declared import JSON_TYPES, ParameterTypes, typed
-from holdfast.front.toolcalls.literals import Literals, unescaped, whole
+from holdfast.front.toolcalls.literals import unescaped, whole
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -114,7 +114,7 @@ values = st.recursive(
 @given(value=values)
 def test_a_value_as_python_or_json_writes_it_is_read_as_itself(value: object) -> None:
     for text in (repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False)):
-        read = whole(text, Literals())
+        read = whole(text)
         assert read is not None, text
         assert json.loads(read) == value
 

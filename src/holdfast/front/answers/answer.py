@@ -374,7 +374,6 @@ class AnswerReader:
         """
         source = self._source
         start = source.passed
-        source.came += len(text)
         source.passed += len(text)
         self._long_space = False
         self._note(text)

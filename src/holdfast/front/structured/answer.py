@@ -38,9 +38,7 @@ from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, 
 _MOST_CHARACTERS: Final = 20_000  # of a regular expression, a grammar, or all choices together
 _LONGEST_FAULT: Final = 300  # characters
 ThoughtState: TypeAlias = Literal["open", "possible", "none"]
-"""Where an answer begins: inside a thought that the prompt has opened, where the model may open one,
-or where there is none.
-"""
+"""Whether an answer begins inside a thought ("open"), may begin with one, or has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

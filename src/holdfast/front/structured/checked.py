@@ -1,4 +1,4 @@
-"""Grammars are tried before they are used: whether they compile, end, and stay small enough."""
+"""Tries grammars before they are used: whether they compile, end, and stay small enough."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from holdfast.front.structured.schema import (
     join_place,
 )
 
-_KEPT = 512
-_MOST_TRIALS = 20  # to find the place of a fault, or what to leave out: about 20 ms
-_MOST_LEFT_OUT = 4
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
+
+_MOST_TRIALS: Final = 20  # to find the place of a fault, or what to leave out: about 20 ms
+_MOST_LEFT_OUT: Final = 4
 _ANY_OBJECT: Final = CleanSchema(schema={"type": "object"}, unenforced=("#",))
-_BEYOND = "its bounds are too large to enforce"
-_TOO_MUCH = "it needs more work than a grammar may take"
+_BEYOND: Final = "its bounds are too large to enforce"
+_TOO_MUCH: Final = "it needs more work than a grammar may take"
 
 
 def is_endless(clean: CleanSchema) -> bool:
-    """Whether every value of the schema would have to contain a further value of itself: an answer
-    would never end.
-    """
+    """Whether every value of a schema contains another value of it, so that no answer would end."""
     if isinstance(clean.schema, bool):
         return False
     definitions: dict[str, Any] = clean.schema.get("$defs", {})
     finite: set[str] = set()
-    while True:  # the least fixed point: a definition is finite when what it needs is
+    while True:  # the least fixed point: a definition is finite if all that it needs is
         more = {
             name for name, node in definitions.items() if name not in finite and _ends(node, finite)
         }
@@ -60,7 +60,7 @@ def _ends(node: Schema | bool, finite: set[str]) -> bool:
     kinds = node.get("type", ())
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     if not kinds or set(kinds) - {"object", "array"}:
-        return True  # it may be something that contains nothing
+        return True  # it may be a value without members or items
     return ("object" in kinds and _object_ends(node, finite)) or (
         "array" in kinds and _array_ends(node, finite)
     )
@@ -81,17 +81,15 @@ def _array_ends(node: Schema, finite: set[str]) -> bool:
     )
 
 
-if TYPE_CHECKING:
-    from llguidance import LLParserLimits, LLTokenizer
-
-
-_FIRST, _MARKERS = 257, 64
-_TOKEN = re.compile(r"<\[\d+\]>")
+_FIRST: Final = 257
+_MARKERS: Final = 64
+_TOKEN: Final = re.compile(r"<\[\d+\]>")
 
 
 class _Bytes:
-    """A tokenizer of bytes: what a grammar allows does not depend on how a model cuts its text into
-    tokens.
+    """A tokenizer of bytes: what a grammar allows does not depend on the tokens of a model.
+
+    Token n is the byte n, 256 the end of the text, and the markers follow.
     """
 
     eos_token_id, bos_token_id = 256, None
@@ -107,15 +105,12 @@ class _Bytes:
 
 @cache
 def _trial(times: int) -> tuple[LLTokenizer, LLParserLimits]:
-    """Token n is the byte n, 256 the end; behind it are the markers. times: so much more than one
-    schema may cost.
-    """
-    # takes 0.1 s, for whoever constrains something
+    """times: how many times the cost of one schema is allowed."""
+    # imported late: it takes 0.1 s
     from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
 
-    # Fuel is what llguidance counts its work in. A grammar that needs more makes every token of its
-    # answer slow; those of agents' tools need less than a tenth. What is refused by these bounds is
-    # refused after 5 to 40 ms of one core.
+    # llguidance counts its work in fuel. A grammar that needs more makes every token of its answer
+    # slow; those of agents' tools need less than a tenth. A refusal takes 5 to 40 ms of one core.
     limits = LLParserLimits(
         initial_lexer_fuel=100_000 * times,
         step_lexer_fuel=50_000,
@@ -128,7 +123,7 @@ def _trial(times: int) -> tuple[LLTokenizer, LLParserLimits]:
 
 
 def fault_of(grammar: str) -> str:
-    """What is wrong with a grammar; empty: nothing. The interpreter is not held up meanwhile."""
+    """What is wrong with a grammar; empty: nothing. Other threads can run meanwhile."""
     return _tried(grammar, 1)
 
 
@@ -142,16 +137,16 @@ def _tried(grammar: str, times: int) -> str:
         if not matcher.is_error() and not any(mask):
             return "it allows nothing"
         if not matcher.is_error():
-            # a text that is forced and has no end shows here
+            # finds a text that is forced and has no end
             matcher.consume_tokens(matcher.compute_ff_tokens())
     return matcher.get_error()
 
 
 @lru_cache(maxsize=128)
 def fault_of_composed(grammar: str) -> str:
-    """The same of a grammar that names tokens of a model.
+    """What is wrong with a grammar that names tokens of a model; empty: nothing.
 
-    Those of agents are kept: they come with every turn.
+    Cached, because agents send the same tools with every turn.
     """
     numbers: dict[str, int] = {}
     return _tried(
@@ -164,16 +159,15 @@ def fault_of_composed(grammar: str) -> str:
 
 
 def checked_schema(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
-    """The schema as a grammar can enforce it. Costs a few milliseconds the first time; any thread.
+    """The schema as a grammar can enforce it. Takes a few milliseconds the first time; any thread.
 
-    strict: raise SchemaFault, with the place, for what is no schema, too large, cannot be enforced
-    or cannot be satisfied. Otherwise such parts are left out and told, in the worst case everything
-    but that it is an object.
+    strict: raise SchemaFault for what is not a schema, too large, or cannot be enforced or satisfied.
+    Otherwise such parts are left out; in the worst case, all that remains is that it is an object.
     """
     return _checked(msgspec.json.encode(schema), bounds, strict)
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=512)
 def _checked(schema: bytes, bounds: SchemaBounds, strict: bool) -> CleanSchema:
     try:
         found = clean(msgspec.json.decode(schema), bounds=bounds, strict=strict)
@@ -201,7 +195,7 @@ def _checked(schema: bytes, bounds: SchemaBounds, strict: bool) -> CleanSchema:
 
 
 def _fault(found: CleanSchema, node: Schema | bool) -> str:
-    """What is wrong with a part of a schema, in words; empty: nothing."""
+    """What is wrong with a part of a schema; empty: nothing."""
     definitions = found.schema.get("$defs") if isinstance(found.schema, dict) else None
     part = {**node, "$defs": definitions} if isinstance(node, dict) and definitions else node
     if is_endless(replace(found, schema=part)):
@@ -216,7 +210,7 @@ def _fault(found: CleanSchema, node: Schema | bool) -> str:
 
 
 def _innermost(found: CleanSchema) -> tuple[str, Schema | bool]:
-    """The smallest part that is at fault by itself, and where it stands in the client's schema."""
+    """The smallest part that is faulty by itself, and its place in the client's schema."""
     place, node, seen, trials = "#", found.schema, set[str](), 0
     while isinstance(node, dict):
         for inner_place, inner in _parts(found, node, place=place, seen=seen):
@@ -235,7 +229,7 @@ def _parts(
     found: CleanSchema, node: Schema, *, place: str, seen: set[str]
 ) -> Iterator[tuple[str, Schema | bool]]:
     for keyword, inner, key in children(node, place=place):
-        if isinstance(inner, dict):  # that nothing fits `false` is no fault of its own
+        if isinstance(inner, dict):  # `false`, which nothing fits, is not a fault by itself
             yield join_place(place, keyword, *key), inner
     name = node.get("$ref", "").rsplit("/", 1)[-1]
     if name and name not in seen and isinstance(found.schema, dict):
@@ -244,22 +238,13 @@ def _parts(
 
 
 def _culprit(found: CleanSchema, node: Schema | bool) -> str:
-    """The keyword without which the part would not be at fault; empty: no single one."""
+    """The keyword without which a part would not be faulty; empty: no single one."""
     if not isinstance(node, dict):
         return ""
-    for keyword in (
-        *PLAIN[1:],
-        "oneOf",
-        "anyOf",
-        "allOf",
-        "patternProperties",
-        "additionalProperties",
-        "properties",
-        "type",
-    ):
-        if keyword in node and not _fault(
-            found, {name: value for name, value in node.items() if name != keyword}
-        ):
+    objects = ("patternProperties", "additionalProperties", "properties")
+    for keyword in (*PLAIN[1:], "oneOf", "anyOf", "allOf", *objects, "type"):
+        rest = {name: value for name, value in node.items() if name != keyword}
+        if keyword in node and not _fault(found, rest):
             return keyword
     return ""
 
@@ -271,13 +256,11 @@ def _named(keyword: str, fault: str) -> str:
 def _without_fault(
     found: CleanSchema, place: str, node: Schema | bool, *, keyword: str
 ) -> CleanSchema:
-    """The schema with one keyword less in the part at fault, or with nothing said there at all if
-    that is not enough.
-    """
+    """The schema without one keyword of the faulty part, or with an empty part instead."""
     if not isinstance(node, dict):
         return _ANY_OBJECT
     if keyword:
-        del node[keyword]  # the walk made this schema, and nobody else has it yet
+        del node[keyword]  # this schema is a copy that nothing else uses yet
         return replace(found, unenforced=(*found.unenforced, join_place(place, keyword)))
     definitions = node.get("$defs")
     node.clear()

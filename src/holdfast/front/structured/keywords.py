@@ -1,122 +1,63 @@
-"""JSON Schema's keywords (drafts 7 to 2020-12, and OpenAPI's): which a grammar enforces, and what they may
-cost.
+"""JSON Schema's keywords (drafts 7 to 2020-12, and OpenAPI's): which ones a grammar enforces, and what
+they may cost. The cost is known before a grammar is built, so that one that explodes is refused at once.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import prod
 from typing import Any, Final
 
 MAPS: Final = ("properties", "patternProperties")  # name → schema
 LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLES: Final = ("items", "additionalItems", "additionalProperties")
-PLAIN: Final = (
-    *(
-        "type",
-        "enum",
-        "const",
-        "required",
-        "minProperties",
-        "maxProperties",
-        "minItems",
-        "maxItems",
-    ),
-    *(
-        "minLength",
-        "maxLength",
-        "pattern",
-        "format",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-    ),
+_COUNTS: Final = tuple("minProperties maxProperties minItems maxItems minLength maxLength".split())
+_NUMBERS: Final = tuple("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
+PLAIN: Final = ("type", "enum", "const", "required", *_COUNTS, "pattern", "format", *_NUMBERS)
+UNSUPPORTED: Final = tuple(
+    "not if uniqueItems contains minContains maxContains propertyNames dependentRequired "
+    "dependentSchemas dependencies unevaluatedItems unevaluatedProperties $dynamicRef "
+    "$recursiveRef".split()
 )
-UNSUPPORTED: Final = (
-    *("not", "if", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
-    *(
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    ),
-    *("$dynamicRef", "$recursiveRef"),
-)
-"""Keywords that say something of a value and that no grammar of llguidance enforces.
+"""Keywords that restrict a value and that no grammar of llguidance enforces.
 
-All that is in no list here says nothing.
+Keywords in none of these lists restrict nothing.
 """
-
-OF_OBJECTS: Final = (
-    "properties",
-    "patternProperties",
-    "additionalProperties",
-    "required",
-    "minProperties",
-    "maxProperties",
+OF_OBJECTS: Final = (*MAPS, "additionalProperties", "required", "minProperties", "maxProperties")
+OPENING: Final = tuple(
+    "additionalProperties patternProperties unevaluatedProperties propertyNames minProperties".split()
 )
-OPENING: Final = (
-    "additionalProperties",
-    "patternProperties",
-    "unevaluatedProperties",
-    "propertyNames",
-    "minProperties",
-)
-"""Keywords whose presence says what an object may have beside its declared properties."""
-
+"""Keywords that say what an object may have besides its declared properties."""
 FORMATS: Final = frozenset(
-    (
-        "date-time",
-        "time",
-        "date",
-        "duration",
-        "email",
-        "hostname",
-        "ipv4",
-        "ipv6",
-        "uuid",
-        "uri",
-        "unknown",
-    ),
+    "date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split()
 )
 UNKNOWN_FORMATS: Final = frozenset(
-    (
-        "idn-email",
-        "idn-hostname",
-        "uri-reference",
-        "iri",
-        "iri-reference",
-        "uri-template",
-        "json-pointer",
-    ),
-) | {"relative-json-pointer", "regex"}
-"""Formats of JSON Schema that no grammar enforces.
-
-All that are in neither list are notes, such as `password` and `path`.
-"""
+    "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer "
+    "relative-json-pointer regex".split()
+)
+"""Formats of JSON Schema that no grammar enforces. Others, such as `password`, are only notes."""
 LONGEST: Final = {"email": 254, "hostname": 253, "uri": 2048}
-"""Characters of formats that know an end, though their patterns know none: SMTP's, DNS', and what
-most of the web takes.
+"""The most characters of formats whose patterns have no limit: those of SMTP, of DNS, and what most of
+the web accepts.
 """
-# of single characters in one pattern, nested ones multiplied: 10 ms for the first token
+# Single characters in one pattern, nested repetitions multiplied: 10 ms for the first token.
 MOST_REPETITIONS: Final = 20_000
-# in one place: branches of `anyOf` and `oneOf` multiply under `allOf`
+# In one place: branches of `anyOf` and `oneOf` multiply under `allOf`.
 MOST_ALTERNATIVES: Final = 256
-LONGEST_PATTERN: Final = 2_000
-# characters of a name or of a listed value: each token of it is forced, one after the other
+_LONGEST_PATTERN: Final = 2_000
+# Characters of a name or of a listed value: each of its tokens is forced, one after the other.
 LONGEST_LITERAL: Final = 4_000
-LEAST: Final = 1024 - 2**63  # 64 bits, less what a float's rounding takes
-MOST: Final = -LEAST
-_SMALLER = re.compile(r"-\d{19}|-\d[\d.]*[eE]")
-_NAMED_ESCAPE = re.compile(r"\\[pPxu]\{")
-_COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_LEAST: Final = 1024 - 2**63  # 64 bits, less the rounding error of a float
+MOST: Final = -_LEAST
+_SMALLER: Final = re.compile(r"-\d{19}|-\d[\d.]*[eE]")
+_NAMED_ESCAPE: Final = re.compile(r"\\[pPxu]\{")
+_COUNT: Final = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
 def is_well_typed(keyword: str, value: Any) -> bool:
-    """Whether the value of a plain keyword is of a type that it may have."""
+    """Whether a value of this type is allowed for one of the plain keywords."""
+    is_boolean = isinstance(value, bool)
     match keyword:
         case "const":
             return True
@@ -128,19 +69,17 @@ def is_well_typed(keyword: str, value: Any) -> bool:
             return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
         case "pattern" | "format":
             return isinstance(value, str)
-        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf":
-            return isinstance(value, int | float) and not isinstance(value, bool)
-        case _:  # the counts, of which 2.0 is one
+        case _ if keyword in _NUMBERS:
+            return isinstance(value, int | float) and not is_boolean
+        case _:  # a count, which 2.0 is as well
             is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-            return is_whole and not isinstance(value, bool)
+            return is_whole and not is_boolean
 
 
 def says_nothing(keyword: str, value: Any, node: dict[str, Any]) -> bool:
-    """Whether an unsupported keyword, with this value, holds of every value there is."""
+    """Whether every value satisfies this unsupported keyword."""
     match keyword:
-        case "uniqueItems":
-            return value is False
-        case "not":
+        case "uniqueItems" | "not":
             return value is False
         case "if":
             return "then" not in node and "else" not in node
@@ -156,62 +95,49 @@ def says_nothing(keyword: str, value: Any, node: dict[str, Any]) -> bool:
             return False
 
 
-def pattern_fault(pattern: str) -> str:
-    """What keeps a pattern from being enforced; empty: nothing does.
+def enforced_value(keyword: str, value: Any) -> Any:
+    """A well-typed value for llguidance: counts are integers, bounds are within 64 bits."""
+    match keyword:
+        case "minimum" | "exclusiveMinimum":
+            return max(value, _LEAST)
+        case "maximum" | "exclusiveMaximum":
+            return min(value, MOST)
+        case _:
+            return int(value) if keyword in _COUNTS else value
 
-    Whether it is one at all is not looked at.
-    """
-    if len(pattern) > LONGEST_PATTERN:
-        return f"is longer than {LONGEST_PATTERN:,} characters"
+
+def pattern_fault(pattern: str) -> str:
+    """Why a pattern is too expensive to enforce; empty: it is not. Its syntax is not checked."""
+    if len(pattern) > _LONGEST_PATTERN:
+        return f"is longer than {_LONGEST_PATTERN:,} characters"
     return "" if repetitions(pattern) <= MOST_REPETITIONS else "repeats too often"
 
 
 def alternatives(node: Any) -> int:
-    """In how many ways a value can fit a schema, references and members not followed."""
+    """In how many ways a value can fit a schema, without its references and members."""
     if not isinstance(node, dict):
         return 1
     found = 1
-    for keyword in LISTS:
-        members = node.get(keyword, ())
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        counts = [alternatives(member) for member in node.get(keyword, ())]
         if keyword == "allOf":
-            for member in members:
-                found *= alternatives(member)
-        elif keyword != "prefixItems" and members:
-            found *= sum(map(alternatives, members))
+            found *= prod(counts)
+        elif counts:
+            found *= sum(counts)
     return found
 
 
-def enforced_value(keyword: str, value: Any) -> Any:
-    """A well-typed value as llguidance takes it: counts are integers, and bounds too far off are
-    the last of 64 bits.
-    """
-    match keyword:
-        case "minimum" | "exclusiveMinimum":
-            return max(value, LEAST)
-        case "maximum" | "exclusiveMaximum":
-            return min(value, MOST)
-        case (
-            "minProperties" | "maxProperties" | "minItems" | "maxItems" | "minLength" | "maxLength"
-        ):
-            return int(value)
-        case _:
-            return value
-
-
 def is_too_small(value: Any) -> bool:
-    """Whether a number in a value is below 64 bits.
-
-    An integer of which llguidance is told just that overflows its stack.
-    """
+    """Whether a value contains a number below 64 bits: such an integer overflows llguidance's stack."""
     if isinstance(value, dict):
         return any(map(is_too_small, value.values()))
     if isinstance(value, list | tuple):
         return any(map(is_too_small, value))
-    return isinstance(value, int | float) and value < LEAST
+    return isinstance(value, int | float) and value < _LEAST
 
 
 def names_too_small(grammar: str) -> bool:
-    """The same of the schemas in a grammar, as far as its text tells."""
+    """Whether the schemas in a grammar seem to contain such a number."""
     return "%json" in grammar and _SMALLER.search(grammar) is not None
 
 

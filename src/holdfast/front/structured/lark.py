@@ -1,4 +1,4 @@
-"""llguidance's Lark syntax, written piece by piece."""
+"""Writes grammars in the Lark syntax of llguidance, and patterns for strings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from holdfast.front.structured.keywords import LISTS, MAPS, SINGLES, atoms
 
 _YEAR: Final = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _DAY: Final = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
-_LEAP: Final = "(0[48]|[2468][048]|[13579][26])"  # two digits that four divides, 00 excepted
+_LEAP: Final = "(0[48]|[2468][048]|[13579][26])"  # multiples of four of two digits, except 00
 DATE: Final = f"({_YEAR}-{_DAY}|([0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"
-# A leap second is right at the end of few days only, and most clients refuse it everywhere: there
-# is none.
+# Without leap seconds: they are right on few days only, and most clients refuse them everywhere.
 TIME: Final = (
     r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
@@ -23,7 +22,7 @@ _BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4: Final = rf"({_BYTE}\.){{3}}{_BYTE}"
 _GROUP: Final = "[0-9a-fA-F]{1,4}"
 _LAST: Final = f"({_GROUP}:{_GROUP}|{IPV4})"
-# By RFC 3986: eight groups, of which the last two may be dotted; `::` stands for one group or more.
+# RFC 3986: eight groups, the last two possibly dotted; `::` stands for one or more groups.
 _SHORTENED: Final = (
     f"::({_GROUP}:){{5}}{_LAST}",
     *(
@@ -37,7 +36,7 @@ IPV6: Final = f"(({_GROUP}:){{6}}{_LAST}|{'|'.join(_SHORTENED)})"
 
 _END: Final = "[A-Za-z0-9]"
 _INNER: Final = r"[A-Za-z0-9\-]"
-# At most 63 characters, with two hyphens in the third and fourth place only behind `xn` (RFC 5890).
+# At most 63 characters, with two hyphens as the third and fourth only after `xn` (RFC 5890).
 _LABEL: Final = (
     rf"({_END}({_END}|{_INNER}{_END}|{_INNER}{{2}}{_END}|{_INNER}({_END}{_INNER}|\-{_END}){_INNER}{{0,58}}{_END})?"
     rf"|[Xx][Nn]\-\-{_END}({_INNER}{{0,57}}{_END})?)"
@@ -51,7 +50,7 @@ EXACT: Final = {
     "hostname": HOSTNAME,
     "ipv6": IPV6,
 }
-"""Patterns of the formats that a grammar enforces, by name."""
+"""Patterns of formats that llguidance enforces loosely."""
 _MOST_COUNTED: Final = 10_000  # characters: each is a state of the lexer
 _RAW_FORMATS: Final = {
     "date": DATE,
@@ -66,16 +65,15 @@ _RAW_FORMATS: Final = {
 }
 """Patterns of formats for strings outside of JSON; they are simpler and allow only right values."""
 
-# A space, or a new line and its indent: what models write. Without a bound a small model writes
-# white space for ever.
+# A space, or a new line and its indent, as models write. Without a bound, a small model writes white
+# space forever.
 WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
-# as regular expressions; tokens that are markers have no text for a grammar, and are never a part
-# of it
+# Regular expressions. Tokens that are markers have no text for a grammar and never match.
 ANY: Final = r"(.|\n)*"
 GAP: Final = r"/[ \t\n]{0,4}/"
 _JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": False}
 # `\u` and four digits for any character of a string without `pattern`, `format` or listed values; a
-# pair of them counts as one.
+# surrogate pair counts as one character.
 _ESCAPES: Final = {"json_allow_general_unicode_escapes": True}
 _NO_ESCAPES: Final = {"json_allowed_escapes": 'nrbtf\\"'}
 
@@ -88,13 +86,13 @@ def members(
     separator: str,
     others: str = "",
 ) -> str:
-    """Some members, each an expression by its name: all that are required, and any of the rest.
+    """The members of an object, each an expression by its name: the required and any of the others.
 
-    others: further members that may come last, any number of them; empty: none may.
+    others: any further member; any number of them may come last. Empty: there are none.
     """
     between = f"{separator} " if separator else ""
-    tail = f"({between}{others})*" if others else ""  # once something stands before
-    head = f"({others} {tail})?" if others else ""  # while nothing does
+    tail = f"({between}{others})*" if others else ""  # after another member
+    head = f"({others} {tail})?" if others else ""  # at the beginning
     for name, member in reversed([*given.items()]):
         if name in required:
             tail, head = f"{between}{member} {tail}", f"{member} {tail}"
@@ -106,7 +104,7 @@ def members(
 
 
 class Rules:
-    """The rules of one grammar. Equal ones are written once."""
+    """The rules of one grammar. Equal rules are written once."""
 
     def __init__(self, marker_ids: Mapping[str, int]) -> None:
         """marker_ids: markers that are single tokens of the model."""
@@ -118,25 +116,25 @@ class Rules:
         )
 
     def rule(self, body: str, *, is_lazy: bool = False) -> str:
-        """The name of a rule. A lazy one is a single lexeme that ends as soon as it can."""
+        """The name of a rule. A lazy rule is a single lexeme that ends as soon as possible."""
         return self._named(body, "r{}[lazy]" if is_lazy else "r{}")
 
     def terminal(self, body: str) -> str:
-        """The name of a lexeme, of which regular expressions can be made with `&` and `~`."""
+        """The name of a lexeme: regular expressions combined with `&` and `~`."""
         return self._named(body, "T{}")
 
     def open_rule(self) -> str:
-        """A name for a rule whose body comes later, since it refers to itself."""
+        """The name of a rule whose body follows, because it refers to itself."""
         name = f"o{len(self._names)}"
         self._names[name] = name
         return name
 
     def close_rule(self, name: str, body: str) -> None:
-        """The body of such a rule."""
+        """Add the body of an open rule."""
         self._lines.append(f"{name}: {body}")
 
     def literal(self, text: str) -> str:
-        """A text, the markers in it as their tokens."""
+        """A text, with the markers in it as tokens."""
         if not self.marker_ids or not text:
             return literal(text)
         pieces = (piece for piece in self._cutter.split(text) if piece)
@@ -149,9 +147,7 @@ class Rules:
         return f"<[{self.marker_ids[marker]}]>"
 
     def parted(self, marker: str) -> tuple[str, str, str]:
-        """A text, cut at the first token in it: what is before, the token's marker (empty: there is
-        none), what is behind.
-        """
+        """A text cut at the first marker that is a token: before, the marker (empty: none), after."""
         if not self.marker_ids:
             return marker, "", ""
         before, *rest = self._cutter.split(marker, maxsplit=1)
@@ -160,32 +156,29 @@ class Rules:
     def text_before(
         self, end: str, *, content: Sequence[str] = (ANY,), never: Iterable[str] = ()
     ) -> str:
-        """Free text and the end that it stops at, the first time that this comes.
+        """Free text up to the first occurrence of this end, and the end.
 
-        content: regular expressions that the text all matches. never: of what does not occur in it.
+        content: regular expressions that the text must match, all of them. never: those that must not
+        match any part of it.
         """
-        before, token, behind = self.parted(end)
+        before, token, after = self.parted(end)
         body = " & ".join(f"/{each}{escaped(before)}/" for each in content)
         unwanted = "|".join(never)
         if unwanted:
             body += f" & ~/{ANY}({unwanted}){ANY}/"
         if not token:
             return self.rule(body, is_lazy=True)
-        text = self.terminal(body)
-        return " ".join(
-            filter(None, (text, self.token(token), self.literal(behind) if behind else ""))
-        )
+        tail = f" {self.literal(after)}" if after else ""
+        return f"{self.terminal(body)} {self.token(token)}{tail}"
 
     def text_without(self, marks: Iterable[str]) -> str:
-        """Free text up to the end of the answer, without these marks.
-
-        Those with a token in them cannot occur anyway.
-        """
+        """Free text up to the end of the answer, without these marks."""
+        # marks with a token in them cannot occur in text
         unwanted = "|".join(escaped(mark) for mark in marks if not self.parted(mark)[1])
         return self.terminal(f"/{ANY}/" + (f" & ~/{ANY}({unwanted}){ANY}/" if unwanted else ""))
 
     def lark(self, start: str) -> str:
-        """The grammar, beginning with an expression."""
+        """The grammar that begins with this expression."""
         return "\n".join((f"start: {start}", *self._lines)) + "\n"
 
     def _named(self, body: str, form: str) -> str:
@@ -197,24 +190,24 @@ class Rules:
 
 
 def literal(text: str) -> str:
-    """This text, and no other."""
+    """Exactly this text."""
     return json.dumps(text)
 
 
 def one_of(expressions: Iterable[str]) -> str:
-    """Any of some expressions."""
+    """One of these expressions."""
     return "(" + " | ".join(dict.fromkeys(expressions)) + ")"
 
 
 def pattern(regex: str) -> str:
-    """What matches a regular expression, as a whole."""
-    from llguidance import regex_to_lark  # takes 0.1 s to import, for whoever constrains something
+    """A text that a regular expression matches as a whole."""
+    from llguidance import regex_to_lark  # imported late: it takes 0.1 s
 
     return f"/{regex_to_lark(regex, use_ascii='')}/"
 
 
 def json_value(schema: Any) -> str:
-    """A value of a schema that is clean, as JSON text."""
+    """A value of a clean schema, as JSON text."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     schema = _with_exact_formats(_with_plain_names(schema))
@@ -223,10 +216,10 @@ def json_value(schema: Any) -> str:
 
 
 def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:
-    """Whether an escape could write a name that has a schema of its own as one that has another.
+    """Whether a declared name could be written with escapes, as a free name with another schema.
 
-    llguidance tells declared and free names apart by their letters, not by what they mean:
-    `"\\u0061"` is not `"a"`. Declared names and those of a pattern are never written with `\\u`.
+    llguidance compares names by their letters: `"\\u0061"` is not `"a"`. Declared names and names
+    with a pattern are never written with `\\u`.
     """
     is_named = bool(
         schema.get("properties") or schema.get("required") or schema.get("patternProperties")
@@ -239,9 +232,7 @@ def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:
 
 
 def _with_plain_names(schema: Any) -> Any:
-    """The schema with a pattern for the free names of objects that declare others, so that no `\\u`
-    is written in them.
-    """
+    """The schema with a pattern for free names beside declared ones, so that they contain no `\\u`."""
     if not isinstance(schema, dict):
         return schema
     found = _with_each_subschema(schema, _with_plain_names)
@@ -253,7 +244,7 @@ def _with_plain_names(schema: Any) -> Any:
 
 
 def _with_exact_formats(schema: Any) -> Any:
-    """The schema with patterns in place of those formats that llguidance takes loosely."""
+    """The schema with patterns for the formats that llguidance enforces loosely."""
     if not isinstance(schema, dict):
         return schema
     found = _with_each_subschema(schema, _with_exact_formats)
@@ -292,13 +283,12 @@ def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 def escaped(text: str) -> str:
     """A text as a part of a regular expression in slashes."""
-    return re.sub(r"[]\\.+*?()|[{}^$#&~/-]", lambda found: "\\" + found[0], text).replace(
-        "\n", "\\n"
-    )
+    safe = re.sub(r"[]\\.+*?()|[{}^$#&~/-]", lambda found: "\\" + found[0], text)
+    return safe.replace("\n", "\\n")
 
 
 def grammar_text(lark: str, **grammars: str) -> str:
-    """What the worker takes: a grammar, and others that it refers to as `@name`."""
+    """A grammar for the worker, with the grammars that it refers to as `@name`."""
     texts = {"answer": lark, **grammars}
     return json.dumps(
         {"grammars": [{"name": name, "lark_grammar": text} for name, text in texts.items()]}

@@ -1,5 +1,5 @@
-"""A client's JSON schema → the schema of a grammar: references gathered, what cannot be enforced
-refused or left out.
+"""A client's JSON schema → the schema of a grammar: references are collected, and what cannot be
+enforced is refused or left out.
 """
 
 from __future__ import annotations
@@ -10,41 +10,30 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from holdfast.front.structured import keywords
-from holdfast.front.structured.keywords import (
-    LONGEST_LITERAL,
-    MOST,
-    MOST_ALTERNATIVES,
-    alternatives,
-    enforced_value,
-    is_too_small,
-    pattern_fault,
-    size_of_literal,
-)
 
 Schema: TypeAlias = dict[str, Any]
 
 
 class SchemaFault(Exception):
-    """A schema cannot be served as it is.
+    """A schema cannot be enforced.
 
-    `place` is a JSON pointer into the schema, with the keyword.
+    place: a JSON pointer into the schema, to the keyword. It quotes the schema: keep it out of logs.
     """
 
     def __init__(self, reason: str, *, place: str = "") -> None:
         super().__init__(reason)
-        self.reason, self.place = reason, place
+        self.reason = reason
+        self.place = place
 
     @property
     def where(self) -> str:
-        """The place in words. It quotes the schema, so that no log should have it."""
+        """The place in words."""
         return f", at {self.place}" if self.place else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaBounds:
-    """How large a schema may be: subschemas in it, and how deep they are nested, references
-    followed once.
-    """
+    """How many subschemas a schema may have, and how deep they may be nested."""
 
     parts: int
     depth: int
@@ -52,10 +41,10 @@ class SchemaBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanSchema:
-    """A schema of which a grammar can enforce every keyword.
+    """A schema whose every keyword a grammar can enforce.
 
-    unenforced: places of keywords that were left out of it. origins: where its definitions stand in
-    the client's schema.
+    unenforced: places of keywords that were left out. origins: the places of its definitions in the
+    client's schema.
     """
 
     schema: Schema | bool
@@ -64,10 +53,10 @@ class CleanSchema:
 
 
 def clean(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
-    """The schema with only what a grammar enforces. Nothing outside the schema is ever opened.
+    """The schema with only what a grammar enforces. References out of the schema are not followed.
 
-    strict: raise SchemaFault for a keyword that cannot be enforced; otherwise it is left out and
-    told. Raises SchemaFault for what is no schema, and for one beyond the bounds, in either case.
+    strict: raise SchemaFault for a keyword that cannot be enforced, instead of leaving it out. Always
+    raises SchemaFault for what is not a schema or exceeds the bounds.
     """
     walk = _Walk(schema, bounds=bounds, strict=strict)
     root = walk.schema(schema, place="#", depth=0, may_close=True)
@@ -77,24 +66,24 @@ def clean(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
 
 
 class _Walk:
-    """One walk over one schema. Targets of references are walked once each, when first referred to."""
+    """Walks one schema. The target of a reference is walked once, at the first reference to it."""
 
     def __init__(self, root: Any, *, bounds: SchemaBounds, strict: bool) -> None:
         self.definitions: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
         self.unenforced: list[str] = []
-        self._root, self._bounds, self._strict = root, bounds, strict
-        # of definitions, by the reference and whether its objects may be closed
+        self._root = root
+        self._bounds = bounds
+        self._strict = strict
+        # names of definitions, by reference and whether their objects may be closed
         self._names: dict[tuple[str, bool], str] = {}
         self._anchors: dict[str, Any] | None = None
         self._parts = 0
 
     def schema(self, node: Any, *, place: str, depth: int, may_close: bool) -> Schema | bool:
-        self._parts += 1 + (
-            len(node["enum"])
-            if isinstance(node, dict) and isinstance(node.get("enum"), list)
-            else 0
-        )
+        self._parts += 1
+        if isinstance(node, dict) and isinstance(node.get("enum"), list):
+            self._parts += len(node["enum"])
         if self._parts > self._bounds.parts:
             raise SchemaFault(f"the schema has more than {self._bounds.parts} parts")
         if depth > self._bounds.depth:
@@ -107,16 +96,15 @@ class _Walk:
             raise SchemaFault("a schema is an object or a boolean", place=place)
         found: Schema = {}
         if "$ref" in node:
-            self._refer(
-                node["$ref"],
-                found,
-                place=place,
-                depth=depth,
-                may_close=may_close and _is_alone(node, "$ref"),
+            may_close_target = may_close and _is_alone(node, "$ref")
+            name = self._definition(
+                node["$ref"], place=place, depth=depth, may_close=may_close_target
             )
+            if name:
+                found["$ref"] = f"#/$defs/{name}"
         for keyword in keywords.PLAIN:
             if keyword in node and self._is_enforceable(keyword, node, place=place):
-                found[keyword] = enforced_value(keyword, node[keyword])
+                found[keyword] = keywords.enforced_value(keyword, node[keyword])
         for keyword in keywords.UNSUPPORTED:
             if keyword in node and not keywords.says_nothing(keyword, node[keyword], node):
                 self._leave_out(keyword, place=place)
@@ -137,8 +125,10 @@ class _Walk:
             found["maxLength"] = longest
         if may_close and _lists_its_properties(node):
             found["additionalProperties"] = False
-        if alternatives(found) > MOST_ALTERNATIVES:
-            raise SchemaFault(f"more than {MOST_ALTERNATIVES} branches in one place", place=place)
+        if keywords.alternatives(found) > keywords.MOST_ALTERNATIVES:
+            raise SchemaFault(
+                f"more than {keywords.MOST_ALTERNATIVES} branches in one place", place=place
+            )
         return found
 
     def _leave_out(self, keyword: str, *, place: str, reason: str = "cannot be enforced") -> None:
@@ -152,30 +142,30 @@ class _Walk:
             case _ if not keywords.is_well_typed(keyword, value):
                 self._leave_out(keyword, place=place, reason="has a value of the wrong type")
                 return False
+            case "minimum" | "exclusiveMinimum" if value > keywords.MOST:
+                reason = "holds a number above what 64 bits hold"
+                self._leave_out(keyword, place=place, reason=reason)
+                return False
             case "minimum" | "exclusiveMinimum":
-                if value > MOST:
-                    self._leave_out(
-                        keyword, place=place, reason="holds a number above what 64 bits hold"
-                    )
-                return bool(value <= MOST)
-            case _ if is_too_small(value):
-                self._leave_out(
-                    keyword, place=place, reason="holds a number below what 64 bits hold"
-                )
+                return True
+            case _ if keywords.is_too_small(value):
+                reason = "holds a number below what 64 bits hold"
+                self._leave_out(keyword, place=place, reason=reason)
                 return False
             case "format" if value not in keywords.FORMATS:
                 if value in keywords.UNKNOWN_FORMATS and _may_be_text(node):
                     self._leave_out(keyword, place=place, reason=f"{value!r} is not known here")
                 return False
             case "pattern" if isinstance(value, str):
-                reason = pattern_fault(value)
+                reason = keywords.pattern_fault(value)
                 if reason:
                     self._leave_out(keyword, place=place, reason=reason)
                 return not reason
-            case "enum" | "const" if size_of_literal(value) > LONGEST_LITERAL * (
-                64 if keyword == "enum" else 1
-            ):
-                raise SchemaFault(f"{keyword!r} is too long", place=join_place(place, keyword))
+            case "enum" | "const":
+                longest = keywords.LONGEST_LITERAL * (64 if keyword == "enum" else 1)
+                if keywords.size_of_literal(value) > longest:
+                    raise SchemaFault(f"{keyword!r} is too long", place=join_place(place, keyword))
+                return True
             case "minProperties":
                 return bool(value > len(set(_names(node.get("required")))))
             case "maxProperties":
@@ -183,9 +173,8 @@ class _Walk:
             case _:
                 return True
 
-    def _refer(
-        self, reference: Any, found: Schema, *, place: str, depth: int, may_close: bool
-    ) -> None:
+    def _definition(self, reference: Any, *, place: str, depth: int, may_close: bool) -> str:
+        """The name of the definition that a reference points to; empty: it is left out."""
         where = join_place(place, "$ref")
         if not isinstance(reference, str):
             raise SchemaFault("a reference is a text", place=where)
@@ -194,19 +183,16 @@ class _Walk:
             try:
                 target = self._target(reference)
             except LookupError:
-                self._leave_out(
-                    "$ref",
-                    place=place,
-                    reason="points nowhere in the schema; nothing else is opened",
-                )
-                return
+                reason = "points nowhere in the schema; nothing else is opened"
+                self._leave_out("$ref", place=place, reason=reason)
+                return ""
             name = self._names[reference, may_close] = f"d{len(self._names)}"
             self.definitions[name] = {}
             self.origins[name] = reference if reference.startswith("#") else where
             self.definitions[name] = self.schema(
                 target, place=self.origins[name], depth=depth + 1, may_close=may_close
             )
-        found["$ref"] = f"#/$defs/{name}"
+        return name
 
     def _target(self, reference: str) -> Any:
         base, _, fragment = reference.partition("#")
@@ -219,19 +205,19 @@ class _Walk:
         target = self._root
         for step in fragment.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
-            target = (
-                target[int(step)]
-                if isinstance(target, list) and step.isdecimal()
-                else _member(target, step)
-            )
+            if isinstance(target, list) and step.isdecimal():
+                target = target[int(step)]
+            elif isinstance(target, dict):
+                target = target[step]
+            else:
+                raise LookupError(step)
         return target
 
 
 def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
-    """The schemas directly in a schema: keyword, schema, and its name or number under the keyword
-    if it has one.
+    """The subschemas of a schema: the keyword, the subschema, and its name or number if it has one.
 
-    Raises SchemaFault, with the place, when a keyword holds something else.
+    Raises SchemaFault for a keyword that has something else.
     """
     for keyword in keywords.MAPS:
         members = node.get(keyword, {})
@@ -240,9 +226,9 @@ def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str,
                 f"{keyword!r} is an object of schemas", place=join_place(place, keyword)
             )
         for name, member in members.items():
-            if len(name) > LONGEST_LITERAL:
+            if len(name) > keywords.LONGEST_LITERAL:
                 raise SchemaFault(
-                    f"a name has more than {LONGEST_LITERAL:,} characters",
+                    f"a name has more than {keywords.LONGEST_LITERAL:,} characters",
                     place=join_place(place, keyword),
                 )
             yield keyword, member, (name,)
@@ -268,24 +254,16 @@ def _put(found: Schema, keyword: str, key: tuple[str, ...], inner: Schema | bool
 
 
 def _lists_its_properties(node: Schema) -> bool:
-    """Whether an object is meant to have the properties that it declares, and no others, though it
-    does not say so.
-    """
+    """Whether an object seems to have only the properties that it declares, without saying so."""
     properties = node.get("properties")
-    combines = any(
-        keyword in node for keyword in ("allOf", "anyOf", "oneOf", "$ref", "if", *keywords.OPENING)
-    )
-    return (
-        isinstance(properties, dict)
-        and not combines
-        and set(_names(node.get("required"))) <= properties.keys()
-    )
+    opening = ("allOf", "anyOf", "oneOf", "$ref", "if", *keywords.OPENING)
+    if not isinstance(properties, dict) or any(keyword in node for keyword in opening):
+        return False
+    return set(_names(node.get("required"))) <= properties.keys()
 
 
 def _is_alone(node: Schema, keyword: str) -> bool:
-    """Whether nothing else in the schema speaks of the object's members, so that what stands below
-    may close it.
-    """
+    """Whether no other keyword describes the object's members, so that a subschema may close it."""
     others = (*keywords.OF_OBJECTS, "allOf", "anyOf", "oneOf", "$ref")
     return not any(other in node for other in others if other != keyword)
 
@@ -296,15 +274,13 @@ def _may_be_text(node: Schema) -> bool:
 
 
 def _names(required: Any) -> tuple[str, ...]:
-    return (
-        tuple(name for name in required if isinstance(name, str))
-        if isinstance(required, list | tuple)
-        else ()
-    )
+    if not isinstance(required, list | tuple):
+        return ()
+    return tuple(name for name in required if isinstance(name, str))
 
 
 def _anchors(node: Any) -> Iterator[tuple[str, Any]]:
-    """All anchors of a schema that was bounded before, whatever they stand in."""
+    """All anchors of a schema, and what they name."""
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -316,12 +292,6 @@ def _anchors(node: Any) -> Iterator[tuple[str, Any]]:
             waiting.extend(node)
 
 
-def _member(target: Any, step: str) -> Any:
-    if not isinstance(target, dict):
-        raise LookupError(step)
-    return target[step]
-
-
 def join_place(place: str, *steps: str) -> str:
-    """A JSON pointer, longer by some steps."""
+    """A JSON pointer with further steps."""
     return "/".join((place, *(step.replace("~", "~0").replace("/", "~1") for step in steps)))

@@ -187,7 +187,7 @@ class _Tags:
         return json_value({**node, "$defs": definitions} if definitions else node)
 
     def _branches(self, node: Any, *, depth: int) -> Iterator[Schema]:
-        """Schemas of which a value has to fit one, each of strings only or without any string."""
+        """Alternatives of a schema; each allows only strings, or no strings."""
         if not isinstance(node, dict) or depth > _DEEPEST:
             node = {}
         if "$ref" in node:
@@ -299,7 +299,7 @@ class _NestedTags:
         return self._rules.text_before(end_tag, content=content)
 
     def _branches(self, node: Any, *, depth: int) -> Sequence[Schema]:
-        """Schemas of one type each, of which a value has to fit one."""
+        """Alternatives of a schema; each allows one type."""
         if not isinstance(node, dict):
             return ({},)
         if "$ref" in node and depth < _DEEPEST_TAGS:

@@ -97,7 +97,7 @@ CDATA: Final = ("<![CDATA[", "]]>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedValues:
-    """Arguments as tags behind a mark, objects and arrays nested; null is left out.
+    """Arguments as nested tags, with a mark before each tag. Null is left out.
 
     item: the tag of an array's item.
     """
@@ -127,7 +127,7 @@ class LiteralValues:
     """Arguments as `KEY assign VALUE`, with values in a syntax of their own.
 
     words: true, false and null. quote: on either side of a string without escapes; empty: strings
-    are JSON's. quoted_keys: those of objects. assign: behind an argument's name; empty: arguments
+    are JSON's. quoted_keys: those of objects. assign: after an argument's name; empty: arguments
     are written like the members of an object.
     """
 
@@ -181,7 +181,7 @@ Values: TypeAlias = JsonObject | TaggedValues | NestedValues | LiteralValues
 class CallLayout:
     """How a family writes the calls of an answer; its writer and its grammar follow from it.
 
-    The answer is `opening`, a call, further calls each behind `again`, `closing`. A call is a head,
+    The answer is `opening`, a call, more calls that each follow `again`, and `closing`. A call is a head,
     its arguments, `optional_id` if it has an id, and `tail`. In heads and `optional_id` stand {name},
     {quoted} (the name as a JSON string), {id} and {number} (of the call in the answer, from 1).
 
@@ -282,7 +282,7 @@ class CallFormat(ABC):
         """Read calls from the opener at which `source` stands to the end of their markup.
 
         Returns False if there is no call; nothing was put out then, the opener is text, and reading
-        goes on behind it. The text of a call may be dropped (`drop_read`) once the call has begun,
+        continues after it. The text of a call may be dropped (`drop_read`) once the call has begun,
         not before. Every call that was begun is ended. White space between markup does not matter.
         """
 

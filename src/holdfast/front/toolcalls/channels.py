@@ -18,6 +18,7 @@ from holdfast.front.toolcalls.call_format import (
     ChannelMarkup,
     JsonObject,
     TaggedValues,
+    distinct,
 )
 from holdfast.front.toolcalls.declared import JSON_TYPES, ToolName
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
@@ -31,42 +32,13 @@ from holdfast.front.toolcalls.tagged_parameters import (
 )
 from holdfast.wire.output import TextKind
 
-_HEADER_LENGTH = 256
-_NOBODY = frozenset({"", "assistant", "user", "all", "self", "none"})
+_HEADER_LENGTH: Final = 256
+_NOBODY: Final = frozenset({"", "assistant", "user", "all", "self", "none"})
 _HEADER: Final = re.compile(r"\s*(\w+)((?:\s+\w+=\"[^\"]*\")*)\s*")
 _ATTRIBUTE: Final = re.compile(r"(\w+)=\"([^\"]*)\"")
-_TAG_LENGTH = 512
+_TAG_LENGTH: Final = 512
 _TEXTS: Final[Mapping[str, TextKind]] = {"think": "reasoning", "response": "text"}
 _STRUCTURE: Final = frozenset({"message", "tools", *_TEXTS})
-
-
-def _read_arguments(
-    source: Incoming, parts: CallParts, tool: ToolName, *, ends: Sequence[str], repair: str = ""
-) -> Waiting[None]:
-    """Read the body of a call up to one of the ends.
-
-    A body that is not an object becomes the tool's only string argument.
-    """
-    parts.begin(tool, repair=repair)
-    yield from source.skip_space()
-    if source.at("{"):
-        yield from parts.read_object(source, stops=ends)
-        rest = yield from _up_to(source, ends)
-        parts.end("text_behind_arguments" if rest.strip() else "", complete=True)
-    else:
-        text = yield from _up_to(source, ends)
-        if text.strip():
-            strings = [key for key in parts.types.properties if parts.types.of(key) == STRING]
-            parts.key(strings[0] if len(strings) == 1 else "input")
-            parts.json(json_text(text))
-        parts.end("raw_arguments" if text.strip() else "no_arguments")
-    source.drop_read()
-
-
-def _up_to(source: Incoming, ends: Sequence[str]) -> Waiting[str]:
-    at, _ = yield from source.find(ends, source.place)
-    text, source.place = source.text[source.place : at], at
-    return source.plain(text)
 
 
 class MessageHeader(NamedTuple):
@@ -99,7 +71,7 @@ class Channels(CallFormat):
     def marks(self) -> Sequence[str]:
         """All markers."""
         own = (self.start, self.channel, self.constrain, self.message, *self.ends)
-        return tuple(mark for mark in (*own, *(self.calls.marks if self.calls else ())) if mark)
+        return distinct(*own, *(self.calls.marks if self.calls else ()))
 
     @property
     def openers(self) -> Sequence[str]:
@@ -157,12 +129,9 @@ class Channels(CallFormat):
         """Read one message, or a lone mark of an end. False: it is text."""
         if (yield from source.taken(*self.ends)):
             return True
-        by_words = not (
-            yield from source.standing(
-                tuple(mark for mark in (self.start, self.channel, self.message) if mark)
-            )
-        )
-        header = yield from self._read_header(source, must=by_words)
+        begins = distinct(self.start, self.channel, self.message)
+        is_marked = bool((yield from source.standing(begins)))
+        header = yield from self._read_header(source, must=not is_marked)
         if header is None:
             return False
         source.drop_read()
@@ -224,7 +193,7 @@ class Channels(CallFormat):
         calls: how calls in it are written; None if it can only quote calls.
         """
         openers = tuple(calls.openers) if calls else ()
-        begins = tuple(mark for mark in (self.start, self.channel) if mark)
+        begins = distinct(self.start, self.channel)
         marks = (*self.ends, *begins, *openers)
         while True:
             _say_up_to(source, parts, kind, source.certain(marks))
@@ -256,6 +225,29 @@ class Channels(CallFormat):
         return re.compile(
             rf"(\s*(assistant|system|developer|user|tool)\b)?{to}{channels}{to}{kind}\s?"
         )
+
+
+def _read_arguments(
+    source: Incoming, parts: CallParts, tool: ToolName, *, ends: Sequence[str], repair: str = ""
+) -> Waiting[None]:
+    """Read the body of a call up to one of the ends.
+
+    A body that is not an object becomes the tool's only string argument.
+    """
+    parts.begin(tool, repair=repair)
+    yield from source.skip_space()
+    if source.at("{"):
+        yield from parts.read_object(source, stops=ends)
+        rest, _ = yield from source.read_to(ends)
+        parts.end("text_behind_arguments" if rest.strip() else "", complete=True)
+    else:
+        text, _ = yield from source.read_to(ends)
+        if text.strip():
+            strings = [key for key in parts.types.properties if parts.types.of(key) == STRING]
+            parts.key(strings[0] if len(strings) == 1 else "input")
+            parts.json(json_text(text))
+        parts.end("raw_arguments" if text.strip() else "no_arguments")
+    source.drop_read()
 
 
 def _say_up_to(source: Incoming, parts: CallParts, kind: TextKind, place: int) -> None:

@@ -39,14 +39,11 @@ class Incoming:
         self.place = 0
         self.reached = 0  # how far `text` was searched
         self.ended = False  # no more text will come
-        # characters, markers written out: all that arrived, and those that were read and dropped
-        self.came = 0
-        self.passed = 0
+        self.passed = 0  # characters that were read and dropped, markers written out
 
     def add(self, text: str) -> None:
         """Add text that has arrived."""
         self.text += text
-        self.came += len(self.plain(text))
 
     def drop_read(self) -> str:
         """Drop the text before `place`, and return it."""
@@ -143,6 +140,17 @@ class Incoming:
             since = max(start, len(self.text) - longest + 1)
             yield
 
+    def read_to(
+        self, marks: Sequence[str], *, limit: int | None = None
+    ) -> Waiting[tuple[str, str]]:
+        """Read the text before the first of the marks (see `find`), markers written out.
+
+        Returns the text and the mark, which is not read.
+        """
+        at, mark = yield from self.find(marks, self.place, limit=limit)
+        text, self.place = self.up_to(at), at
+        return text, mark
+
     def _nearest(self, marks: Sequence[str], start: int) -> int:
         """The place of the first mark; -1: none. Each search ends at the nearest one so far."""
         nearest = -1
@@ -212,10 +220,6 @@ class Markers:
         if text.isascii():
             return text
         return _SURROGATE.sub(lambda found: self._text_of.get(found[0], ""), text)
-
-    def length(self, text: str) -> int:
-        """Characters of the restored text."""
-        return len(self.restore(text))
 
     def encoded(self, data: Data) -> Data:
         """The same data (a string, tuple or frozen dataclass) with all its texts encoded."""

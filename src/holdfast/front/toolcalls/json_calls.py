@@ -19,9 +19,8 @@ from holdfast.front.toolcalls.call_format import (
 )
 from holdfast.front.toolcalls.declared import ToolName, from_json
 from holdfast.front.toolcalls.incoming import Incoming, Waiting, marks_in
-from holdfast.front.toolcalls.literals import Literals
+from holdfast.front.toolcalls.literals import LENIENT
 
-_JSON: Final = Literals()
 _FENCES: Final = ("```json", "```")
 # In a row. Some models end up writing nothing else, and the rest would be read again from each one.
 _MOST_OPENERS: Final = 4
@@ -217,7 +216,7 @@ class _JsonCall:
             self._begin(self._tool)
             yield from self._parts.read_object(source, stops=self._closing, follows=self._opening)
             return
-        self._early = self._object((yield from _JSON.value(source, self._repairs, ends=",}")))
+        self._early = self._object((yield from LENIENT.value(source, self._repairs, ends=",}")))
         if self._early is None:
             self._failed = True
         elif self._tool is not None:
@@ -260,7 +259,7 @@ class _JsonCall:
             self._parts.json(self._early)
 
     def _value(self, source: Incoming, *, ends: str = ",}") -> Waiting[Any]:
-        text = yield from _JSON.value(source, self._repairs, ends=ends)
+        text = yield from LENIENT.value(source, self._repairs, ends=ends)
         return json.loads(text)
 
     def _repair(self, name: str) -> None:
@@ -394,12 +393,11 @@ class NamedJson(CallFormat):
         literals = tuple(word for word in follows if word and word not in self._leads)
         fields: dict[str, str] = {}
         while True:
-            at, mark = yield from source.find(
-                (*literals, "{", *self._ends, *self.openers), source.place, limit=_HEAD_LENGTH
+            text, mark = yield from source.read_to(
+                (*literals, "{", *self._ends, *self.openers), limit=_HEAD_LENGTH
             )
             if field:
-                fields.setdefault(field, source.up_to(at).strip())
-            source.place = at
+                fields.setdefault(field, text.strip())
             if mark not in literals:
                 return fields if mark == "{" or mark in self._ends else None
             source.place += len(mark)
@@ -411,7 +409,7 @@ class NamedJson(CallFormat):
         repairs = ["inferred_name"]
         if not source.at("{"):
             return False
-        text = yield from _JSON.value(source, repairs, ends="")
+        text = yield from LENIENT.value(source, repairs, ends="")
         name = parts.tools.only_fitting(json.loads(text))
         if not name:
             return False

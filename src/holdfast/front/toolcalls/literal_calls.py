@@ -70,15 +70,12 @@ class PythonCalls(CallFormat):
     def _read_call(self, source: Incoming, parts: CallParts, literals: Literals) -> Waiting[bool]:
         if (yield from read_json_call(source, parts, repair="")):
             return True
-        at, mark = yield from source.find(
-            ("(", ")", "]", "[", "{", "\n", ",", "="), source.place, limit=_NAME_LENGTH
-        )
-        if mark != "(":
-            return False
-        tool = parts.tools.named(source.up_to(at))
+        ends = ("(", ")", "]", "[", "{", "\n", ",", "=")
+        name, mark = yield from source.read_to(ends, limit=_NAME_LENGTH)
+        tool = parts.tools.named(name) if mark == "(" else None
         if tool is None:
             return False
-        source.place = at + 1
+        source.place += 1
         parts.begin(tool)
         while True:
             yield from source.skip_space()
@@ -178,14 +175,11 @@ class BracedCalls(CallFormat):
 
     def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read a name and its arguments. False: there is no call."""
-        at, mark = yield from source.find(
-            ("{", "\n", "}", *self.marks), source.place, limit=_NAME_LENGTH
-        )
-        name = source.up_to(at)
+        name, mark = yield from source.read_to(("{", "\n", "}", *self.marks), limit=_NAME_LENGTH)
         tool = parts.tools.named(name) if mark == "{" else None
         if tool is None:
             return False
-        source.place = at + 1
+        source.place += 1
         parts.begin(tool)
         yield from self._read_arguments(source, parts)
         return True

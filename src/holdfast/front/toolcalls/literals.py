@@ -1,5 +1,5 @@
-"""Values as models write them, read as they come and repaired: literals of several syntaxes, and JSON
-objects that stream. Pure.
+"""Values as models write them, read as they arrive and repaired: literals of several syntaxes, and
+JSON objects that stream. Pure.
 """
 
 from __future__ import annotations
@@ -8,25 +8,21 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
 
-# Whole numbers of more than 4300 digits Python refuses to read, and a float beyond 1e308 is no JSON
-# again: such are text.
-NUMBER = re.compile(
+# Python refuses to read integers of more than 4300 digits, and a float beyond 1e308 is not JSON:
+# such numbers are text.
+NUMBER: Final = re.compile(
     r"-?(0|[1-9][0-9]{0,999})(\.[0-9]+)?([eE](-[0-9]+|\+?0*([12]?[0-9]{1,2}|30[0-8])))?"
 )
-_WORDS = {
-    "true": "true",
-    "false": "false",
-    "null": "null",
-    "none": "null",
-    "nil": "null",
-    "undefined": "null",
-}
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
-_SHORT = {
+_NULL_WORDS: Final = ("null", "none", "nil", "undefined")
+_WORDS: Final = {"true": "true", "false": "false", **dict.fromkeys(_NULL_WORDS, "null")}
+_NO_VALUES: Final = ("None", "NaN", "Infinity", "-Infinity")
+_PYTHON_WORDS: Final = {"True": "true", "False": "false", **dict.fromkeys(_NO_VALUES, "null")}
+_ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_SHORT_ESCAPES: Final = {
     "n": "\n",
     "t": "\t",
     "r": "\r",
@@ -37,25 +33,16 @@ _SHORT = {
     "v": "\v",
     "\n": "",
 }
-_CLOSERS = {"[": "]", "(": ")", "{": "}"}
-_BEHIND_STRING = (",", ")", "]", "}", ":")
-_MAX_DEPTH = 64  # deeper brackets are text
-_PYTHON_WORDS = {
-    "True": "true",
-    "False": "false",
-    "None": "null",
-    "NaN": "null",
-    "Infinity": "null",
-    "-Infinity": "null",
-}
-_JSON_WORDS = ("true", "false", "null")
-_CONTROL = re.compile(r"[\x00-\x1f]")
-_BEHIND_BARE = tuple(" \n\t\r,:[]{}\"'")
-_NO_SPACE = re.compile(r"[^ \t\r\n]")  # for JSON
-_HEX = re.compile(r"[0-9a-fA-F]{4}")
-_JSON_CLOSERS = {"{": "}", "[": "]"}
-_BEHIND_JSON_STRING = (",", "}", "]", ":")
-_ESCAPES = '"\\/bfnrt'
+_QUOTES: Final = ('"""', "'''", '"', "'")
+_CLOSERS: Final = {"[": "]", "(": ")", "{": "}"}
+_AFTER_STRING: Final = ",]}:"
+_MAX_DEPTH: Final = 64  # of brackets; a client could not read more
+_CONTROL: Final = re.compile(r"[\x00-\x1f]")
+_AFTER_BARE: Final = tuple(" \n\t\r,:[]{}\"'")
+_NOT_JSON_SPACE: Final = re.compile(r"[^ \t\r\n]")
+_HEX: Final = re.compile(r"[0-9a-fA-F]{4}")
+_JSON_CLOSERS: Final = {"{": "}", "[": "]"}
+_JSON_ESCAPES: Final = '"\\/bfnrt'
 
 
 def json_text(value: Any) -> str:
@@ -65,42 +52,48 @@ def json_text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Literals:
-    """The syntax of a family's values.
+    """Reads values in a family's own syntax into JSON text. The default reads JSON and Python.
 
-    raw_quotes: marks of strings without escapes. bare_keys: the keys of objects stand without
-        quotes, up to a colon.
-    stops: marks that end all that is open, quoted strings excepted.
+    Nothing is refused: what is not a value of the syntax is a string, and what is open at the end of
+    the text is closed. Numbers keep their spelling where JSON allows it.
+
+    raw_quotes: marks around strings without escapes. bare_keys: keys of objects have no quotes.
+    stops: marks that end everything that is open, except quoted strings.
     """
 
     raw_quotes: tuple[str, ...] = ()
-    quotes: tuple[str, ...] = ('"""', "'''", '"', "'")
     bare_keys: bool = False
     stops: tuple[str, ...] = ()
 
     def value(
         self, source: Incoming, repairs: list[str], *, ends: str, depth: int = 0
     ) -> Waiting[str]:
-        """Read one value, as JSON text.
-
-        `ends`: the characters before which a value without quotes ends.
-        """
+        """Read a value. ends: the characters that end a value without quotes."""
         yield from source.skip_space()
-        quote = yield from source.taken(*self.raw_quotes, *self.quotes)
+        quote = yield from source.taken(*self.raw_quotes, *_QUOTES)
         if quote:
             return json_text((yield from self._string(source, repairs, quote)))
         opener = source.text[source.place : source.place + 1]
         if opener in _CLOSERS and depth < _MAX_DEPTH:
             source.place += 1
             return (yield from self._members(source, repairs, opener=opener, depth=depth + 1))
-        return _word(
-            source.plain((yield from _before(source, (*ends, *self.stops)))).strip(), repairs
-        )
+        return _word((yield from _before(source, (*ends, *self.stops))), repairs)
+
+    def key(self, source: Incoming, repairs: list[str]) -> Waiting[str]:
+        """Read the key of an object's member and its colon."""
+        quote = yield from source.taken(*self.raw_quotes, *_QUOTES)
+        if quote:
+            key = yield from self._string(source, repairs, quote)
+            if self.bare_keys:
+                _note(repairs, "quoted_key")
+        else:
+            key = yield from _before(source, (":", ",", "}", *self.stops))
+        yield from source.skip_space()
+        yield from source.taken(":")
+        return key
 
     def _string(self, source: Incoming, repairs: list[str], quote: str) -> Waiting[str]:
-        """What stands before the closing quote.
-
-        One of a single character that no separator follows belongs to the string.
-        """
+        """Read a string after its opening quote."""
         start = source.place
         raw = quote in self.raw_quotes
         marks = (quote,) if raw else (quote, "\\")
@@ -112,16 +105,12 @@ class Literals:
                     yield
                 source.place = min(len(source.text), source.place + 1)
                 continue
-            if mark and not raw and len(quote) == 1:
-                behind = yield from source.after_space(source.place)
-                stops = bool(self.stops) and bool((yield from source.standing(self.stops, behind)))
-                if (
-                    behind < len(source.text)
-                    and source.text[behind] not in _BEHIND_STRING
-                    and not stops
-                ):
-                    _note(repairs, "inner_quote")
-                    continue
+            may_be_inner = bool(mark) and not raw and len(quote) == 1
+            if may_be_inner and not (
+                yield from _closes(source, source.place, self.stops, _AFTER_STRING + ")")
+            ):
+                _note(repairs, "inner_quote")
+                continue
             if not mark:
                 _note(repairs, "unclosed_value")
             text = source.plain(source.text[start:at])
@@ -130,7 +119,7 @@ class Literals:
     def _members(
         self, source: Incoming, repairs: list[str], *, opener: str, depth: int
     ) -> Waiting[str]:
-        """What stands in brackets, the opening one read; reads the closing one, whichever it is."""
+        """Read what follows an opening bracket, up to a closing one of any kind."""
         items: list[str] = []
         ends = "," + "".join(_CLOSERS.values())
         while True:
@@ -144,28 +133,30 @@ class Literals:
                 if character == ",":
                     continue
                 break
-            key = json_text((yield from self.key(source, repairs))) + ": " if opener == "{" else ""
+            key = ""
+            if opener == "{":
+                key = json_text((yield from self.key(source, repairs))) + ": "
             items.append(key + (yield from self.value(source, repairs, ends=ends, depth=depth)))
         return f"{{{', '.join(items)}}}" if opener == "{" else f"[{', '.join(items)}]"
 
-    def key(self, source: Incoming, repairs: list[str]) -> Waiting[str]:
-        """Read an object's key and the colon behind it."""
-        quote = yield from source.taken(*self.raw_quotes, *self.quotes)
-        if quote:
-            key = yield from self._string(source, repairs, quote)
-            if self.bare_keys:
-                _note(repairs, "quoted_key")
-        else:
-            key = source.plain((yield from _before(source, (":", ",", "}", *self.stops)))).strip()
-        yield from source.skip_space()
-        yield from source.taken(":")
-        return key
+
+LENIENT: Final = Literals()
+
+
+def whole(text: str) -> str | None:
+    """The JSON text of a value that is complete and without faults, else None."""
+    source, repairs = Incoming(), list[str]()
+    source.add(text)
+    source.ended = True
+    try:
+        next(LENIENT.value(source, repairs, ends=""))
+    except StopIteration as done:
+        return None if repairs or source.rest.strip() else str(done.value)
+    raise AssertionError("a reader waits for more of an ended text")
 
 
 def unescaped(text: str) -> str:
-    """A string's text from between its quotes, with the escapes of JSON and Python; others stay as
-    they are.
-    """
+    """The text of a string, with the escapes of JSON and Python replaced. Others stay as they are."""
     if "\\" not in text:
         return text
     joined = _ESCAPE.sub(_character, text)
@@ -173,48 +164,42 @@ def unescaped(text: str) -> str:
     return joined.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def whole(text: str, literals: Literals) -> str | None:
-    """The JSON text of a value that is there as a whole and without faults, else None."""
-    source, repairs = Incoming(), list[str]()
-    source.add(text)
-    source.ended = True
-    try:
-        next(literals.value(source, repairs, ends=""))
-    except StopIteration as done:
-        return None if repairs or source.rest.strip() else str(done.value)
-    raise AssertionError("a reader waits for more of an ended text")
-
-
 def _character(match: re.Match[str]) -> str:
     code = match[1]
     if code[0] in "uUx" and len(code) > 1:
         number = int(code[1:], 16)
         return chr(number) if number <= 0x10FFFF else match[0]
-    return _SHORT.get(code, code if code in "\"'\\/" else match[0])
+    return _SHORT_ESCAPES.get(code, code if code in "\"'\\/" else match[0])
+
+
+def _closes(source: Incoming, place: int, stops: Sequence[str], separators: str) -> Waiting[bool]:
+    """Whether what follows a quote shows that the quote closes its string."""
+    after = yield from source.after_space(place)
+    if after == len(source.text) or source.text[after] in separators:
+        return True
+    return bool(stops and (yield from source.standing(stops, after)))
 
 
 def _before(source: Incoming, ends: Sequence[str]) -> Waiting[str]:
-    """Read up to one of these characters."""
-    start = source.place
+    """Read up to one of these marks, or to the end of the text if there are none."""
     if not ends:
-        source.place = len(source.text)
-        return source.text[start:]
-    source.place, _ = yield from source.find(ends, start)
-    return source.text[start : source.place]
+        text, source.place = source.up_to(len(source.text)), len(source.text)
+    else:
+        text, _ = yield from source.read_to(ends)
+    return text.strip()
 
 
 def _word(text: str, repairs: list[str]) -> str:
-    """A value that stands without quotes."""
+    """A value without quotes."""
     if NUMBER.fullmatch(text):
         return text
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     for number in (lambda: int(text, 0), lambda: float(text)):
         try:
-            found = json.dumps(number(), allow_nan=False)
+            return json.dumps(number(), allow_nan=False)
         except (ValueError, OverflowError):
             continue
-        return found
     _note(repairs, "bare_string")
     return json_text(text)
 
@@ -225,7 +210,11 @@ def _note(repairs: list[str], name: str) -> None:
 
 
 class JsonStream:
-    """Reads one object and gives out its text. One for each object."""
+    """Reads one JSON object, repairs it, and passes it on as it arrives.
+
+    What was passed on can always be completed. Valid JSON does not change. Each character is looked
+    at once, whatever the length of the object.
+    """
 
     def __init__(
         self,
@@ -235,24 +224,24 @@ class JsonStream:
         stops: Sequence[str] = (),
         follows: Sequence[str] = (),
     ) -> None:
-        """give: takes the next fragment; they join to one valid JSON object.
+        """give: takes the next fragment; the fragments join to one valid JSON object.
 
-        stops: marks that end the object wherever they stand outside of strings; in a string only if
-        nothing follows them but one of `follows` or the text's end.
+        stops: marks that end the object. In a string they only do if one of `follows` or the end of
+        the text comes next.
         """
         self.repairs: list[str] = []
-        self._source, self._give = source, give
-        self._stops, self._follows = tuple(stops), tuple(follows)
+        self._source = source
+        self._give = give
+        self._stops = tuple(stops)
+        self._follows = tuple(follows)
         self._open: list[str] = []  # brackets
         self._expects: Literal["key", "value", "next"] = "value"
-        self._dangles = False  # a key and its colon were given, and no value
-        self._too_deep = 0  # brackets that were left out and are open
-        self._held = ""  # a comma and white space that are given with what follows
+        self._dangles = False  # a key and its colon were passed on, and no value
+        self._too_deep = 0  # open brackets that were left out
+        self._held = ""  # a comma and white space, passed on with what follows
 
     def read(self) -> Waiting[None]:
-        """Read the object at whose bracket the source stands, to behind its last one; what was read
-        is dropped.
-        """
+        """Read the object whose bracket stands here. The text of what was read is dropped."""
         source = self._source
         self._push(source.text[source.place])
         source.place += 1
@@ -260,7 +249,7 @@ class JsonStream:
             start = source.place
             while not source.at_end and source.text[source.place].isspace():
                 source.place += 1
-            self._held += _spaces(source.text[start : source.place])
+            self._held += _json_space(source.text[start : source.place])
             source.drop_read()
             if not source.at_end:
                 if self._stops and (yield from source.standing(self._stops)):
@@ -275,6 +264,7 @@ class JsonStream:
 
     def _step(self, character: str) -> Waiting[None]:
         source = self._source
+        expects_key = self._expects == "key" or (self._expects == "next" and self._within == "key")
         if character in "}]":
             source.place += 1
             self._close(character)
@@ -284,16 +274,13 @@ class JsonStream:
             self._expects = self._within
         elif character in ",:":
             source.place += 1
-            self._repair("extra_" + ("comma" if character == "," else "colon"))
+            self._repair("extra_comma" if character == "," else "extra_colon")
         elif character in _JSON_CLOSERS and len(self._open) >= _MAX_DEPTH:
             source.place += 1
             self._too_deep += 1
             self._repair("too_deep")
-        elif character in _JSON_CLOSERS and "key" in (
-            self._expects,
-            self._expects == "next" and self._within,
-        ):
-            source.place += 1  # a bracket where a key should be
+        elif character in _JSON_CLOSERS and expects_key:
+            source.place += 1
             self._repair("extra_bracket")
         else:
             if self._expects == "next":
@@ -304,9 +291,8 @@ class JsonStream:
             yield from self._item(character)
 
     def _item(self, character: str) -> Waiting[None]:
-        source = self._source
         if self._expects == "value" and character in _JSON_CLOSERS:
-            source.place += 1
+            self._source.place += 1
             self._push(character)
             return
         if character in "\"'":
@@ -316,23 +302,23 @@ class JsonStream:
         if self._expects == "key":
             yield from self._colon()
         else:
-            self._expects, self._dangles = "next", False
+            self._expects = "next"
+            self._dangles = False
 
     def _colon(self) -> Waiting[None]:
         source = self._source
         start = source.place
         yield from source.skip_space()
-        space = _spaces(source.text[start : source.place])
+        space = _json_space(source.text[start : source.place])
         if not (yield from source.taken(":")):
             self._repair("missing_colon")
             space = ""
         self._give(space + ":")
-        self._expects, self._dangles = "value", True
+        self._expects = "value"
+        self._dangles = True
 
     def _string(self, quote: str) -> Waiting[None]:
-        """Read a string. A quote that nothing follows which may stand behind a string belongs to
-        it.
-        """
+        """Read a string. A quote in it that cannot close it belongs to the string."""
         source = self._source
         if quote == "'":
             self._repair("single_quotes")
@@ -366,32 +352,21 @@ class JsonStream:
         self._repair("unclosed_value")
 
     def _ends(self, mark: str, quote: str) -> Waiting[bool]:
-        """Whether the string ends at this mark, which stands here."""
-        source = self._source
-        behind = yield from source.after_space(source.place + len(mark))
-        if behind == len(source.text):
-            return True
-        if mark != quote:
-            return (
-                bool((yield from source.standing(self._follows, behind)))
-                if self._follows
-                else False
-            )
-        return source.text[behind] in _BEHIND_JSON_STRING or bool(
-            self._stops and (yield from source.standing(self._stops, behind))
-        )
+        """Whether the string ends at the mark that stands here."""
+        place = self._source.place + len(mark)
+        if mark == quote:
+            return (yield from _closes(self._source, place, self._stops, _AFTER_STRING))
+        return (yield from _closes(self._source, place, self._follows, ""))
 
     def _escape(self) -> Waiting[None]:
         """Read a backslash and what it escapes."""
         source = self._source
-        while len(source.text) - source.place < 2 and not source.ended:
-            yield
+        yield from self._arrived(2)
         code = source.text[source.place + 1 : source.place + 2]
         if code == "u":
-            while len(source.text) - source.place < 6 and not source.ended:
-                yield
+            yield from self._arrived(6)
         wide = code == "u" and _HEX.fullmatch(source.text[source.place + 2 : source.place + 6])
-        if wide or (code and code in _ESCAPES):
+        if wide or (code and code in _JSON_ESCAPES):
             length = 6 if wide else 2
             self._give(source.text[source.place : source.place + length])
         else:
@@ -400,16 +375,19 @@ class JsonStream:
             self._repair("bad_escape")
         source.place += length
 
+    def _arrived(self, length: int) -> Waiting[None]:
+        """Wait for this many characters."""
+        source = self._source
+        while len(source.text) - source.place < length and not source.ended:
+            yield
+
     def _bare(self) -> Waiting[None]:
         """Read a word without quotes: a number, a literal of JSON or Python, or text."""
-        source = self._source
-        end, _ = yield from source.find((*self._stops, *_BEHIND_BARE), source.place)
-        word = source.up_to(end)
-        source.place = end
+        word, _ = yield from self._source.read_to((*self._stops, *_AFTER_BARE))
         if self._expects == "key":
             self._repair("bare_key")
             self._give(json_text(word))
-        elif word in _JSON_WORDS or NUMBER.fullmatch(word):
+        elif word in ("true", "false", "null") or NUMBER.fullmatch(word):
             self._give(word)
         elif word in _PYTHON_WORDS:
             self._repair("python_literal")
@@ -419,7 +397,7 @@ class JsonStream:
             self._give(json_text(word))
 
     def _escaped(self, text: str) -> str:
-        """A string's text, its markers written out, as JSON has it."""
+        """The text of a string as JSON, markers written out."""
         plain = self._source.plain(text)
         if _CONTROL.search(plain):
             self._repair("raw_control_character")
@@ -436,10 +414,11 @@ class JsonStream:
     def _push(self, bracket: str) -> None:
         self._give(bracket)
         self._open.append(bracket)
-        self._expects, self._dangles = self._within, False
+        self._expects = self._within
+        self._dangles = False
 
     def _close(self, character: str) -> None:
-        """A closing bracket was read. Brackets within the one that it closes are closed with it."""
+        """Close the bracket that this one closes, and those inside it."""
         if self._too_deep:
             self._too_deep -= 1
             return
@@ -452,7 +431,6 @@ class JsonStream:
         self._pop()
 
     def _close_all(self) -> None:
-        """The text has ended, or a mark that ends the object stands here."""
         if self._open:
             self._repair("unclosed_value")
         while self._open:
@@ -467,7 +445,8 @@ class JsonStream:
             self._held = self._held.replace(",", "")
         self._give_held()
         self._give(_JSON_CLOSERS[self._open.pop()])
-        self._expects, self._dangles = "next", False
+        self._expects = "next"
+        self._dangles = False
 
     def _give_held(self) -> None:
         if self._held:
@@ -475,10 +454,9 @@ class JsonStream:
             self._held = ""
 
     def _repair(self, name: str) -> None:
-        if name not in self.repairs:
-            self.repairs.append(name)
+        _note(self.repairs, name)
 
 
-def _spaces(text: str) -> str:
-    """White space of any kind, as JSON knows it."""
-    return _NO_SPACE.sub(" ", text)
+def _json_space(text: str) -> str:
+    """White space of any kind as white space of JSON."""
+    return _NOT_JSON_SPACE.sub(" ", text)

@@ -110,11 +110,10 @@ class KeyValueTags(CallFormat):
             return True
         name_end, key, close = self.name_end.strip(), self.key[0].strip(), self.call[1].strip()
         ends = tuple(mark for mark in (" ", "\n", "{", *_SPACES, name_end, key, close) if mark)
-        at, _ = yield from source.find(ends, source.place, limit=_NAME_LENGTH)
-        tool = parts.tools.named(source.up_to(at))
+        name, _ = yield from source.read_to(ends, limit=_NAME_LENGTH)
+        tool = parts.tools.named(name)
         if tool is None:
             return False
-        source.place = at
         yield from self._skip_name_end(source, name_end)
         if not (yield from source.standing((key, "{"))):
             if not tool.declared:
@@ -163,15 +162,12 @@ class KeyValueTags(CallFormat):
             return
         key, key_close, value_open = self.key[0].strip(), self.key[1].strip(), self.value[0].strip()
         while (yield from source.taken(key)):
-            at, mark = yield from source.find(
-                (key_close, value_open), source.place, limit=_NAME_LENGTH
-            )
-            name = source.up_to(at).strip()
-            source.place = at + (len(mark) if mark == key_close else 0)
+            name, mark = yield from source.read_to((key_close, value_open), limit=_NAME_LENGTH)
+            source.place += len(mark) if mark == key_close else 0
             yield from source.skip_space(spaces=_SPACES)
             opened = yield from source.taken(value_open)
             parts.repair("" if mark == key_close and opened else "missing_tag")
-            parts.key(name)
+            parts.key(name.strip())
             yield from read_value(source, parts, self._value_ends(), types=parts.types.of(name))
             yield from source.skip_space(spaces=_SPACES)
         closed = yield from self._close(source)
@@ -185,12 +181,7 @@ class KeyValueTags(CallFormat):
         return (
             ValueEnd(value_close, (key, close), spaces=_SPACES),
             ValueEnd(close, outer, closes=False),
-            ValueEnd(
-                key,
-                (self.key[1].strip(),),
-                closes=False,
-                names_parameter=True,
-            ),
+            ValueEnd(key, (self.key[1].strip(),), closes=False, names_parameter=True),
         )
 
     def _close(self, source: Incoming) -> Waiting[bool]:
@@ -305,8 +296,7 @@ class NestedTags(CallFormat):
         self, source: Incoming, parts: CallParts, schema: Any, *, depth: int
     ) -> Waiting[str]:
         """Read up to the tag that closes a value; the value as JSON text."""
-        at, _ = yield from source.find((self.mark,), source.place)
-        text, source.place = source.up_to(at), at
+        text, _ = yield from source.read_to((self.mark,))
         names: list[str] = []
         values: list[str] = []
         while True:

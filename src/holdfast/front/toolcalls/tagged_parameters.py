@@ -22,9 +22,8 @@ from holdfast.front.toolcalls.call_format import (
 )
 from holdfast.front.toolcalls.declared import JSON_TYPES, from_json
 from holdfast.front.toolcalls.incoming import Incoming, Waiting
-from holdfast.front.toolcalls.literals import Literals, json_text
+from holdfast.front.toolcalls.literals import LENIENT, json_text
 
-_JSON: Final = Literals()
 STRING: Final = frozenset({"string"})
 _NULLABLE: Final = frozenset({"string", "null"})
 _NULLS: Final = ("null", "None")
@@ -139,7 +138,7 @@ def read_json_call(
     if not source.at("{"):
         return False
     start, repairs = source.place, [repair]
-    found = json.loads((yield from _JSON.value(source, repairs, ends="")))
+    found = json.loads((yield from LENIENT.value(source, repairs, ends="")))
     name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
     tool = parts.tools.named(name) if isinstance(name, str) else None
     if tool is None or not isinstance(arguments, dict):
@@ -186,19 +185,19 @@ def _ending(
     source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], mark: str, padding: str
 ) -> Waiting[ValueEnd | None]:
     """The end of the value that this mark is, if it is one."""
-    behind = source.place + len(mark)
+    after = source.place + len(mark)
     for end in ends:
         if end.mark != mark and padding + end.mark != mark:
             continue
         if end.names_parameter:
-            at, close = yield from source.find((*end.before, "\n"), behind, limit=_HEADER_LENGTH)
-            name = source.text[behind:at].strip("\"' ")
+            at, close = yield from source.find((*end.before, "\n"), after, limit=_HEADER_LENGTH)
+            name = source.text[after:at].strip("\"' ")
             if close in end.before and name in parts.types.properties and name not in parts.given:
                 return end
             continue
         if not end.before:
             return end
-        if (yield from _goes_on(source, behind, end)):
+        if (yield from _goes_on(source, after, end)):
             return end
     return None
 
@@ -309,7 +308,7 @@ class TaggedParameters(CallFormat):
             yield from source.skip_space()
             if (yield from source.taken(*closers)):
                 return True
-            if not (yield from source.standing((*self.openers, self._open_call))):
+            if not (yield from source.standing(self.openers)):
                 return True
 
     @property
@@ -340,10 +339,8 @@ class TaggedParameters(CallFormat):
         tool = parts.tools.named(tag.name) if tag else None
         if tool is None or (bare and not tool.declared):
             return False
-        parts.begin(
-            tool,
-            repair="missing_open" if bare and (self.wrapper[0] or self.section[0]) else "",
-        )
+        lacks_opener = bare and bool(self.wrapper[0] or self.section[0])
+        parts.begin(tool, repair="missing_open" if lacks_opener else "")
         yield from self._read_values(source, parts)
         return True
 
@@ -375,12 +372,8 @@ class TaggedParameters(CallFormat):
         yield from source.skip_space()
         follows = yield from source.standing(_forms(self._open_value))
         found = from_json(raw.strip())
-        if (
-            isinstance(found, dict)
-            and found
-            and found.keys() <= parts.types.properties.keys()
-            and not follows
-        ):
+        fits = isinstance(found, dict) and found.keys() <= parts.types.properties.keys()
+        if found and fits and not follows:
             parts.repair("wrapped_arguments")
             parts.json(raw.strip())
             parts.given.update(found)
@@ -397,40 +390,28 @@ class TaggedParameters(CallFormat):
     def _read_value(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[None]:
         types = self._types_of(tag, parts)
         parts.key(tag.name)
-        ends = self._value_ends()
         if self.cdata and (yield from source.taken(CDATA[0])):
-            yield from read_value(
-                source, parts, (ValueEnd(CDATA[1], (self._close_value,)),), types=types
-            )
+            end = ValueEnd(CDATA[1], (self._close_value,))
+            yield from read_value(source, parts, (end,), types=types)
             yield from source.taken(self._close_value)
             return
-        yield from read_value(source, parts, ends, types=types, padding=self.padding)
+        yield from read_value(source, parts, self._value_ends(), types=types, padding=self.padding)
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
         """A closing tag in a value only ends it if the call continues after it."""
         section = self.section[1].strip()
         outer = distinct(self.wrapper[1], section, *(pair[1] for pair in self.sections_too))
         again = distinct(self.wrapper[0], self._open_call)
-        ends = [
+        more = (*outer, *again)
+        ends = (
             ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call)),
-            ValueEnd(self._close_value, outer, last=(*outer, *again)),
-            ValueEnd(
-                self._close_call,
-                outer or again,
-                last=(*outer, *again),
-                closes=False,
-            ),
-            ValueEnd(
-                "\n" + self._open_value,
-                (">",),
-                closes=False,
-                names_parameter=True,
-            ),
-        ]
-        return (
-            *ends,
-            *(ValueEnd(mark, (section or again[0],), closes=False) for mark in outer[:1]),
+            ValueEnd(self._close_value, outer, last=more),
+            ValueEnd(self._close_call, outer or again, last=more, closes=False),
+            ValueEnd("\n" + self._open_value, (">",), closes=False, names_parameter=True),
         )
+        if not outer:
+            return ends
+        return (*ends, ValueEnd(outer[0], (section or again[0],), closes=False))
 
     def _read_end(
         self, source: Incoming, parts: CallParts, *, complete: bool = False
