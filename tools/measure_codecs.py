@@ -26,7 +26,7 @@ platform.prepare_blas()  # before mlx is imported
 
 from holdfast.config import ModelSettings  # noqa: E402
 from holdfast.front.prompt.tokenize import load_tokenizer  # noqa: E402
-from holdfast.models.demo import demo_folder  # noqa: E402
+from holdfast.models.download import demo_folder  # noqa: E402
 from holdfast.wire.commands import SequenceRequest  # noqa: E402
 from holdfast.wire.requests import SamplingParams  # noqa: E402
 from holdfast.worker.engine.engine import Engine  # noqa: E402

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.models.demo import demo_folder
+from holdfast.models.download import demo_folder
 from holdfast.models.file_hashing import FileHashing, HashCache
 from holdfast.worker.engine.fingerprint import files_of_identity
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from holdfast.models.demo import DEMO_IDS, demo_folder
+from holdfast.models.download import DEMO_IDS, demo_folder
 
 NAMES = ("demo", "draft", "window")
 PROMPT_WORDS = 1500

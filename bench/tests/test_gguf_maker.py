@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.models.demo import demo_folder
+from holdfast.models.download import demo_folder
 from holdfast_bench.gguf_maker import make_gguf
 from tests.fakes.tiny_models import write_tiny
 

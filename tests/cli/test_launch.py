@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from holdfast.cli.agents import AGENTS
+from holdfast.cli.launch import AGENTS
 from holdfast.cli.main import app
 from holdfast.config import ServerSettings
 from holdfast.front.server.run import ServerCertificate
-from holdfast.models.demo import DEMO_ID
+from holdfast.models.download import DEMO_ID
 from tests.fakes.certificates import CertificateFiles
 from tests.fakes.echo_server import running_server
 from tests.fakes.http_clients import served

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from holdfast.models.demo import DEMO_ID, demo_folder
+from holdfast.models.download import DEMO_ID, demo_folder
 from tests.fakes.echo_server import running_server
 from tests.fakes.hub import HubState, hub_in_place
 
@@ -139,7 +139,7 @@ def test_info_shows_whether_a_model_of_the_hub_fits_without_fetching_it(
     assert found["this_machine"]["fits"]
     # 6 layers of 2 heads of 64, keys and values of 4 bytes
     assert found["this_machine"]["bytes_per_token"] == 6144
-    assert [choice["form"] for choice in found["choices"]] == ["as it is"] * 3
+    assert [choice["form"] for choice in found["choices"]] == ["as is"] * 3
     assert not (tmp_path / "cache").exists()
     text = run("info", MODEL).stdout
     assert "it fits; room for agents: " in text
@@ -165,34 +165,3 @@ def test_only_models_of_the_hub_are_pulled_and_removed(hub: HubState, command: s
         "is not the id (owner/name) or name of a model of the Hub"
         in run(command, DEMO_ID, code=2).output
     )
-
-
-def test_a_conversion_that_cannot_work_is_refused_before_anything_is_fetched(
-    hub: HubState, tmp_path: Path
-) -> None:
-    new = str(tmp_path / "new")
-    assert "is not one of" in run("convert", MODEL, new, "--mode", "q5", code=2).output
-    assert "already exists" in run("convert", MODEL, str(tmp_path), code=2).output
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_model_is_quantized(tmp_path: Path) -> None:
-    target = tmp_path / "new" / "packed"
-    shown = run(
-        "convert", str(demo_folder()), str(target), "--bits", "4", "--group-size", "32"
-    ).stdout
-    assert f"To serve it: holdfast serve {target}" in shown
-    size = (target / "model.safetensors").stat().st_size
-    assert size < 0.4 * (demo_folder() / "model.safetensors").stat().st_size
-    quantization = json.loads((target / "config.json").read_text())["quantization"]
-    assert (quantization["bits"], quantization["group_size"]) == (4, 32)
-
-
-def test_a_model_that_cannot_be_converted_leaves_nothing(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "config.json").write_text('{"model_type": "kelp"}')
-    (source / "model.safetensors").write_bytes(b"")
-    output = run("convert", str(source), str(tmp_path / "packed"), "--bits", "4", code=2).output
-    assert "could not be converted: " in output or "is not whole" in output
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -75,4 +75,4 @@ def test_one_server_and_all_of_them_cannot_be_combined(monkeypatch: pytest.Monke
     stage = Stage(monkeypatch, [None])
     refused = CliRunner().invoke(app, ["stop", "1", "--all"])
     assert (refused.exit_code, stage.signals) == (2, [])
-    assert "either 1 or --all" in refused.output
+    assert "use --all, not both" in refused.output

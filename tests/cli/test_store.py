@@ -165,7 +165,7 @@ def test_clear_deletes_nothing_without_a_yes(folder: Path) -> None:
     assert shown("stat", "--store", str(folder))["blocks"] == 7
     run("clear", "--store", str(folder), stdin="y\n")
     assert shown("ls", "--store", str(folder)) == []
-    assert "nothing is kept" in run("ls", "--store", str(folder)).stdout
+    assert "nothing is cached" in run("ls", "--store", str(folder)).stdout
 
 
 def test_clear_can_delete_a_single_model(folder: Path, running: BlockStore) -> None:

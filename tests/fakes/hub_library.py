@@ -12,7 +12,7 @@ from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency
 from holdfast.machine.device_memory import MemoryShare
-from holdfast.models.demo import demo_folder
+from holdfast.models.download import demo_folder
 from holdfast.wire.commands import WorkerSettings
 
 TWO = f"[models.first]\npath = '{demo_folder()}'\n[models.second]\npath = '{demo_folder()}'\n"

@@ -12,8 +12,7 @@ from typing import Any
 
 import jsonschema
 
-from holdfast.library.answers import Completion, TextStream
-from holdfast.library.llm import LLM
+from holdfast.library.llm import LLM, Completion, TextStream
 from tests.fakes.grammar_walker import DEMO
 from tests.fakes.tiny_models import write_tiny
 

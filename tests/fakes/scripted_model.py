@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from holdfast.models.demo import demo_folder
+from holdfast.models.download import demo_folder
 
 CONTEXT = 131_072
 END = "<|im_end|>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from holdfast.models.demo import demo_folder
+from holdfast.models.download import demo_folder
 
 
 def served_model_folder() -> Path:

@@ -26,9 +26,7 @@ def run_worker(inbox: QueueInbox, behaviour: str = "good") -> object:
 
 @contextmanager
 def client(behaviour: str = "good") -> Iterator[InProcessClient]:
-    made = InProcessClient(
-        lambda inbox: run_worker(inbox, behaviour), on_progress=lambda event: None
-    )
+    made = InProcessClient(lambda inbox: run_worker(inbox, behaviour))
     try:
         yield made
     finally:

@@ -30,7 +30,9 @@ def test_complete_files_stay_and_are_read_once(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_known_hash_is_not_judged(tmp_path: Path) -> None:
-    check_files([linked(tmp_path, "a", "no-hash")])
+    file = linked(tmp_path, "a", "no-hash")
+    check_files([file])
+    assert file.exists()
 
 
 @pytest.mark.parametrize("damage", [b"", CONTENT[:-1], b"\1" + CONTENT[1:], CONTENT + b"\0"])

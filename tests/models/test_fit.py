@@ -21,7 +21,7 @@ def test_a_16_bit_model_is_quantized_for_a_small_machine_and_kept_on_a_large_one
         choice_for(total * GIB, qwen3_4b(16), parameters=4_020_000_000, context_tokens=40960)
         for total in (8, 16, 32, 64)
     ]
-    assert [choice.form for choice in choices] == ["8 bits", "8 bits", "as it is", "as it is"]
+    assert [choice.form for choice in choices] == ["8 bits", "8 bits", "as is", "as is"]
     assert [(choice.agents, choice.tokens) for choice in choices] == [
         (1, 8192),
         (1, 32768),
@@ -32,7 +32,7 @@ def test_a_16_bit_model_is_quantized_for_a_small_machine_and_kept_on_a_large_one
 
 def test_a_quantized_model_is_kept() -> None:
     choice = choice_for(64 * GIB, qwen3_4b(4.5), parameters=4_020_000_000, context_tokens=8192)
-    assert (choice.form, choice.tokens) == ("as it is", 8192)
+    assert (choice.form, choice.tokens) == ("as is", 8192)
 
 
 def test_weights_that_do_not_fit_leave_no_room() -> None:
@@ -72,6 +72,6 @@ def test_no_form_without_room_is_chosen_if_another_has_room(
         else choice.need.agents(choice.tokens, memory_bytes=usable_of(total))
     )
     if need.agents(4096, memory_bytes=usable_of(total)) >= 4:
-        assert choice.form == "as it is"
+        assert choice.form == "as is"
     if choice.form == "none":
         assert need.agents(2048, memory_bytes=usable_of(total)) == 0

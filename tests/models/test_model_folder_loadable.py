@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.models.demo import DEMO_IDS, demo_folder
+from holdfast.models.download import DEMO_IDS, demo_folder
 from holdfast.models.model_folder import check_loadable, is_supported
 from tests.fakes.tiny_configs import TINY
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.models.demo import demo_folder
+from holdfast.models.download import demo_folder
 from tests.fakes.server_process import ServerProcess, until
 
 pytestmark = pytest.mark.slow

@@ -43,7 +43,7 @@ PAGES = [
 DOCUMENTS = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *PAGES)}
 WRITTEN_BY_PROGRAMS = {
     "docs/reference/tested-agents.md": "sessions of agents that need npm; `make agents` holds them anew",
-    "docs/getting-started/demo-chat.md": "`make demo-chat` writes it, tests/models/test_demo_chat.py reads it",
+    "docs/getting-started/demo-chat.md": "`make demo-chat` writes it, tests/models/test_download_demo_chat.py reads it",
 }
 READ_FIRST = ("README.md", "docs/getting-started/first-steps.md", "docs/guides/python.md")
 CHANGES_ITS_HOME = (  # keys, deleted stores, an ended server
@@ -63,6 +63,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("README.md", "make test"): "runs these very tests",
     ("README.md", "holdfast serve mlx-community/"): HUB,
     ("README.md", "holdfast models info owner/name"): HUB,
+    ("docs/guides/models.md", "mlx_lm.convert"): HUB,
     ("README.md", "holdfast launch claude"): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "holdfast launch claude"): NO_PROGRAM,
     (

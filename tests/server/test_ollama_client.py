@@ -13,7 +13,7 @@ import ollama
 import openai
 import pytest
 
-from holdfast.models.demo import demo_folder
+from holdfast.models.download import demo_folder
 from tests.fakes.hub import running_hub
 from tests.fakes.server_process import ServerProcess
 

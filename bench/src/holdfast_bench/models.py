@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder
+from holdfast.models.download import DEMO_ID, DEMO_IDS, demo_folder
 
 VERSION = 1  # of the recipe; another one makes the models anew
 CONTEXT_TOKENS = 32768

@@ -1,31 +1,48 @@
-"""`holdfast chat` and `holdfast run`: the commands, and the server that a conversation uses."""
+"""`holdfast chat` and `holdfast run`: a conversation in the terminal, through a pipe, or one question.
+
+prompt_toolkit and the HTTP client are imported late: they would slow down the start of all commands.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import difflib
 import functools
 import os
+import re
 import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import unicodedata
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, TypeAlias
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import typer
 
-from holdfast.cli.output import plain_errors
-from holdfast.cli.settings_command import read_settings, settings_command
+from holdfast.cli.output import complain, count_text, plain_errors
+from holdfast.cli.server_client import (
+    ServerClient,
+    ServerFailed,
+    address_of_running,
+    error_text,
+    json_object,
+    own_servers,
+    with_scheme,
+)
+from holdfast.cli.settings import read_settings, settings_command
 from holdfast.config import EffectiveSettings, shown_value
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding.key_processor import KeyPressEvent
     from rich.console import Console
-
-    from holdfast.cli.server_client import ServerClient
 
 _STDIN = "-"
 _MODELS_SECONDS = 2.0  # a running server that takes longer to list its models is too busy
@@ -51,6 +68,20 @@ _SET_BY_OWN_SERVER = (
     "server.tls_key",
     "log.level",
 )
+HELP = """\
+/reset          start a new conversation (the system prompt stays)
+/system [TEXT]  show the system prompt, or set it and start over; /system none removes it
+/stats          tokens and times of the last answer and of the conversation
+/help           this list
+/exit           leave (also Ctrl-D)
+Enter sends. Alt-Enter, or a \\ at the end of a line, starts a new line; a paste is one message.
+Ctrl-C stops an answer; the part already shown stays in the conversation.
+Type two slashes to send a message that begins like a command."""
+LEAVE_HINT = "(press Ctrl-C again to leave; Ctrl-D and /exit leave too)"
+_COMMANDS = ("/reset", "/system", "/stats", "/help", "/exit")
+_LEAVE = frozenset({"/exit", "/quit", "/bye", "/q"})
+_COMMAND_WORD = re.compile(r"/[A-Za-z?]*")  # does not match a path such as /usr/bin
+_MIN_SPEED_SECONDS = 0.05  # a shorter answer arrived in one piece and has no meaningful speed
 
 Url: TypeAlias = Annotated[
     str, typer.Option("--url", help="A running server; MODEL is then an id that it serves.")
@@ -145,23 +176,24 @@ def _converse(
     """Answer the question, or without one what is typed or piped; then exit."""
     from rich.console import Console
 
-    from holdfast.cli.chat_session import ChatSession, typed_messages
-
     _check_is_no_question(effective.settings.model.path)
     interactive = not question and sys.stdin.isatty()
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with contextlib.ExitStack() as stack:
-        lines: Iterator[str] = (line.rstrip("\n") for line in sys.stdin)
-        if interactive:
-            lines = stack.enter_context(typed_messages())
         client, model = stack.enter_context(
             _server(effective, console, url=url, own=own, interactive=interactive)
         )
+        lines: Iterator[str] = (line.rstrip("\n") for line in sys.stdin)
+        keyboard = None
+        if interactive:
+            keyboard = stack.enter_context(_keyboard())
+            lines = _typed_messages(keyboard)
         session = ChatSession(
             client,
             model,
             console,
             interactive=interactive,
+            keyboard=keyboard,
             system=system,
             options={name: value for name, value in options.items() if value is not None},
         )
@@ -184,9 +216,6 @@ def _server(
     effective: EffectiveSettings, console: Console, *, url: str, own: bool, interactive: bool
 ) -> Iterator[tuple[ServerClient, str]]:
     """The server, and the id of the model there. Raises ServerFailed."""
-    from holdfast.cli.server_client import ServerClient
-    from holdfast.cli.server_command import with_scheme
-
     settings = effective.settings
     if url:
         with ServerClient(
@@ -208,11 +237,8 @@ def _server(
             yield client, model
         return
     with contextlib.ExitStack() as stack:
-        if console.is_terminal:
-            with console.status("starting") as spinner:
-                client = stack.enter_context(own_server(effective, on_state=spinner.update))
-        else:
-            client = stack.enter_context(own_server(effective, on_state=lambda state: None))
+        with console.status("starting") as spinner:  # shows nothing in a pipe
+            client = stack.enter_context(own_server(effective, on_state=spinner.update))
         yield client, _served_model(client, "")
 
 
@@ -222,18 +248,12 @@ def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, in
     If no model is named, it is the server at the port of the settings, or else the only one. None
     if a server has to be started.
     """
-    from holdfast.cli.server_client import ServerFailed
-    from holdfast.cli.server_command import address_of_running
-    from holdfast.front.run.running_servers import running_servers
-
     for key, origin in effective.origins.items():
         if origin.startswith("flag") and key not in _CLIENT_FLAGS:
             return None
     wanted = effective.settings.model.path
     settings = effective.settings.server
-    candidates = sorted(
-        running_servers(os.environ), key=lambda server: server.port != settings.port
-    )
+    candidates = sorted(own_servers(), key=lambda server: server.port != settings.port)
     if not wanted and len(candidates) > 1:
         candidates = [server for server in candidates if server.port == settings.port]
     for server in candidates:
@@ -248,8 +268,6 @@ def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, in
 
 def _served_model(client: ServerClient, wanted: str) -> str:
     """The wanted model's id, or the server's first. Raises ServerFailed."""
-    from holdfast.cli.server_client import ServerFailed
-
     available = client.model_ids()
     if wanted and wanted not in available:
         raise ServerFailed(
@@ -258,6 +276,378 @@ def _served_model(client: ServerClient, wanted: str) -> str:
     if not available:
         raise ServerFailed(f"{client.url} serves no model")
     return wanted or available[0]
+
+
+class ChatSession:
+    """Keeps the messages, sends them and prints the answers."""
+
+    def __init__(
+        self,
+        client: ServerClient,
+        model: str,
+        console: Console,
+        *,
+        interactive: bool,
+        keyboard: PromptSession[str] | None = None,
+        system: str = "",
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """keyboard: its Ctrl-C stops an answer. options: further fields of each request."""
+        self._client = client
+        self._model = model
+        self._console = console
+        self._interactive = interactive
+        self._keyboard = keyboard
+        self._system = system
+        self._options = options or {}
+        self._messages: list[dict[str, Any]] = []
+        self._answers: list[Answer] = []
+        self._shown_kind = ""  # of the last piece of the current answer
+
+    def run(self, lines: Iterable[str]) -> int:
+        """Answer one line after the other until they end or one says /exit.
+
+        Returns the exit code: 1 if an answer failed in a pipe.
+        """
+        if self._interactive:
+            self._say(f"{self._model} · /help lists the commands")
+        failed = False
+        for line in lines:
+            text = line.strip("\r\n")  # leading spaces may matter, for example in pasted code
+            word = next(iter(text.split()), "")
+            if not word:
+                continue
+            if word in _LEAVE or (self._interactive and text.strip() in ("exit", "quit")):
+                break
+            if word in _COMMANDS or (_COMMAND_WORD.fullmatch(word) and "\n" not in text):
+                self._run_command(text.strip())
+            else:
+                message = text.removeprefix("/") if text.startswith("//") else text
+                failed |= not self.ask(message)
+        return 1 if failed and not self._interactive else 0
+
+    def ask(self, text: str) -> bool:
+        """Send a message and print the answer as it arrives.
+
+        Returns False if the answer failed; stopping it is no failure.
+        """
+        self._messages.append({"role": "user", "content": text})
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        body = {"model": self._model, "messages": system + self._messages, **self._options}
+        answer = Answer()
+        self._shown_kind = ""
+        try:
+            stopped = asyncio.run(self._stream(body, answer))
+        except ServerFailed as error:
+            self._messages.pop()
+            if self._shown_kind:
+                self._console.print()
+            complain(str(error))
+            return False
+        if self._shown_kind or not self._interactive:
+            self._console.print()
+        self._keep(answer, stopped=stopped)
+        return True
+
+    async def _stream(self, body: dict[str, Any], answer: Answer) -> bool:
+        """Show an answer as it arrives. Returns whether Ctrl-C stopped it."""
+        try:
+            with _ctrl_c_cancels(self._keyboard):
+                async for piece in answer_pieces(self._client, body, answer):
+                    self._show(piece)
+        except asyncio.CancelledError:
+            if not self._interactive:
+                raise
+            return True
+        return False
+
+    def _show(self, piece: AnswerPiece) -> None:
+        """Print a piece; reasoning and tool calls are dimmed.
+
+        A pipe gets no reasoning, and the text exactly as the model wrote it.
+        """
+        kind, text = piece
+        for_person = self._interactive or self._console.is_terminal
+        if kind == "reasoning" and not for_person:
+            return
+        if for_person or kind == "call":
+            text = _printable(text)
+        if self._shown_kind and (kind != self._shown_kind or kind == "call"):
+            self._console.file.write("\n")
+        self._shown_kind = kind
+        if kind == "call":
+            text = " ".join(text.split())
+        if kind == "text":
+            self._console.file.write(text)  # rich would expand tabs and emoji codes
+        else:
+            self._console.print(text, style="dim", emoji=False, end="")
+        self._console.file.flush()
+
+    def _keep(self, answer: Answer, *, stopped: bool) -> None:
+        """Add an answer to the conversation, or drop its question if it is empty."""
+        if stopped:
+            answer.calls.clear()  # the arguments of the last one may be cut off
+        if answer.is_empty:
+            # many chat templates allow no second question after one without an answer
+            self._messages.pop()
+        else:
+            self._messages.append(answer.message())
+            self._answers.append(answer)
+        if stopped and answer.is_empty:
+            self._say("(stopped before the answer began; the message is dropped)")
+        elif stopped:
+            self._say("(stopped)")
+        elif answer.finish_reason == "length":
+            self._say("(cut off: the limit of tokens is reached)")
+        elif answer.is_empty and self._interactive:
+            self._say("(an empty answer; the message is dropped)")
+
+    def _run_command(self, text: str) -> None:
+        command, *rest = text.split(maxsplit=1)
+        argument = "".join(rest)
+        match command:
+            case "/reset":
+                self._reset()
+            case "/system" if argument:
+                self._system = "" if argument == "none" else argument
+                self._reset()
+            case "/system":
+                self._say(self._system or "(no system prompt)")
+            case "/stats":
+                self._say(self._statistics())
+            case "/help":
+                self._say(HELP)
+            case _:
+                near = difflib.get_close_matches(command, _COMMANDS, n=1)
+                hint = f" did you mean {near[0]}?" if near else ""
+                self._say(f"there is no command {command};{hint} /help lists the commands")
+
+    def _reset(self) -> None:
+        self._messages.clear()
+        self._answers.clear()
+        self._say("(a new conversation)")
+
+    def _statistics(self) -> str:
+        if not self._answers:
+            return "no answer yet"
+        last = self._answers[-1]
+        about = "" if last.exact else "about "
+        cached = f" ({last.cached_tokens} of them kept from before)" if last.cached_tokens else ""
+        speed = f", then {last.tokens_per_second:.1f} tokens/s" if last.tokens_per_second else ""
+        total = sum(answer.completion_tokens for answer in self._answers)
+        return (
+            f"last answer: {count_text(last.prompt_tokens, 'prompt token')}{cached}, "
+            f"{about}{count_text(last.completion_tokens, 'answer token')}\n"
+            f"first token after {last.first_token_seconds:.2f} s{speed}\n"
+            f"conversation: {count_text(len(self._answers), 'answer')}, "
+            f"{count_text(total, 'answer token')}"
+        )
+
+    def _say(self, text: str) -> None:
+        """Print our own words, dimmed to tell them from the model's."""
+        self._console.print(text, style="dim")
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """One answer: what arrived, and its counts and times as measured here."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)  # by index
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    exact: bool = False  # the server sent the counts; otherwise pieces of text are counted
+    first_token_seconds: float = 0.0
+    total_seconds: float = 0.0
+    finish_reason: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has neither text nor tool calls; reasoning alone is no answer."""
+        return not self.text and not self.calls
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed after the first token; 0 if it cannot be measured."""
+        seconds = self.total_seconds - self.first_token_seconds
+        if self.completion_tokens < 2 or seconds <= _MIN_SPEED_SECONDS:
+            return 0.0
+        return (self.completion_tokens - 1) / seconds
+
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = list(self.calls.values())
+        return message
+
+
+class AnswerPiece(NamedTuple):
+    """A piece of an answer to show. A tool call is one piece, sent when it is complete."""
+
+    kind: Literal["text", "reasoning", "call"]
+    text: str
+
+
+async def answer_pieces(
+    server: ServerClient, body: dict[str, Any], answer: Answer
+) -> AsyncGenerator[AnswerPiece, None]:
+    """Stream one answer through OpenAI's API and fill in `answer` on the way.
+
+    Cancel the task that iterates to stop the answer. Raises ServerFailed.
+    """
+    began = time.monotonic()
+    options = {"include_usage": True}
+    if server.is_holdfast:  # other servers may reject the field
+        options["continuous_usage_stats"] = True
+    request = {**body, "stream": True, "stream_options": options}
+    async with server.lines("/v1/chat/completions", request) as lines:
+        async for line in lines:
+            name, _, value = line.partition(":")
+            if name != "data" or value.strip() == "[DONE]":
+                continue
+            chunk = json_object(value)
+            if "error" in chunk:
+                raise ServerFailed(error_text(value))
+            for piece in _take_chunk(chunk, answer):
+                answer.total_seconds = time.monotonic() - began
+                answer.first_token_seconds = answer.first_token_seconds or answer.total_seconds
+                yield piece
+    if not answer.finish_reason:
+        raise ServerFailed("the server closed the connection before the answer was complete")
+
+
+def _take_chunk(chunk: dict[str, Any], answer: Answer) -> Iterator[AnswerPiece]:
+    if usage := chunk.get("usage"):
+        answer.exact = True
+        answer.prompt_tokens = usage.get("prompt_tokens", 0)
+        answer.completion_tokens = usage.get("completion_tokens", 0)
+        details = usage.get("prompt_tokens_details") or {}
+        answer.cached_tokens = details.get("cached_tokens", answer.cached_tokens)
+    for choice in chunk.get("choices", ()):
+        delta = choice.get("delta") or {}
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+        text = delta.get("content")
+        if not answer.exact and (reasoning or text):
+            answer.completion_tokens += 1
+        if reasoning:
+            answer.reasoning += reasoning
+            yield AnswerPiece("reasoning", reasoning)
+        if text:
+            answer.text += text
+            yield AnswerPiece("text", text)
+        for part in delta.get("tool_calls") or ():
+            _extend_calls(answer.calls, part)
+        if reason := choice.get("finish_reason"):
+            answer.finish_reason = reason
+            for call in answer.calls.values():
+                function = call["function"]
+                yield AnswerPiece("call", f"→ {function['name']} {function['arguments']}")
+
+
+def _extend_calls(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
+    """Add the delta of a tool call to the call with its index."""
+    function = {"name": "", "arguments": ""}
+    new = {"id": part.get("id", ""), "type": "function", "function": function}
+    call = calls.setdefault(part.get("index", 0), new)
+    added = part.get("function") or {}
+    call["function"]["name"] = call["function"]["name"] or added.get("name") or ""
+    call["function"]["arguments"] += added.get("arguments") or ""
+
+
+def _printable(text: str) -> str:
+    """The text without control characters: a model must not recolour or clear the terminal."""
+    return "".join(
+        character
+        for character in text
+        if character in "\n\t" or unicodedata.category(character) != "Cc"
+    )
+
+
+@contextlib.contextmanager
+def _keyboard() -> Iterator[PromptSession[str]]:
+    """The terminal's keyboard. Keys pressed during an answer are kept for the next prompt."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.output import create_output
+
+    keys = KeyBindings()
+    keys.add("enter")(_enter)
+    keys.add("escape", "enter")(lambda event: event.current_buffer.newline(copy_margin=False))
+    # suppresses a warning about terminals that do not report their cursor position
+    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
+    keyboard: PromptSession[str] = PromptSession(
+        multiline=True,
+        enable_suspend=True,
+        key_bindings=keys,
+        prompt_continuation="… ",
+        output=create_output(always_prefer_tty=True),
+    )
+    try:
+        with keyboard.input.raw_mode():  # also between two prompts
+            yield keyboard
+    finally:
+        keyboard.output.disable_bracketed_paste()
+        keyboard.output.flush()
+
+
+def _enter(event: KeyPressEvent) -> None:
+    """Send the message; after a backslash, start a new line instead."""
+    buffer = event.current_buffer
+    document = buffer.document
+    if document.text_before_cursor.endswith("\\") and not document.text_after_cursor:
+        buffer.delete_before_cursor()
+        buffer.newline(copy_margin=False)
+    else:
+        buffer.validate_and_handle()
+
+
+def _typed_messages(keyboard: PromptSession[str]) -> Iterator[str]:
+    """The messages that a person types, until Ctrl-D at an empty prompt or Ctrl-C twice."""
+    about_to_leave = False
+    while True:
+        try:
+            message = keyboard.prompt([("fg:ansigreen bold", "> ")])
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            if about_to_leave:
+                return
+            about_to_leave = not keyboard.default_buffer.text  # else it discarded a line
+            if about_to_leave:
+                typer.echo(LEAVE_HINT)
+            continue
+        about_to_leave = False
+        keyboard.output.enable_bracketed_paste()  # the prompt has switched it off
+        keyboard.output.flush()
+        yield message
+
+
+@contextlib.contextmanager
+def _ctrl_c_cancels(keyboard: PromptSession[str] | None) -> Iterator[None]:
+    """Ctrl-C cancels the current task; all other keys are kept for the next prompt."""
+    if keyboard is None:
+        yield
+        return
+    from prompt_toolkit.input.typeahead import store_typeahead
+    from prompt_toolkit.keys import Keys
+
+    task = asyncio.current_task()
+    assert task is not None
+
+    def read_keys() -> None:
+        pressed = keyboard.input.read_keys()
+        typed = [press for press in pressed if press.key != Keys.ControlC]
+        store_typeahead(keyboard.input, typed)
+        if len(typed) < len(pressed) and not task.cancelling():
+            task.cancel()
+
+    with keyboard.input.attach(read_keys):
+        yield
 
 
 @contextlib.contextmanager
@@ -269,8 +659,6 @@ def own_server(
     on_state: called with the server's state until it is ready. Raises ServerFailed if it exits
     before that.
     """
-    from holdfast.cli.server_client import ServerClient
-
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = int(listener.getsockname()[1])
@@ -325,8 +713,6 @@ def _wait_until_ready(
     limit_seconds: float,
     on_state: Callable[[str], None],
 ) -> None:
-    from holdfast.cli.server_client import ServerFailed
-
     deadline = time.monotonic() + limit_seconds
     while server.poll() is None:
         if time.monotonic() > deadline:
@@ -345,8 +731,6 @@ def _wait_until_ready(
 
 def _last_error(log: IO[bytes]) -> str:
     """The error line of a server that has exited; its last line if it has none."""
-    from holdfast.cli.server_client import json_object
-
     log.seek(0)
     last = ""
     last_error = ""

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what this machine computes with, how fast, and how it would run a model.
+"""`holdfast doctor`: the machine, its libraries and their speed, and how it would run a model.
 
 MLX runs in processes of its own: `python -m holdfast.cli.doctor layout` loads a model, and
 `python -m holdfast.cli.doctor measure` measures the machine.
@@ -7,6 +7,7 @@ MLX runs in processes of its own: `python -m holdfast.cli.doctor layout` loads a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -24,7 +25,7 @@ import msgspec
 import typer
 
 from holdfast.cli.output import BAD_INPUT, Json, complain, count_text, load_progress
-from holdfast.cli.settings_command import settings_command
+from holdfast.cli.settings import settings_command
 from holdfast.config import EffectiveSettings, ModelSettings
 from holdfast.errors import HoldfastError
 
@@ -44,7 +45,7 @@ _UNHIDE_CUDA = "pip install --force-reinstall --no-deps mlx-cuda-13"
 _INSTALL_CUDA = f"pip install -c constraints.txt '.[cuda]' && {_UNHIDE_CUDA}"
 
 
-@settings_command
+@functools.partial(settings_command, shown=("model.path", "model.context_tokens"))
 def doctor(
     effective: EffectiveSettings,
     as_json: Json = False,
@@ -96,7 +97,7 @@ def doctor(
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known without MLX."""
+    """Facts that need no MLX."""
 
     system: str
     architecture: str

@@ -1,7 +1,12 @@
-"""`holdfast launch`: runs a coding agent that is configured for a running server."""
+"""`holdfast launch`: starts a coding agent that is configured for a running server.
+
+An agent is a function from the server to an AgentSetup, and an entry in AGENTS. Agents are configured
+by variables, options, and files in a temporary folder; their own configuration is never changed.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -9,31 +14,294 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
 
 import typer
 
-from holdfast.cli.agents import AGENTS, AgentSetup, AgentTarget, CodingAgent
-from holdfast.cli.output import complain, plain_errors
-from holdfast.cli.server_command import ApiKey, ServerAddress, Url, address_of
+from holdfast.cli.output import FAILED, complain, plain_errors
+from holdfast.cli.server_client import (
+    ApiKey,
+    ServerAddress,
+    ServerClient,
+    ServerFailed,
+    Url,
+    address_of,
+    is_loopback,
+)
 from holdfast.errors import HoldfastError
+from holdfast.models.download import is_demo
+from holdfast.models.model_folder import LONGEST_ANSWER_TOKENS, planned_answer_tokens
 
-if TYPE_CHECKING:
-    pass
-
+NO_KEY = "none"  # some agents insist on a key
+_PROVIDER = "holdfast"
+# Claude Code keeps them free in addition to the longest answer, in a context of any size
+_CLAUDE_SPARE_TOKENS = 13_000
+# share of the context; its default of 0.7 is less than its first prompt in 32,768 tokens
+_QWEN_COMPACTS_AT = 0.9
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _IGNORED = (signal.SIGINT, signal.SIGQUIT)  # the terminal sends them to the agent, too
 _TASK_TOKENS = 4_000  # for a task, in addition to the agent's own prompt
 _CERTIFICATE_VARIABLES = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")  # agents on Node; Codex
-_NOT_FOUND = 127  # exit codes
-_DECLINED = 1
+_NOT_FOUND = 127  # exit code
 _REAL_MODEL = "mlx-community/Qwen3-4B-4bit"  # small, with 40,960 tokens of context
 _OPTIONS_OF_NO_AGENT = ("--allow-demo", "--small-model")  # agents may have the others
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentTarget:
+    """The server and the models for an agent."""
+
+    url: str
+    api_key: str  # empty if the server needs none
+    model: str
+    small_model: str
+    context_tokens: int | None  # None: unknown, because the model has not been loaded yet
+    folder: Path  # for temporary files
+
+    @property
+    def key(self) -> str:
+        """The key, or a placeholder."""
+        return self.api_key or NO_KEY
+
+    @property
+    def answer_tokens(self) -> int:
+        """The tokens to reserve for an answer; context_tokens must be known."""
+        assert self.context_tokens is not None
+        return planned_answer_tokens(self.context_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSetup:
+    """Options to put before the user's, variables, and files (name → text) in the target's folder."""
+
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodingAgent:
+    """One agent: its program, how to install it, and its setup."""
+
+    title: str
+    program: str
+    own_tokens: int  # size of its prompt and tools, as measured (docs/reference/tested-agents.md)
+    usable_share: float  # part of the context after which it compacts, with the setup below
+    install: str
+    resume: tuple[str, ...]  # arguments that continue a conversation, the latest one first
+    setup: Callable[[AgentTarget], AgentSetup]
+
+
+def _claude(target: AgentTarget) -> AgentSetup:
+    """Uses a settings file: variables alone would lose to `env` in the user's settings."""
+    environment = {
+        "ANTHROPIC_BASE_URL": target.url,
+        "ANTHROPIC_AUTH_TOKEN": target.key,
+        "ANTHROPIC_API_KEY": "",
+        "ANTHROPIC_MODEL": target.model,
+        "ANTHROPIC_DEFAULT_OPUS_MODEL": target.model,
+        "ANTHROPIC_DEFAULT_SONNET_MODEL": target.model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": target.small_model,
+        "ANTHROPIC_SMALL_FAST_MODEL": target.small_model,
+        "CLAUDE_CODE_USE_BEDROCK": "0",
+        "CLAUDE_CODE_USE_VERTEX": "0",
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a changing line at the top of the prompt
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "ENABLE_TOOL_SEARCH": "true",  # off by default for other hosts than Anthropic's
+    }
+    if target.context_tokens is not None:
+        environment |= _claude_limits(target.context_tokens)
+    settings = target.folder / "settings.json"
+    return AgentSetup(
+        options=("--settings", str(settings)),
+        environment=environment,
+        files={settings.name: _document({"env": environment})},
+    )
+
+
+def _claude_limits(context_tokens: int) -> dict[str, str]:
+    """Make Claude Code compact when three quarters of a small context are used.
+
+    Claude Code assumes a million tokens for an unknown model, and compacts at: context - longest
+    answer (at most 20,000) - 13,000. With the true size of a context of 32,768 tokens it would compact
+    before every turn, as its own prompt is longer than that. So it gets a larger size, with which an
+    eighth of the real context stays free for the answer, and another eighth in reserve.
+    """
+    eighth = context_tokens // 8
+    named = context_tokens + max(0, _CLAUDE_SPARE_TOKENS - eighth)
+    return {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(named),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(LONGEST_ANSWER_TOKENS, eighth)),
+    }
+
+
+def _codex(target: AgentTarget) -> AgentSetup:
+    provider = {"name": "Holdfast", "base_url": f"{target.url}/v1", "wire_api": "responses"}
+    if target.api_key:
+        provider["env_key"] = "HOLDFAST_SERVER_API_KEY"
+    values: dict[str, Any] = {"model": target.model, "model_provider": _PROVIDER}
+    values |= {f"model_providers.{_PROVIDER}.{name}": value for name, value in provider.items()}
+    if target.context_tokens is not None:
+        values["model_context_window"] = target.context_tokens
+    # JSON strings and numbers are valid TOML
+    options = tuple(
+        part
+        for name, value in values.items()
+        for part in ("-c", f"{name}={json.dumps(value, ensure_ascii=False)}")
+    )
+    return AgentSetup(
+        options=options,
+        environment={"HOLDFAST_SERVER_API_KEY": target.api_key} if target.api_key else {},
+    )
+
+
+def _opencode(target: AgentTarget) -> AgentSetup:
+    models: dict[str, Any] = {
+        name: {"name": name, "tool_call": True} for name in (target.model, target.small_model)
+    }
+    if target.context_tokens is not None:
+        models[target.model]["limit"] = {
+            "context": target.context_tokens,
+            "output": target.answer_tokens,
+        }
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Holdfast",
+        "options": {"baseURL": f"{target.url}/v1", "apiKey": target.key},
+        "models": models,
+    }
+    config = {
+        "provider": {_PROVIDER: provider},
+        "model": f"{_PROVIDER}/{target.model}",
+        "small_model": f"{_PROVIDER}/{target.small_model}",
+    }
+    return AgentSetup(environment={"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+
+
+def _aider(target: AgentTarget) -> AgentSetup:
+    """Uses a file of variables: the environment would lose to the project's and the user's .env."""
+    model, small = f"openai/{target.model}", f"openai/{target.small_model}"
+    variables, limits = target.folder / "aider.env", target.folder / "models.json"
+    named = {"OPENAI_API_KEY": target.key, "AIDER_OPENAI_API_KEY": target.key}
+    options = [
+        "--env-file",
+        str(variables),
+        "--openai-api-base",
+        f"{target.url}/v1",
+        "--model",
+        model,
+        "--weak-model",
+        small,
+    ]
+    files = {variables.name: "".join(f"{name}={value}\n" for name, value in named.items())}
+    if target.context_tokens is None:
+        options.append("--no-show-model-warnings")
+    else:
+        options += ["--model-metadata-file", str(limits)]
+        known = {
+            "litellm_provider": "openai",
+            "mode": "chat",
+            "max_input_tokens": target.context_tokens,
+            "max_output_tokens": target.answer_tokens,
+            "input_cost_per_token": 0,
+            "output_cost_per_token": 0,
+        }
+        files[limits.name] = _document({model: known, small: known})
+    return AgentSetup(options=tuple(options), files=files)
+
+
+def _qwen(target: AgentTarget) -> AgentSetup:
+    """The context goes into a file of defaults: there is no option or variable for it."""
+    options = (
+        "--auth-type",
+        "openai",
+        "--openai-base-url",
+        f"{target.url}/v1",
+        "--model",
+        target.model,
+    )
+    environment = {"OPENAI_API_KEY": target.key}
+    if target.context_tokens is None:
+        return AgentSetup(options=options, environment=environment)
+    defaults = target.folder / "qwen-defaults.json"
+    environment["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] = str(defaults)
+    model = {
+        "generationConfig": {"contextWindowSize": target.context_tokens},
+        "chatCompression": {"contextPercentageThreshold": _QWEN_COMPACTS_AT},
+    }
+    return AgentSetup(
+        options=options, environment=environment, files={defaults.name: _document({"model": model})}
+    )
+
+
+def _document(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+AGENTS: Mapping[str, CodingAgent] = {
+    "claude": CodingAgent(
+        title="Claude Code",
+        program="claude",
+        own_tokens=19_500,
+        usable_share=0.75,
+        install="npm install -g @anthropic-ai/claude-code",
+        resume=("--continue", "--resume ID"),
+        setup=_claude,
+    ),
+    "codex": CodingAgent(
+        title="Codex",
+        program="codex",
+        own_tokens=17_000,
+        usable_share=0.9,
+        install="npm install -g @openai/codex",
+        resume=("resume --last", "resume ID"),
+        setup=_codex,
+    ),
+    "opencode": CodingAgent(
+        title="opencode",
+        program="opencode",
+        own_tokens=11_000,
+        usable_share=0.75,
+        install="npm install -g opencode-ai",
+        resume=("--continue", "--session ID"),
+        setup=_opencode,
+    ),
+    "aider": CodingAgent(
+        title="aider",
+        program="aider",
+        own_tokens=4_000,
+        usable_share=1.0,
+        install="uv tool install --python 3.12 aider-chat",
+        resume=("--restore-chat-history",),
+        setup=_aider,
+    ),
+    "qwen": CodingAgent(
+        title="Qwen Code",
+        program="qwen",
+        own_tokens=27_000,
+        usable_share=_QWEN_COMPACTS_AT,
+        install="npm install -g @qwen-code/qwen-code",
+        resume=("--continue", "--resume ID"),
+        setup=_qwen,
+    ),
+}
+
+
+Agent: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="AGENT",
+        show_default=False,
+        help="One of: " + ", ".join(AGENTS) + ".",
+        autocompletion=lambda: list(AGENTS),
+    ),
+]
 
 
 class LaunchFailed(HoldfastError):
@@ -41,15 +309,7 @@ class LaunchFailed(HoldfastError):
 
 
 def launch(
-    agent: Annotated[
-        str,
-        typer.Argument(
-            metavar="AGENT",
-            show_default=False,
-            help="One of: " + ", ".join(AGENTS) + ".",
-            autocompletion=lambda: list(AGENTS),
-        ),
-    ] = "",
+    agent: Agent = "",
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="ARGUMENTS...", help="Arguments passed to the agent."),
@@ -82,45 +342,46 @@ def launch(
     if not agent:
         _list_agents()
         return
-    arguments = arguments or []
+    options = {
+        "--url": url,
+        "--api-key": "KEY" if api_key else None,
+        "--model": model,
+        "--small-model": small_model,
+    }
     with plain_errors():
-        chosen = _chosen_agent(agent, arguments)
-        program = shutil.which(chosen.program)
-        if program is None and not print_only:
-            complain(
-                f"{chosen.title} is not installed: there is no `{chosen.program}`. To get it: "
-                f"{chosen.install}"
-            )
-            raise typer.Exit(_NOT_FOUND)
+        chosen = _chosen_agent(agent, arguments or [])
+        program = chosen.program if print_only else _installed_program(chosen)
         address = address_of(url, api_key)
         with tempfile.TemporaryDirectory(prefix=f"holdfast-{agent}-") as folder:
             target = _target(address, models=(model, small_model), folder=Path(folder))
             _warn_of_small_context(chosen, target)
             setup = chosen.setup(target)
-            # the `--` that other launchers need before the agent's arguments is not passed on
-            passed = arguments[1:] if arguments[:1] == ["--"] else arguments
-            command = [program or chosen.program, *setup.options, *passed]
+            command = [program, *setup.options, *_passed_on(arguments or [])]
             if print_only:
-                typer.echo(
-                    _shell_text([chosen.program, *command[1:]], setup, secret=target.api_key)
-                )
+                typer.echo(_shell_text(command, setup, secret=target.api_key))
                 return
             complain(_server_line(target, address))
             _check_demo(target, is_allowed=allow_demo)
-            for name, text in setup.files.items():
-                (target.folder / name).write_text(text)
-            certificates = _certificates(target, certificate=address.certificate)
-            environment = {**_no_proxy(target.url), **certificates, **setup.environment}
-            code = _run(command, {**os.environ, **environment})
+            code = _run(command, setup, target, certificate=address.certificate)
         if _is_interactive():
-            options = {
-                "--url": url,
-                "--api-key": "KEY" if api_key else None,
-                "--model": model,
-                "--small-model": small_model,
-            }
             complain(_resume_line(agent, options, allow_demo=allow_demo))
     raise typer.Exit(code)
+
+
+def _installed_program(agent: CodingAgent) -> str:
+    program = shutil.which(agent.program)
+    if program is None:
+        complain(
+            f"{agent.title} is not installed: there is no `{agent.program}`. To get it: "
+            f"{agent.install}"
+        )
+        raise typer.Exit(_NOT_FOUND)
+    return program
+
+
+def _passed_on(arguments: Sequence[str]) -> Sequence[str]:
+    """The agent's arguments, without the `--` that other launchers need before them."""
+    return arguments[1:] if arguments[:1] == ["--"] else arguments
 
 
 def _list_agents() -> None:
@@ -158,8 +419,6 @@ def _target(
     address: ServerAddress, *, models: tuple[str | None, str | None], folder: Path
 ) -> AgentTarget:
     """The server and the models for the agent. Raises ServerFailed with a hint."""
-    from holdfast.cli.server_client import ServerClient, ServerFailed
-
     with ServerClient(
         url=address.url, api_key=address.api_key, certificate=address.certificate
     ) as server:
@@ -205,7 +464,7 @@ def _with_hint(error: str, address: ServerAddress) -> str:
 
 
 def _server_line(target: AgentTarget, address: ServerAddress) -> str:
-    """Which server and model the agent gets; it may not be the one that the user expects."""
+    """The server and model that the agent uses, which may not be those that the user expects."""
     facts = [f"model {target.model}"]
     if target.context_tokens is not None:
         facts.append(f"context {target.context_tokens:,} tokens")
@@ -215,12 +474,10 @@ def _server_line(target: AgentTarget, address: ServerAddress) -> str:
 
 
 def _check_demo(target: AgentTarget, *, is_allowed: bool) -> None:
-    """Ask before the bundled model is used: it answers an agent with minutes of gibberish.
+    """Ask before an agent uses the bundled model, which would produce minutes of gibberish.
 
     Raises LaunchFailed, or Exit if the user declines.
     """
-    from holdfast.models.demo import is_demo
-
     if is_allowed or not is_demo(target.model):
         return
     warning = (
@@ -231,7 +488,7 @@ def _check_demo(target: AgentTarget, *, is_allowed: bool) -> None:
         raise LaunchFailed(f"{warning}. To start the agent anyway: holdfast launch --allow-demo …")
     complain(warning)
     if not typer.confirm("Start it anyway?", err=True):
-        raise typer.Exit(_DECLINED)
+        raise typer.Exit(FAILED)
 
 
 def _is_interactive() -> bool:
@@ -239,7 +496,7 @@ def _is_interactive() -> bool:
 
 
 def _resume_line(name: str, options: Mapping[str, str | None], *, allow_demo: bool) -> str:
-    """How to continue. The command that the agent itself prints names this run's deleted files."""
+    """How to continue. The command that the agent itself prints refers to deleted files."""
     words = ["holdfast launch"]
     for option, value in options.items():
         if value:
@@ -252,7 +509,7 @@ def _resume_line(name: str, options: Mapping[str, str | None], *, allow_demo: bo
 
 
 def _certificates(target: AgentTarget, *, certificate: str) -> dict[str, str]:
-    """Variables that make the agent trust what this command trusts, and what it trusts anyway."""
+    """Variables that make the agent trust the same certificates as this command, and its own."""
     ours = [certificate] if certificate else []
     # Node ignores SSL_CERT_FILE, which this command uses
     if target.url.startswith("https:") and os.environ.get("SSL_CERT_FILE"):
@@ -272,7 +529,7 @@ def _certificates(target: AgentTarget, *, certificate: str) -> dict[str, str]:
 
 
 def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
-    """An agent with too little room compacts the conversation before every turn, or forever."""
+    """In a small context, an agent compacts the conversation before every turn, or forever."""
     if target.context_tokens is None:
         return
     needed = ceil((agent.own_tokens + _TASK_TOKENS) / agent.usable_share)
@@ -286,8 +543,6 @@ def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
 
 def _no_proxy(url: str) -> dict[str, str]:
     """Variables that keep the agent from using a proxy for this machine."""
-    from holdfast.cli.server_client import is_loopback
-
     if not is_loopback(url):
         return {}
     before = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
@@ -296,8 +551,18 @@ def _no_proxy(url: str) -> dict[str, str]:
     return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _run(
+    command: Sequence[str], setup: AgentSetup, target: AgentTarget, *, certificate: str
+) -> int:
     """Run the agent in this terminal; returns its exit code, or 128 + N if signal N ended it."""
+    for name, text in setup.files.items():
+        (target.folder / name).write_text(text)
+    environment = {
+        **os.environ,
+        **_no_proxy(target.url),
+        **_certificates(target, certificate=certificate),
+        **setup.environment,
+    }
     started: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _frame: object) -> None:
@@ -308,7 +573,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     handlers = dict.fromkeys(_FORWARDED, forward) | dict.fromkeys(_IGNORED, lambda *_: None)
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        started.append(subprocess.Popen(command, env=dict(environment)))
+        started.append(subprocess.Popen(command, env=environment))
         code = started[0].wait()
     finally:
         for number, handler in before.items():

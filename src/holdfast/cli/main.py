@@ -14,15 +14,12 @@ from typer.core import TyperGroup
 import holdfast as package
 from holdfast.cli.chat import chat, run
 from holdfast.cli.doctor import doctor
-from holdfast.cli.keys import keys
 from holdfast.cli.launch import launch
 from holdfast.cli.models import models
 from holdfast.cli.output import require_working_folder
-from holdfast.cli.servers import load, logs, ps, serve, stop, unload
-from holdfast.cli.service import service
-from holdfast.cli.sessions import sessions
-from holdfast.cli.settings_command import config
-from holdfast.cli.store import state, store
+from holdfast.cli.servers import load, logs, ps, serve, service, stop, unload
+from holdfast.cli.settings import config, keys
+from holdfast.cli.store import sessions, state, store
 
 # entry points of other distributions, each a typer.Typer, such as that of `bench/`
 FURTHER_COMMANDS = "holdfast.commands"

@@ -1,14 +1,12 @@
-"""`holdfast models …`: lists, pulls, removes, inspects and converts models."""
+"""`holdfast models …`: lists, pulls, removes and inspects models."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -25,15 +23,37 @@ from holdfast.cli.output import (
     print_table,
     size_text,
 )
-from holdfast.cli.server_command import ApiKey, Url, address_of, address_of_running
-from holdfast.cli.settings_command import read_settings
-from holdfast.config import LogSettings, ModelSettings, Settings
+from holdfast.cli.server_client import (
+    ApiKey,
+    ServerFailed,
+    Url,
+    address_of,
+    address_of_running,
+    own_servers,
+)
+from holdfast.cli.settings import read_settings
+from holdfast.config import LogSettings, Settings
 from holdfast.errors import ConfigError, ModelLoadError
+from holdfast.models.download import (
+    ModelSource,
+    hub_cache_folder,
+    hub_model_of,
+    hub_source,
+    local_folder,
+    model_source,
+    pull_model,
+    removal_of,
+)
+from holdfast.models.model_folder import (
+    UNKNOWN_CONTEXT_TOKENS,
+    WEIGHT_FILES,
+    check_loadable,
+    known_context_tokens,
+)
 
 if TYPE_CHECKING:
     from holdfast.front.fleet.catalog import Catalog, CatalogEntry
     from holdfast.machine.device_memory import DeviceMemory
-    from holdfast.models.download import ModelSource
     from holdfast.models.fit import Choice, Need, StoredSize
 
 _GIB = 1 << 30
@@ -42,7 +62,7 @@ _AGENT_TOKENS = (8192, 32768, 131072)
 _MAX_FLOAT32_SHARE = 0.75  # of the memory; larger models stay packed on a CPU (`weight_format`)
 _NOT_USED_YET = "not used yet"
 
-models = typer.Typer(help="List, pull, remove, inspect and convert models.", no_args_is_help=True)
+models = typer.Typer(help="List, pull, remove and inspect models.", no_args_is_help=True)
 
 Name: TypeAlias = Annotated[
     str, typer.Argument(metavar="MODEL", help="A Hub id (owner/name), or a name in models.toml.")
@@ -100,9 +120,6 @@ def pull(
 
     Files in the cache are checked and kept; an interrupted download is resumed.
     """
-    from holdfast.models.hub_cache import pull_model
-    from holdfast.models.model_folder import check_loadable
-
     with plain_errors():
         source = _hub_source(model, revision, _settings(models_file))
         with load_progress(LogSettings()) as progress:
@@ -129,8 +146,6 @@ def remove(
 
     It never deletes other folders.
     """
-    from holdfast.models.hub_cache import hub_cache_folder, removal_of
-
     with plain_errors():
         source = _hub_source(model, "", _settings(models_file))
         cache = hub_cache_folder(os.environ)
@@ -159,73 +174,6 @@ def info(
             _print_fit(found)
 
 
-@models.command("convert")
-def convert(
-    model: AnyModel,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")],
-    bits: Annotated[
-        int | None,
-        typer.Option("--bits", min=2, max=8, help="Bits per weight; default: not quantized."),
-    ] = None,
-    group_size: Annotated[
-        int | None,
-        typer.Option("--group-size", help="Weights that share a scale: 32, 64 or 128."),
-    ] = None,
-    mode: Annotated[
-        Literal["affine", "mxfp4", "nvfp4", "mxfp8"],
-        typer.Option("--mode", help="Quantization mode."),
-    ] = "affine",
-    dtype: Annotated[
-        Literal["float16", "bfloat16", "float32"] | None,
-        typer.Option("--dtype", help="Number format of weights that are not quantized."),
-    ] = None,
-    revision: Revision = "",
-    models_file: ModelsFile = None,
-    trust_remote_code: TrustCode = False,
-) -> None:
-    """Convert a model to MLX's format with `mlx_lm convert`, quantized or not."""
-    from holdfast.models.download import resolve_model
-    from holdfast.models.model_folder import check_loadable, checked_tensor_bytes
-
-    with plain_errors():
-        source = _any_source(model, revision, _settings(models_file))
-        target = folder.expanduser().absolute()
-        if os.path.lexists(target):  # before anything is fetched
-            raise ConfigError(f"{target} already exists; name a new folder")
-        settings = ModelSettings(
-            path=source.name, revision=source.revision, trust_remote_code=trust_remote_code
-        )
-        options = {
-            "--q-bits": bits,
-            "--q-group-size": group_size,
-            "--q-mode": mode,
-            "--dtype": dtype,
-        }
-        flags = [f"{name}={value}" for name, value in options.items() if value is not None]
-        if bits is not None or mode != "affine":
-            flags.append("--quantize")
-        if trust_remote_code:
-            flags.append("--trust-remote-code")
-        with load_progress(LogSettings()) as progress:
-            place = resolve_model(settings, progress=progress)
-            progress("converting", 0.0)
-            _run_mlx_lm_convert(place, target, flags)
-            progress("ready", 1.0)
-        check_loadable(target)
-        size = size_text(checked_tensor_bytes(target))
-        typer.echo(f"{folder}: {size} of weights. To serve it: holdfast serve {folder}")
-
-
-def _run_mlx_lm_convert(source: Path, target: Path, flags: Iterable[str]) -> None:
-    """Convert in another process, since this one must not import MLX. Raises ModelLoadError."""
-    command = [sys.executable, "-P", "-m", "mlx_lm", "convert", *flags]
-    command += ["--hf-path", str(source), "--mlx-path", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ModelLoadError(f"{source} could not be converted: {lines[-1]}")
-
-
 def _settings(models_file: Path | None) -> Settings:
     flags = {"catalog.file": None if models_file is None else str(models_file)}
     return read_settings(flags).settings
@@ -239,8 +187,6 @@ def _catalog(settings: Settings) -> Catalog:
 
 def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
     """The source of a model named by Hub id, folder or name. Raises ModelLoadError."""
-    from holdfast.models.download import model_source
-
     entry = _catalog(settings).find(model)
     if entry is None:
         named = replace(settings, model=replace(settings.model, path=model))
@@ -250,9 +196,6 @@ def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
 
 def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
     """The source of a model of the Hub, named by id or name. Raises ConfigError for others."""
-    from holdfast.models.download import hub_source
-    from holdfast.models.hub_cache import hub_cache_folder, hub_model_of
-
     entry = _catalog(settings).find(model)
     if entry is not None:
         found = hub_model_of(entry.model, hub_cache_folder(os.environ))
@@ -269,13 +212,9 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
 
     Raises ServerFailed if one does not answer.
     """
-    from holdfast.front.run.running_servers import running_servers
-
     if url is None:
         key = _settings(None).server.api_key if api_key is None else api_key
-        addresses = [
-            address_of_running(server, api_key=key) for server in running_servers(os.environ)
-        ]
+        addresses = [address_of_running(server, api_key=key) for server in own_servers()]
     else:
         addresses = [address_of(url, api_key)]
     served = {}
@@ -293,8 +232,6 @@ def _first_running(
     url: str | None, api_key: str | None
 ) -> tuple[str | None, dict[str, Any] | None]:
     """The URL and models of the first server; prints a line if one does not answer."""
-    from holdfast.cli.server_client import ServerFailed
-
     try:
         return next(iter(_running(url, api_key).items()), (None, None))
     except ServerFailed as error:
@@ -314,9 +251,6 @@ def _refuse_loaded(hub_id: str, served: Mapping[str, Mapping[str, Any]]) -> None
 
 
 def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
-    from holdfast.models.download import model_source
-    from holdfast.models.hub_cache import local_folder
-
     folder = local_folder(model_source(entry.model.path, revision=entry.model.revision), os.environ)
     return {
         "name": entry.name,
@@ -339,8 +273,6 @@ def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) ->
 
 
 def _weight_bytes(folder: Path) -> int:
-    from holdfast.models.model_folder import WEIGHT_FILES
-
     # a link in the Hub's cache may be broken
     return sum(file.stat().st_size for file in folder.glob(WEIGHT_FILES) if file.exists())
 
@@ -416,7 +348,6 @@ class ModelFit:
 def fit_of(source: ModelSource) -> ModelFit:
     """Read a model's headers and config.json, here or on the Hub. Raises ModelLoadError."""
     from holdfast.machine.device_memory import memory_report
-    from holdfast.models.context_window import UNKNOWN_CONTEXT_TOKENS, known_context_tokens
     from holdfast.models.fit import Need, choice_for, size_of_folder, size_on_hub
     from holdfast.worker.engine.sequence_size import sequence_size_of
 
@@ -460,9 +391,6 @@ def fit_of(source: ModelSource) -> ModelFit:
 
 def _complete_folder(source: ModelSource) -> Path | None:
     """The model's folder on this machine; None if the Hub has to be asked."""
-    from holdfast.models.hub_cache import local_folder
-    from holdfast.models.model_folder import check_loadable
-
     folder = local_folder(source, os.environ)
     if folder is None or source.kind != "hub":
         return folder

@@ -24,6 +24,7 @@ _NO_LIMIT = 1 << 16  # columns of characters
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+FAILED = 1  # exit codes
 BAD_INPUT = 2
 
 

@@ -1,26 +1,207 @@
-"""The HTTP client of all commands that talk to a running server."""
+"""The running server that a command is about: which one it is, its options, and its HTTP client."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
 
-import httpx
+import typer
 
+from holdfast.cli.output import BAD_INPUT, complain, plain_errors
+from holdfast.cli.settings import option, own_parameters, read_settings, with_parameters
 from holdfast.errors import HoldfastError
 from holdfast.files import atomic_write
 
-CONNECT_SECONDS = 10.0
+if TYPE_CHECKING:
+    from holdfast.front.run.running_servers import RunningServer
+
+_CONNECT_SECONDS = 10.0
+_PANEL = "Server"
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+NO_SERVER = "no server of yours is running on this machine"
+
+Url: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        rich_help_panel=_PANEL,
+        help="The server; default: the one in your settings, or the only one running.",
+    ),
+]
+ApiKey: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        rich_help_panel=_PANEL,
+        help="Its key; default: HOLDFAST_SERVER_API_KEY, or the one in your settings.",
+    ),
+]
+Model: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="ID",
+        rich_help_panel=_PANEL,
+        help="The model; default: the server's first.",
+    ),
+]
+Tenant: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        rich_help_panel=_PANEL,
+        help="The value of the header X-Holdfast-Tenant.",
+    ),
+]
+Salt: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-salt", rich_help_panel=_PANEL, help="The cache_salt of the session's requests."
+    ),
+]
+Server: TypeAlias = Annotated[
+    int | None,
+    typer.Argument(
+        metavar="PID|PORT",
+        show_default=False,
+        help="The server; can be omitted if only one is running.",
+    ),
+]
+SERVER_OPTIONS = {"url": Url, "api_key": ApiKey}
+SESSION_OPTIONS = {**SERVER_OPTIONS, "model": Model, "tenant": Tenant, "cache_salt": Salt}
 
 
 class ServerFailed(HoldfastError):
     """The server cannot be reached, refused a request or ended an answer with an error."""
+
+
+class NoSuchServer(HoldfastError):
+    """There is no such server, or more than one."""
+
+
+def server_command(
+    command: Callable[..., None], *, options: Mapping[str, Any] = SESSION_OPTIONS
+) -> Callable[..., None]:
+    """Give a command `(server, **own options)` the options that name the server, and plain errors."""
+    own = own_parameters(command)
+    added = [option(name, annotation) for name, annotation in options.items()]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        from holdfast.front.server.request import TENANT_HEADER
+
+        named = {name: value for name in options if (value := given.pop(name)) is not None}
+        with plain_errors():
+            address = address_of(named.pop("url", None), named.pop("api_key", None))
+            headers = {TENANT_HEADER: named.pop("tenant")} if "tenant" in named else {}
+            with address.client(headers=headers, query=named) as server:
+                try:
+                    command(server, **given)
+                except OSError as error:
+                    complain(str(error))
+                    raise typer.Exit(BAD_INPUT) from None
+
+    return with_parameters(run, [*own, *added])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAddress:
+    """What a client needs to reach a server."""
+
+    url: str
+    api_key: str
+    certificate: str  # file to trust in addition to the system's; empty: none
+    pid: int | None = None  # of the user's own server on this machine
+
+    def client(
+        self, *, headers: Mapping[str, str] | None = None, query: Mapping[str, str] | None = None
+    ) -> ServerClient:
+        """A client for the server. Raises ServerFailed."""
+        return ServerClient(
+            url=self.url,
+            api_key=self.api_key,
+            headers=headers,
+            query=query,
+            certificate=self.certificate,
+            is_local=self.pid is not None,
+        )
+
+
+def address_of(url: str | None, api_key: str | None) -> ServerAddress:
+    """The address of the server at `url`, or by default of the server in the settings.
+
+    If the settings name no port, it is the only server that this user runs, on whatever port.
+    Raises NoSuchServer if there are several.
+    """
+    effective = read_settings()
+    settings = effective.settings.server
+    key = settings.api_key if api_key is None else api_key
+    if url:
+        return ServerAddress(url=with_scheme(url), api_key=key, certificate=settings.tls_cert)
+    if effective.origins["server.port"] == "default":
+        running = own_servers()
+        found = [server for server in running if server.port == settings.port] or running
+        if len(found) > 1:
+            urls = ", ".join(server.url for server in found)
+            raise NoSuchServer(f"several servers are running: {urls}; choose one with --url")
+        if found:
+            return address_of_running(found[0], api_key=key)
+    host = _WILDCARDS.get(settings.host, settings.host)
+    return ServerAddress(
+        url=f"{settings.scheme}://{host}:{settings.port}",
+        api_key=key,
+        certificate=settings.tls_cert,
+    )
+
+
+def address_of_running(server: RunningServer, *, api_key: str = "") -> ServerAddress:
+    """The address of a server of this user on this machine."""
+    return ServerAddress(
+        url=server.url, api_key=api_key, certificate=server.certificate, pid=server.pid
+    )
+
+
+def with_scheme(url: str) -> str:
+    """Add the scheme that people leave out: mymachine:8321."""
+    return url if "://" in url else f"http://{url}"
+
+
+def own_servers() -> Sequence[RunningServer]:
+    """The running servers of this user on this machine."""
+    from holdfast.front.run.running_servers import running_servers
+
+    return running_servers(os.environ)
+
+
+def chosen_server(number: int | None) -> RunningServer:
+    """The user's server with that process id or port; without a number, the only one.
+
+    Raises NoSuchServer.
+    """
+    running = own_servers()
+    if not running:
+        raise NoSuchServer(NO_SERVER)
+    found = [server for server in running if number in (None, server.pid, server.port)]
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(f"{server.pid} at {server.url}" for server in running)
+    if found:
+        raise NoSuchServer(
+            f"several servers are running: {listed}; choose one by process id or port"
+        )
+    raise NoSuchServer(
+        f"no server of yours has the process id or port {number}; running are: {listed}"
+    )
 
 
 class ServerClient:
@@ -43,8 +224,10 @@ class ServerClient:
 
         Raises ServerFailed if the URL is invalid or the certificate cannot be read.
         """
+        import httpx  # here, because it would slow down the start of every command
+
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.is_holdfast = False  # known once `model_ids` was called
+        self.is_holdfast = False  # known once `models` was called
         sent = dict(headers or {})
         if api_key:
             sent["Authorization"] = f"Bearer {api_key}"
@@ -56,7 +239,7 @@ class ServerClient:
                 base_url=self.url,
                 headers=sent,
                 params=query,
-                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+                timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
                 trust_env=not (is_local or is_loopback(self.url)),
                 verify=verify,
             )
@@ -74,26 +257,24 @@ class ServerClient:
         """Close all connections."""
         self._http.close()
 
-    def models(self, *, seconds: float = CONNECT_SECONDS) -> list[dict[str, Any]]:
-        """What /v1/models lists. Raises ServerFailed, also when it takes longer."""
+    def models(self, *, seconds: float = _CONNECT_SECONDS) -> list[dict[str, Any]]:
+        """The list of /v1/models. Raises ServerFailed, also when it takes longer."""
         models = self.call("GET", "/v1/models", timeout=seconds).get("data", [])
         self.is_holdfast = all(model.get("owned_by") == "holdfast" for model in models)
         return list(models)
 
-    def model_ids(self, *, seconds: float = CONNECT_SECONDS) -> tuple[str, ...]:
+    def model_ids(self, *, seconds: float = _CONNECT_SECONDS) -> tuple[str, ...]:
         """The ids of the models that the server serves. Raises ServerFailed."""
         return tuple(str(model["id"]) for model in self.models(seconds=seconds))
 
-    def health(self, *, seconds: float = CONNECT_SECONDS) -> dict[str, Any]:
-        """The answer of /health. Raises ServerFailed."""
+    def health(self, *, seconds: float = _CONNECT_SECONDS) -> dict[str, Any]:
+        """The content of /health. Raises ServerFailed."""
         return self.call("GET", "/health", timeout=seconds)
 
     def call(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         """Send a request and return its JSON. request: arguments of httpx. Raises ServerFailed."""
-        try:
+        with self._plain_failures():
             response = self._http.request(method, path, **request)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._unreachable(error) from None
         content = json_object(response.text)
         # /health has an error status, and content, until a model is ready
         if response.is_error and not (path == "/health" and content):
@@ -103,49 +284,53 @@ class ServerClient:
     @contextlib.asynccontextmanager
     async def lines(self, path: str, body: dict[str, Any]) -> AsyncIterator[AsyncIterator[str]]:
         """The lines of a streamed answer. Raises ServerFailed."""
+        import httpx
+
         try:
             async with (
                 httpx.AsyncClient(**self._options) as http,
                 http.stream("POST", path, json=body) as response,
             ):
                 if response.is_error:
-                    raise ServerFailed(
-                        error_text((await response.aread()).decode(errors="replace"))
-                    )
+                    text = (await response.aread()).decode(errors="replace")
+                    raise ServerFailed(error_text(text))
                 yield response.aiter_lines()
         except httpx.HTTPError as error:
-            raise ServerFailed(
-                f"the connection to {self.url} broke: {str(error) or type(error).__name__}"
-            ) from None
+            reason = str(error) or type(error).__name__
+            raise ServerFailed(f"the connection to {self.url} broke: {reason}") from None
 
     def download(self, path: str, target: Path, **request: Any) -> int:
         """Write an answer to a file, whole or not at all; returns its size in bytes.
 
         Raises ServerFailed and OSError.
         """
-        try:
-            with self._http.stream("GET", path, **request) as response:
-                if response.is_error:
-                    raise self._refused(
-                        response.status_code, response.read().decode(errors="replace")
-                    )
-                with atomic_write(target) as file:
-                    for piece in response.iter_bytes():
-                        file.write(piece)
-                return target.stat().st_size
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
+        with self._plain_failures(), self._http.stream("GET", path, **request) as response:
+            if response.is_error:
+                text = response.read().decode(errors="replace")
+                raise self._refused(response.status_code, text)
+            with atomic_write(target) as file:
+                for chunk in response.iter_bytes():
+                    file.write(chunk)
+            return target.stat().st_size
 
-    def _unreachable(self, error: Exception) -> ServerFailed:
-        reason = str(error).rstrip(".") or type(error).__name__
-        if "CERTIFICATE_VERIFY_FAILED" in reason:
-            return ServerFailed(
-                f"{self.url} shows a certificate that is not trusted: {reason}. If it is the "
-                "server's own certificate, name its file: SSL_CERT_FILE=cert.pem holdfast …"
-            )
-        if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
-            reason += f". Does it speak TLS? Then its URL is https:{self.url.removeprefix('http:')}"
-        return ServerFailed(f"no answer from {self.url}: {reason}")
+    @contextlib.contextmanager
+    def _plain_failures(self) -> Iterator[None]:
+        """Turn errors of httpx into ServerFailed."""
+        import httpx
+
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = str(error).rstrip(".") or type(error).__name__
+            if "CERTIFICATE_VERIFY_FAILED" in reason:
+                raise ServerFailed(
+                    f"{self.url} shows a certificate that is not trusted: {reason}. If it is the "
+                    "server's own certificate, name its file: SSL_CERT_FILE=cert.pem holdfast …"
+                ) from None
+            if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
+                https = self.url.replace("http:", "https:", 1)
+                reason += f". Does it speak TLS? Then its URL is {https}"
+            raise ServerFailed(f"no answer from {self.url}: {reason}") from None
 
     def _refused(self, status: int, text: str) -> ServerFailed:
         if status == HTTPStatus.NOT_FOUND and _error_message(text):
@@ -161,6 +346,8 @@ def is_loopback(url: str) -> bool:
 
 def _tls_context(certificate: str, *, any_name: bool) -> ssl.SSLContext:
     """Trust the system's authorities, those of SSL_CERT_FILE, and this certificate."""
+    import httpx
+
     context = httpx.create_ssl_context()
     context.load_default_certs()
     context.check_hostname = not any_name

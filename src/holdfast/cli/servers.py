@@ -1,16 +1,20 @@
-"""The commands that start, list and stop servers, load models into them and show their logs."""
+"""Commands that start, list and stop servers, show their logs, and install one as a service."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import plistlib
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
@@ -19,7 +23,9 @@ from urllib.parse import quote
 import typer
 
 from holdfast.cli.output import (
+    FAILED,
     Json,
+    complain,
     count_text,
     load_progress,
     new_table,
@@ -28,26 +34,30 @@ from holdfast.cli.output import (
     print_table,
     size_text,
 )
-from holdfast.cli.server_command import (
+from holdfast.cli.server_client import (
+    NO_SERVER,
     SERVER_OPTIONS,
     NoSuchServer,
     Server,
+    ServerClient,
+    ServerFailed,
     address_of_running,
     chosen_server,
+    own_servers,
     server_command,
 )
-from holdfast.cli.settings_command import settings_command
-from holdfast.config import EffectiveSettings
+from holdfast.cli.settings import settings_command
+from holdfast.config import EffectiveSettings, all_specs
 from holdfast.errors import AddressInUse, ConfigError, HoldfastError
+from holdfast.files import atomic_write
 
 if TYPE_CHECKING:
-    from holdfast.cli.server_client import ServerClient
     from holdfast.front.run.running_servers import RunningServer
 
-_REPORT_SECONDS = 5.0  # for the answers that `ps` shows
-_ASK_SECONDS = 2.0  # for all others
+# how long to wait for a server: for `ps`, and in all other cases
+_REPORT_SECONDS = 5.0
+_ASK_SECONDS = 2.0
 _POLL_SECONDS = 0.1
-_NO_SERVER = "no server of yours is running on this machine"
 _LOG_HINT = "start it with --log-file auto, or set log.file"
 _REQUEST_FIELDS = (
     "id",
@@ -65,8 +75,8 @@ ModelName: TypeAlias = Annotated[
 _command = partial(server_command, options=SERVER_OPTIONS)
 
 
-class NoLog(HoldfastError):
-    """There is no log file to show."""
+class LogUnavailable(HoldfastError):
+    """There is no log file, or it cannot be read."""
 
 
 @settings_command
@@ -92,7 +102,7 @@ def serve(
 
 
 def _stop_when_stdin_closes() -> None:
-    """Stop this process when the one that started it is gone, however it ended."""
+    """Stop this process when its parent, which holds the other end of stdin, has ended."""
     # not sys.stdin.read: the interpreter could not exit while that holds its lock
     while os.read(sys.stdin.fileno(), 1024):
         continue
@@ -100,7 +110,7 @@ def _stop_when_stdin_closes() -> None:
 
 
 def port_in_use(error: AddressInUse) -> str:
-    """One line that names the program on the port and what the user can do. Asks that program."""
+    """One line that names the program on the port and says what to do. Sends it a request."""
     port = error.port
     other_port = port + 1 if port < 65535 else port - 1
     hint = f"or use another port: -p {other_port} (-p 0: a free one)"
@@ -117,8 +127,6 @@ def port_in_use(error: AddressInUse) -> str:
 
 def _served_models(url: str) -> list[str] | None:
     """The ids of the models that a Holdfast at this address serves; None if it is no Holdfast."""
-    from holdfast.cli.server_client import ServerClient, ServerFailed
-
     try:
         with ServerClient(url=url, is_local=True) as client:
             health = client.health(seconds=_ASK_SECONDS)
@@ -135,19 +143,17 @@ def ps(as_json: Json = False) -> None:
 
     It shows their addresses, models, memory, and the requests that are running.
     """
-    from holdfast.front.run.running_servers import running_servers
-
-    servers = [_server_report(server) for server in running_servers(os.environ)]
+    servers = [_server_report(server) for server in own_servers()]
     if as_json:
         print_json(servers)
     elif servers:
         _print_servers(servers)
     else:
-        typer.echo(_NO_SERVER)
+        typer.echo(NO_SERVER)
 
 
 def _server_report(server: RunningServer) -> dict[str, Any]:
-    """The server's line of `ps`. memory_bytes: of its front process."""
+    """One server in the JSON of `ps`. memory_bytes: of its front process."""
     health = health_of(server, seconds=_REPORT_SECONDS) or {"status": "does not answer"}
     models = health.get("models", [])
     requests: list[dict[str, Any]] = []
@@ -168,10 +174,10 @@ def _server_report(server: RunningServer) -> dict[str, Any]:
 def _model_report(
     model: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The model's line of `ps`.
+    """One model in the JSON of `ps`.
 
     memory_bytes: of its worker process.
-    written_today_bytes: to its store folder since midnight (UTC), by all models that share it.
+    written_today_bytes: written since midnight (UTC) to its store folder, by all models that share it.
     """
     pid = model.get("pid")
     store = (model.get("memory") or {}).get("store") or {}
@@ -202,14 +208,12 @@ def _resident_bytes(pid: int) -> int:
 
 
 def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any]:
-    """The answer of a server's /health; empty if there is none in time."""
+    """The content of a server's /health; empty if it does not answer in time."""
     return _asked(server, "/health", seconds=seconds)
 
 
 def _asked(server: RunningServer, path: str, *, seconds: float) -> dict[str, Any]:
-    """The answer of a path; empty if it is refused, or not there in time."""
-    from holdfast.cli.server_client import ServerFailed
-
+    """The content of a path; empty if the server refuses it or does not answer in time."""
     try:
         with address_of_running(server).client() as client:
             return client.call("GET", path, timeout=seconds)
@@ -251,7 +255,7 @@ def _print_servers(servers: Sequence[Mapping[str, Any]]) -> None:
 
 
 def progress_text(request: Mapping[str, Any]) -> str:
-    """How far a request is."""
+    """The progress of a request."""
     if request["answer_tokens"]:
         return f"{request['answer_tokens']:,} tokens generated"
     if request["prefilled_tokens"]:
@@ -261,16 +265,15 @@ def progress_text(request: Mapping[str, Any]) -> str:
 
 def duration_text(seconds: float) -> str:
     """A duration in its two largest units: `3 min 20 s`."""
-    whole = int(seconds)
-    days, hours = divmod(whole // 3600, 24)
-    minutes = whole // 60 % 60
-    if days:
-        return f"{days} d {hours} h" if hours else f"{days} d"
-    if hours:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    if minutes:
-        return f"{minutes} min {whole % 60} s" if whole % 60 else f"{minutes} min"
-    return f"{whole} s"
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2]) or "0 s"
 
 
 def stop(
@@ -287,18 +290,16 @@ def stop(
     It accepts no new requests, finishes running ones (for at most `server.shutdown_seconds`) and
     saves its cache.
     """
-    from holdfast.front.run.running_servers import running_servers
-
     with plain_errors():
         if all_servers and server is not None:
-            raise NoSuchServer(f"either {server} or --all")
-        chosen = running_servers(os.environ) if all_servers else [chosen_server(server)]
+            raise NoSuchServer(f"name a server ({server}) or use --all, not both")
+        chosen = own_servers() if all_servers else [chosen_server(server)]
     for each in chosen:
         _terminate(each)
     for each in chosen:
         _wait_until_stopped(each, now=now)
     if not chosen:
-        typer.echo(_NO_SERVER)
+        typer.echo(NO_SERVER)
 
 
 def _terminate(server: RunningServer) -> None:
@@ -307,11 +308,9 @@ def _terminate(server: RunningServer) -> None:
 
 
 def _wait_until_stopped(server: RunningServer, *, now: bool) -> None:
-    from holdfast.front.run.running_servers import running_servers
-
     printed = 0
     # running servers hold a lock; the process id may already belong to another process
-    while server in running_servers(os.environ):
+    while server in own_servers():
         requests = _unfinished_requests(server)
         if requests and now:
             _terminate(server)
@@ -384,7 +383,9 @@ def logs(
             file = path.open(encoding="utf-8", errors="replace")
             shown = list(last_lines(path, file, lines))
         except OSError as error:
-            raise NoLog(f"the log {path} cannot be read: {error.strerror or error}") from None
+            raise LogUnavailable(
+                f"the log {path} cannot be read: {error.strerror or error}"
+            ) from None
     for line in shown:
         typer.echo(line)
     if follow:
@@ -394,12 +395,11 @@ def logs(
 
 
 def _log_of(number: int | None) -> Path:
-    """The log file of the server with that process id or port. Raises NoLog and NoSuchServer."""
+    """The log file of the server with that process id or port. Raises LogUnavailable and NoSuchServer."""
     from holdfast.files import logs_folder
-    from holdfast.front.run.running_servers import running_servers
     from holdfast.telemetry.logs import LOG_SUFFIX
 
-    running = running_servers(os.environ)
+    running = own_servers()
     with_log = [server for server in running if server.log_file]
     files: list[Path] = []
     with contextlib.suppress(RuntimeError):  # the user has no home
@@ -408,7 +408,7 @@ def _log_of(number: int | None) -> Path:
         return Path(with_log[0].log_file)
     if number is None and not with_log:
         if not files:
-            raise NoLog(f"no server has written a log file; {_LOG_HINT}")
+            raise LogUnavailable(f"no server has written a log file; {_LOG_HINT}")
         return files[-1]
     if not any(number in (server.pid, server.port) for server in running):
         name = re.compile(rf"server-{number}(-\d+)?{re.escape(LOG_SUFFIX)}")
@@ -417,7 +417,9 @@ def _log_of(number: int | None) -> Path:
             return stopped[-1]
     chosen = chosen_server(number)
     if not chosen.log_file:
-        raise NoLog(f"the server at {chosen.url} logs to its standard error only; {_LOG_HINT}")
+        raise LogUnavailable(
+            f"the server at {chosen.url} logs to its standard error only; {_LOG_HINT}"
+        )
     return Path(chosen.log_file)
 
 
@@ -444,7 +446,7 @@ def last_lines(path: Path, file: TextIO, number: int) -> Iterator[str]:
 
 
 def followed(path: Path, file: TextIO) -> Iterator[str]:
-    """New lines of an open log, for ever; continues with the new file after a rotation."""
+    """New lines of an open log, forever; continues with the new file after a rotation."""
     partial_line = ""
     while True:
         is_rotated = _is_rotated(path, file)  # before the read, so that no line is missed
@@ -465,3 +467,304 @@ def _is_rotated(path: Path, file: TextIO) -> bool:
         return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:  # the new file does not exist yet
         return False
+
+
+service = typer.Typer(help="Run a server as a system service.", no_args_is_help=True)
+
+# Variables that say where things are. Others may read a service's file, so no secrets.
+_COPIED_VARIABLES = (
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_STATE_HOME",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+)
+_SECRETS_HINT = (
+    "put it into your settings file, create keys with `holdfast keys add`, log in to the Hub with "
+    "`hf auth login`"
+)
+_SECRETS = ("HOLDFAST_SERVER_API_KEY", "HF_TOKEN")
+
+PrintOnly: TypeAlias = Annotated[
+    bool, typer.Option("--print", help="Show the file instead of writing it.")
+]
+NoStart: TypeAlias = Annotated[
+    bool, typer.Option("--no-start", help="Write the file, but do not start the service.")
+]
+LABEL = "io.holdfast.server"  # for launchd
+UNIT = "holdfast.service"  # for systemd
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
+_GRACE_SECONDS = 20.0  # to save the cache after the last answer
+
+
+class ServiceFailed(HoldfastError):
+    """The service could not be changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSystem:
+    """How launchd or systemd manages a service. Commands run one after the other."""
+
+    file: Path
+    content: Callable[[ServiceSpec], bytes]
+    start: Sequence[Sequence[str]]
+    stop: Sequence[Sequence[str]]
+    forget: Sequence[Sequence[str]]  # after the file was removed
+    status: Sequence[str]
+    hint: str = ""
+
+
+def service_system(platform: str, environ: Mapping[str, str]) -> ServiceSystem:
+    """The service system of this platform. Raises ServiceFailed if it is not supported."""
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))
+    if platform == "darwin":
+        domain = f"gui/{os.getuid()}"
+        file = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+        return ServiceSystem(
+            file=file,
+            content=launchd_plist,
+            start=(("launchctl", "bootstrap", domain, str(file)),),
+            stop=(("launchctl", "bootout", f"{domain}/{LABEL}"),),
+            forget=(),
+            status=("launchctl", "print", f"{domain}/{LABEL}"),
+        )
+    if platform != "linux":
+        raise ServiceFailed(f"services are not supported on {platform}")
+    configuration = (
+        Path(environ["XDG_CONFIG_HOME"]) if environ.get("XDG_CONFIG_HOME") else home / ".config"
+    )
+    systemctl = ("systemctl", "--user")
+    return ServiceSystem(
+        file=configuration / "systemd" / "user" / UNIT,
+        content=lambda spec: systemd_unit(spec).encode(),
+        start=((*systemctl, "daemon-reload"), (*systemctl, "enable", "--now", UNIT)),
+        stop=((*systemctl, "disable", "--now", UNIT),),
+        forget=((*systemctl, "daemon-reload"),),
+        status=(*systemctl, "is-active", UNIT),
+        hint="It stops when you log out, unless you run once: loginctl enable-linger",
+    )
+
+
+@service.command("install")
+@settings_command
+def install(
+    effective: EffectiveSettings, print_only: PrintOnly = False, no_start: NoStart = False
+) -> None:
+    """Write the service's file and start the service.
+
+    It takes the options of `serve`; the settings file is read at each start.
+    """
+    with plain_errors():
+        system = service_system(sys.platform, os.environ)
+        content = system.content(spec_of(effective, os.environ))
+        if print_only:
+            typer.echo(content.decode(), nl=False)
+            return
+        is_renewed = system.file.exists()
+        if not no_start:
+            _require(system)
+        if is_renewed and not no_start:
+            _run_all(system.stop, may_fail=True)
+        with _failures_of(system):
+            system.file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(system.file) as file:
+                file.write(content)
+        typer.echo(f"wrote {system.file}")
+        for name in _SECRETS:
+            if os.environ.get(name):
+                complain(f"{name} is not copied: others may read that file; {_SECRETS_HINT}")
+        if not no_start:
+            _run_all(system.start)
+            started = "the service is running; see `holdfast ps` and `holdfast logs -f`."
+            typer.echo(f"{started} {system.hint}".rstrip())
+
+
+@service.command("uninstall")
+def uninstall() -> None:
+    """Stop the service and remove its file. Its cache stays."""
+    with plain_errors():
+        system = service_system(sys.platform, os.environ)
+        if not system.file.exists():
+            raise ServiceFailed(f"no service is installed: there is no {system.file}")
+        has_program = shutil.which(system.status[0]) is not None  # else it cannot be running
+        if has_program:
+            _run_all(system.stop, may_fail=True)
+        with _failures_of(system):
+            system.file.unlink()
+        if has_program:
+            _run_all(system.forget, may_fail=True)
+    typer.echo(f"removed {system.file}")
+
+
+@service.command("status")
+def status() -> None:
+    """Show whether the service is installed and running. If not, exit with code 1."""
+    with plain_errors():
+        system = service_system(sys.platform, os.environ)
+        if not system.file.exists():
+            typer.echo(f"not installed: there is no {system.file}")
+            raise typer.Exit(FAILED)
+        _require(system)
+        done = _run(system.status)
+    typer.echo(f"installed as {system.file}")
+    if done.returncode != 0:
+        typer.echo(f"it is not running: {_output(done) or 'unknown'}")
+        raise typer.Exit(FAILED)
+    typer.echo("it is running; see `holdfast ps`")
+
+
+def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> ServiceSpec:
+    """A service with these settings: its file contains flags, variables and this folder.
+
+    Raises ServiceFailed if a flag is a secret.
+    """
+    file = effective.sources.file
+    flags = {key: str(value) for key, value in effective.sources.flags.items() if value is not None}
+    specs = all_specs()
+    for key in flags:
+        if specs[key].secret:
+            raise ServiceFailed(
+                f"{key} is not written to a service's file, which others may read; {_SECRETS_HINT}"
+            )
+    arguments = []
+    if file is not None:
+        arguments += ["--config", str(file.absolute())]
+    if effective.origins["log.file"] == "default":
+        arguments += ["--log-file", "auto"]
+    path = flags.pop("model.path", "")
+    for key, value in flags.items():
+        arguments += ["--set", f"{key}={value}"]
+    if path:
+        arguments.append(path)
+    named = {
+        name: value
+        for name, value in environ.items()
+        if name.startswith("HOLDFAST_") and name not in _SECRETS
+    }
+    named.pop("HOLDFAST_CONFIG", None)  # it is an argument
+    carried = {name: environ[name] for name in _COPIED_VARIABLES if environ.get(name)}
+    return ServiceSpec(
+        command=[*_program(), "serve", *arguments],
+        environment=dict(sorted((named | carried).items())),
+        folder=os.getcwd(),
+        shutdown_seconds=effective.settings.server.shutdown_seconds,
+    )
+
+
+def _program() -> list[str]:
+    """The command of this installation, by its absolute path."""
+    script = Path(sys.executable).with_name("holdfast")
+    return [str(script)] if script.is_file() else [sys.executable, "-P", "-m", "holdfast.cli.main"]
+
+
+def _run_all(commands: Sequence[Sequence[str]], *, may_fail: bool = False) -> None:
+    for command in commands:
+        done = _run(command)
+        if done.returncode != 0 and not may_fail:
+            raise ServiceFailed(
+                f"the file is written, but `{' '.join(command)}` failed: {_output(done)}"
+            )
+
+
+def _require(system: ServiceSystem) -> None:
+    if shutil.which(system.status[0]) is None:
+        raise ServiceFailed(f"there is no {system.status[0]} on this machine to run the service")
+
+
+@contextlib.contextmanager
+def _failures_of(system: ServiceSystem) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ServiceFailed(f"{system.file} cannot be changed: {error.strerror or error}") from None
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+
+def _output(done: subprocess.CompletedProcess[str]) -> str:
+    return " ".join((done.stderr or done.stdout).split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """A server as a service."""
+
+    command: Sequence[str]  # the program's absolute path and its arguments
+    folder: str  # that it runs in, for relative paths
+    environment: Mapping[str, str] = field(default_factory=dict)
+    shutdown_seconds: float = 10.0
+
+    @property
+    def stop_seconds(self) -> int:
+        """How long stopping may take; then the system kills the server."""
+        return int(self.shutdown_seconds + _GRACE_SECONDS)
+
+
+def launchd_plist(spec: ServiceSpec) -> bytes:
+    """The property list of a launchd agent: started at login, restarted after a crash.
+
+    It names no log file: launchd would never rotate it, so the server writes its own.
+    """
+    return plistlib.dumps(
+        {
+            "Label": LABEL,
+            "ProgramArguments": list(spec.command),
+            "EnvironmentVariables": dict(spec.environment),
+            "WorkingDirectory": spec.folder,
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": 10,  # seconds between two starts
+            "ExitTimeOut": spec.stop_seconds,
+            "ProcessType": "Interactive",  # otherwise macOS throttles it as background work
+        }
+    )
+
+
+def systemd_unit(spec: ServiceSpec) -> str:
+    """A systemd user unit: started with the user's session, restarted after a crash."""
+    lines = [
+        "[Unit]",
+        "Description=Holdfast, a server for language models",
+        "StartLimitIntervalSec=300",
+        "StartLimitBurst=5",
+        "",
+        "[Service]",
+        "Type=exec",
+        *(f"Environment={_quoted(f'{name}={value}')}" for name, value in spec.environment.items()),
+        f"WorkingDirectory={spec.folder.replace('%', '%%')}",
+        "ExecStart=" + " ".join(_quoted(word, in_command=True) for word in spec.command),
+        "ExecReload=kill -HUP $MAINPID",
+        "# Only the front gets the signal: it finishes the answers, then stops its workers.",
+        "KillMode=mixed",
+        f"TimeoutStopSec={spec.stop_seconds}",
+        "Restart=on-failure",
+        "RestartSec=2",
+        "# Invalid settings stay invalid after a restart.",
+        "RestartPreventExitStatus=2",
+        "",
+        "[Install]",
+        "WantedBy=default.target",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(word: str, *, in_command: bool = False) -> str:
+    """Quote a word for systemd, with its specifiers (%) and, in commands, its variables ($)."""
+    if _PLAIN.fullmatch(word):
+        return word
+    escaped = (
+        word.replace("\\", "\\\\")
+        .replace('"', '\\"')
+        .replace("\n", "\\n")
+        .replace("\t", "\\t")
+        .replace("%", "%%")
+    )
+    if in_command:
+        escaped = escaped.replace("$", "$$")
+    return f'"{escaped}"'

@@ -1,7 +1,8 @@
-"""`holdfast store …` and `holdfast state …`: show and delete what is kept on disk.
+"""`holdfast store …`, `holdfast sessions …`, `holdfast state …`: what Holdfast keeps.
 
-`store` is the prefix cache, which a running server may use at the same time. `state` lists the store
-with everything else that Holdfast keeps for a user.
+`store` is the prefix cache on disk, which a running server may use at the same time; `sessions` are
+named branches of a running server's prefix cache. `state` lists the store with everything else that
+Holdfast keeps on disk for a user.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from urllib.parse import quote
 
 import typer
 
 from holdfast.cli.output import (
     BAD_INPUT,
+    FAILED,
     Json,
     Yes,
     complain,
@@ -32,17 +36,21 @@ from holdfast.cli.output import (
     print_table,
     size_text,
 )
-from holdfast.cli.settings_command import read_settings
+from holdfast.cli.server_client import ServerClient, own_servers, server_command
+from holdfast.cli.settings import read_settings
 from holdfast.config import Settings, StoreSettings
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.wire.sessions import SESSION_OPERATIONS, SESSIONS_PATH, OperationName
 
 if TYPE_CHECKING:
     from holdfast.front.run.running_servers import RunningServer
     from holdfast.store.inspect import ModelHoldings, StoreSummary, VerifyReport
 
-_FAILED = 1
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_NEVER = "never"
 
 store = typer.Typer(help="Show, check and empty the prefix cache on disk.", no_args_is_help=True)
+sessions = typer.Typer(help="Show, pin, fork, close and move sessions.", no_args_is_help=True)
 state = typer.Typer(help="Show and delete what Holdfast keeps on disk.", no_args_is_help=True)
 
 Folder: TypeAlias = Annotated[
@@ -53,10 +61,6 @@ Config: TypeAlias = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Settings file; default: ./holdfast.toml."),
 ]
-
-
-class StateInUse(HoldfastError):
-    """Something cannot be deleted."""
 
 
 @store.command("ls")
@@ -75,7 +79,7 @@ def list_models(folder: Folder = None, config: Config = None, as_json: Json = Fa
         typer.echo(f"{path}\n")
         _print_models(models)
     else:
-        typer.echo(f"nothing is kept in {path}")
+        typer.echo(f"nothing is cached in {path}")
 
 
 @store.command("stat")
@@ -107,7 +111,7 @@ def verify(folder: Folder = None, config: Config = None, as_json: Json = False) 
     else:
         _print_verified(report)
     if report.bad:
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(FAILED)
 
 
 @store.command("prune")
@@ -190,13 +194,7 @@ def _store_settings(folder: Path | None, config: Path | None) -> StoreSettings:
 
 def _warn_of_other_store(path: Path) -> None:
     """Name the stores of running servers if none of them uses this folder."""
-    from holdfast.front.run.running_servers import running_servers
-
-    others = {
-        server.store_folder: server.url
-        for server in running_servers(os.environ)
-        if server.store_folder
-    }
+    others = {server.store_folder: server.url for server in own_servers() if server.store_folder}
     if str(path) in others:
         return
     for folder, url in others.items():
@@ -253,56 +251,226 @@ def _print_verified(report: VerifyReport) -> None:
     )
 
 
-@state.command("ls")
-def list_state(config: Config = None, as_json: Json = False) -> None:
-    """List what is kept, with its place, size and limit."""
-    kinds = _state_kinds(config)
+Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The session.")]
+Pin: TypeAlias = Annotated[bool, typer.Option("--pin", help="Never evict its blocks.")]
+Ttl: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--ttl",
+        metavar="TIME",
+        help="Lifetime after its last use, such as 12h or 30d, or `never`.",
+    ),
+]
+
+
+@sessions.command("ls")
+@server_command
+def list_sessions(server: ServerClient, as_json: Json = False) -> None:
+    """List the sessions, the most recently used first."""
+    found = _ask(server, "list")["data"]
     if as_json:
-        print_json([kind.as_json() for kind in kinds])
+        print_json(found)
+    elif found:
+        _print_table(found)
+    else:
+        typer.echo("there are no sessions")
+
+
+@sessions.command("show")
+@server_command
+def show(server: ServerClient, session_id: Id, as_json: Json = False) -> None:
+    """Show one session."""
+    _print(_ask(server, "get", session_id), as_json=as_json)
+
+
+@sessions.command("open")
+@server_command
+def open_session(
+    server: ServerClient,
+    session_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Its name; default: a generated one.")
+    ] = None,
+    pin: Pin = False,
+    ttl: Ttl = None,
+    as_json: Json = False,
+) -> None:
+    """Open a session. A request that names a new session opens it, too."""
+    _print(
+        _ask(server, "open", json={"pinned": pin} | _named(session_id) | _ttl(ttl)), as_json=as_json
+    )
+
+
+@sessions.command("fork")
+@server_command
+def fork(
+    server: ServerClient,
+    session_id: Id,
+    new_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[NEW]", help="Name of the new one; default: a generated one."),
+    ] = None,
+    pin: Pin = False,
+    ttl: Ttl = None,
+    as_json: Json = False,
+) -> None:
+    """Open a session that continues from the current state of another one."""
+    _print(
+        _ask(server, "fork", session_id, json={"pinned": pin} | _named(new_id) | _ttl(ttl)),
+        as_json=as_json,
+    )
+
+
+@sessions.command("pin")
+@server_command
+def pin_session(server: ServerClient, session_id: Id) -> None:
+    """Never evict a session's blocks."""
+    _print(_ask(server, "update", session_id, json={"pinned": True}))
+
+
+@sessions.command("unpin")
+@server_command
+def unpin_session(server: ServerClient, session_id: Id) -> None:
+    """Let a session's blocks be evicted like any others."""
+    _print(_ask(server, "update", session_id, json={"pinned": False}))
+
+
+@sessions.command("close")
+@server_command
+def close_session(
+    server: ServerClient,
+    session_id: Id,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="Also delete its blocks, except those that others use."),
+    ] = False,
+) -> None:
+    """Close a session."""
+    _ask(server, "close", session_id, params={"forget": "true"} if forget else {})
+    typer.echo(f"closed {session_id}")
+
+
+@sessions.command("export")
+@server_command
+def export_session(
+    server: ServerClient,
+    session_id: Id,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write a session and its blocks to a file."""
+    if file.exists() and not force:
+        raise ConfigError(f"{file} already exists; --force replaces it")
+    size = server.download(_path("export", session_id), file)
+    typer.echo(f"wrote {file}, {size_text(size)}")
+
+
+@sessions.command("import")
+@server_command
+def import_session(
+    server: ServerClient,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `export`.")],
+    session_id: Annotated[
+        str | None, typer.Option("--id", help="Its name here; default: as in the file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Read a session from a file.
+
+    It has to come from the same model, with the same weights, tokenizer and codec.
+    """
+    with file.open("rb") as content:
+        _print(_ask(server, "import", params=_named(session_id), content=content), as_json=as_json)
+
+
+def _ask(
+    server: ServerClient, operation: OperationName, session_id: str = "", **request: Any
+) -> dict[str, Any]:
+    return server.call(
+        SESSION_OPERATIONS[operation].method, _path(operation, session_id), **request
+    )
+
+
+def _path(operation: OperationName, session_id: str) -> str:
+    return SESSIONS_PATH + SESSION_OPERATIONS[operation].path.format(
+        session_id=quote(session_id, safe="")
+    )
+
+
+def _named(session_id: str | None) -> dict[str, Any]:
+    return {} if session_id is None else {"id": session_id}
+
+
+def _ttl(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    if text == _NEVER:
+        return {"ttl_seconds": None}
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhd]?)", text)
+    if match is None:
+        raise ConfigError(f"--ttl {text}: a time such as 90s, 12h or 30d, or {_NEVER}")
+    return {"ttl_seconds": float(match[1]) * _SECONDS[match[2] or "s"]}
+
+
+def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
+    if as_json:
+        print_json(session)
         return
-    table = new_table("name", "size", "at most", "where", right=("size",))
-    home = os.path.expanduser("~") + os.sep
-    for kind in kinds:
-        place = str(kind.place)
-        if place.startswith(home):
-            place = f"~/{place.removeprefix(home)}"
-        table.add_row(kind.name, size_text(kind.size_bytes()), kind.bound, place)
+    cached = f"{session['kept_tokens']:,} cached ({session['ram_tokens']:,} in RAM)"
+    branches = count_text(session["branches"], "branch", "branches")
+    hot = ""
+    if session["live_tokens"]:
+        hot = f"{session['live_tokens']:,} tokens: the next turn continues without a copy"
+    rows = [
+        ("session", session["id"]),
+        ("model", session["model"]),
+        ("tokens", f"{session['tokens']:,}, {cached}"),
+        ("hot", hot),
+        ("size", f"{size_text(session['kept_bytes'])} in {branches}"),
+        ("requests", f"{session['requests']:,}"),
+        ("last used", _time(session["last_used_at"])),
+        ("ends", _NEVER if session["expires_at"] is None else _time(session["expires_at"])),
+        ("pinned", _pinned(session)),
+        ("forked from", session["forked_from"]),
+        ("metadata", ", ".join(f"{name}={value}" for name, value in session["metadata"].items())),
+    ]
+    print_rows([(name, value) for name, value in rows if value])
+
+
+def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
+    numbers = ("tokens", "cached", "in RAM", "hot", "size", "requests")
+    table = new_table("session", *numbers, "last used", "pinned", right=numbers)
+    for session in found:
+        table.add_row(
+            session["id"],
+            f"{session['tokens']:,}",
+            f"{session['kept_tokens']:,}",
+            f"{session['ram_tokens']:,}",
+            f"{session['live_tokens']:,}",
+            size_text(session["kept_bytes"]),
+            f"{session['requests']:,}",
+            _time(session["last_used_at"]),
+            _pinned(session),
+        )
     print_table(table)
 
 
-@state.command("clear")
-def clear_state(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME...", help="What to delete, as `ls` names it."),
-    ] = None,
-    all_kinds: Annotated[bool, typer.Option("--all", help="Everything except API keys.")] = False,
-    config: Config = None,
-    yes: Yes = False,
-) -> None:
-    """Delete what is kept, unless a running server uses it."""
-    kinds = _state_kinds(config)
-    with plain_errors():
-        chosen = _chosen_kinds(kinds, names or [], all_kinds=all_kinds)
-    for kind in chosen:
-        typer.echo(f"{kind.name:<10} {size_text(kind.size_bytes()):>10}  {kind.place}")
-    if not yes:
-        typer.confirm("Delete this?", abort=True)
-        with plain_errors():  # again: a server may have started meanwhile
-            _refuse_used(chosen)
-    for kind in chosen:
-        assert kind.clear is not None
-        try:
-            kind.clear()
-        except (OSError, HoldfastError) as error:
-            complain(f"{kind.name} could not be deleted completely: {error}")
-            raise typer.Exit(_FAILED) from None
-    typer.echo("deleted")
+def _pinned(session: Mapping[str, Any]) -> str:
+    if not session["pinned"]:
+        return ""
+    return "in part: over the quota" if session["pin_state"] == "over_quota" else "yes"
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+class StateInUse(HoldfastError):
+    """Something cannot be deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateKind:
-    """One kind of what is kept, in a file or folder."""
+    """One kind of what Holdfast keeps, in a file or folder."""
 
     name: str
     what: str
@@ -325,15 +493,88 @@ class StateKind:
                     total += os.lstat(os.path.join(folder, name)).st_size
         return total
 
-    def as_json(self) -> dict[str, object]:
-        """The row of `holdfast state ls --json`."""
-        return {
-            "name": self.name,
-            "what": self.what,
-            "path": str(self.place),
-            "bytes": self.size_bytes(),
-            "bound": self.bound,
-        }
+
+@state.command("ls")
+def list_state(config: Config = None, as_json: Json = False) -> None:
+    """List everything that Holdfast keeps on disk, with its place, size and limit."""
+    table = new_table("name", "size", "at most", "where", right=("size",))
+    rows = []
+    home = os.path.expanduser("~") + os.sep
+    for kind in _state_kinds(config):
+        place = str(kind.place)
+        size = kind.size_bytes()
+        rows.append(
+            {
+                "name": kind.name,
+                "what": kind.what,
+                "path": place,
+                "bytes": size,
+                "bound": kind.bound,
+            }
+        )
+        if place.startswith(home):
+            place = f"~/{place.removeprefix(home)}"
+        table.add_row(kind.name, size_text(size), kind.bound, place)
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(table)
+
+
+@state.command("clear")
+def clear_state(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="What to delete, as `ls` names it."),
+    ] = None,
+    all_kinds: Annotated[bool, typer.Option("--all", help="Everything except API keys.")] = False,
+    config: Config = None,
+    yes: Yes = False,
+) -> None:
+    """Delete some or all of it, unless a running server uses it."""
+    kinds = {kind.name: kind for kind in _state_kinds(config)}
+    if all_kinds:
+        names = [name for name, kind in kinds.items() if kind.clear is not None]
+    with plain_errors():
+        chosen = _chosen_kinds(kinds, names or [])
+    for kind in chosen:
+        typer.echo(f"{kind.name:<10} {size_text(kind.size_bytes()):>10}  {kind.place}")
+    if not yes:
+        typer.confirm("Delete this?", abort=True)
+        with plain_errors():  # again: a server may have started meanwhile
+            _refuse_used(chosen)
+    for kind in chosen:
+        assert kind.clear is not None
+        try:
+            kind.clear()
+        except (OSError, HoldfastError) as error:
+            complain(f"{kind.name} could not be deleted completely: {error}")
+            raise typer.Exit(FAILED) from None
+    typer.echo("deleted")
+
+
+def _chosen_kinds(kinds: Mapping[str, StateKind], names: Sequence[str]) -> list[StateKind]:
+    """The kinds to delete. Raises StateInUse if one cannot be deleted."""
+    for name in names:
+        if name not in kinds:
+            raise StateInUse(f"there is no state called {name}; there are: {', '.join(kinds)}")
+        if kinds[name].clear is None:
+            raise StateInUse(f"{name} are not deleted here: `holdfast keys rm NAME` removes one")
+    if not names:
+        raise StateInUse(f"name what to delete, or --all: {', '.join(kinds)}")
+    chosen = [kind for name, kind in kinds.items() if name in names]
+    _refuse_used(chosen)
+    return chosen
+
+
+def _refuse_used(chosen: Sequence[StateKind]) -> None:
+    for server in own_servers():
+        for kind in chosen:
+            if kind.is_used_by(server):
+                raise StateInUse(
+                    f"{kind.name} is in use by the server at {server.url}; stop it first: holdfast "
+                    f"stop {server.pid}"
+                )
 
 
 def _state_kinds(config: Path | None) -> list[StateKind]:
@@ -348,51 +589,6 @@ def _state_kinds(config: Path | None) -> list[StateKind]:
             return [*in_store, *_kinds_beside_store(settings)]
         except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
             raise StateInUse(f"the state cannot be read: {error}") from None
-
-
-def _kinds_beside_store(settings: Settings) -> list[StateKind]:
-    from holdfast.files import caches_folder, state_folder
-    from holdfast.front.fleet.compiled_code import MOST_KINDS
-    from holdfast.front.fleet.crash_reports import MOST_REPORTS
-    from holdfast.front.server.access import key_file_of
-
-    def folder_kind(place: Path, what: str, bound: str) -> StateKind:
-        return StateKind(
-            name=place.name, what=what, place=place, bound=bound, clear=lambda: _remove(place)
-        )
-
-    caches = caches_folder(os.environ)
-    folder = state_folder(os.environ)
-    log_size = size_text(settings.log.file_bytes * (settings.log.old_files + 1))
-    logs = folder_kind(folder / "logs", "logs of servers", f"{log_size} for each port")
-    crashes = folder_kind(
-        folder / "crashes", "reports of crashed workers", f"the latest {MOST_REPORTS}"
-    )
-    kinds = [
-        dataclasses.replace(
-            logs,
-            is_used_by=lambda server: Path(server.log_file).parent == logs.place,
-        ),
-        dataclasses.replace(crashes, is_used_by=lambda server: False),
-        folder_kind(
-            caches / "compiled",
-            "code that MLX has compiled",
-            f"of {MOST_KINDS} kinds of machines and systems",
-        ),
-        folder_kind(caches / "hashes", "hashes of model files", "one for each file"),
-    ]
-    keys = key_file_of(settings.server.keys_file, os.environ)
-    if keys is not None:
-        kinds.append(
-            StateKind(
-                name="keys",
-                what="hashes of API keys",
-                place=keys,
-                bound="one for each key",
-                clear=None,
-            )
-        )
-    return kinds
 
 
 def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
@@ -439,35 +635,59 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
     ]
 
 
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
+def _kinds_beside_store(settings: Settings) -> list[StateKind]:
+    from holdfast.files import caches_folder, state_folder
+    from holdfast.front.fleet.compiled_code import MOST_KINDS
+    from holdfast.front.fleet.crash_reports import MOST_REPORTS
+    from holdfast.front.server.access import key_file_of
 
+    def folder_kind(
+        place: Path,
+        what: str,
+        bound: str,
+        is_used_by: Callable[[RunningServer], bool] = lambda server: True,
+    ) -> StateKind:
+        return StateKind(
+            name=place.name,
+            what=what,
+            place=place,
+            bound=bound,
+            clear=lambda: shutil.rmtree(place) if place.exists() else None,
+            is_used_by=is_used_by,
+        )
 
-def _chosen_kinds(
-    kinds: Sequence[StateKind], names: Sequence[str], *, all_kinds: bool
-) -> list[StateKind]:
-    """The kinds to delete. Raises StateInUse if one cannot be deleted."""
-    known = {kind.name: kind for kind in kinds}
-    for name in names:
-        if name not in known:
-            raise StateInUse(f"there is no state called {name}; there are: {', '.join(known)}")
-        if known[name].clear is None:
-            raise StateInUse(f"{name} are not deleted here: `holdfast keys rm NAME` removes one")
-    if not names and not all_kinds:
-        raise StateInUse(f"name what to delete, or --all: {', '.join(known)}")
-    chosen = [kind for kind in kinds if kind.name in names or (all_kinds and kind.clear)]
-    _refuse_used(chosen)
-    return chosen
-
-
-def _refuse_used(chosen: Sequence[StateKind]) -> None:
-    from holdfast.front.run.running_servers import running_servers
-
-    for server in running_servers(os.environ):
-        for kind in chosen:
-            if kind.is_used_by(server):
-                raise StateInUse(
-                    f"{kind.name} is in use by the server at {server.url}; stop it first: holdfast "
-                    f"stop {server.pid}"
-                )
+    caches = caches_folder(os.environ)
+    logs = state_folder(os.environ) / "logs"
+    log_size = size_text(settings.log.file_bytes * (settings.log.old_files + 1))
+    kinds = [
+        folder_kind(
+            logs,
+            "logs of servers",
+            f"{log_size} for each port",
+            lambda server: Path(server.log_file).parent == logs,
+        ),
+        folder_kind(
+            logs.with_name("crashes"),
+            "reports of crashed workers",
+            f"the latest {MOST_REPORTS}",
+            lambda server: False,
+        ),
+        folder_kind(
+            caches / "compiled",
+            "code that MLX has compiled",
+            f"of {MOST_KINDS} kinds of machines and systems",
+        ),
+        folder_kind(caches / "hashes", "hashes of model files", "one for each file"),
+    ]
+    keys = key_file_of(settings.server.keys_file, os.environ)
+    if keys is not None:
+        kinds.append(
+            StateKind(
+                name="keys",
+                what="hashes of API keys",
+                place=keys,
+                bound="one for each key",
+                clear=None,
+            )
+        )
+    return kinds

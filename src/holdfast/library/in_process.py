@@ -1,4 +1,4 @@
-"""Link to a worker that runs on a thread of this process: for the library."""
+"""The library's link to its worker, which runs on a thread of this process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.front.link.event_stream import RequestEvent
@@ -22,7 +23,6 @@ from holdfast.wire.events import (
     Event,
     Finished,
     FinishReason,
-    LoadProgress,
     ModelInfo,
     Rejected,
     WorkerFailed,
@@ -39,21 +39,19 @@ _watch: threading.Thread | None = None
 
 
 class QueueInbox:
-    """Inbox over a queue of this process.
-
-    `deliver` is called on the device thread with the events of each step.
-    """
+    """The worker's inbox, over a queue."""
 
     def __init__(self, deliver: Callable[[Sequence[Event]], None]) -> None:
+        """deliver: called on the device thread with the events of each step."""
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._deliver = deliver
 
     def put(self, command: Command) -> None:
-        """Hand a command to the device thread; any thread."""
+        """Send a command. Any thread."""
         self._commands.put(command)
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
-        """All commands that are there; waits for the first one up to the timeout (0: polls)."""
+        """All waiting commands; waits for the first one until the timeout (0: polls)."""
         commands: list[Command] = []
         with contextlib.suppress(queue.Empty):
             commands.append(
@@ -64,19 +62,16 @@ class QueueInbox:
         return commands
 
     def send(self, events: Sequence[Event]) -> None:
-        """Give all events of one step to their readers."""
+        """Deliver all events of one step."""
         if events:
             self._deliver(events)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Required by the protocol Inbox; a queue has nothing to close."""
 
 
 class BlockingEventStream:
-    """Iterator over the events of one request, for a plain thread.
-
-    `close` (from any thread) cancels the request.
-    """
+    """Iterates over the events of one request and blocks until each arrives."""
 
     def __init__(self, request_id: RequestId, *, cancel: Callable[[RequestId], None]) -> None:
         self.request_id = request_id
@@ -95,11 +90,11 @@ class BlockingEventStream:
         return event
 
     def push(self, event: RequestEvent) -> None:
-        """Add an event from the worker; any thread."""
+        """Add an event from the worker. Any thread."""
         self._events.put(event)
 
     def close(self) -> None:
-        """Stop listening; tells the worker to stop if it has not finished."""
+        """End the iteration, and cancel the request if it has not finished. Any thread."""
         if not self._over:
             self._over = True
             self._cancel(self.request_id)
@@ -107,21 +102,11 @@ class BlockingEventStream:
 
 
 class InProcessClient:
-    """Starts a worker on a non-daemon device thread and speaks to it from plain threads: any of
-    them may call any method.
+    """Starts a worker on a non-daemon device thread. Any thread may call any method."""
 
-    `run_worker` is the worker's whole life on its thread: load, serve the inbox until `SHUT_DOWN`,
-    let go of the device.
-    """
-
-    def __init__(
-        self,
-        run_worker: Callable[[QueueInbox], object],
-        *,
-        on_progress: Callable[[LoadProgress], None],
-    ) -> None:
+    def __init__(self, run_worker: Callable[[QueueInbox], object]) -> None:
+        """run_worker: loads the model, serves the inbox until `SHUT_DOWN`, releases the device."""
         self._inbox = QueueInbox(self._deliver)
-        self._on_progress = on_progress
         self._started: Future[WorkerReady | WorkerFailed] = Future()
         self._statistics: queue.SimpleQueue[Future[WorkerStatistics]] = queue.SimpleQueue()
         self._session_calls: dict[str, Future[SessionAnswer]] = {}
@@ -135,7 +120,7 @@ class InProcessClient:
 
     @property
     def info(self) -> ModelInfo:
-        """What the worker knows of its model. Raises WorkerUnavailable before it is ready."""
+        """Facts about the loaded model. Raises WorkerUnavailable before it is loaded."""
         if self._started.done():
             outcome = self._started.result()
             if isinstance(outcome, WorkerReady):
@@ -143,11 +128,11 @@ class InProcessClient:
         raise WorkerUnavailable("the model is not loaded")
 
     def wait_started(self) -> WorkerReady | WorkerFailed:
-        """Block until the model serves or has failed to load."""
+        """Block until the model is loaded or has failed to load."""
         return self._started.result()
 
     def submit(self, request: SequenceRequest) -> BlockingEventStream:
-        """Send one sequence and iterate over its events."""
+        """Send one sequence; returns its events."""
         stream = BlockingEventStream(request.request_id, cancel=self._cancel)
         with self._alive():
             if request.request_id in self._streams:
@@ -157,7 +142,7 @@ class InProcessClient:
         return stream
 
     def statistics(self) -> WorkerStatistics:
-        """The worker's counters of now."""
+        """The worker's current counters."""
         answer: Future[WorkerStatistics] = Future()
         with self._alive():
             self._statistics.put(answer)
@@ -165,10 +150,7 @@ class InProcessClient:
         return answer.result()
 
     def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Have a session command carried out.
-
-        Raises WorkerUnavailable when the worker is gone, or dies meanwhile.
-        """
+        """Run a session command. Raises WorkerUnavailable if the worker has ended or ends now."""
         answer: Future[SessionAnswer] = Future()
         with self._alive():
             self._session_calls[command.call_id] = answer
@@ -176,7 +158,7 @@ class InProcessClient:
         return answer.result()
 
     def close(self) -> None:
-        """End the worker in order and wait until its thread has let go of the device."""
+        """Shut the worker down and wait until it has released the device."""
         self._inbox.put(SHUT_DOWN)
         self._thread.join()
 
@@ -191,9 +173,7 @@ class InProcessClient:
         with self._lock:
             self._gone = gone
             streams, self._streams = self._streams, {}
-            calls: list[Future[SessionAnswer] | Future[WorkerStatistics]] = [
-                *self._session_calls.values()
-            ]
+            calls: list[Future[Any]] = [*self._session_calls.values()]
             while not self._statistics.empty():
                 calls.append(self._statistics.get())
         for call in calls:
@@ -213,7 +193,7 @@ class InProcessClient:
 
     @contextlib.contextmanager
     def _alive(self) -> Iterator[None]:
-        """While something is handed to the worker: it cannot end before it has it.
+        """Keep the worker from ending while a command is sent.
 
         Raises WorkerUnavailable if it has ended.
         """
@@ -229,51 +209,45 @@ class InProcessClient:
     def _deliver(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, RequestEvent):
-                is_last = isinstance(event, Finished | Rejected)
-                stream = (
+                stream = self._streams.get(event.request_id)
+                if isinstance(event, Finished | Rejected):
                     self._streams.pop(event.request_id, None)
-                    if is_last
-                    else self._streams.get(event.request_id)
-                )
                 if stream is not None:
                     stream.push(event)
             elif isinstance(event, WorkerReady | WorkerFailed):
                 self._started.set_result(event)
-            elif isinstance(event, WorkerStatistics):
-                if event.in_answer:
-                    self._statistics.get_nowait().set_result(event)
+            elif isinstance(event, WorkerStatistics) and event.in_answer:
+                self._statistics.get_nowait().set_result(event)
             elif isinstance(event, SessionAnswer):
-                if (call := self._session_calls.pop(event.call_id, None)) is not None:
+                call = self._session_calls.pop(event.call_id, None)
+                if call is not None:
                     call.set_result(event)
-            else:
-                self._on_progress(event)
 
 
 def close_before_exit(engine: InProcessClient) -> None:
-    """Close the engine when the main thread ends, unless `closed` comes first.
+    """Close the engine when the main thread ends, unless `closed` is called before.
 
-    Device threads are not daemons (MLX aborts when they are), so the interpreter waits for them
-    before it runs any exit handler. The watch is one: it touches no device, and there is nothing to
-    wait for once the main thread is gone and all is closed.
+    Device threads are not daemons (MLX would abort), so the interpreter waits for them before it
+    runs any exit handler. A daemon thread, which touches no device, watches the main thread instead.
     """
     global _watch
     with _lock:
         _open.add(engine)
         if _watch is None:
             _watch = threading.Thread(
-                target=_close_all_at_the_end, name="holdfast-at-exit", daemon=True
+                target=_close_all_at_exit, name="holdfast-at-exit", daemon=True
             )
             _watch.start()
 
 
 def closed(engine: InProcessClient) -> None:
-    """Close the engine now; nothing is left to be done at the end."""
+    """Close the engine now."""
     engine.close()
     with _lock:
         _open.discard(engine)
 
 
-def _close_all_at_the_end() -> None:
+def _close_all_at_exit() -> None:
     threading.main_thread().join()
     for engine in tuple(_open):
         engine.close()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import uuid
 import weakref
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias, Unpack, cast, overload
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast, get_args, overload
 
 import msgspec
 
 from holdfast.config import Settings, load_settings
-from holdfast.errors import ModelLoadError
+from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.files import hash_cache_file
+from holdfast.front.answers.choice import ChoiceText
+from holdfast.front.prompt.conversation import answer_message
 from holdfast.front.prompt.embed_and_rank import (
     PromptReader,
     ReadPrompt,
@@ -27,60 +30,135 @@ from holdfast.front.prompt.gateway import sessions_of
 from holdfast.front.prompt.limits import tenant_of
 from holdfast.front.prompt.next_turn import observer
 from holdfast.front.prompt.prepare import prepare
+from holdfast.front.prompt.stream import Observe, refusal
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
-from holdfast.library.answers import Completion, TextStream
 from holdfast.library.in_process import (
     BlockingEventStream,
     InProcessClient,
     close_before_exit,
     closed,
 )
-from holdfast.library.options import (
-    ChatOptions,
-    EmbeddingOptions,
-    GenerationOptions,
-    Messages,
-    TextOrTokens,
-    chat_request,
-    embedding_request,
-    request_of,
-)
 from holdfast.models.download import resolve_model, served_id
 from holdfast.store.answers import AnswerFile
 from holdfast.store.folder import library_folder
-from holdfast.wire.commands import SequenceRequest, WorkerSettings
-from holdfast.wire.events import ModelInfo, WorkerFailed, WorkerStatistics
-from holdfast.wire.requests import GenerationRequest, Prompt
+from holdfast.wire.commands import WorkerSettings
+from holdfast.wire.events import (
+    CacheReport,
+    FinishReason,
+    ModelInfo,
+    Rejected,
+    Timings,
+    WorkerFailed,
+    WorkerStatistics,
+)
+from holdfast.wire.output import (
+    ChoiceFinished,
+    OutputDelta,
+    OutputEvent,
+    PromptProgress,
+    TextDelta,
+    TokenText,
+    ToolCall,
+    text_of,
+    tool_calls_of,
+)
+from holdfast.wire.requests import (
+    ChatPrompt,
+    EmbeddingRequest,
+    GenerationRequest,
+    OutputFormat,
+    Pooling,
+    Prompt,
+    SamplingParams,
+    Thinking,
+    ThinkingEffort,
+    ToolChoice,
+)
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 from holdfast.worker.loop.process import serve_model
 
+TextOrTokens: TypeAlias = str | Sequence[int]
 Prompts: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
-LEAVE = msgspec.UNSET  # says that a value stays as it is, or as the settings have it
+Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
+FormatOption: TypeAlias = OutputFormat | Mapping[str, Any]
+ChoiceOption: TypeAlias = ToolChoice | str
+ThinkingOption: TypeAlias = Thinking | ThinkingEffort | bool
+LEAVE = msgspec.UNSET  # keep the current value, or that of the settings
+_ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
+_Request = TypeVar("_Request")
+_Stream = TypeVar("_Stream", bound="BlockingEventStream | TextStream")
+_Result = TypeVar("_Result")
+
+
+class GenerationOptions(TypedDict, total=False):
+    """How to generate. The default of a sampling parameter is the model's own recommendation."""
+
+    max_tokens: int  # default: as many as fit the context window
+    temperature: float  # 0: always the most likely token
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[int, float]
+    seed: int
+    stop: str | Sequence[str]
+    top_logprobs: int  # log-probabilities of each token and of this many alternatives; may be 0
+    ignore_eos: bool
+    # {"type": "json_object"}, {"type": "json_schema", …} as in OpenAI's API, or a JSON schema itself
+    response_format: FormatOption
+    session_id: str  # a session that does not exist is opened
+    tenant: str  # tenants never share cached tokens
+
+
+class ChatOptions(GenerationOptions, total=False):
+    """How to answer a conversation."""
+
+    # as in OpenAI's API: {"type": "function", "function": {"name", "parameters", …}}
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: ChoiceOption  # "auto", "none", "required", or the name of a tool
+    thinking: ThinkingOption  # whether to reason first, or the effort: "low", "high", …
+    template_options: Mapping[str, Any]  # variables for the chat template
+
+
+class EmbeddingOptions(TypedDict, total=False):
+    """How to embed texts."""
+
+    pooling: (
+        Pooling  # "mean" of all hidden states, or the "last"; default: as the model was trained
+    )
+    dimensions: int  # keep only this many, the first ones
+    truncates: bool  # cut a text that exceeds the context window, instead of refusing it
 
 
 class LLM:
-    """A loaded model. Use as a context manager, or call `close`; any thread may call any method at
-    any time.
+    """A loaded model. Any thread may call any method. A context manager; else call `close`.
 
-    model: a folder, a Hub id, or nothing for the bundled demo model. settings: any setting by its
-    key, such as `{"model.layout": "rows", "scheduler.max_running": 8}`; files and environment
-    variables are not read. Raises ModelLoadError or ConfigError.
+    model: a folder, a Hub id, or None for the bundled model.
+    settings: any settings by key, such as `{"model.layout": "rows", "scheduler.max_running": 8}`;
+        files and environment variables are not read.
+
+    Raises ModelLoadError or ConfigError.
     """
 
     def __init__(
         self, model: str | Path | None = None, *, settings: Mapping[str, object] | None = None
     ) -> None:
-        flags = {**(settings or {}), **({} if model is None else {"model.path": str(model)})}
+        flags = dict(settings or {})
+        if model is not None:
+            flags["model.path"] = str(model)
         self._settings = load_settings(file=None, environ={}, flags=flags).settings
         folder = resolve_model(self._settings.model, progress=lambda stage, fraction: None)
-        self._client = _start(self._settings, folder)
+        store = library_folder(self._settings.store, os.environ)
+        self._client = _start(self._settings, folder, store)
         close_before_exit(self._client)
         self._finalizer = weakref.finalize(self, closed, self._client)
         try:
-            store = library_folder(self._settings.store, os.environ)
-            answers = AnswerFile(Path(store)) if store else None
             self._bundle = load_tokenizer_bundle(
-                folder, settings=self._settings.model, answers=answers
+                folder,
+                settings=self._settings.model,
+                answers=AnswerFile(Path(store)) if store else None,
             )
             outcome = self._client.wait_started()
             if isinstance(outcome, WorkerFailed):
@@ -101,12 +179,8 @@ class LLM:
         self.close()
 
     @property
-    def _at_once(self) -> int:
-        return self._settings.scheduler.max_running + self._settings.scheduler.max_queued
-
-    @property
     def info(self) -> ModelInfo:
-        """Facts of the loaded model."""
+        """Facts about the loaded model."""
         return self._client.info
 
     @overload
@@ -122,37 +196,30 @@ class LLM:
     def generate(
         self, prompt: TextOrTokens | Prompts, **options: Unpack[GenerationOptions]
     ) -> Completion | list[Completion]:
-        """Continue a prompt (text, or token ids), or several at once, in one batch: a list of
-        prompts gives a list of answers.
+        """Continue a prompt (text or token ids), or a list of prompts in one batch.
 
-        Raises InvalidRequest for a bad option or prompt, GenerationFailed when the model fails on
-        one.
+        Raises InvalidRequest for an invalid option or prompt, GenerationFailed if the model fails.
         """
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return self._answers([request_of(_raw_prompt(cast(TextOrTokens, prompt)), options)])[0]
-        return self._answers(
-            [request_of(_raw_prompt(each), options) for each in cast(Prompts, prompt)]
-        )
+        prompts, is_list = _listed(prompt)
+        answers = self._answers([request_of(_raw_prompt(each), options) for each in prompts])
+        return answers if is_list else answers[0]
 
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
-        """Answer a conversation of OpenAI-shaped messages; a text is one message of the user.
+        """Answer a conversation, with messages as in OpenAI's API; a text is one user message.
 
-        With `tools`, what the model calls is in the answer's `tool_calls`. Its `message` and the
-        results are for the next turn.
+        With `tools`, the model's calls are in the answer's `tool_calls`. For the next turn, append
+        the answer's `message` and the results.
         """
         return self._answers([chat_request(messages, options)])[0]
 
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
-        """Continue a prompt piece by piece.
-
-        Closing the stream early stops the work; its `completion` is there at the end.
-        """
+        """Continue a prompt and iterate over the text as it is generated."""
         return self._start_answer(request_of(_raw_prompt(prompt), options))
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> TextStream:
-        """Answer a conversation piece by piece; see `chat` and `stream`.
+        """Like `chat`, but iterate over the text as it is generated.
 
-        Thoughts and calls show in the stream's `events`.
+        The stream's `events` also contain reasoning and tool calls.
         """
         return self._start_answer(chat_request(messages, options))
 
@@ -165,75 +232,56 @@ class LLM:
     def embed(
         self, texts: TextOrTokens | Prompts, **options: Unpack[EmbeddingOptions]
     ) -> list[float] | list[list[float]]:
-        """The vector of length 1 that stands for a text (or token ids), or those of several, read
-        in one batch.
+        """The embedding of a text (or token ids), or of a list of texts in one batch.
 
-        Raises InvalidRequest for a bad option or text and for a model that gives no embeddings,
-        GenerationFailed when it fails.
+        A vector has length 1. Raises InvalidRequest for an invalid option or text and for a model
+        without embeddings, GenerationFailed if the model fails.
         """
-        is_one = isinstance(texts, str) or bool(texts and isinstance(texts[0], int))
-        inputs = [texts] if is_one else texts
-        request = embedding_request(
-            cast(Sequence[TextOrTokens], inputs), options, is_list=not is_one
-        )
+        inputs, is_list = _listed(texts)
+        request = embedding_request(inputs, options, is_list=is_list)
         sequences = embedding_sequences(request, self._bundle, info=self._client.info)
-        read = self._read(sequences)
         vectors = [
-            array("f", embedding_of(each.finished, dimensions=request.dimensions).vector).tolist()
-            for each in read
+            array("f", embedding_of(read.finished, dimensions=request.dimensions).vector).tolist()
+            for read in self._batched(sequences, self._client.submit, _read_prompt)
         ]
-        return vectors[0] if is_one else vectors
+        return vectors if is_list else vectors[0]
 
     def sessions(self, *, tenant: str = "") -> Sessions:
-        """The sessions of this model: named branches of what is kept."""
+        """The sessions of this model: named branches of the prefix cache."""
         return Sessions(self._client, tenant=tenant_of(api_key="", name=tenant, cache_salt=""))
 
     def statistics(self) -> WorkerStatistics:
-        """Counters of the engine since its start, and gauges of now."""
+        """Counters of the worker since its start, and current gauges."""
         return self._client.statistics()
 
     def close(self) -> None:
-        """Cancel what runs, let go of the model and of the device. May be called twice."""
+        """Cancel running requests, unload the model and release the device. May be called twice."""
         self._finalizer()
         if hasattr(self, "_bundle"):  # else loading it has failed
             self._bundle.known_answers.close()
 
-    def _read(self, sequences: Sequence[SequenceRequest]) -> list[ReadPrompt]:
-        """What came of prompts that are only read, as many under way at once as the engine and its
-        queue take.
-        """
-        streams: list[BlockingEventStream] = []
-        read: list[ReadPrompt] = []
-        try:
-            for index in range(len(sequences)):
-                while len(streams) < min(len(sequences), index + self._at_once):
-                    streams.append(self._client.submit(sequences[len(streams)]))
-                reader = PromptReader()
-                read.append(
-                    next(
-                        found
-                        for event in streams[index]
-                        if (found := reader.take(event)) is not None
-                    )
-                )
-        finally:
-            for stream in streams:
-                stream.close()
-        return read
-
     def _answers(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """Answers to all requests, as many under way at once as the engine and its queue take."""
-        streams: list[TextStream] = []
-        completions: list[Completion] = []
+        return self._batched(requests, self._start_answer, TextStream.read_all)
+
+    def _batched(
+        self,
+        requests: Sequence[_Request],
+        start: Callable[[_Request], _Stream],
+        read: Callable[[_Stream], _Result],
+    ) -> list[_Result]:
+        """The results in order. Starts as many requests ahead as the worker accepts."""
+        limit = self._settings.scheduler.max_running + self._settings.scheduler.max_queued
+        streams: list[_Stream] = []
+        results: list[_Result] = []
         try:
             for index in range(len(requests)):
-                while len(streams) < min(len(requests), index + self._at_once):
-                    streams.append(self._start_answer(requests[len(streams)]))
-                completions.append(streams[index].read_all())
+                while len(streams) < min(len(requests), index + limit):
+                    streams.append(start(requests[len(streams)]))
+                results.append(read(streams[index]))
         finally:
             for stream in streams:
                 stream.close()
-        return completions
+        return results
 
     def _start_answer(self, request: GenerationRequest) -> TextStream:
         prepared = prepare(
@@ -252,40 +300,184 @@ class LLM:
         )
 
 
-def _start(settings: Settings, folder: Path) -> InProcessClient:
-    store = replace(settings.store, folder=library_folder(settings.store, os.environ))
+def _start(settings: Settings, folder: Path, store: str) -> InProcessClient:
     worker = WorkerSettings(
         folder=str(folder),
-        # nothing is written that was not asked for
-        hash_cache=hash_cache_file(os.environ) if store.folder else "",
+        # without a store, nothing is written to disk
+        hash_cache=hash_cache_file(os.environ) if store else "",
         model=replace(settings.model, name=served_id(settings.model)),
         scheduler=settings.scheduler,
-        store=store,
+        store=replace(settings.store, folder=store),
     )
-    return InProcessClient(lambda inbox: serve_model(inbox, worker), on_progress=lambda event: None)
+    return InProcessClient(lambda inbox: serve_model(inbox, worker))
 
 
-def _raw_prompt(prompt: TextOrTokens) -> Prompt:
+def _listed(prompt: TextOrTokens | Prompts) -> tuple[Sequence[TextOrTokens], bool]:
+    """The prompts, and whether they were given as a list."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [cast(TextOrTokens, prompt)], False
+    return cast(Sequence[TextOrTokens], prompt), True
+
+
+def _raw_prompt(prompt: TextOrTokens) -> str | tuple[int, ...]:
     return prompt if isinstance(prompt, str) else tuple(prompt)
+
+
+def _read_prompt(stream: BlockingEventStream) -> ReadPrompt:
+    reader = PromptReader()
+    return next(read for event in stream if (read := reader.take(event)) is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole answer."""
+
+    text: str  # without reasoning and tool calls
+    token_ids: tuple[int, ...]  # all generated tokens, also those of markers
+    finish_reason: str  # "stop", "length", "tool_calls" or "cancelled"
+    prompt_tokens: int
+    completion_tokens: int  # with stop tokens
+    cached_tokens: int = 0
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()  # in order; never run an incomplete one
+    reasoning_tokens: int = 0  # part of completion_tokens
+    logprobs: tuple[TokenText, ...] = ()
+    timings: Timings = Timings()
+    memory: CacheReport = CacheReport()
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of OpenAI's API, for the next turn of the conversation."""
+        return answer_message(self.text, reasoning=self.reasoning, calls=self.tool_calls)
+
+
+class TextStream:
+    """Iterates over an answer's text as it is generated, without reasoning and tool calls.
+
+    `events` iterates over all of it; use one of the two. To stop early, call `close` or leave the
+    `with` block.
+    """
+
+    def __init__(
+        self,
+        events: BlockingEventStream,
+        choice: ChoiceText,
+        *,
+        prompt_tokens: int,
+        observe: Observe,
+    ) -> None:
+        self._events = events
+        self._choice = choice
+        self._observe = observe
+        self._prompt_tokens = prompt_tokens
+        self._deltas: list[OutputDelta] = []
+        self._finished: ChoiceFinished | None = None
+        self._outputs = self._read()
+
+    def __iter__(self) -> TextStream:
+        return self
+
+    def __next__(self) -> str:
+        return next(
+            event.appended
+            for event in self._outputs
+            if isinstance(event, TextDelta) and event.kind == "text" and event.text
+        )
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def events(self) -> Iterator[OutputEvent]:
+        """Everything as it is generated: text, reasoning, tool calls and their arguments, the end."""
+        return self._outputs
+
+    @property
+    def completion(self) -> Completion:
+        """The answer up to here; complete after the end of the iteration."""
+        finished = self._finished or ChoiceFinished(
+            index=0,
+            reason=FinishReason.CANCELLED,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._choice.completion_tokens,
+            timings=self._choice.timings,
+            memory=self._choice.memory,
+        )
+        reason = finished.reason.value
+        if finished.reason in _ENDS_BY_ITSELF:
+            reason = finished.finish_reason
+        return Completion(
+            text=text_of(self._deltas),
+            token_ids=tuple(token for delta in self._deltas for token in delta.token_ids),
+            finish_reason=reason,
+            prompt_tokens=finished.prompt_tokens,
+            completion_tokens=finished.completion_tokens,
+            cached_tokens=finished.cached_tokens,
+            reasoning=text_of(self._deltas, "reasoning"),
+            tool_calls=tool_calls_of(self._deltas),
+            reasoning_tokens=finished.reasoning_tokens,
+            logprobs=tuple(token for delta in self._deltas for token in delta.logprobs),
+            timings=finished.timings,
+            memory=finished.memory,
+        )
+
+    def read_all(self) -> Completion:
+        """Wait for the end and return the whole answer."""
+        for _ in self._outputs:
+            continue
+        return self.completion
+
+    def close(self) -> None:
+        """Stop generating within one step."""
+        self._events.close()
+
+    def _read(self) -> Iterator[OutputEvent]:
+        """Raises the error of a refused request, and GenerationFailed."""
+        for event in self._events:
+            if isinstance(event, Rejected):
+                raise refusal(event)
+            for output in self._choice.feed(event):
+                if isinstance(output, PromptProgress):
+                    continue
+                self._observe(output)
+                if isinstance(output, ChoiceFinished):
+                    self._finished = output
+                else:
+                    self._deltas.append(output)
+                yield output
+            if self._choice.done:
+                self.close()
+                return
 
 
 class Sessions:
     """The sessions of one tenant. Any thread may call any method; each blocks until it is done.
 
-    All raise SessionRefused, whose `failure` tells why, and WorkerUnavailable when the model is
-    closed.
+    All raise SessionRefused, whose `failure` is the reason, and WorkerUnavailable after the model
+    was closed.
     """
 
     def __init__(self, client: InProcessClient, *, tenant: str) -> None:
-        self._client, self._command = client, partial(SessionCommand, tenant=tenant)
+        self._client = client
+        self._command = partial(SessionCommand, tenant=tenant)
 
     def list(self) -> tuple[SessionInfo, ...]:
-        """All sessions, the last used first."""
-        return self._ask(self._command(operation="list"))
+        """All sessions, the most recently used first."""
+        return sessions_of(self._client.ask_session(self._command(operation="list")))
 
     def get(self, session_id: str) -> SessionInfo:
         """One session."""
-        return self._one(self._command(operation="get", session_id=session_id))
+        return self._ask(operation="get", session_id=session_id)
 
     def open(
         self,
@@ -295,18 +487,13 @@ class Sessions:
         pinned: bool = False,
         metadata: Mapping[str, str] | None = None,
     ) -> SessionInfo:
-        """Begin a session. ttl_seconds: how long it lives after its last use; None: until it is
-        closed.
-        """
-        kept = dict(metadata or {})
-        return self._one(
-            self._command(
-                operation="open",
-                session_id=session_id,
-                ttl_seconds=ttl_seconds,
-                pinned=pinned,
-                metadata=kept,
-            )
+        """Open a session. ttl_seconds: its lifetime after the last use; None: until it is closed."""
+        return self._ask(
+            operation="open",
+            session_id=session_id,
+            ttl_seconds=ttl_seconds,
+            pinned=pinned,
+            metadata=dict(metadata or {}),
         )
 
     def update(
@@ -317,16 +504,13 @@ class Sessions:
         pinned: bool | msgspec.UnsetType = LEAVE,
         metadata: Mapping[str, str] | msgspec.UnsetType = LEAVE,
     ) -> SessionInfo:
-        """Change a session; what is not given stays."""
-        kept = metadata if metadata is msgspec.UNSET else dict(metadata)
-        return self._one(
-            self._command(
-                operation="update",
-                session_id=session_id,
-                ttl_seconds=ttl_seconds,
-                pinned=pinned,
-                metadata=kept,
-            )
+        """Change what is given."""
+        return self._ask(
+            operation="update",
+            session_id=session_id,
+            ttl_seconds=ttl_seconds,
+            pinned=pinned,
+            metadata=metadata if metadata is msgspec.UNSET else dict(metadata),
         )
 
     def fork(
@@ -337,41 +521,167 @@ class Sessions:
         ttl_seconds: float | msgspec.UnsetType | None = LEAVE,
         pinned: bool = False,
     ) -> SessionInfo:
-        """Begin a session where another one is; both go on from there, and share what they have in
-        common.
-        """
-        fork = self._command(operation="fork", session_id=session_id, new_session_id=new_session_id)
-        return self._one(msgspec.structs.replace(fork, ttl_seconds=ttl_seconds, pinned=pinned))
+        """Open a session that continues from the current state of another one."""
+        return self._ask(
+            operation="fork",
+            session_id=session_id,
+            new_session_id=new_session_id,
+            ttl_seconds=ttl_seconds,
+            pinned=pinned,
+        )
 
     def close(self, session_id: str, *, forget: bool = False) -> SessionInfo:
-        """End a session; forget: delete what it has read, as far as nobody else stands on it.
+        """Close a session and return its last state.
 
-        Returns it as it was.
+        forget: also delete its blocks, except those that others use.
         """
-        return self._one(self._command(operation="close", session_id=session_id, forget=forget))
+        return self._ask(operation="close", session_id=session_id, forget=forget)
 
     def export_to(self, path: str | Path, session_id: str) -> SessionInfo:
-        """Write a session with everything that is kept of it into a file."""
-        return self._one(
-            self._command(
-                operation="export", session_id=session_id, path=str(Path(path).absolute())
-            )
-        )
+        """Write a session and its blocks to a file."""
+        return self._ask(operation="export", session_id=session_id, path=str(Path(path).absolute()))
 
     def import_from(self, path: str | Path, session_id: str = "") -> SessionInfo:
-        """Take in a session from a file, under its own name or another one.
+        """Read a session from a file, under its own name or another one.
 
-        Same model, weights, tokenizer and codec only.
+        It has to come from the same model, with the same weights, tokenizer and codec.
         """
-        return self._one(
-            self._command(
-                operation="import", session_id=session_id, path=str(Path(path).absolute())
+        return self._ask(operation="import", session_id=session_id, path=str(Path(path).absolute()))
+
+    def _ask(self, **fields: Any) -> SessionInfo:
+        (session,) = sessions_of(self._client.ask_session(self._command(**fields)))
+        return session
+
+
+def embedding_request(
+    texts: Sequence[TextOrTokens], options: Mapping[str, Any], *, is_list: bool
+) -> EmbeddingRequest:
+    """The request for the embeddings of texts. Raises InvalidRequest, TypeError for unknown options."""
+    _refuse_unknown(options.keys() - EmbeddingOptions.__annotations__.keys(), EmbeddingOptions)
+    if options.get("pooling") not in (None, *get_args(Pooling)):
+        raise InvalidRequest(f"pooling: one of {', '.join(get_args(Pooling))}", field="pooling")
+    return EmbeddingRequest(
+        request_id=uuid.uuid4().hex,
+        model="",
+        inputs=tuple(map(_raw_prompt, texts)),
+        input_field="texts",
+        is_list=is_list,
+        **options,
+    )
+
+
+def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:
+    """The request for an answer to a prompt. Raises InvalidRequest, TypeError for unknown options."""
+    given = dict(options)
+    stop = given.pop("stop", ())
+    names = SamplingParams.__struct_fields__
+    sampling = {name: given.pop(name) for name in names if name in given}
+    request = {
+        name: given.pop(name)
+        for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id")
+        if name in given
+    }
+    tenant = given.pop("tenant", "")
+    output_format = given.pop("response_format", None)
+    tool_choice = given.pop("tool_choice", None)
+    thinking = given.pop("thinking", None)
+    _refuse_unknown(given.keys(), ChatOptions)
+    return GenerationRequest(
+        request_id=uuid.uuid4().hex,
+        model="",
+        prompt=prompt,
+        tenant=tenant_of(api_key="", name=tenant, cache_salt=""),
+        sampling=SamplingParams(**sampling),
+        unset_sampling=tuple(name for name in names if name not in sampling),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        want_logprobs="top_logprobs" in request,
+        tool_choice=_tool_choice(tool_choice, prompt),
+        thinking=_thinking(thinking),
+        output_format=_output_format(output_format),
+        prompt_field="messages" if isinstance(prompt, ChatPrompt) else "prompt",
+        **request,
+    )
+
+
+def chat_request(messages: Messages, options: Mapping[str, Any]) -> GenerationRequest:
+    """The request for an answer to a conversation; a text is one user message."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    given = dict(options)
+    prompt = ChatPrompt(
+        messages=tuple(dict(message) for message in messages),
+        tools=tuple(dict(tool) for tool in given.pop("tools", ())),
+        template_options=dict(given.pop("template_options", None) or {}),
+    )
+    for place, tool in enumerate(prompt.tools):
+        function = tool.get("function")
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InvalidRequest(
+                "a tool must have a function with a name", field=f"tools.{place}.function"
             )
+    return request_of(prompt, given)
+
+
+def _refuse_unknown(names: Collection[str], options: type) -> None:
+    if names:
+        raise TypeError(
+            f"unknown options: {', '.join(names)}; there are {', '.join(options.__annotations__)}"
         )
 
-    def _one(self, command: SessionCommand) -> SessionInfo:
-        (info,) = self._ask(command)
-        return info
 
-    def _ask(self, command: SessionCommand) -> tuple[SessionInfo, ...]:
-        return sessions_of(self._client.ask_session(command))
+def _tool_choice(choice: ChoiceOption | None, prompt: Prompt) -> ToolChoice:
+    tools = prompt.tools if isinstance(prompt, ChatPrompt) else ()
+    names = [tool["function"]["name"] for tool in tools]
+    match choice:
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice(mode="none")
+        case "required":
+            made = ToolChoice(mode="required")
+        case str():
+            made = ToolChoice(mode="required", names=(choice,))
+        case ToolChoice():
+            made = choice
+        case _:
+            raise InvalidRequest(
+                'tool_choice: "auto", "none", "required", or the name of a tool',
+                field="tool_choice",
+            )
+    if missing := [name for name in made.names if name not in names]:
+        raise InvalidRequest(f"there is no tool {missing[0]!r}", field="tool_choice")
+    if made.mode == "required" and not names:
+        raise InvalidRequest("there are no tools to choose from", field="tool_choice")
+    return made
+
+
+def _thinking(thinking: ThinkingOption | None) -> Thinking:
+    if isinstance(thinking, Thinking):
+        return thinking
+    if isinstance(thinking, bool):
+        return Thinking(effort="on" if thinking else "off")
+    if thinking is not None and thinking not in get_args(ThinkingEffort):
+        raise InvalidRequest(
+            f"thinking: true, false or one of {', '.join(get_args(ThinkingEffort))}",
+            field="thinking",
+        )
+    return Thinking(effort=thinking)
+
+
+def _output_format(form: FormatOption | None) -> OutputFormat | None:
+    match form:
+        case None | {"type": "text"}:
+            return None
+        case OutputFormat():
+            return form
+        case {"type": "json_object"}:
+            return OutputFormat(kind="json_object")
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return OutputFormat(kind="json_schema", schema=schema)
+        case {"type": "json_schema"}:
+            raise InvalidRequest(
+                "response_format: there is no json_schema.schema",
+                field="response_format.json_schema.schema",
+            )
+        case _:
+            return OutputFormat(kind="json_schema", schema=dict(form))

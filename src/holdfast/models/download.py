@@ -1,7 +1,7 @@
 """From the name of a model to a local folder: a bundled model, a folder, or a model of the Hub.
 
-Uses the Hub's own cache and variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Imports
-huggingface_hub only to fetch something, and MLX never.
+Uses the Hub's own cache and variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Never imports
+MLX, and huggingface_hub only to fetch or remove something: that takes 0.2 to 0.3 s.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ import re
 import shutil
 import socket
 import threading
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError, NoSuchModel
-from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder, is_demo
 from holdfast.models.model_folder import check_is_folder
 
-Progress = Callable[[str, float], None]
+DEMO_ID = "holdfast-demo"
+DEMO_IDS = (DEMO_ID, "holdfast-demo-draft", "holdfast-demo-window")
+Progress: TypeAlias = Callable[[str, float], None]
 OnBytes: TypeAlias = Callable[[int, int], None]
 """Called with the fetched and the missing bytes, by several threads. An exception ends the download."""
-_STAGE = "download"
-# what mlx-lm fetches, without Python files, which only models with code of their own need
+PullStage: TypeAlias = Literal["download", "checking"]
+OnStep: TypeAlias = Callable[[PullStage, int, int], None]
+"""Called with stage, done and total bytes, by several threads. An exception ends the pull."""
+# the files that mlx-lm fetches, without Python files, which only models with code of their own need
 _PATTERNS = [
     "*.json",
     "model*.safetensors",
@@ -45,20 +48,21 @@ _PATTERNS = [
 ]
 _CODE_PATTERN = "*.py"
 _HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+_CACHE_PREFIX = "models--"
 _SPARE_BYTES = 256 << 20  # to leave free on the disk
 _LOOKUP_SECONDS = 2.5  # to look up the Hub's name; nothing else limits that
 _PATIENCE_SECONDS = 2.0  # until a warning that the Hub is slow
 # for any answer of the Hub; huggingface_hub itself tries for 23 s and prints each attempt
 _REACH_SECONDS = 10.0
-_logger = logging.getLogger(__name__)
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # of files in Git LFS and Xet, such as weights
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 _CHUNK_BYTES = 8 << 20
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Where a model comes from.
+    """The place that a model comes from.
 
     name: a bundled id, a folder, or a Hub id. revision: empty for the Hub's default.
     """
@@ -79,18 +83,18 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
     if folder.exists():
         return ModelSource(kind="folder", name=str(folder))
     hub = hub_source(model, revision=revision)
-    if hub is None:
-        near = difflib.get_close_matches(model, DEMO_IDS, n=1)
-        if near:
-            raise ModelLoadError(
-                f"there is no model folder {model}; did you mean the bundled {near[0]}?"
-            )
-        if "/" in model or "\\" in model:
-            check_is_folder(folder)
+    if hub is not None:
+        return hub
+    near = difflib.get_close_matches(model, DEMO_IDS, n=1)
+    if near:
         raise ModelLoadError(
-            f"there is no model folder {model}; a model on the Hub is written owner/name"
+            f"there is no model folder {model}; did you mean the bundled {near[0]}?"
         )
-    return hub
+    if "/" in model or "\\" in model:
+        check_is_folder(folder)
+    raise ModelLoadError(
+        f"there is no model folder {model}; a model on the Hub is written owner/name"
+    )
 
 
 def hub_source(model: str, *, revision: str = "") -> ModelSource | None:
@@ -101,8 +105,24 @@ def hub_source(model: str, *, revision: str = "") -> ModelSource | None:
     return ModelSource(kind="hub", name=hub["id"], revision=hub["revision"] or revision)
 
 
+def is_demo(model: str) -> bool:
+    """Whether this is the id of a bundled model; empty means the first one."""
+    return model == "" or model in DEMO_IDS
+
+
+def demo_folder(model: str = DEMO_ID) -> Path:
+    """The folder of a bundled model. Raises ModelLoadError if there is no such model."""
+    if not is_demo(model):
+        raise ModelLoadError(f"{model!r} is not a bundled model; there are {', '.join(DEMO_IDS)}")
+    name = model or DEMO_ID
+    folder = Path(str(resources.files("holdfast.models"))) / "bundled" / name
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"this installation does not have the bundled model {name}")
+    return folder
+
+
 def served_id(settings: ModelSettings) -> str:
-    """The id under which the model is served: its name in the settings, else folder name or id."""
+    """The id under which a model is served: `model.name`, else the name of its folder or its id."""
     if settings.name:
         return settings.name
     source = model_source(settings.path, revision=settings.revision)
@@ -128,49 +148,70 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     if source.kind == "folder":
         check_is_folder(Path(source.name))
         return Path(source.name)
-    fetched = fetch(
+    folder, new_files = _fetch(
         source,
         with_code=settings.trust_remote_code,
         # 1.0 only once, at the end
-        on_bytes=lambda done, total: progress(_STAGE, min(done / total, 0.999)),
+        on_bytes=lambda done, total: progress("download", min(done / total, 0.999)),
     )
-    if fetched.new_files:
-        check_files(fetched.new_files)
-        progress(_STAGE, 1.0)
-    return fetched.folder
+    if new_files:
+        check_files(new_files)
+        progress("download", 1.0)
+    return folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedModel:
-    """A snapshot of a model in the Hub's cache. new_files: fetched just now, not checked yet."""
+class PulledModel:
+    """A model in the Hub's cache. All its files are there, and their hashes are correct."""
 
     folder: Path
-    new_files: tuple[Path, ...] = ()
+    files: int
+    file_bytes: int
 
 
-def fetch(source: ModelSource, *, with_code: bool = False, on_bytes: OnBytes) -> FetchedModel:
-    """Fetch a model of the Hub into its cache; complete files in the cache are kept.
+def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep) -> PulledModel:
+    """Fetch a model of the Hub and check all of its files. Resumes an interrupted download.
 
-    Without a network, a complete revision in the cache is used. Raises ModelLoadError.
+    with_code: also fetch Python files. Raises ModelLoadError.
+    """
+    folder, _ = _fetch(
+        source, with_code=with_code, on_bytes=lambda done, total: on_step("download", done, total)
+    )
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    total = sum(file.stat().st_size for file in files)
+    done = 0
+
+    def read(size: int) -> None:
+        nonlocal done
+        done += size
+        on_step("checking", done, total)
+
+    check_files(files, read=read)
+    return PulledModel(folder=folder, files=len(files), file_bytes=total)
+
+
+def _fetch(
+    source: ModelSource, *, with_code: bool, on_bytes: OnBytes
+) -> tuple[Path, tuple[Path, ...]]:
+    """Fetch a model into the Hub's cache; complete files in the cache are kept.
+
+    Returns the folder and the fetched files, which are not checked yet. Without a network, it uses a
+    complete revision in the cache. Raises ModelLoadError.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError
 
-    patterns = [*_PATTERNS, _CODE_PATTERN] if with_code else _PATTERNS
     wanted: dict[str, Any] = {
         "repo_id": source.name,
         "revision": source.revision or None,
-        "allow_patterns": patterns,
+        "allow_patterns": [*_PATTERNS, _CODE_PATTERN] if with_code else _PATTERNS,
     }
     with hub_errors(source):
         try:
             check_reachable()
-        except (ConnectionError, TimeoutError, ModelLoadError) as error:
-            return FetchedModel(folder=_from_cache(source, wanted, error))
-        try:
             files = snapshot_download(**wanted, dry_run=True, tqdm_class=_bar_class(None))
-        except DryRunError as error:
-            return FetchedModel(folder=_from_cache(source, wanted, error))
+        except (ConnectionError, TimeoutError, ModelLoadError, DryRunError) as error:
+            return _from_cache(source, wanted, error), ()
         missing = [file for file in files if file.will_download]
         missing_bytes = sum(file.file_size or 0 for file in missing)
         if not files:
@@ -178,31 +219,13 @@ def fetch(source: ModelSource, *, with_code: bool = False, on_bytes: OnBytes) ->
                 f"{source.name} on the Hub has no files of an MLX model (config.json, "
                 "model*.safetensors)"
             )
+        count = None
         if missing_bytes:
             _check_disk(source, missing_bytes)
             on_bytes(0, missing_bytes)
-        count = _counter(total_bytes=missing_bytes, on_bytes=on_bytes) if missing_bytes else None
+            count = _counter(total_bytes=missing_bytes, on_bytes=on_bytes)
         folder = Path(snapshot_download(**wanted, tqdm_class=_bar_class(count)))
-        return FetchedModel(
-            folder=folder, new_files=tuple(folder / file.filename for file in missing)
-        )
-
-
-@contextlib.contextmanager
-def hub_errors(source: ModelSource) -> Iterator[None]:
-    """Turn errors of the Hub into a ModelLoadError with one line that says what to do."""
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, XetDownloadError
-
-    try:
-        yield
-    except HFValidationError as error:
-        raise ModelLoadError(
-            f"{source.name} is neither a model folder nor an id on the Hub (owner/name)"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise _explained(source, error.__cause__ or error) from error
-    except (OSError, XetDownloadError, _network_error()) as error:
-        raise _explained(source, error) from error
+        return folder, tuple(folder / file.filename for file in missing)
 
 
 def check_reachable() -> None:
@@ -211,6 +234,8 @@ def check_reachable() -> None:
     Uses a thread, because nothing limits the time of a name lookup. Raises ConnectionError or
     TimeoutError if there is no answer, and ModelLoadError if the request could not be sent.
     """
+    from urllib.request import getproxies
+
     import httpx
     from huggingface_hub import constants
 
@@ -218,18 +243,17 @@ def check_reachable() -> None:
         return
     endpoint = constants.ENDPOINT
     is_found = threading.Event()
-    outcome: list[Exception | None] = []
+    failures: list[Exception] = []
 
     def ask() -> None:
         try:
-            if not urllib.request.getproxies():  # a proxy looks the name up itself
+            if not getproxies():  # a proxy looks the name up itself
                 socket.getaddrinfo(urlsplit(endpoint).hostname, None)
             is_found.set()
             httpx.head(endpoint, timeout=_REACH_SECONDS)
-            outcome.append(None)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:
             # also bad addresses and certificates, and proxies that need another package
-            outcome.append(error)
+            failures.append(error)
         finally:
             is_found.set()
 
@@ -245,12 +269,10 @@ def check_reachable() -> None:
         asking.join(_REACH_SECONDS - _PATIENCE_SECONDS)
     if asking.is_alive():
         raise TimeoutError(f"no answer from {endpoint} within {_REACH_SECONDS:.0f} s")
-    if not outcome:
-        raise ModelLoadError(f"{endpoint} could not be reached, for the reason above")
-    error = outcome[0]
-    if isinstance(error, (httpx.HTTPError, socket.gaierror)):
-        raise ConnectionError(f"{endpoint}: {error}")
-    if error is not None:
+    if failures:
+        error = failures[0]
+        if isinstance(error, (httpx.HTTPError, socket.gaierror)):
+            raise ConnectionError(f"{endpoint}: {error}")
         raise ModelLoadError(f"{endpoint} could not be reached: {_one_line(error)}")
 
 
@@ -323,71 +345,86 @@ def _check_disk(source: ModelSource, missing_bytes: int) -> None:
         )
 
 
+@contextlib.contextmanager
+def hub_errors(source: ModelSource) -> Iterator[None]:
+    """Turn errors of the Hub into a ModelLoadError with one line that says what to do."""
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, XetDownloadError
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise ModelLoadError(
+            f"{source.name} is neither a model folder nor an id on the Hub (owner/name)"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise _explained(source, error.__cause__ or error) from error
+    except (OSError, XetDownloadError, _network_error()) as error:
+        raise _explained(source, error) from error
+
+
 def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
     """The error in one line that says what to do."""
-    from huggingface_hub import get_token
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
-        IncompleteSnapshotError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
     if isinstance(error, ModelLoadError):
         return error
-    name = source.name
-    is_unknown = isinstance(
-        error, (RepositoryNotFoundError, RevisionNotFoundError)
-    ) and not isinstance(error, GatedRepoError)
-    kind = NoSuchModel if is_unknown else ModelLoadError
+    if isinstance(error, GatedRepoError):  # also a RepositoryNotFoundError
+        return ModelLoadError(
+            f"{source.name} is gated: accept its terms on the Hub and set HF_TOKEN"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return NoSuchModel(f"{source.name} has no revision {source.revision or 'main'} on the Hub")
+    if isinstance(error, RepositoryNotFoundError):
+        return NoSuchModel(_not_found(source.name))
+    if isinstance(error, HfHubHTTPError):
+        return ModelLoadError(_refused(source.name, error.response.status_code))
+    return ModelLoadError(_not_fetched(source.name, error))
+
+
+def _not_found(name: str) -> str:
+    from huggingface_hub import get_token
+
+    hint = "or it is private and HF_TOKEN is not set"
+    if get_token():
+        hint = "or your token may not see it"
+    return f"there is no folder {name} here and no model {name} on the Hub, {hint}"
+
+
+def _refused(name: str, status: int) -> str:
+    if status in (401, 403):
+        return f"the Hub refuses access to {name}: set HF_TOKEN to a token that may read it"
+    return f"the Hub answered {status} when asked for {name}; try again later"
+
+
+def _not_fetched(name: str, error: BaseException) -> str:
+    from huggingface_hub.errors import IncompleteSnapshotError, OfflineModeIsEnabled
+
     match error:
-        case GatedRepoError():
-            text = f"{name} is gated: accept its terms on the Hub and set HF_TOKEN"
-        case RevisionNotFoundError():
-            text = f"{name} has no revision {source.revision or 'main'} on the Hub"
-        case RepositoryNotFoundError() if get_token():
-            text = (
-                f"there is no folder {name} here and no model {name} on the Hub, or your token may "
-                "not see it"
-            )
-        case RepositoryNotFoundError():
-            text = (
-                f"there is no folder {name} here and no model {name} on the Hub, or it is private "
-                "and HF_TOKEN is not set"
-            )
-        case HfHubHTTPError() if error.response.status_code in (401, 403):
-            text = f"the Hub refuses access to {name}: set HF_TOKEN to a token that may read it"
-        case HfHubHTTPError():
-            text = (
-                f"the Hub answered {error.response.status_code} when asked for {name}; try again "
-                "later"
-            )
         case OfflineModeIsEnabled():
-            text = (
+            return (
                 f"{name} is neither a folder here nor completely in the cache, and HF_HUB_OFFLINE "
-                "forbids to fetch it"
+                "forbids fetching it"
             )
         case IncompleteSnapshotError():
-            text = (
-                f"{name} is in the cache only in part, and the Hub cannot be reached to fetch the "
-                "rest"
+            return (
+                f"only a part of {name} is in the cache, and the Hub cannot be reached to fetch "
+                "the rest"
             )
-        case OSError() if error.errno == errno.ENOSPC:
-            text = f"the disk is full: {name} could not be fetched completely"
-        case OSError() if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            text = (
-                f"the cache folder {error.filename} cannot be written: set HF_HOME to one that can"
-            )
-        case _ if isinstance(error, (_network_error(), ConnectionError, TimeoutError)):
-            text = (
-                f"the Hub cannot be reached, and {name} is neither a folder here nor completely in "
-                f"the cache ({_one_line(error)})"
-            )
-        case _:
-            text = f"{name} could not be fetched: {_one_line(error)}"
-    return kind(text)
+        case OSError(errno=errno.ENOSPC):
+            return f"the disk is full: {name} could not be fetched completely"
+        case OSError(errno=errno.EACCES | errno.EPERM | errno.EROFS):
+            return f"the cache folder {error.filename} cannot be written: set HF_HOME to another"
+    if isinstance(error, (_network_error(), ConnectionError, TimeoutError)):
+        return (
+            f"the Hub cannot be reached, and {name} is neither a folder here nor completely in "
+            f"the cache ({_one_line(error)})"
+        )
+    return f"{name} could not be fetched: {_one_line(error)}"
 
 
 def _network_error() -> type[Exception]:
@@ -433,3 +470,93 @@ def _is_whole(file: Path, read: Callable[[int], None]) -> bool:
             digest.update(chunk)
             read(len(chunk))
     return digest.hexdigest() == blob.name
+
+
+def hub_cache_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of the Hub's cache, which may not exist. Source: huggingface_hub's `constants`."""
+    home = environ.get("HOME") or "~"
+    caches = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    hub_home = environ.get("HF_HOME") or os.path.join(caches, "huggingface")
+    path = (
+        environ.get("HF_HUB_CACHE")
+        or environ.get("HUGGINGFACE_HUB_CACHE")
+        or os.path.join(hub_home, "hub")
+    )
+    # does not raise for a user without a home
+    return Path(os.path.expanduser(os.path.expandvars(path)))
+
+
+def cached_models(cache: Path) -> dict[str, Path]:
+    """The models in a Hub cache, some perhaps incomplete: id → folder, sorted by id."""
+    try:
+        names = sorted(name for name in os.listdir(cache) if name.startswith(_CACHE_PREFIX))
+    except OSError:
+        return {}
+    found = {_hub_id(name): _snapshot(cache / name) for name in names}
+    return {hub_id: folder for hub_id, folder in found.items() if folder is not None}
+
+
+def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None:
+    """The folder of a model; None if nothing of that revision was fetched. Raises ModelLoadError."""
+    match source.kind:
+        case "bundled":
+            return demo_folder(source.name)
+        case "folder":
+            return Path(source.name)
+    repository = _CACHE_PREFIX + source.name.replace("/", "--")
+    return _snapshot(hub_cache_folder(environ) / repository, source.revision)
+
+
+def hub_model_of(settings: ModelSettings, cache: Path) -> ModelSource | None:
+    """The model of the Hub in the settings, by id or by folder in the cache; None for others."""
+    path = Path(settings.path)
+    if path.is_relative_to(cache) and path != cache:
+        name = path.relative_to(cache).parts[0]
+        if name.startswith(_CACHE_PREFIX):
+            return ModelSource(kind="hub", name=_hub_id(name))
+    is_here = is_demo(settings.path) or os.path.exists(os.path.expanduser(settings.path))
+    return None if is_here else hub_source(settings.path, revision=settings.revision)
+
+
+def removal_of(hub_id: str, cache: Path) -> Any:
+    """huggingface_hub's DeleteCacheStrategy for all revisions of a model: call its `execute()`.
+
+    Raises NoSuchModel if the cache does not contain the model.
+    """
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        found = scan_cache_dir(cache)
+    except CacheNotFound:
+        raise NoSuchModel(
+            f"{hub_id} has not been downloaded: there is no Hub cache at {cache}"
+        ) from None
+    revisions = [
+        revision.commit_hash
+        for repository in found.repos
+        if (repository.repo_type, repository.repo_id) == ("model", hub_id)
+        for revision in repository.revisions
+    ]
+    if not revisions:
+        raise NoSuchModel(
+            f"{hub_id} is not in the Hub's cache; `holdfast models ls` lists its models"
+        )
+    return found.delete_revisions(*revisions)
+
+
+def _hub_id(name: str) -> str:
+    return name.removeprefix(_CACHE_PREFIX).replace("--", "/")
+
+
+def _snapshot(repository: Path, revision: str = "") -> Path | None:
+    """The folder of a revision; by default of the main branch, or else the latest one."""
+    ref = repository / "refs" / (revision or "main")
+    try:
+        commits = {path.name: path for path in (repository / "snapshots").iterdir()}
+        commit = ref.read_text().strip() if ref.is_file() else revision
+        if commit in commits or revision:
+            return commits.get(commit)
+        return max(commits.values(), key=lambda path: path.stat().st_mtime, default=None)
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,10 +1,10 @@
 """Hashes the files of a model while it loads, and caches the hashes across starts.
 
-The promise: the hashes are those of what was in memory when the load ended. So each file is examined
-before the load and after it, and whatever could have changed unnoticed is hashed a second time.
+The hashes are guaranteed to match what was loaded. So each file's stamp is compared before and after
+the load, and a file that could have changed without a change of its stamp is hashed a second time.
 
-The cache identifies a file by what the system says of it, never by its name alone. A cache that is
-missing, damaged or writable by others counts as empty; then everything is hashed again.
+The cache identifies a file by its stamp, never by its name alone. A cache that is missing, damaged or
+writable by others counts as empty; then everything is hashed again.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class ModelChanged(ModelLoadError):
 
 
 class FileHashing:
-    """Hashes all listed files on a thread. Create it before they are read; ask for the result after.
+    """Hashes the files on a thread while they are loaded. Ask for the result after the load.
 
     A context manager: leaving it early ends the thread.
     """
 
     def __init__(self, list_files: ListFiles, *, cache: HashCache) -> None:
-        """list_files: name → path of all relevant files; called again later, to notice changes."""
+        """list_files: name → path of all files; called again after the load, to notice changes."""
         self._list_files, self._cache = list_files, cache
         self._began_ns = time.time_ns()
         self._before = _stamps(list_files())
@@ -76,10 +76,7 @@ class FileHashing:
         self._thread.join()
 
     def result(self) -> Mapping[str, str]:
-        """Wait for the hashes, by name. Call it when everything was read.
-
-        Raises ModelChanged, ModelLoadError.
-        """
+        """Wait for the hashes, by name. Raises ModelChanged, ModelLoadError."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure
@@ -115,7 +112,7 @@ class FileHashing:
             self._failure = error
 
     def _hash(self, path: Path, stamp: FileStamp) -> str:
-        """The hash of a file. Raises ModelChanged if its stamp differs, ModelLoadError."""
+        """Raises ModelChanged if the file's stamp differs, ModelLoadError if it cannot be read."""
         digest = xxhash.xxh3_128()
         piece = memoryview(bytearray(min(PIECE_BYTES, max(stamp.size, 1))))
         try:
@@ -132,7 +129,7 @@ class FileHashing:
 
 
 def _stamps(files: Mapping[str, Path]) -> dict[str, tuple[Path, FileStamp]]:
-    """Name → path and stamp of each existing file."""
+    """Map the name of each existing file to its path and stamp."""
     found = {}
     for name, path in files.items():
         try:
@@ -158,7 +155,7 @@ class FileStamp(msgspec.Struct, frozen=True, array_like=True):
     changed_ns: int
 
     def is_settled(self, now_ns: int) -> bool:
-        """Whether any later change would show in the stamp."""
+        """Whether any later change to the file would change its stamp."""
         return now_ns - self.changed_ns > SETTLED_NS and abs(now_ns - self.modified_ns) > SETTLED_NS
 
 
@@ -175,17 +172,17 @@ def stamp_of(path: Path) -> FileStamp:
 
 
 def stamp_from(status: os.stat_result) -> FileStamp:
-    """Build a stamp from os.stat()."""
+    """The stamp in a result of os.stat()."""
     return FileStamp(
         status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
     )
 
 
 class HashCache:
-    """A cache of hashes in one file, which any process may replace at any time. One thread each."""
+    """A cache of hashes in a file, which any process may replace. Not thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
-        """path: None keeps nothing on disk."""
+        """path: None to keep nothing on disk."""
         self._path = path
         self._known = {} if path is None else _load(path)
         self._used: dict[FileStamp, str] = {}
@@ -203,7 +200,7 @@ class HashCache:
             self._used[stamp] = found
 
     def save(self) -> None:
-        """Write new hashes. If that fails, the next start only takes longer."""
+        """Write new hashes. A failure is logged; it only slows down the next start."""
         if self._path is None or all(stamp in self._known for stamp in self._used):
             return
         known = _load(self._path)  # another process may have written

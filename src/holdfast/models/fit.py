@@ -1,4 +1,4 @@
-"""How large a model is, how many agents fit beside it, and which quantization suits a machine.
+"""The size of a model, how many agents it can serve in a memory, and which quantization fits.
 
 Sizes come from config.json and the headers of the weight files, in a folder or on the Hub.
 """
@@ -21,7 +21,7 @@ from holdfast.models.download import ModelSource, check_reachable, hub_errors
 from holdfast.models.model_folder import WEIGHT_FILES, checked_config, checked_tensor_bytes
 
 _WEIGHTS_SHARE = 0.75  # of shared memory: what macOS lets a GPU use
-_KV_SHARE = 0.6  # of what the weights leave, as in `device_memory`
+_KV_SHARE = 0.6  # of the memory that the weights leave, as in `device_memory`
 _GROUP_BITS = 32 / 64  # 16 bits of scale and of bias per 64 weights
 BITS = (8, 6, 4)
 _AIMS = ((4, 32768), (1, 32768), (4, 8192), (1, 8192), (1, 2048))  # (agents, tokens of each)
@@ -52,24 +52,24 @@ class Choice:
     """The form of a model (original or quantized) that suits a memory size."""
 
     total_bytes: int
-    form: str  # "as it is", "4 bits", … ; "none" when nothing fits
+    form: str  # "as is", "4 bits", … ; "none" when nothing fits
     need: Need
     agents: int
     tokens: int  # of each agent
 
 
 def usable_of(total_bytes: int) -> int:
-    """What weights and KV may use of a memory that system and GPU share."""
+    """The part for weights and KV of a memory that system and GPU share."""
     return int(total_bytes * _WEIGHTS_SHARE)
 
 
 def choice_for(total_bytes: int, need: Need, *, parameters: int, context_tokens: int) -> Choice:
-    """The least quantized form that reaches the highest reachable aim; "none" if it never fits.
+    """The least quantized form that serves the most ambitious of the aims that any form can serve.
 
-    need: of the model as it is stored; a form must be smaller.
+    need: of the model as stored. Returns the form "none" if no form fits.
     """
     packed = {f"{bits} bits": int(parameters * (bits + _GROUP_BITS) / 8) for bits in BITS}
-    forms = [("as it is", need)]
+    forms = [("as is", need)]
     forms += [
         (form, replace(need, weight_bytes=size))
         for form, size in packed.items()
@@ -102,7 +102,7 @@ class StoredSize:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits per weight, including scales and biases of groups."""
+        """Bits per weight, with the scales and biases of its groups."""
         return 8 * self.weight_bytes / max(self.parameters, 1)
 
 
@@ -182,7 +182,7 @@ def _other(files: Iterable[str]) -> str:
 
 
 def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> int:
-    """The number of parameters; a quantized weight has the number of its scales times a group's size."""
+    """The number of parameters; for a quantized weight, that of its scales times the group size."""
     table: Mapping[str, Any] = next(
         (config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {}
     )

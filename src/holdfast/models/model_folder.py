@@ -1,4 +1,4 @@
-"""Checks a model folder before MLX reads it: its configuration, its weight files, its architecture.
+"""Checks and reads a model folder before MLX does: configuration, weight files, context window.
 
 MLX reads lazily, and a truncated file can abort the whole process when it is evaluated. So each
 file's header is compared with its size first. These checks read nothing but headers and JSON.
@@ -10,10 +10,11 @@ import ast
 import difflib
 import importlib.util
 import json
+import math
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -26,8 +27,7 @@ _CONFIG = "config.json"
 _WANTED = f"a model is a folder with {_CONFIG} and {WEIGHT_FILES}, or an id on the Hub (owner/name)"
 _MLX_FORMAT = (
     "Take the model in MLX's format from the Hub (mlx-community has most: holdfast serve "
-    "mlx-community/Qwen3-4B-4bit), or "
-    "convert the original one: mlx_lm.convert --hf-path owner/name"
+    "mlx-community/Qwen3-4B-4bit), or convert the original one: mlx_lm.convert --hf-path owner/name"
 )
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER_BYTES = 256 << 20
@@ -35,6 +35,22 @@ _LFS_POINTER = b"version https://git-lfs"
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 _SHARD = re.compile(r".*-(\d+)-of-(\d+)\.safetensors")
 _REMAPPINGS = re.compile(r"^MODEL_\w*REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
+# the names that model families use, the most common one first
+_CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "model_max_length",
+    "max_context_length",
+)
+_NESTED_KEYS = ("text_config", "llm_config", "language_config")
+_EXTENDING_ROPE = ("yarn", "longrope", "su", "dynamic", "linear")
+_ABSURD_TOKENS = 1 << 31  # tokenizers write 1e30 for an unknown length
+LONGEST_ANSWER_TOKENS = 32_000  # agents should reserve no more for an answer
+UNKNOWN_CONTEXT_TOKENS = 32768  # recurrent models have no limit of their own
 
 
 def checked_config(folder: Path) -> dict[str, Any]:
@@ -259,3 +275,73 @@ def _remapping() -> dict[str, str]:
         for key, module in ast.literal_eval(table).items():
             found[key[0] if isinstance(key, tuple) else key] = module
     return found
+
+
+def context_tokens(
+    config: Mapping[str, Any], *, tokenizer_limit: object = None, requested: int | None = None
+) -> int:
+    """The longest sequence in tokens.
+
+    tokenizer_limit: model_max_length, for a configuration without a length. Raises ModelLoadError if
+    the request exceeds the model's own limit.
+    """
+    known = known_context_tokens(config) or _sane(tokenizer_limit)
+    if known and requested is not None and requested > known:
+        raise ModelLoadError(
+            f"model.context_tokens = {requested:,} is more than the model's own {known:,}"
+        )
+    return requested or known or UNKNOWN_CONTEXT_TOKENS
+
+
+def planned_answer_tokens(context_tokens: int) -> int:
+    """The number of tokens that an agent should reserve for an answer.
+
+    An answer may fill the rest of the context. But agents reserve this much before each turn, so a
+    larger number would leave too little for the conversation.
+    """
+    return min(LONGEST_ANSWER_TOKENS, context_tokens // 4)
+
+
+def known_context_tokens(config: Mapping[str, Any]) -> int:
+    """The longest sequence in tokens according to config.json; 0 if it does not say."""
+    return next((value for part in parts_of(config) if (value := _own_context(part))), 0)
+
+
+def parts_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A configuration and its nested configurations of text models."""
+    yield config
+    for key in _NESTED_KEYS:
+        if isinstance(inner := config.get(key), Mapping):
+            yield inner
+
+
+def _own_context(config: Mapping[str, Any]) -> int:
+    plain = next((value for key in _CONTEXT_KEYS if (value := _sane(config.get(key)))), 0)
+    return max(plain, _extended_context(config)) if plain else 0
+
+
+def _extended_context(config: Mapping[str, Any]) -> int:
+    """The window after RoPE scaling, for configurations that name the original one; else 0."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, Mapping):
+        return 0
+    kind = scaling.get("rope_type", scaling.get("type"))
+    original, factor = _sane(scaling.get("original_max_position_embeddings")), scaling.get("factor")
+    if (
+        kind not in _EXTENDING_ROPE
+        or not original
+        or not isinstance(factor, int | float)
+        or not math.isfinite(factor)
+    ):
+        return 0
+    return int(original * factor)
+
+
+def _sane(value: object) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value < _ABSURD_TOKENS
+    ):
+        return 0
+    return int(value)

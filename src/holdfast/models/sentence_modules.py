@@ -1,4 +1,4 @@
-"""How a model makes a vector of a text, in the files of sentence-transformers."""
+"""How a model embeds texts or ranks documents, in the files of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,14 @@ _POOLINGS: Final[Mapping[str, Pooling]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPooling:
-    """How the model was trained to pool hidden states.
-
-    unserved: why this server does not support it; else empty.
-    """
+    """How the model was trained to pool hidden states."""
 
     pooling: Pooling | None = None  # None: unknown
-    unserved: str = ""
+    unserved: str = ""  # why it is not supported; empty: it is
 
 
 def own_pooling(folder: Path) -> OwnPooling:
-    """The pooling in modules.json and its configuration; damaged files are ignored."""
+    """The pooling according to modules.json and the module's config.json. Ignores damaged files."""
     modules = _modules(folder)
     paths = [path for kind, path in modules if kind == "Pooling"] or [_POOLING]
     named = _named_poolings(_read(folder / paths[0] / "config.json"))
@@ -51,49 +48,43 @@ def own_pooling(folder: Path) -> OwnPooling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTokens:
-    """The tokens with which a reranker says whether a document is relevant."""
+    """The tokens with which a reranker answers whether a document is relevant."""
 
     yes: int
     no: int | None  # None: only the logit of `yes` was trained
 
 
 def answer_tokens(folder: Path, *, token_id: Callable[[str], int | None]) -> AnswerTokens | None:
-    """The answer tokens in the module of sentence-transformers, or in vLLM's key of config.json.
+    """The answer tokens in a module of sentence-transformers, or in config.json in vLLM's form.
 
-    token_id: maps a token's text to its id. None: the files do not describe a reranker.
+    token_id: maps a token's text to its id. Returns None if the files describe no reranker.
     """
     for kind, name in _modules(folder):
         config = _read(folder / name / "config.json")
-        if (
-            kind == "LogitScore"
-            and isinstance(config, dict)
-            and isinstance(yes := config.get("true_token_id"), int)
-        ):
+        if kind == "LogitScore" and isinstance(config, dict):
+            yes = config.get("true_token_id")
             no = config.get("false_token_id")
-            return AnswerTokens(yes=yes, no=no if isinstance(no, int) else None)
+            if isinstance(yes, int):
+                return AnswerTokens(yes=yes, no=no if isinstance(no, int) else None)
     config = _read(folder / "config.json")
     match config.get("classifier_from_token") if isinstance(config, dict) else None:
         case [str(no_text), str(yes_text)]:
-            found_no, found_yes = token_id(no_text), token_id(yes_text)
-            return (
-                None
-                if found_no is None or found_yes is None
-                else AnswerTokens(yes=found_yes, no=found_no)
-            )
+            no = token_id(no_text)
+            yes = token_id(yes_text)
+            if no is not None and yes is not None:
+                return AnswerTokens(yes=yes, no=no)
     return None
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
     """Kind and folder name of each module."""
     listed = _read(folder / "modules.json")
-    modules = [
-        module
-        for module in (listed if isinstance(listed, list) else ())
-        if isinstance(module, dict)
-    ]
+    if not isinstance(listed, list):
+        return []
     return [
         (str(module.get("type", "")).rsplit(".", 1)[-1], Path(str(module.get("path", ""))).name)
-        for module in modules
+        for module in listed
+        if isinstance(module, dict)
     ]
 
 

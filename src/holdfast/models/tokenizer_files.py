@@ -30,7 +30,7 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of bos_token, eos_token, … in tokenizer_config.json."""
+    """The texts of bos_token, eos_token and so on in tokenizer_config.json."""
     named: dict[str, str] = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
@@ -52,12 +52,15 @@ def add_missing_tokens(
             for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")
         }
         added = AddedToken(token["content"], **flags)
-        (backend.add_special_tokens if flags["special"] else backend.add_tokens)([added])
+        if flags["special"]:
+            backend.add_special_tokens([added])
+        else:
+            backend.add_tokens([added])
         if backend.token_to_id(token["content"]) != token_id:
             raise ModelLoadError(
-                f"the tokenizer is broken: tokenizer_config.json gives {token['content']!r} the id "
-                f"{token_id}, "
-                f"tokenizer.json leads to {backend.token_to_id(token['content'])}"
+                f"the tokenizer is inconsistent: the id of {token['content']!r} is {token_id} in "
+                f"tokenizer_config.json, and {backend.token_to_id(token['content'])} in "
+                "tokenizer.json"
             )
     special = {
         token.content for token in backend.get_added_tokens_decoder().values() if token.special
@@ -73,7 +76,7 @@ def add_missing_tokens(
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that end a text, in generation_config.json, config.json and its text_config."""
+    """The ids of end tokens in generation_config.json, config.json and its text_config."""
     config = read_json(folder / "config.json")
     text_config = config.get("text_config")
     sources = [
@@ -113,19 +116,19 @@ def _convert(folder: Path) -> Backend:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ModelLoadError(
-            f"{folder} has no tokenizer.json, and transformers is not installed to convert another "
-            "form"
+            f"{folder} has no tokenizer.json, and transformers, which could convert its tokenizer, "
+            "is not installed"
         ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelLoadError(
-            f"{folder} has no tokenizer that can be read: {' '.join(str(error).split())}"
+            f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}"
         ) from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Backend):
         raise ModelLoadError(
-            f"{folder} has no tokenizer.json, and its own form of tokenizer "
+            f"{folder} has no tokenizer.json, and its tokenizer's format "
             f"({type(tokenizer).__name__}) is not supported"
         )
     return backend
@@ -134,7 +137,7 @@ def _convert(folder: Path) -> Backend:
 def end_token_ids(
     backend: Backend, special_tokens: Mapping[str, str], *, named: Iterable[int]
 ) -> tuple[int, ...]:
-    """The ids that end a text: those in `named` and the tokenizer's own."""
+    """The ids of end tokens: those in `named` and the tokenizer's own."""
     eos = special_tokens.get("eos_token")
     own = None if eos is None else backend.token_to_id(eos)
     found = {*named, *(() if own is None else (own,))}

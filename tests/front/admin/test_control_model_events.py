@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.front.admin import control as model_events
-from holdfast.models.demo import demo_folder
-from holdfast.models.download import ModelSource
+from holdfast.models.download import ModelSource, demo_folder
 from tests.fakes.http_clients import Exchange, client_of
 from tests.fakes.hub import hub_in_place
 from tests.fakes.hub_library import HubLibrary

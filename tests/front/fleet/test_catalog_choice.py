@@ -7,7 +7,7 @@ import pytest
 from holdfast.config import CatalogSettings, ModelSettings, Settings
 from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.front.fleet.catalog import Catalog, catalog_of
-from holdfast.models.demo import DEMO_ID
+from holdfast.models.download import DEMO_ID
 
 TWO = "[models.a]\nid = 'o/a'\naliases = ['x']\n[models.b]\nid = 'o/b'\n"
 

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.config import CatalogSettings, Settings
 from holdfast.front.fleet.catalog import Catalog, catalog_of
-from holdfast.models.demo import DEMO_ID
+from holdfast.models.download import DEMO_ID
 
 
 def model(folder: Path, *, weights: str = "model.safetensors", model_type: str = "llama") -> Path:

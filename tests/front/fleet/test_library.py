@@ -10,9 +10,7 @@ import pytest
 from holdfast.errors import InvalidRequest, ModelInUse, ModelPinned, NoSuchModel
 from holdfast.front.fleet import library as library_module
 from holdfast.front.fleet.library import PullStep
-from holdfast.models.demo import demo_folder
-from holdfast.models.download import ModelSource
-from holdfast.models.hub_cache import OnStep, PulledModel
+from holdfast.models.download import ModelSource, OnStep, PulledModel, demo_folder
 from tests.fakes.hub import HubState, hub_in_place
 from tests.fakes.hub_library import TWO, HubLibrary
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.config import ServerSettings
 from holdfast.front.application import create_application
-from holdfast.models.demo import demo_folder
+from holdfast.models.download import demo_folder
 from tests.fakes.http_clients import client_of
 from tests.fakes.hub import HubState, hub_in_place
 from tests.fakes.hub_library import TWO, HubLibrary

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.front.prompt.prepare import splice
 from holdfast.front.prompt.tokenize import EncodedText, Tokenizer, TokenMemory, load_tokenizer
-from holdfast.models.demo import demo_folder
+from holdfast.models.download import demo_folder
 from holdfast.wire.requests import PlacedAnswer, PromptText
 
 MARK = "|"

@@ -7,7 +7,7 @@ import pytest
 from holdfast.front.prompt.template import ChatTemplate, load_template
 from holdfast.front.prompt.template_probes import rewritten_turns
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect, ReasoningFormat
-from holdfast.models.demo import demo_folder
+from holdfast.models.download import demo_folder
 from tests.fakes.thinking_bundle import TEMPLATE
 
 THINKING = ModelDialect(family="hermes", reasoning=ReasoningFormat(start="<think>", end="</think>"))

@@ -20,10 +20,8 @@ from typing import Any
 from holdfast.config import ModelSettings, Settings, StoreSettings, all_specs, config_folders
 from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError, UnknownModel, nearest_names
-from holdfast.models.context_window import known_context_tokens
-from holdfast.models.download import model_source, served_id
-from holdfast.models.hub_cache import cached_models, hub_cache_folder
-from holdfast.models.model_folder import check_loadable
+from holdfast.models.download import cached_models, hub_cache_folder, model_source, served_id
+from holdfast.models.model_folder import check_loadable, known_context_tokens
 from holdfast.wire.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
 
 FILE_NAME = "models.toml"
@@ -459,8 +457,8 @@ def _found_models(settings: Settings, environ: Mapping[str, str]) -> Iterator[_F
     """The Hub's cache, then the watched folders in their order; each sorted by name."""
     if settings.catalog.hub_cache:
         hub_cache = hub_cache_folder(environ)
-        for cached in cached_models(hub_cache):
-            yield _FoundModel(name=cached.hub_id, folder=cached.folder, origin=str(hub_cache))
+        for hub_id, folder in cached_models(hub_cache).items():
+            yield _FoundModel(name=hub_id, folder=folder, origin=str(hub_cache))
     for watched in settings.catalog.folders:
         parent = Path(os.path.expanduser(watched))  # does not raise for a user without a home
         for folder in _model_folders(parent):

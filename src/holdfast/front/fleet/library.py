@@ -13,8 +13,7 @@ from holdfast.errors import InvalidRequest, ModelInUse, WorkerUnavailable
 from holdfast.front.fleet.catalog import CatalogEntry
 from holdfast.front.fleet.own_thread import on_own_thread
 from holdfast.front.fleet.residency import Residency
-from holdfast.models.download import ModelSource
-from holdfast.models.hub_cache import PullStage, hub_model_of, pull_model, removal_of
+from holdfast.models.download import ModelSource, PullStage, hub_model_of, pull_model, removal_of
 from holdfast.models.model_folder import check_loadable
 
 _LOOK_SECONDS = 0.25  # between two looks at how far it is

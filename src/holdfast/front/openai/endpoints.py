@@ -63,7 +63,7 @@ from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.front.server.reading import SESSION_FIELDS, EmbeddingPlan, embed
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
-from holdfast.models.context_window import planned_answer_tokens
+from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.wire.output import (
     Embedding,
     TextRead,

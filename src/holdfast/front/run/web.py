@@ -31,7 +31,7 @@ from holdfast.front.server.dialect import Dialect
 from holdfast.front.server.in_progress import ActiveRequests
 from holdfast.front.server.sealing import Seal
 from holdfast.front.server.services import Services
-from holdfast.models.hub_cache import hub_cache_folder
+from holdfast.models.download import hub_cache_folder
 from holdfast.store.answers import AnswerFile
 from holdfast.store.folder import is_folder
 from holdfast.store.responses import ResponseStore

@@ -19,8 +19,13 @@ from mlx.nn.layers.base import Module
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
 from holdfast.machine import device_memory, platform
-from holdfast.models.context_window import context_tokens, parts_of
-from holdfast.models.model_folder import checked_config, checked_tensor_bytes, read_json
+from holdfast.models.model_folder import (
+    checked_config,
+    checked_tensor_bytes,
+    context_tokens,
+    parts_of,
+    read_json,
+)
 from holdfast.worker.engine import mlx_lm_import, weight_format
 from holdfast.worker.engine.head_seam import HEAD_NAMES
 

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.models.download import model_source
-from holdfast.models.hub_cache import cached_models, hub_cache_folder, local_folder
+from holdfast.models.download import (
+    cached_models,
+    hub_cache_folder,
+    local_folder,
+    model_source,
+)
 
 
 def cached(cache: Path, hub_id: str, commits: dict[str, float], refs: dict[str, str]) -> None:
@@ -26,8 +30,8 @@ def cached(cache: Path, hub_id: str, commits: dict[str, float], refs: dict[str, 
 
 def test_the_main_branch_of_a_model_is_used(tmp_path: Path) -> None:
     cached(tmp_path, "o/a", {"old": 1, "new": 2}, {"main": "old", "dev": "new"})
-    (model,) = cached_models(tmp_path)
-    assert (model.hub_id, model.folder.name) == ("o/a", "old")
+    ((hub_id, folder),) = cached_models(tmp_path).items()
+    assert (hub_id, folder.name) == ("o/a", "old")
 
 
 @pytest.mark.parametrize(
@@ -45,18 +49,16 @@ def test_the_files_of_a_model_are_those_of_the_wanted_revision(
 def test_without_a_main_branch_the_latest_revision_is_used(tmp_path: Path) -> None:
     cached(tmp_path, "o/a", {"c1": 1, "c2": 2}, {"v1": "c1", "refs/pr/2": "c2", "main": "gone"})
     cached(tmp_path, "o/b", {"c1": 1, "c2": 2}, {})
-    assert [(model.hub_id, model.folder.name) for model in cached_models(tmp_path)] == [
-        ("o/a", "c2"),
-        ("o/b", "c2"),
-    ]
+    found = cached_models(tmp_path)
+    assert {hub_id: folder.name for hub_id, folder in found.items()} == {"o/a": "c2", "o/b": "c2"}
 
 
 def test_folders_without_a_model_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "datasets--o--d" / "snapshots" / "c").mkdir(parents=True)
     (tmp_path / "models--o--empty" / "snapshots").mkdir(parents=True)
     (tmp_path / "models--o--bare").mkdir()
-    assert cached_models(tmp_path) == []
-    assert cached_models(tmp_path / "none") == []
+    assert cached_models(tmp_path) == {}
+    assert cached_models(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from holdfast.cli.settings_command import settings_command
+from holdfast.cli.settings import settings_command
 from holdfast.config import EffectiveSettings, all_specs, value_of
 from holdfast.errors import ModelLoadError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.service import ServiceFailed, service_system, spec_of
+from holdfast.cli.servers import ServiceFailed, service_system, spec_of
 from holdfast.config import load_settings
 from tests.fakes.command_line import holdfast, only_line
 

@@ -8,9 +8,14 @@ from huggingface_hub import constants
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError, NoSuchModel
-from holdfast.models.demo import DEMO_ID
-from holdfast.models.download import ModelSource
-from holdfast.models.hub_cache import PullStage, hub_model_of, pull_model, removal_of
+from holdfast.models.download import (
+    DEMO_ID,
+    ModelSource,
+    PullStage,
+    hub_model_of,
+    pull_model,
+    removal_of,
+)
 from tests.fakes.hub import HubState, hub_in_place
 
 MODEL = "coast/kelp-small"

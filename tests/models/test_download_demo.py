@@ -9,7 +9,7 @@ from demo_model.judge import MOST_TOKENS, fault
 from demo_model.openings import HELD_OUT, SHOWN, Opening
 from holdfast import LLM
 from holdfast.errors import ModelLoadError
-from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder, is_demo
+from holdfast.models.download import DEMO_ID, DEMO_IDS, demo_folder, is_demo
 
 
 @pytest.fixture(scope="module")

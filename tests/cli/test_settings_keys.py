@@ -51,7 +51,7 @@ def test_a_removed_key_is_gone_and_the_last_one_leaves_a_locked_door(tmp_path: P
     [
         (("add", "alice"), "already"),
         (("add", "a b"), "cannot name a key"),
-        (("add", "bob", "--priority", "urgent"), "interactive and batch"),
+        (("add", "bob", "--priority", "urgent"), "'interactive', 'batch'"),
         (("add", "bob", "--max-requests", "0"), "at least 1"),
         (("rm", "bob"), "there are: alice"),
         (("rotate", "bob"), "there are: alice"),

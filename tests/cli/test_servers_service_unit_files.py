@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.service import ServiceSpec, launchd_plist, systemd_unit
+from holdfast.cli.servers import ServiceSpec, launchd_plist, systemd_unit
 
 SPEC = ServiceSpec(
     command=[

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.server_command import NoSuchServer, address_of
+from holdfast.cli.server_client import NoSuchServer, address_of
 from holdfast.front.run.running_servers import RunningServer
 
 

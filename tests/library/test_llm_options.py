@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.library.options import chat_request, request_of
+from holdfast.library.llm import chat_request, request_of
 from holdfast.wire.requests import ChatPrompt, OutputFormat, Thinking, ToolChoice
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.models.context_window import UNKNOWN_CONTEXT_TOKENS, context_tokens
+from holdfast.models.model_folder import UNKNOWN_CONTEXT_TOKENS, context_tokens
 
 
 @pytest.mark.parametrize(

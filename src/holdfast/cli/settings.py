@@ -1,0 +1,375 @@
+"""Settings as options of commands, `holdfast config`, which shows them, and `holdfast keys …`.
+
+A setting with a flag becomes an option, any other is reached by --set. `--help` shows the options
+that most people need, `--help-all` all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from holdfast.cli.output import Json, new_table, plain_errors, print_json, print_table
+from holdfast.config import (
+    EffectiveSettings,
+    all_specs,
+    default_file,
+    load_settings,
+    shown_value,
+    value_of,
+)
+from holdfast.config_sources import SettingSpec, describe
+from holdfast.errors import ConfigError
+from holdfast.files import expanded
+from holdfast.wire.requests import Priority
+
+if TYPE_CHECKING:
+    from holdfast.front.server.access import ApiKey
+
+_PREFIX = "setting_"  # of parameter names
+_PANEL = "Settings"
+# section → panel
+_PANELS = {"model": "Model", "server": "Server", "store": "Store", "log": "Log"}
+_SHOWN = (
+    "model.path",
+    "model.name",
+    "model.context_tokens",
+    "server.host",
+    "server.port",
+    "server.api_key",
+    "store.folder",
+    "log.level",
+    "log.file",
+)
+
+ConfigFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        rich_help_panel=_PANEL,
+        help="Settings file; default: ./holdfast.toml.",
+    ),
+]
+FurtherSettings: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        rich_help_panel=_PANEL,
+        help="Any setting, by its key; can be repeated.",
+    ),
+]
+
+
+def _show_all(context: typer.Context, is_asked: bool) -> None:
+    """Print the help with all settings and exit."""
+    if not is_asked:
+        return
+    for parameter in context.command.params:
+        if (parameter.name or "").startswith(_PREFIX):
+            parameter.hidden = False  # type: ignore[attr-defined]
+    typer.echo(context.get_help())
+    raise typer.Exit
+
+
+HelpAll: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--help-all", is_eager=True, callback=_show_all, help="Show all options and exit."
+    ),
+]
+
+
+def settings_command(
+    command: Callable[..., None], *, shown: Collection[str] = _SHOWN, left_out: Collection[str] = ()
+) -> Callable[..., None]:
+    """Give a command `(effective, **own options)` an option for each setting, and plain errors.
+
+    shown: keys of the settings that `--help` shows. left_out: keys that this command ignores.
+    """
+    own = own_parameters(command)
+    specs = [spec for spec in all_specs().values() if spec.flag and spec.key not in left_out]
+    added = [_parameter(spec, is_shown=spec.key in shown) for spec in specs]
+    added += [
+        option("config_file", ConfigFile),
+        option("further", FurtherSettings),
+        option("help_all", HelpAll),
+    ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        file, further = given.pop("config_file"), given.pop("further")
+        del given["help_all"]
+        flags = {spec.key: given.pop(_name(spec)) for spec in specs}
+        with plain_errors(flags["log.format"] or "text"):
+            effective = read_settings(flags | _assignments(further or []), file=file)
+            with plain_errors(effective.settings.log.format):
+                command(effective, **given)
+
+    return with_parameters(run, [*added, *own])
+
+
+def _name(spec: SettingSpec) -> str:
+    return _PREFIX + spec.key.replace(".", "_")
+
+
+def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
+    """The option (or the argument MODEL) of one setting.
+
+    Values are texts, which `holdfast.config` converts and checks, as it does for all sources.
+    """
+    if not spec.flag.startswith("--"):
+        argument = typer.Argument(metavar=spec.flag, help=spec.doc)
+        return option(_name(spec), Annotated[str | None, argument])
+    section, _, name = spec.key.partition(".")
+    panel = _PANELS.get(section, _PANEL)
+    if spec.kind == "switch":
+        switch = typer.Option(spec.flag, help=spec.doc, rich_help_panel=panel, hidden=not is_shown)
+        return option(_name(spec), Annotated[bool | None, switch])
+    default = describe(spec, spec.default)
+    text = typer.Option(
+        *filter(None, (spec.flag, spec.short)),
+        metavar="|".join(spec.choices) or name.rpartition("_")[2].upper(),
+        help=f"{spec.doc} Default: {default}." if default else spec.doc,
+        rich_help_panel=panel,
+        hidden=not is_shown,
+    )
+    return option(_name(spec), Annotated[str | None, text])
+
+
+def _assignments(texts: Sequence[str]) -> dict[str, str]:
+    """Key → value of the options --set."""
+    named = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"--set {text}: write KEY=VALUE, such as --set scheduler.max_running=8"
+            )
+        named[key.strip()] = value.strip()
+    return named
+
+
+def read_settings(
+    flags: Mapping[str, object] | None = None, *, file: Path | None = None
+) -> EffectiveSettings:
+    """The settings from this process's environment. file: replaces the default one.
+
+    Raises ConfigError.
+    """
+    return load_settings(
+        file=file or default_file(os.environ), environ=os.environ, flags=flags or {}
+    )
+
+
+def option(name: str, annotation: Any) -> inspect.Parameter:
+    """A keyword parameter for Typer with the default None."""
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def own_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
+    """A command's parameters except the first, as keyword parameters."""
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+
+
+def with_parameters(
+    run: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Give a function that takes keywords this signature, which Typer reads."""
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+@settings_command
+def config(effective: EffectiveSettings, as_json: Json = False) -> None:
+    """Show the settings in force, and the source of each.
+
+    It takes the same options as `serve`.
+    """
+    from rich.text import Text
+
+    shown = {key: shown_value(effective.settings, key) for key in effective.origins}
+    if as_json:
+        rows = {}
+        for key, origin in effective.origins.items():
+            value: object = shown[key]
+            if not all_specs()[key].secret and value not in ("auto", "off"):
+                value = value_of(effective.settings, key)
+            rows[key] = {"value": value, "origin": origin}
+        print_json(rows)
+        return
+    table = new_table("setting", "value", "from")
+    for key, origin in effective.origins.items():
+        style = "dim" if origin == "default" else ""
+        table.add_row(Text(key), Text(shown[key]), Text(origin), style=style)
+    print_table(table)
+
+
+keys = typer.Typer(help="Add, list and remove named API keys.", no_args_is_help=True)
+
+Name: TypeAlias = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the key; the cache belongs to the name.")
+]
+File: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        help="File of keys; default: server.keys_file in your settings.",
+    ),
+]
+
+
+@keys.command("add")
+def add(
+    name: Name,
+    admin: Annotated[
+        bool,
+        typer.Option(
+            "--admin",
+            help="Allow it to load and unload models, and to see and cancel all requests.",
+        ),
+    ] = False,
+    priority: Annotated[
+        Priority,
+        typer.Option(help="Highest priority of its requests; batch yields to interactive."),
+    ] = "interactive",
+    max_requests: Annotated[
+        int | None,
+        typer.Option(
+            "--max-requests",
+            metavar="N",
+            help="Maximum number of its running and waiting answers.",
+        ),
+    ] = None,
+    file: File = None,
+) -> None:
+    """Create a key and print it, once.
+
+    As soon as there is a key, the server refuses requests without one.
+    """
+    from holdfast.front.server.access import named_key, new_secret, write_keys
+
+    with plain_errors():
+        path, known = _read(file)
+        if any(key.name == name for key in known):
+            raise ConfigError(
+                f"there is already a key named {name}; `holdfast keys rotate {name}` replaces its "
+                "secret"
+            )
+        secret = new_secret()
+        made = named_key(name, secret, is_admin=admin, priority=priority, max_requests=max_requests)
+        write_keys(path, (*known, made))
+        _print_secret(secret, f"This is the key of {name}; it is not shown again.", path)
+
+
+@keys.command("rotate")
+def rotate(name: Name, file: File = None) -> None:
+    """Replace the key of a name and print the new one, once.
+
+    Permissions and the cache stay.
+    """
+    from holdfast.front.server.access import named_key, new_secret, write_keys
+
+    with plain_errors():
+        path, known = _read(file)
+        old = _find(known, name, path)
+        secret = new_secret()
+        made = named_key(
+            name,
+            secret,
+            is_admin=old.is_admin,
+            priority=old.priority,
+            max_requests=old.max_requests,
+        )
+        write_keys(path, tuple(made if key is old else key for key in known))
+        _print_secret(
+            secret,
+            f"This is the new key of {name}; it replaces the old one and is not shown again.",
+            path,
+        )
+
+
+@keys.command("ls")
+def list_keys(file: File = None) -> None:
+    """List the names with their permissions. The keys themselves are not stored."""
+    with plain_errors():
+        path, known = _read(file)
+    if not known:
+        typer.echo(f"no keys in {path}")
+        return
+    width = max(len(key.name) for key in known)
+    for key in known:
+        words = ["admin"] if key.is_admin else []
+        words.append(key.priority)
+        if key.max_requests is not None:
+            words.append(f"at most {key.max_requests} requests")
+        if key.created:
+            words.append(f"since {key.created}")
+        typer.echo(f"{key.name:<{width}}  {', '.join(words)}")
+
+
+@keys.command("rm")
+def remove(name: Name, file: File = None) -> None:
+    """Remove a key.
+
+    The cache stays for a later key with the same name.
+    """
+    from holdfast.front.server.access import write_keys
+
+    with plain_errors():
+        path, known = _read(file)
+        removed = _find(known, name, path)
+        left = tuple(key for key in known if key is not removed)
+        write_keys(path, left)
+    typer.echo(f"{name} is removed. {_how_to_apply(path)}")
+    if not left:
+        typer.echo(
+            f"No keys are left, but clients still need one. To serve without keys, delete {path}."
+        )
+
+
+def _read(file: Path | None) -> tuple[Path, tuple[ApiKey, ...]]:
+    """The file of keys, which may not exist yet, and its keys. Raises ConfigError."""
+    from holdfast.front.server.access import OFF, key_file_of, own_key_file, read_keys
+
+    path = None if file is None else expanded(file)
+    if path is None:
+        setting = read_settings().settings.server.keys_file
+        path = key_file_of(setting, os.environ)
+        if path is None and setting not in ("", OFF):
+            path = own_key_file(os.environ)
+    if path is None:
+        raise ConfigError(
+            "there is no file for keys: name one with --file FILE, or as server.keys_file in the "
+            "settings"
+        )
+    return path, read_keys(path) if path.exists() else ()
+
+
+def _find(known: Sequence[ApiKey], name: str, path: Path) -> ApiKey:
+    for key in known:
+        if key.name == name:
+            return key
+    names = ", ".join(key.name for key in known) or "none"
+    raise ConfigError(f"there is no key named {name} in {path}; there are: {names}")
+
+
+def _how_to_apply(path: Path) -> str:
+    return f"A running server reads {path} again on SIGHUP (`kill -HUP`) or after a restart."
+
+
+def _print_secret(secret: str, notice: str, path: Path) -> None:
+    typer.echo(f"{notice} {_how_to_apply(path)}", err=True)  # stdout has only the key, for pipes
+    typer.echo(secret)
