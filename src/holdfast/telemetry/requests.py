@@ -120,6 +120,11 @@ class AnswerRecord:
         )
 
     @property
+    def reasoning_tokens(self) -> int:
+        """Reasoning tokens of all choices that have ended."""
+        return sum(end.reasoning_tokens for end, _ in self.ends)
+
+    @property
     def tokens(self) -> int:
         """Tokens of all choices so far."""
         return sum(self._tokens.values())

@@ -19,7 +19,7 @@ from holdfast.front.prompt.embed_and_rank import (
 )
 from holdfast.front.prompt.next_turn import WarmAhead, observer
 from holdfast.front.prompt.prepare import Prepared, prepare, prompt_text, prompt_tokens
-from holdfast.front.prompt.stream import GenerationStream, Observe
+from holdfast.front.prompt.stream import GenerationStream
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle
 from holdfast.front.structured.answer import is_constrained
@@ -75,8 +75,8 @@ class Gateway:
         Raises InvalidRequest (UnknownModel, PromptTooLong, …) before any work, QueueFull and
         WorkerUnavailable.
         """
-        async with AsyncExitStack() as lease:
-            client, bundle = await self._model(request.model, request.choices, lease)
+        async with AsyncExitStack() as held:
+            client, bundle = await self._model(request.model, request.choices, held)
             prepared = await self._prepare(request, bundle, client.info)
             observe = self._warm_ahead.observer(
                 request,
@@ -86,8 +86,20 @@ class Gateway:
                 threads=self._threads_of(request.model),
                 observe=observer(request, bundle, prepared),
             )
-            stream = await self._submit(request, client, prepared, observe)
-            stream.hold(lease.pop_all())
+            sources: list[EventStream] = []
+            for sequence in prepared.sequences:
+                source = client.submit(sequence)
+                held.push_async_callback(source.aclose)
+                sources.append(source)
+            stream = GenerationStream(
+                request,
+                prepared,
+                sources=sources,
+                observe=observe,
+                repeated_thought_tokens=self._limits.repeated_thought_tokens,
+            )
+            await stream.accepted()
+            stream.hold(held.pop_all())
         return stream
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:
@@ -180,33 +192,6 @@ class Gateway:
                 self._threads_of(request.model), ready
             )
         return ready()
-
-    async def _submit(
-        self,
-        request: GenerationRequest,
-        client: EngineClient,
-        prepared: Prepared,
-        observe: Observe,
-    ) -> GenerationStream:
-        sources: list[EventStream] = []
-        is_accepted = False
-        try:
-            for sequence in prepared.sequences:
-                sources.append(client.submit(sequence))  # noqa: PERF401 - the earlier ones are closed if the next one raises
-            stream = GenerationStream(
-                request,
-                prepared,
-                sources=sources,
-                observe=observe,
-                repeated_thought_tokens=self._limits.repeated_thought_tokens,
-            )
-            await stream.accepted()
-            is_accepted = True
-        finally:
-            if not is_accepted:
-                for source in sources:
-                    await source.aclose()
-        return stream
 
 
 def _takes_long(prompt: Prompt) -> bool:

@@ -1,7 +1,6 @@
-"""Generates the answer to one checked request, and sends it to its client and to those that follow
-it.
+"""Generates the answer to a checked request, and sends it to its client and to those that follow it.
 
-The work ends when the client is gone for good.
+Generation ends when no client will come back for the answer.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from holdfast.front.server.streams import TimeLimit, open_streams
 from holdfast.telemetry.request_log import RECORD, RequestRecord, write_line, write_progress
 from holdfast.telemetry.requests import AnswerRecord
 from holdfast.wire.events import FinishReason
-from holdfast.wire.output import ChoiceFinished, OutputEvent, PromptProgress, ThoughtEnder
+from holdfast.wire.output import ChoiceFinished, OutputEvent, PromptProgress
 from holdfast.wire.requests import ChatPrompt
 
 
@@ -56,8 +55,8 @@ async def generate(
 ) -> Response:
     """The answer to a request for generated text.
 
-    plan_of: makes a plan of the body, or raises RequestRefused.
-    body: if it has been read already.
+    plan_of: turns the body into a plan, or raises RequestRefused.
+    body: the request's body, if it has been read already.
     outlives_client: a retry of the request may get the answer.
     """
     answer = AnswerRecord(services.metrics)
@@ -71,7 +70,7 @@ async def generate(
 
 
 class GenerationResponse(Response):
-    """The answer to one checked request. Nothing has been submitted before it is called."""
+    """The answer to one checked request. Calling it submits the request."""
 
     def __init__(
         self,
@@ -89,83 +88,78 @@ class GenerationResponse(Response):
         self._identity = identity
         self._held: HeldAnswer | None = None
         self._active: ActiveRequest | None = None
-        self._is_lost = False  # its client is gone; the answer may be generated all the same
-        self._watched: _WatchedSend | None = None
-        self._writer: EventWriter | None = None  # of a stream
-        self._stream: OutputStream | None = None  # once the worker has taken the request
-        self._explained: list[Explanation] = []
-        self._reasoning_tokens = 0
-        self._thought_ended_by: ThoughtEnder | None = None
+        self._is_lost = False  # the client is gone; the answer may be generated all the same
+        self._writer: EventWriter | None = None  # only if the answer is streamed
+        self._stream: OutputStream | None = None  # set when the worker has accepted the request
         self._limit = TimeLimit(plan.time_limit_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send.
 
-        Being cancelled, by the server's stop or an administrator, ends the answer with an error.
+        If the server stops or an administrator cancels the request, the answer ends with an error.
         """
         record: RequestRecord = scope[RECORD]
         record.asked = self._plan.requests[0]
         record.model = record.asked.model
-        watched = self._watched = _WatchedSend(send)
+        watched = _WatchedSend(send)
+        services = self._services
         answers = sum(request.choices for request in self._plan.requests)
-        with ExitStack() as counted, self._services.active.entered(record) as active:
+        with ExitStack() as counted, services.active.entered(record) as active:
             counted.enter_context(
-                self._services.at_once.counted(
-                    self._plan.caller, answers, limits=self._services.limits
-                )
+                services.at_once.counted(self._plan.caller, answers, limits=services.limits)
             )
             self._active = active
-            self._services.held.make_way()
+            services.held.make_way()
             if self._identity is not None:
-                self._held = active.makes = self._services.held.begin(
-                    self._identity, self._plan, record
-                )
-            gone = self._gone(receive, record, counted)
+                self._held = services.held.begin(self._identity, self._plan, record)
+                active.makes = self._held
+            gone = self._gone(receive, watched, record, counted)
             try:
                 is_done = await unless_first(gone, self._generate(watched, record))
                 record.is_aborted = record.is_aborted or not is_done
             except asyncio.CancelledError:
-                stopped = active.ended_by()
-                if self._held is not None:
-                    self._held.end(stopped)
-                if self._is_lost:
-                    record_problem(record, problem_of(stopped), stopped)
-                else:
-                    await send_stopped(
-                        stopped, record, self._plan.form, send, has_ended=watched.has_ended
-                    )
+                await self._send_stopped(active.ended_by(), record, watched)
             finally:
                 if self._held is not None:
-                    self._services.held.finish(self._held)
+                    services.held.finish(self._held)
                     if not self._is_lost:
-                        leave(self._services, self._held, has_all=True)
+                        leave(services, self._held, has_all=True)
 
-    async def _gone(self, receive: Receive, record: RequestRecord, counted: ExitStack) -> None:
+    async def _gone(
+        self, receive: Receive, watched: _WatchedSend, record: RequestRecord, counted: ExitStack
+    ) -> None:
         """Wait until no client wants the answer any more."""
         await disconnected(receive)
-        held = self._held
-        has_sent_all = self._watched is not None and self._watched.has_sent_all
-        if has_sent_all or (self._writer is not None and self._writer.has_sent_all):
-            # the answer is delivered: what is left to be done takes a moment
-            await asyncio.Future()
+        if watched.has_sent_all or (self._writer is not None and self._writer.has_sent_all):
+            await asyncio.Future()  # the answer is delivered: only the cleanup is left
         self._is_lost = True
         record.is_aborted = True
-        if held is not None and leave(self._services, held, has_all=False):
-            counted.close()  # its caller may ask for something else meanwhile
+        if self._held is not None and leave(self._services, self._held, has_all=False):
+            counted.close()  # the caller may send other requests meanwhile
             if self._writer is not None:
                 self._writer.detach()
-            await held.given_up.wait()
+            await self._held.given_up.wait()
+
+    async def _send_stopped(
+        self, stopped: HoldfastError, record: RequestRecord, watched: _WatchedSend
+    ) -> None:
+        if self._held is not None:
+            self._held.end(stopped)
+        if self._is_lost:
+            record_problem(record, problem_of(stopped), stopped)
+        else:
+            await watched.send_stopped(stopped, record, self._plan.form)
 
     async def _generate(self, send: Send, record: RequestRecord) -> None:
         try:
             if not self._plan.streams:
-                await self._write_whole(send, await self._opened(record), record)
+                await self._write_whole(send, await self._submit(record), record)
                 return
-            # A full queue still gets its own status, which a client understands better. A model
-            # that is being loaded may take minutes, though, and a line on which nothing comes for
-            # so long is cut by whatever stands between.
+            # If the model is loaded, submit before the headers are sent, so that a full queue gets
+            # its own status. Loading may take minutes: send the headers first, because proxies
+            # close connections that are silent for so long.
             if not is_waited_for(self._services, self._plan.requests[0].model):
-                await self._opened(record)
+                await self._submit(record)
             events = self._events(record)
             if self._held is not None:
                 events = self._services.held.recorded(self._held, events)
@@ -180,42 +174,44 @@ class GenerationResponse(Response):
                 await self._stream.aclose()
             self._answer.close()
 
-    async def _opened(self, record: RequestRecord) -> OutputStream:
-        """The stream of events. The first call submits the request and waits while its model loads."""
-        if self._stream is None:
-            self._stream = await self._submitted()
-            if self._held is not None:
-                self._held.accepted(self._stream)
-            if self._active is not None:
-                self._active.thinker = self._stream
-            self._answer.accepted(
-                self._plan.requests[0].model,
-                prompt_tokens=self._stream.prompt_tokens,
-                put_back_tokens=self._stream.put_back_tokens,
-                dropped_tokens=self._stream.dropped_tokens,
-                choices_per_prompt=self._plan.choices_per_prompt,
-                prompt=_content(self._plan) if self._services.log.content else "",
-            )
-            record.answer = self._answer
-            self._plan.form.sampled_by(self._stream.sampling)
-        return self._stream
+    async def _submit(self, record: RequestRecord) -> OutputStream:
+        """Submit the request and wait until it is accepted; its model may have to be loaded first.
 
-    async def _submitted(self) -> OutputStream:
-        """Submit the request. Lost answers make room for it, in the queue and in memory."""
-        generate, requests, held = self._services.generate, self._plan.requests, self._services.held
-        if is_waited_for(self._services, requests[0].model):
-            await held.end_lost()
-        try:
-            return await self._limit.of(open_streams(generate, requests))
-        except QueueFull:
-            if not await held.end_lost():
-                raise
-        return await self._limit.of(open_streams(generate, requests))
+        Lost answers make room for it, in the queue and in memory.
+        """
+        generate = self._services.generate
+        requests = self._plan.requests
+        held = self._services.held
+        async with self._limit.enforced():
+            if is_waited_for(self._services, requests[0].model):
+                await held.end_lost()
+            try:
+                stream = await open_streams(generate, requests)
+            except QueueFull:
+                if not await held.end_lost():
+                    raise
+                stream = await open_streams(generate, requests)
+            self._stream = stream
+        if self._held is not None:
+            self._held.accepted(stream)
+        if self._active is not None:
+            self._active.thinker = stream
+        self._answer.accepted(
+            requests[0].model,
+            prompt_tokens=stream.prompt_tokens,
+            put_back_tokens=stream.put_back_tokens,
+            dropped_tokens=stream.dropped_tokens,
+            choices_per_prompt=self._plan.choices_per_prompt,
+            prompt=_content(self._plan) if self._services.log.content else "",
+        )
+        record.answer = self._answer
+        self._plan.form.sampled_by(stream.sampling)
+        return stream
 
     async def _events(self, record: RequestRecord) -> AsyncIterator[bytes]:
         form = self._plan.form
         try:
-            stream = await self._opened(record)
+            stream = self._stream or await self._submit(record)
             yield form.opening(prompt_tokens=stream.prompt_tokens)
             async for event in self._limit.events(stream):
                 self._observe(event, record)
@@ -223,7 +219,7 @@ class GenerationResponse(Response):
         except HoldfastError as error:
             record_problem(record, problem_of(error), error)
             raise
-        yield form.closing(self._counts(), explanation_of(self._explained))
+        yield form.closing(self._counts(stream), self._explanation(stream))
 
     async def _write_whole(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
         choices = [
@@ -233,14 +229,13 @@ class GenerationResponse(Response):
             self._observe(event, record)
             if isinstance(event, PromptProgress):
                 continue
+            choice = choices[event.index]
             if isinstance(event, ChoiceFinished):
-                choices[event.index].finish_reason, choices[event.index].end = (
-                    event.finish_reason,
-                    event,
-                )
+                choice.finish_reason = event.finish_reason
+                choice.end = event
             else:
-                choices[event.index].deltas.append(event)
-        body = self._plan.form.whole(choices, self._counts(), explanation_of(self._explained))
+                choice.deltas.append(event)
+        body = self._plan.form.whole(choices, self._counts(stream), self._explanation(stream))
         if self._held is not None:
             self._services.held.keep(self._held, body)
             self._held.end()
@@ -252,32 +247,36 @@ class GenerationResponse(Response):
         self._answer.observe(event)
         if isinstance(event, PromptProgress):
             write_progress(record, event)
-        if not isinstance(event, ChoiceFinished):
-            return
-        _refuse_broken_end(event)
-        self._reasoning_tokens += event.reasoning_tokens
-        self._thought_ended_by = event.thought_ended_by or self._thought_ended_by
-        if self._plan.explains:
-            explained = explain_choice(
-                event,
-                put_back_tokens=self._answer.put_back_tokens,
-                dropped_tokens=self._answer.dropped_tokens,
-                accept_seconds=self._answer.accept_seconds,
-                first_text_seconds=self._answer.first_text_seconds(event.index),
-                unenforced=self._stream.unenforced if self._stream is not None else (),
-            )
-            self._explained.append(explained)
+        elif isinstance(event, ChoiceFinished):
+            _refuse_broken_end(event)
 
-    def _counts(self) -> TokenCounts:
+    def _counts(self, stream: OutputStream) -> TokenCounts:
         answer = self._answer
         return TokenCounts(
             prompt_tokens=answer.prompt_tokens,
             completion_tokens=answer.tokens,
             cached_tokens=answer.cached_tokens or 0,
-            reasoning_tokens=self._reasoning_tokens,
-            thought_ended_by=self._thought_ended_by,
-            breakpoints=self._stream.breakpoints if self._stream is not None else (),
+            reasoning_tokens=answer.reasoning_tokens,
+            thought_ended_by=answer.thought_ended_by,
+            breakpoints=stream.breakpoints,
         )
+
+    def _explanation(self, stream: OutputStream) -> Explanation | None:
+        if not self._plan.explains:
+            return None
+        answer = self._answer
+        choices = [
+            explain_choice(
+                event,
+                put_back_tokens=answer.put_back_tokens,
+                dropped_tokens=answer.dropped_tokens,
+                accept_seconds=answer.accept_seconds,
+                first_text_seconds=answer.first_text_seconds(event.index),
+                unenforced=stream.unenforced,
+            )
+            for event, _ in answer.ends
+        ]
+        return explanation_of(choices)
 
 
 def _piece_of(form: AnswerFormat, event: OutputEvent) -> bytes:
@@ -328,7 +327,7 @@ async def run_alone(
         return {"type": "http.disconnect"}
 
     async def send(message: object) -> None:
-        pass  # the form has recorded the events for those who follow them
+        pass  # the format has recorded the events for their followers
 
     try:
         await response({"type": "http", RECORD: record}, receive, send)
@@ -341,7 +340,7 @@ async def run_alone(
 class FollowingResponse(Response):
     """The events of a log after a given number, streamed or in one piece.
 
-    The answer goes on if the client leaves.
+    The answer continues if the client leaves.
     """
 
     def __init__(
@@ -353,7 +352,7 @@ class FollowingResponse(Response):
         self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events so far and those to come."""
+        """Send the events so far and all that follow."""
         record: RequestRecord = scope[RECORD]
         if not self._streams:
             record.is_aborted = not await unless_disconnected(receive, self._send_whole(send))
@@ -371,7 +370,7 @@ class FollowingResponse(Response):
 
 
 class RejoiningResponse(FollowingResponse):
-    """The answer to an earlier request, from its beginning, for the same request sent again."""
+    """The answer to an earlier request, from its first event, for the same request sent again."""
 
     def __init__(self, services: Services, answer: HeldAnswer, request: Request) -> None:
         """answer: taken for this request, which leaves it at the end."""
@@ -381,9 +380,9 @@ class RejoiningResponse(FollowingResponse):
         self._caller = caller_of(request)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events so far and those to come.
+        """Send the events so far and all that follow.
 
-        Cancelled by an administrator or the server's stop, it ends with an error.
+        If the server stops or an administrator cancels the request, the answer ends with an error.
         """
         record: RequestRecord = scope[RECORD]
         services = self._services
@@ -393,39 +392,48 @@ class RejoiningResponse(FollowingResponse):
         has_all = is_stopped = False
         watched = _WatchedSend(send)
         try:
-            with services.active.entered(record) as active:
+            with (
+                services.active.entered(record) as active,
+                services.at_once.counted(self._caller, answer.choices, limits=services.limits),
+            ):
                 active.follows = answer
-                with services.at_once.counted(self._caller, answer.choices, limits=services.limits):
-                    try:
-                        await super().__call__(scope, receive, watched)
-                        has_all = not record.is_aborted
-                    except asyncio.CancelledError:
-                        is_stopped = True
-                        await send_stopped(
-                            active.ended_by(),
-                            record,
-                            answer.form,
-                            send,
-                            has_ended=watched.has_ended,
-                        )
+                try:
+                    await super().__call__(scope, receive, watched)
+                    has_all = not record.is_aborted
+                except asyncio.CancelledError:
+                    is_stopped = True
+                    await watched.send_stopped(active.ended_by(), record, answer.form)
         finally:
             leave(services, answer, has_all=has_all, is_stopped=is_stopped)
 
 
 class _WatchedSend:
-    """Forwards messages and notes the end of the body."""
+    """Forwards messages to a client, and knows whether the body is complete."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.has_ended = False  # the last message was handed over
+        self._has_ended = False  # the last message was handed over
         self.has_sent_all = False  # and was taken
 
     async def __call__(self, message: Message) -> None:
-        self.has_ended = message["type"] == "http.response.body" and not message.get(
-            "more_body", False
-        )
+        is_body = message["type"] == "http.response.body"
+        self._has_ended = is_body and not message.get("more_body", False)
         await self._send(message)
-        self.has_sent_all = self.has_ended
+        self.has_sent_all = self._has_ended
+
+    async def send_stopped(
+        self, stopped: HoldfastError, record: RequestRecord, form: AnswerFormat
+    ) -> None:
+        """Tell the client why its request was stopped: in the stream, or, before the response has
+        begun, by raising the error.
+        """
+        problem = replace(problem_of(stopped), request_id=record.request_id)
+        record_problem(record, problem, stopped)
+        if not record.has_status:
+            raise stopped from None
+        if not self._has_ended:  # only a stream can be interrupted
+            body = form.broken(problem)
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def rejoined(
@@ -439,9 +447,9 @@ def rejoined(
 def leave(
     services: Services, answer: HeldAnswer, *, has_all: bool, is_stopped: bool = False
 ) -> bool:
-    """A client of an answer is gone. Returns whether the answer may still be wanted.
+    """Note that a client of an answer is gone. Returns whether the answer may still be wanted.
 
-    is_stopped: an administrator or the server's stop has ended its request.
+    is_stopped: its request was ended by an administrator or because the server stops.
     """
     is_stopping = is_stopped or services.drain.is_on
     is_wanted = services.held.leave(
@@ -457,22 +465,3 @@ async def send_whole(send: Send, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-async def send_stopped(
-    stopped: HoldfastError,
-    record: RequestRecord,
-    form: AnswerFormat,
-    send: Send,
-    *,
-    has_ended: bool,
-) -> None:
-    """Report to the client why its request was stopped: in the stream, or as a raised error if
-    nothing was sent yet.
-    """
-    problem = replace(problem_of(stopped), request_id=record.request_id)
-    record_problem(record, problem, stopped)
-    if not record.has_status:
-        raise stopped from None
-    if not has_ended:  # so it is a stream
-        await send({"type": "http.response.body", "body": form.broken(problem), "more_body": False})

@@ -1,12 +1,12 @@
-"""Answers to requests whose prompts are only read: vectors and scores, sent whole.
+"""Answers to requests that only prefill: embeddings and relevance scores, sent in one piece.
 
-The work ends when its client goes away.
+The work is cancelled when the client disconnects.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -25,17 +25,15 @@ from holdfast.telemetry.requests import AnswerRecord
 from holdfast.wire.output import Embedding, Relevance, TextRead
 from holdfast.wire.requests import EmbeddingRequest, RankRequest
 
+# Unsupported where nothing is generated (see `UnsupportedFields`): there is no session to extend.
 SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache_key": ()}
-"""Refused where nothing is generated, as an UnsupportedFields has them: vectors and scores belong
-to no session.
-"""
 Asked = TypeVar("Asked", EmbeddingRequest, RankRequest)
 Read = TypeVar("Read", bound=TextRead)
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: `Generic` writes into it
+@dataclass(frozen=True, kw_only=True)  # no slots: `Generic` sets attributes
 class ReadingPlan(Generic[Asked, Read]):
-    """A checked request, and what its answer looks like."""
+    """A checked request and the format of its answer."""
 
     request: Asked
     form: Callable[[Sequence[Read]], bytes]  # the body
@@ -51,7 +49,7 @@ async def embed(
 ) -> Response:
     """The answer to a request for embeddings.
 
-    `plan_of` makes a plan of its body, or raises RequestRefused.
+    plan_of: turns the body into a plan, or raises RequestRefused.
     """
     return await _read(request, services, plan_of, services.embed)
 
@@ -59,7 +57,7 @@ async def embed(
 async def rank(
     request: Request, services: Services, plan_of: Callable[[bytes], RankPlan]
 ) -> Response:
-    """The answer to a request for the order of documents."""
+    """The answer to a request to rank documents. plan_of: as for `embed`."""
     return await _read(request, services, plan_of, services.rank)
 
 
@@ -75,31 +73,31 @@ async def _read(
     asked = msgspec.structs.replace(plan.request, tenant=tenant, service=service_in(request))
     limit = TimeLimit(time_limit_in(request.headers, limits=services.limits))
 
-    async def worked() -> bytes:
+    async def body() -> bytes:
         with services.at_once.counted(caller_of(request), 1, limits=services.limits):
-            read = await limit.of(call(asked))
+            async with limit.enforced():
+                read = await call(asked)
         answer.has_read(asked.model, read)
         return await asyncio.to_thread(plan.form, read)  # thousands of vectors take a second
 
-    return ReadingResponse(services, asked.model, answer, worked)
+    return _ReadingResponse(services, asked.model, answer, body)
 
 
-class ReadingResponse(Response):
-    """The answer that some work gives, unless the client goes away before, or the server stops.
-
-    Nothing is sent until then.
-    """
+class _ReadingResponse(Response):
+    """Sends what some work returns, unless the client disconnects or the server stops first."""
 
     def __init__(
         self,
         services: Services,
         model: str,
         answer: AnswerRecord,
-        work: Callable[[], Coroutine[Any, Any, bytes]],
+        work: Callable[[], Awaitable[bytes]],
     ) -> None:
         super().__init__(media_type="application/json")
-        self._active, self._held = services.active, services.held
-        self._model, self._answer, self._work = model, answer, work
+        self._services = services
+        self._model = model
+        self._answer = answer
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Work and send."""
@@ -110,10 +108,10 @@ class ReadingResponse(Response):
             self.body = await self._work()
             record.answer = self._answer
             self.init_headers()
-            await super(ReadingResponse, self).__call__(scope, receive, send)
+            await super(_ReadingResponse, self).__call__(scope, receive, send)
 
-        self._held.make_way()
-        with self._active.entered(record) as active:
+        self._services.held.make_way()
+        with self._services.active.entered(record) as active:
             try:
                 record.is_aborted = not await unless_disconnected(receive, answered())
             except asyncio.CancelledError:

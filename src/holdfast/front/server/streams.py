@@ -5,8 +5,8 @@ stream with a time limit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import TypeVar
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
@@ -17,7 +17,6 @@ from holdfast.wire.commands import PinnedPrefix
 from holdfast.wire.output import OutputEvent
 from holdfast.wire.requests import GenerationRequest
 
-T = TypeVar("T")
 _MOST_READY = 64  # events of several prompts that are buffered
 
 
@@ -145,36 +144,32 @@ class MergedStream:
 
 
 class TimeLimit:
-    """A deadline, this many seconds from now; 0: none. The prompt read so far stays cached."""
+    """A deadline, this many seconds from now; 0: none. What was prefilled by then stays cached."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._ends_at = asyncio.get_running_loop().time() + seconds if seconds else None
 
-    def events(self, stream: OutputStream) -> AsyncIterator[OutputEvent]:
-        """The events of a stream. Raises TimeLimitExceeded while they are read."""
-        return aiter(stream) if self._ends_at is None else self._limited(aiter(stream))
-
-    async def of(self, work: Awaitable[T]) -> T:
-        """The result of some work, which is cancelled when the time is over.
-
-        Raises TimeLimitExceeded.
-        """
-        if self._ends_at is None:
-            return await work
+    @contextlib.asynccontextmanager
+    async def enforced(self) -> AsyncIterator[None]:
+        """Cancel the block at the deadline and raise TimeLimitExceeded."""
         limit = asyncio.timeout_at(self._ends_at)
         try:
             async with limit:
-                return await work
+                yield
         except TimeoutError:
             if not limit.expired():
                 raise
             raise TimeLimitExceeded(seconds=self._seconds) from None
 
+    def events(self, stream: OutputStream) -> AsyncIterator[OutputEvent]:
+        """The events of a stream. Raises TimeLimitExceeded at the deadline."""
+        return aiter(stream) if self._ends_at is None else self._limited(aiter(stream))
+
     async def _limited(self, events: AsyncIterator[OutputEvent]) -> AsyncIterator[OutputEvent]:
         while True:
-            try:
-                event = await self.of(anext(events))
-            except StopAsyncIteration:
+            async with self.enforced():
+                event = await anext(events, None)
+            if event is None:
                 return
             yield event
