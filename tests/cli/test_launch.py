@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from holdfast.cli.launch import AGENTS
 from holdfast.cli.main import app
 from holdfast.config import ServerSettings
-from holdfast.front.server.run import ServerCertificate
+from holdfast.front.server.http_server import ServerCertificate
 from holdfast.models.download import DEMO_ID
 from tests.fakes.certificates import CertificateFiles
 from tests.fakes.echo_server import running_server

@@ -50,7 +50,7 @@ def test_a_removed_key_is_gone_and_the_last_one_leaves_a_locked_door(tmp_path: P
     ("arguments", "said"),
     [
         (("add", "alice"), "already"),
-        (("add", "a b"), "cannot name a key"),
+        (("add", "a b"), "is not a valid name"),
         (("add", "bob", "--priority", "urgent"), "'interactive', 'batch'"),
         (("add", "bob", "--max-requests", "0"), "at least 1"),
         (("rm", "bob"), "there are: alice"),

@@ -16,7 +16,7 @@ from holdfast.front.application import DIALECTS, create_application
 from holdfast.front.fleet.library import Library
 from holdfast.front.server.access import KeyRing
 from holdfast.front.server.dialect import Dialect
-from holdfast.front.server.run import ServerCertificate, listen, server, url_of
+from holdfast.front.server.http_server import HttpServer, ServerCertificate, listen, url_of
 from tests.fakes.scripted_gateway import (
     MODEL,
     ScriptedControl,
@@ -102,7 +102,7 @@ async def served(
     app = create_application(scripted_services(gateway, server=settings), dialects=dialects)
     with listen(settings) as listener:
         started = asyncio.Event()
-        running = server(app, settings, on_started=started.set, certificate=certificate)
+        running = HttpServer(app, settings, on_started=started.set, certificate=certificate)
         serving = asyncio.create_task(running.serve(sockets=[listener]))
         await started.wait()
         try:

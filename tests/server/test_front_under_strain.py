@@ -62,6 +62,6 @@ def test_four_hundred_half_open_connections_are_closed_while_others_are_served(
         ]
         assert len(further) == 400  # the closed ones do not count
         assert client.models.list().data[0].id == "demo"
-    until(lambda: server.log().count("connection ended") >= 1, "it is in the log")
-    assert server.log().count("connection ended") == 1
+    until(lambda: server.log().count("connection closed") >= 1, "it is in the log")
+    assert server.log().count("connection closed") == 1
     assert "ERROR" not in server.log()

@@ -95,7 +95,8 @@ def test_what_is_waited_for_is_said_and_a_second_signal_ends_it(
         server.process.send_signal(number)
         until(
             lambda: (
-                "waiting for 2 answers, 60 s at most; press Ctrl-C again to end now" in server.log()
+                "waiting for 2 answers, at most 60 s; press Ctrl-C again to exit now"
+                in server.log()
             ),
             "it is said",
         )

@@ -29,7 +29,7 @@ def homeless() -> Path:
 @pytest.mark.parametrize("off", ["", "off"])
 def test_without_the_setting_there_is_no_file_and_no_home_is_needed(off: str) -> None:
     assert open_log_file(LogSettings(file=off), folder=homeless, name="n") is None
-    with pytest.raises(ConfigError, match="there is no place for a log: no home"):
+    with pytest.raises(ConfigError, match="no log file can be created: no home"):
         open_log_file(LogSettings(file="auto"), folder=homeless, name="n")
 
 

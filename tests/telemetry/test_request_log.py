@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import RequestRecord, write_line, write_progress
-from holdfast.telemetry.requests import AnswerRecord
+from holdfast.telemetry.request_log import AnswerRecord, RequestRecord, write_line, write_progress
 from holdfast.wire.events import CacheReport, FinishReason
 from holdfast.wire.output import ChoiceFinished, PromptProgress, TextDelta
 

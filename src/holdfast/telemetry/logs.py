@@ -23,8 +23,7 @@ from typing import TextIO
 from holdfast.config import LogSettings
 from holdfast.errors import ConfigError
 from holdfast.files import expanded
-from holdfast.telemetry.printable import escaped
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.telemetry.request_log import RequestRecord, escaped
 
 LOG_SUFFIX = ".log"  # rotated files have a number after it: server-8321.log.1
 AUTO, OFF, BACKGROUND = "auto", "off", "background"
@@ -79,9 +78,9 @@ class LogFile(logging.handlers.RotatingFileHandler):
 def open_log_file(
     settings: LogSettings, *, folder: Callable[[], Path], name: str
 ) -> LogFile | None:
-    """The log file in the settings; None if there is none. folder, name: for `auto`.
+    """The log file that the settings ask for; None if they ask for none.
 
-    Raises ConfigError.
+    folder, name: where `auto` puts the file, and its name. Raises ConfigError.
     """
     if settings.file in ("", OFF) or (settings.file == BACKGROUND and _is_read(sys.stderr)):
         return None
@@ -95,16 +94,16 @@ def open_log_file(
                 )
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         if settings.file == BACKGROUND:  # the default
-            logging.getLogger(__name__).warning("there is no place for a log file: %s", error)
+            logging.getLogger(__name__).warning("no log file can be created: %s", error)
             return None
-        raise ConfigError(f"log.file: there is no place for a log: {error}") from None
+        raise ConfigError(f"log.file: no log file can be created: {error}") from None
     raise ConfigError(
         "log.file: too many servers already write a log for this port; name another file"
     )
 
 
 def _is_read(stream: TextIO | None) -> bool:
-    """Whether a person at a terminal, or a program at a pipe or socket, reads the stream."""
+    """Whether the stream is a terminal, a pipe or a socket, where somebody may read it."""
     try:
         mode = os.fstat(stream.fileno()).st_mode if stream is not None else 0
     except (OSError, ValueError):  # it is closed
@@ -124,13 +123,13 @@ def _opened(path: Path, settings: LogSettings) -> LogFile:
 
 
 def log_uncaught() -> None:
-    """Also log an exception that ends this process; nobody may see its standard error."""
+    """Also log an uncaught exception, because nobody may be reading standard error."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, Exception):
             logging.getLogger("holdfast").critical(
-                "the server ends: unexpected error", exc_info=(kind, error, trace)
+                "unexpected error; the server exits", exc_info=(kind, error, trace)
             )
         else:
             before(kind, error, trace)

@@ -1,32 +1,56 @@
-"""One log line per request: what was requested, the result and the speed.
+"""Records each request and its answer: for the metrics, the traces, and one log line per request.
 
-It contains no prompt or answer, unless the settings ask for contents.
+The log line contains no prompt or answer, unless the settings ask for contents.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from holdfast.telemetry.printable import LONGEST_CONTENT, printable
-from holdfast.wire.output import PromptProgress
+from holdfast.wire.events import FinishReason
+from holdfast.wire.output import (
+    ChoiceFinished,
+    OutputDelta,
+    OutputEvent,
+    PromptProgress,
+    TextDelta,
+    TextRead,
+    ThoughtEnder,
+    ToolCallFinished,
+)
 from holdfast.wire.requests import GenerationRequest
 
-if TYPE_CHECKING:  # every process logs, but only the front has prometheus_client
-    from holdfast.telemetry.requests import AnswerRecord
+if TYPE_CHECKING:  # workers log, too, but only the front has prometheus_client
+    from prometheus_client import Histogram
+
+    from holdfast.telemetry.metrics import Metrics
 
 RECORD = "holdfast.record"  # key of the RequestRecord in an ASGI scope
 CLIENT_GONE = 499  # the client disconnected before the response began
-_LONGEST_PATH = 200
-_LONGEST_ERROR = 160
-UNKNOWN_ROUTE = "other"  # of unknown paths
+UNKNOWN_ROUTE = "other"  # the route of unknown paths
 # estimated duration from which a prefill is logged
 LONG_PREFILL_SECONDS = 5.0
 PROGRESS_LINE_SECONDS = 5.0  # between two lines of a prefill
 QUIET_PATHS = frozenset({"/", "/health", "/metrics", "/admin/requests"})  # polled by programs
+_LONGEST_PATH = 200
+_LONGEST_ERROR = 160
+_LONGEST_CONTENT = 20_000  # characters of a prompt or an answer in the log
+_MIN_SPEED_SECONDS = 0.01  # an answer that arrived at once has no meaningful speed
+_FIGURES = (  # fields in the text of a log line
+    ("prompt_tokens", "prompt {}"),
+    ("cached_tokens", "({} cached)"),
+    ("answer_tokens", "answer {}"),
+    ("first_token_seconds", "first {:.2f} s"),
+    ("tokens_per_second", "{:.1f} tok/s"),
+    ("seconds", "in {:.2f} s"),
+    ("resumed", "resumed {} times"),
+    ("thought_ended_by", "thought ended by {}"),
+    ("rejoined", "rejoined {}"),
+)
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +73,7 @@ class RequestRecord:
     is_aborted: bool = False  # by the client
     rejoined: str = ""  # id of the earlier request whose answer it received
     asked: GenerationRequest | None = None  # if a model generates: the first prompt
-    answer: AnswerRecord | None = None  # once a model has accepted it
+    answer: AnswerRecord | None = None  # set when a model has accepted it
     clock: Callable[[], float] = field(default=perf_counter, repr=False)
     began: float = field(init=False)
     ended: float | None = field(init=False, default=None)
@@ -68,13 +92,14 @@ class RequestRecord:
 
     @property
     def seconds(self) -> float:
-        """Its duration so far, or in all."""
+        """Its duration so far, or in total if it has ended."""
         return (self.clock() if self.ended is None else self.ended) - self.began
 
     def __str__(self) -> str:
-        return "\n".join(
-            [" ".join((self.head, str(self.status), *self.details)), *self._contents()]
-        )
+        fields = self.fields
+        figures = (text.format(fields[name]) for name, text in _FIGURES if name in fields)
+        parts = (self.head, str(self.status), printable(self.model), *figures, self._end())
+        return "\n".join([" ".join(filter(None, parts)), *self._contents()])
 
     @property
     def head(self) -> str:
@@ -82,13 +107,6 @@ class RequestRecord:
         return (
             f"{printable(self.client)} {printable(self.method)} "
             f"{printable(self.path, longest=_LONGEST_PATH)}"
-        )
-
-    @property
-    def details(self) -> tuple[str, ...]:
-        """The result, as far as it is known."""
-        return tuple(
-            part for part in (printable(self.model), *self._figures(), self._end()) if part
         )
 
     @property
@@ -108,60 +126,38 @@ class RequestRecord:
             "aborted": self.is_aborted or None,
             "rejoined": self.rejoined,
         }
-        if self.answer is not None:
-            named |= self._answer_fields(self.answer)
+        if (answer := self.answer) is not None:
+            first_at = answer.first_text_at
+            named |= {
+                "prompt_tokens": answer.prompt_tokens,
+                "cached_tokens": answer.cached_tokens,
+                "answer_tokens": answer.tokens,
+                "first_token_seconds": _rounded(
+                    None if first_at is None else first_at - self.began
+                ),
+                "tokens_per_second": _rounded(answer.tokens_per_second),
+                "finish_reason": answer.finish_reason,
+                "resumed": answer.resumptions or None,
+                "thought_ended_by": answer.thought_ended_by,
+                "prompt": answer.prompt[:_LONGEST_CONTENT],
+                "answers": [answer.texts[index] for index in sorted(answer.texts)],
+            }
         return {name: value for name, value in named.items() if value not in (None, "", [])}
-
-    def _answer_fields(self, answer: AnswerRecord) -> dict[str, Any]:
-        return {
-            "prompt_tokens": answer.prompt_tokens,
-            "cached_tokens": answer.cached_tokens,
-            "answer_tokens": answer.tokens,
-            "first_token_seconds": _rounded(self._first_text_seconds(answer)),
-            "tokens_per_second": _rounded(answer.tokens_per_second),
-            "finish_reason": _once_each(answer.finish_reasons),
-            "resumed": answer.resumptions or None,
-            "thought_ended_by": answer.thought_ended_by,
-            "prompt": answer.prompt[:LONGEST_CONTENT],
-            "answers": [answer.texts[index] for index in sorted(answer.texts)],
-        }
-
-    def _first_text_seconds(self, answer: AnswerRecord) -> float | None:
-        return None if answer.first_text_at is None else answer.first_text_at - self.began
-
-    def _figures(self) -> tuple[str, ...]:
-        answer = self.answer
-        whole = f"in {self.seconds:.2f} s"
-        if answer is None:
-            return (whole, f"rejoined {printable(self.rejoined)}" if self.rejoined else "")
-        cached = "" if answer.cached_tokens is None else f" ({answer.cached_tokens} cached)"
-        first_seconds, speed = self._first_text_seconds(answer), answer.tokens_per_second
-        return (
-            f"prompt {answer.prompt_tokens}{cached}",
-            f"answer {answer.tokens}",
-            "" if first_seconds is None else f"first {first_seconds:.2f} s",
-            "" if speed is None else f"{speed:.1f} tok/s",
-            whole,
-            f"resumed {answer.resumptions} times" if answer.resumptions else "",
-            f"thought ended by {answer.thought_ended_by}" if answer.thought_ended_by else "",
-        )
 
     def _end(self) -> str:
         if self.is_aborted:
             return "aborted by the client"
         if self.error_code:
             return f"{self.error_code}: {printable(self.error_message, longest=_LONGEST_ERROR)}"
-        return "" if self.answer is None else _once_each(self.answer.finish_reasons)
+        return "" if self.answer is None else self.answer.finish_reason
 
     def _contents(self) -> list[str]:
         answer = self.answer
         if answer is None or not answer.prompt:
             return []
-        texts = [
-            ("prompt", answer.prompt),
-            *(("answer", answer.texts[index]) for index in sorted(answer.texts)),
-        ]
-        return [f"    {name}: {printable(text, longest=LONGEST_CONTENT)}" for name, text in texts]
+        texts = [("prompt", answer.prompt)]
+        texts += [("answer", answer.texts[index]) for index in sorted(answer.texts)]
+        return [f"    {name}: {printable(text, longest=_LONGEST_CONTENT)}" for name, text in texts]
 
 
 def write_line(record: RequestRecord) -> None:
@@ -199,9 +195,197 @@ def write_progress(record: RequestRecord, progress: PromptProgress) -> None:
     )
 
 
-def _once_each(reasons: list[str]) -> str:
-    return ",".join(dict.fromkeys(reasons))
+class AnswerRecord:
+    """Records the events of one answer. Its clock starts when it is created, with the request."""
+
+    def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = perf_counter) -> None:
+        self._metrics, self._clock = metrics, clock
+        self.ends: list[tuple[ChoiceFinished, float]] = []  # with the time of each
+        self.began = clock()
+        self.prompt = ""  # empty unless contents are logged
+        self.accept_seconds = 0.0
+        self.prompt_tokens = self.put_back_tokens = self.dropped_tokens = 0
+        self.texts: dict[int, str] = {}  # by choice
+        # by choice, the latest; only long prefills report it
+        self.progress: dict[int, PromptProgress] = {}
+        self.progress_logged_at: float | None = None
+        self._model = ""
+        self._choices_per_prompt = 1
+        self._tokens: dict[int, int] = {}  # by choice
+        self._first_text: dict[int, float] = {}
+        self._latest_text: dict[int, float] = {}
+        self._gaps: Histogram | None = None
+
+    def accepted(
+        self,
+        model: str,
+        *,
+        prompt_tokens: int,
+        put_back_tokens: int = 0,
+        dropped_tokens: int = 0,
+        choices_per_prompt: int = 1,
+        prompt: str = "",
+    ) -> None:
+        """The request is in the worker's queue. Metrics start here, where the model is known to exist.
+
+        prompt: empty unless contents are logged; then the texts of the answers are kept, too.
+        """
+        self._model = model
+        self.prompt = prompt
+        self._choices_per_prompt = choices_per_prompt
+        self.prompt_tokens = prompt_tokens
+        self.put_back_tokens = put_back_tokens
+        self.dropped_tokens = dropped_tokens
+        self.accept_seconds = self._clock() - self.began
+        self._metrics.accept_seconds.labels(model).observe(self.accept_seconds)
+        self._metrics.put_back_tokens.labels(model).inc(put_back_tokens)
+        self._metrics.dropped_tokens.labels(model).inc(dropped_tokens)
+        self._gaps = self._metrics.inter_token_seconds.labels(model)
+
+    def observe(self, event: OutputEvent) -> None:
+        """Record one event."""
+        now = self._clock()
+        if isinstance(event, ChoiceFinished):
+            self._observe_end(event, now)
+        elif isinstance(event, PromptProgress):
+            self.progress[event.index] = event
+        else:
+            self._observe_news(event, now)
+
+    def has_read(self, model: str, prompts: Sequence[TextRead]) -> None:
+        """Record prompts that were prefilled without generating, such as for embeddings."""
+        self._model = model
+        self.prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts)
+        for index, prompt in enumerate(prompts):
+            end = ChoiceFinished(
+                index=index,
+                reason=FinishReason.STOP,
+                prompt_tokens=prompt.prompt_tokens,
+                completion_tokens=0,
+                timings=prompt.timings,
+                memory=prompt.memory,
+            )
+            self._observe_end(end, self._clock())
+
+    def close(self) -> None:
+        """The answer has ended, complete or not."""
+        if self._model:
+            self._metrics.request_seconds.labels(self._model).observe(self._clock() - self.began)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that needed no prefill; None until a choice has ended.
+
+        All choices of a prompt share its prefill: only the first one counts.
+        """
+        cached = [
+            end.cached_tokens for end, _ in self.ends if end.index % self._choices_per_prompt == 0
+        ]
+        return sum(cached) if cached else None
+
+    @property
+    def finish_reason(self) -> str:
+        """The reasons of all choices that have ended, each once; empty if none has."""
+        return ",".join(dict.fromkeys(end.reason.value for end, _ in self.ends))
+
+    @property
+    def resumptions(self) -> int:
+        """How often another worker continued a choice after a crash; known at the end."""
+        return sum(end.resumptions for end, _ in self.ends)
+
+    @property
+    def thought_ended_by(self) -> ThoughtEnder | None:
+        """What ended the reasoning of a choice before the model did."""
+        return next(
+            (end.thought_ended_by for end, _ in self.ends if end.thought_ended_by is not None), None
+        )
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Reasoning tokens of all choices that have ended."""
+        return sum(end.reasoning_tokens for end, _ in self.ends)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(self._tokens.values())
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Speed of all choices together after the first text; None if there is too little to tell."""
+        following, first_text_at = self.tokens - len(self._tokens), self.first_text_at
+        if first_text_at is None or following < 1:
+            return None
+        seconds = max(self._latest_text.values()) - first_text_at
+        return None if seconds < _MIN_SPEED_SECONDS else following / seconds
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Reported progress of the prompts."""
+        return sum(progress.read_tokens for progress in self.progress.values())
+
+    @property
+    def first_text_at(self) -> float | None:
+        """Time of the first text of any choice; None before that."""
+        return min(self._first_text.values(), default=None)
+
+    def first_text_seconds(self, index: int) -> float | None:
+        """Seconds from the request to the first text of a choice; None before that."""
+        at = self._first_text.get(index)
+        return None if at is None else at - self.began
+
+    def _observe_news(self, event: OutputDelta, now: float) -> None:
+        index = event.index
+        latest = self._latest_text.get(index)
+        if latest is None:
+            self._first_text[index] = now
+            self._metrics.first_token_seconds.labels(self._model).observe(now - self.began)
+        elif self._gaps is not None:
+            self._gaps.observe(now - latest)
+        self._latest_text[index] = now
+        self._tokens[index] = self._tokens.get(index, 0) + len(event.token_ids)
+        if isinstance(event, ToolCallFinished):
+            self._metrics.tool_calls.labels(self._model).inc()
+            for repair in event.repairs:
+                self._metrics.tool_call_repairs.labels(self._model, repair).inc()
+        if isinstance(event, TextDelta) and self.prompt:
+            text = self.texts.get(index, "")
+            if len(text) < _LONGEST_CONTENT:
+                self.texts[index] = text + event.appended
+
+    def _observe_end(self, event: ChoiceFinished, now: float) -> None:
+        metrics, model = self._metrics, self._model
+        # 0 if a stop string ended the answer before the worker did
+        decode_seconds = event.timings.decode_seconds or now - self._first_text.get(
+            event.index, now
+        )
+        metrics.requests.labels(model, event.reason.value).inc()
+        metrics.prompt_tokens.labels(model).inc(event.prompt_tokens)
+        metrics.completion_tokens.labels(model).inc(event.completion_tokens)
+        metrics.cached_tokens.labels(model).inc(event.cached_tokens)
+        metrics.reasoning_tokens.labels(model).inc(event.reasoning_tokens)
+        metrics.queue_seconds.labels(model).observe(event.timings.queue_seconds)
+        metrics.prefill_seconds.labels(model).observe(event.timings.prefill_seconds)
+        metrics.decode_seconds.labels(model).observe(decode_seconds)
+        self.ends.append((event, now))
+        self._tokens[event.index] = event.completion_tokens
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
+def printable(text: str, *, longest: int = 100) -> str:
+    """A client's text, escaped for a terminal and cut if it is long."""
+    shown = escaped(text[:longest])
+    return shown if len(text) <= longest else f"{shown}… ({len(text) - longest} more characters)"
+
+
+def escaped(text: str) -> str:
+    """The text with its unprintable characters (such as control characters) as Python escapes."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 4)

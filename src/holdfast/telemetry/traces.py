@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
 
-    from holdfast.telemetry.requests import AnswerRecord
+    from holdfast.telemetry.request_log import AnswerRecord
 
 _EXPORT_ERROR_SECONDS = 600.0  # between two log lines about a failing collector
 CLOSE_SECONDS = 2.0  # for the last export

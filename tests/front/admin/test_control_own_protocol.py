@@ -36,9 +36,9 @@ from holdfast.front.server.answers import (
 )
 from holdfast.front.server.dialect import Dialect, operation, request_of
 from holdfast.front.server.generation import generate
+from holdfast.front.server.http_server import HttpServer, listen, url_of
 from holdfast.front.server.problem import Problem
 from holdfast.front.server.request import parse
-from holdfast.front.server.run import listen, server, url_of
 from holdfast.front.server.services import Services, first_model
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.output import ChoiceFinished, TextDelta
@@ -324,7 +324,7 @@ async def test_it_is_served_over_a_real_worker(tmp_path: Path) -> None:
         app = build_application(settings, residency, dialects=TABLE)
         with listen(settings.server) as listener:
             started = asyncio.Event()
-            running = server(app, settings.server, on_started=started.set)
+            running = HttpServer(app, settings.server, on_started=started.set)
             serving = asyncio.create_task(running.serve(sockets=[listener]))
             await started.wait()
             async with httpx.AsyncClient(base_url=url_of(listener), timeout=60) as client:

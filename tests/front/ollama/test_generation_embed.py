@@ -90,7 +90,7 @@ async def test_an_empty_text_among_others_is_one_of_them() -> None:
     ("path", "fields", "status", "named"),
     [
         (EMBED, {"input": [1]}, 400, "`input.0`"),
-        (EMBED, {"input": ["x"] * 5000}, 400, "`input`: this server takes at most"),
+        (EMBED, {"input": ["x"] * 5000}, 400, "`input`: must have at most"),
         (EMBED, {"input": "x", "dimensions": 0}, 400, "`dimensions`"),
         (EMBED, {"input": "x", "model": "other"}, 404, "try pulling it first"),
         (OLDER, {"prompt": 1}, 400, "`prompt`"),

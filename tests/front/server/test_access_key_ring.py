@@ -47,14 +47,14 @@ def test_a_file_that_went_bad_changes_nothing_and_never_opens_the_server(
         path.write_text("{}")
     else:
         path.chmod(0o644)
-    with pytest.raises(ConfigError, match="the keys stay as they were"):
+    with pytest.raises(ConfigError, match="the API keys are not reloaded"):
         ring.reload()
     assert ring.is_needed and ring.find(b"alice's") is not None
 
 
 def test_a_file_made_while_the_server_runs_counts_from_the_next_reading_on(tmp_path: Path) -> None:
     ring = KeyRing("auto", {"XDG_CONFIG_HOME": str(tmp_path)})
-    assert not ring.is_needed and ring.reload() == "no file of API keys"
+    assert not ring.is_needed and ring.reload() == "no API key file"
     written(tmp_path / "holdfast" / "keys.json", "alice")
     assert not ring.is_needed
     ring.reload()

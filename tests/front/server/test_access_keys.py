@@ -58,23 +58,23 @@ HASH = "0" * 64
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "not a file of keys"),
-        ("[]", "not a file of keys"),
+        ("", "not a key file"),
+        ("[]", "not a key file"),
         ("{}", "required field `keys`"),
         ('{"format": 1}', "required field `keys`"),
         ('{"keys": [{"name": "a"}]}', "sha256"),
         ('{"keys": [{"name": "a", "sha256": "00"}]}', "64 hexadecimal"),
-        (f'{{"keys": [{{"name": "a/b", "sha256": "{HASH}"}}]}}', "cannot name a key"),
+        (f'{{"keys": [{{"name": "a/b", "sha256": "{HASH}"}}]}}', "is not a valid name"),
         (f'{{"keys": [{{"name": "a", "sha256": "{HASH}", "max_requests": 0}}]}}', "at least 1"),
         (f'{{"keys": [{{"name": "a", "sha256": "{HASH}", "priority": "urgent"}}]}}', "priority"),
         (f'{{"keys": [{{"name": "a", "sha256": "{HASH}", "admin": true}}]}}', "admin"),
         (
             f'{{"keys": [{{"name": "a", "sha256": "{HASH}"}}, {{"name": "b", "sha256": "{HASH}"}}]}}',
-            "two keys of one sha256",
+            "two keys with the same sha256",
         ),
         (
             f'{{"keys": [{{"name": "a", "sha256": "{HASH}"}}, {{"name": "a", "sha256": "{"1" * 64}"}}]}}',
-            "two keys of one name",
+            "two keys with the same name",
         ),
         ('{"format": 2, "keys": []}', "format 2"),
     ],
@@ -102,7 +102,7 @@ def test_a_file_that_is_named_has_to_be_there_and_the_own_one_need_not(tmp_path:
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "ä", "a" * 65, "a/b"])
 def test_what_cannot_name_a_key_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot name a key"):
+    with pytest.raises(ConfigError, match="is not a valid name"):
         a_key(name)
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
-from holdfast.front.server.connections import Addresses
 from holdfast.front.server.guard import ForwardedAddresses, trusted_networks
+from holdfast.front.server.http_server import Addresses
 
 PROXY = "10.0.0.1"
 Headers = list[tuple[bytes, bytes]]

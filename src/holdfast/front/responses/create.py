@@ -37,8 +37,7 @@ from holdfast.front.server.problem import RequestRefused, problem_of, record_pro
 from holdfast.front.server.request import extended, json_response, parse, read_body, tenant_in
 from holdfast.front.server.services import Services, is_waited_for, salted
 from holdfast.store.responses import Item, RecordKey, RecordMissing, ResponseFile
-from holdfast.telemetry.request_log import RECORD
-from holdfast.telemetry.requests import AnswerRecord
+from holdfast.telemetry.request_log import RECORD, AnswerRecord
 
 _SESSION_HEADERS = ("session-id", "session_id")  # current and earlier Codex
 

@@ -12,18 +12,18 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import uvloop
 
 from holdfast import __version__
-from holdfast.config import EffectiveSettings, LogLevel, Settings
-from holdfast.errors import WorkerUnavailable
+from holdfast.config import EffectiveSettings, LogLevel, Settings, value_of
+from holdfast.errors import ConfigError, WorkerUnavailable
 from holdfast.files import (
     compiled_code_folder,
     crash_reports_folder,
@@ -33,27 +33,41 @@ from holdfast.files import (
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency
-from holdfast.front.run.ready import ReadyModel, ReadyServer, announce, lan_addresses
-from holdfast.front.run.reload import Hangups, Reload, ReloadedSettings, reload_keys
-from holdfast.front.run.running_servers import RunningServer, run_folder, write_server
-from holdfast.front.server.access import key_file_of, read_keys
+from holdfast.front.run.running_servers import (
+    ReadyModel,
+    ReadyServer,
+    RunningServer,
+    announce,
+    lan_addresses,
+    run_folder,
+    write_server,
+)
+from holdfast.front.server.access import KeyRing, key_file_of, read_keys
 from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
-from holdfast.telemetry.logs import LogFile, configure_logging, log_uncaught, open_log_file
+from holdfast.telemetry.logs import (
+    LogFile,
+    configure_logging,
+    log_uncaught,
+    open_log_file,
+    set_level,
+)
 from holdfast.wire.commands import WorkerSettings
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from holdfast.front.server.run import ServerCertificate
+    from holdfast.front.server.http_server import ServerCertificate
 
 WANTED_OPEN_FILES = 8192  # one per client; macOS allows 256 by default
 BROKEN = 1  # exit code
 STOPPED_EARLY = "stopped before the model was ready"
 
-Progress = Callable[[str, float], None]
+Progress: TypeAlias = Callable[[str, float], None]
+# reloads one thing, in the event loop, and logs the result in one line
+Reload: TypeAlias = Callable[[], None]
 logger = logging.getLogger("holdfast.front.run")
 
 
@@ -64,14 +78,17 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     ModelLoadError or ConfigError (exit code 2) if the model or the address cannot be used.
     """
     started_at = time.monotonic()
-    settings = _with_store_folder(effective.settings)
+    settings = effective.settings
+    store = replace(settings.store, folder=chosen_folder(settings.store, os.environ))
+    settings = replace(settings, store=store)
     hangups = Hangups()
     log_file = _log_file(settings)
     configure_logging(settings.log, file=log_file)
     signal.signal(signal.SIGTERM, _exit_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
     certificate = _certificate(settings)
-    _check_keys(settings)
+    if (keys_file := key_file_of(settings.server.keys_file, os.environ)) is not None:
+        read_keys(keys_file)  # fails early
     catalog = catalog_of(settings, os.environ)
     for each in catalog.left_out:
         if each.is_asked_for:
@@ -84,9 +101,14 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             front = Front(
-                settings, catalog, progress=progress, started_at=started_at, certificate=certificate
+                settings,
+                catalog,
+                progress=progress,
+                started_at=started_at,
+                certificate=certificate,
+                run_folder=private,
+                log_path="" if log_file is None else str(log_file.path),
             )
-            front.describe_in(private, log_file=log_file)
             front.reloads.append(ReloadedSettings(effective, on_level=front.set_log_level).reload)
             runner.run(front.serve(lambda: hangups.reload_on(front.reloads)))
     except WorkerUnavailable as error:
@@ -105,14 +127,17 @@ class Front:
         *,
         progress: Progress,
         started_at: float,
-        certificate: ServerCertificate | None = None,
+        certificate: ServerCertificate | None,
+        run_folder: Path,
+        log_path: str,
     ) -> None:
+        """run_folder: gets a description of the server as soon as it listens."""
         self._settings = settings
         self._started_at = started_at
         self._certificate = certificate
         self.reloads: list[Reload] = [] if certificate is None else [certificate.reload]
-        self._run_folder: Path | None = None
-        self._log_path = ""
+        self._run_folder = run_folder
+        self._log_path = log_path
         self._was_ready = False
         self._residency = Residency(
             catalog,
@@ -124,7 +149,11 @@ class Front:
         )
 
     def _files_of(self, entry: CatalogEntry) -> ModelFiles:
-        return _files(entry) if len(self._residency.catalog.entries) > 1 else _folder_alone(entry)
+        """The files of a model; any thread. Raises ModelLoadError."""
+        folder = resolve_model(entry.model, progress=lambda stage, fraction: None)
+        if len(self._residency.catalog.entries) == 1:
+            return ModelFiles(folder=folder)  # the size only matters among several models
+        return ModelFiles(folder=folder, weight_bytes=checked_tensor_bytes(folder))
 
     def _worker_of(
         self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare
@@ -148,12 +177,7 @@ class Front:
         self._settings = replace(self._settings, log=replace(self._settings.log, level=level))
         self._residency.set_log_level(level)
 
-    def describe_in(self, folder: Path, *, log_file: LogFile | None) -> None:
-        """Describe the server in this run folder as soon as it listens."""
-        self._run_folder = folder
-        self._log_path = "" if log_file is None else str(log_file.path)
-
-    async def serve(self, on_begin: Callable[[], None] = lambda: None) -> None:
+    async def serve(self, on_begin: Callable[[], None]) -> None:
         """Start the worker, then everything else; serve until a signal; stop everything in order.
 
         on_begin: called in the event loop. Raises ModelLoadError, ConfigError and
@@ -175,7 +199,7 @@ class Front:
 
     async def _serve_http(self, signals: _EarlySignals) -> None:
         from holdfast.front.run.web import build_application
-        from holdfast.front.server import run as http
+        from holdfast.front.server import http_server as http
 
         with http.listen(self._settings.server) as listener:
             app = build_application(self._settings, self._residency)
@@ -184,7 +208,7 @@ class Front:
             if signals.came:  # during the lines above, when there was nothing to stop yet
                 return
             listening = asyncio.Event()
-            server = http.server(
+            server = http.HttpServer(
                 app, self._settings.server, on_started=listening.set, certificate=self._certificate
             )
             signals.disarm()
@@ -209,8 +233,6 @@ class Front:
             loading.result()  # raises if loading failed
 
     def _describe(self, url: str, port: int) -> None:
-        if self._run_folder is None:
-            return
         server = RunningServer(
             pid=os.getpid(),
             url=url,
@@ -256,17 +278,6 @@ class Front:
         )
         self._was_ready = True
         announce(ready, self._settings.log)
-
-
-def _files(entry: CatalogEntry) -> ModelFiles:
-    """The folder and size of a model; any thread. Raises ModelLoadError."""
-    folder = _folder_alone(entry).folder
-    return ModelFiles(folder=folder, weight_bytes=checked_tensor_bytes(folder))
-
-
-def _folder_alone(entry: CatalogEntry) -> ModelFiles:
-    """Like `_files`, without the size, which matters only among several models."""
-    return ModelFiles(folder=resolve_model(entry.model, progress=lambda stage, fraction: None))
 
 
 class _EarlySignals:
@@ -329,29 +340,19 @@ def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:
 
     if not is_wildcard(listens_on):
         return ()
-    scheme, _, port = (url.partition(":")[0], *url.rpartition(":")[1:])
+    scheme = url.partition(":")[0]
+    port = url.rpartition(":")[2]
     return tuple(f"{scheme}://{address}:{port}" for address in lan_addresses(listens_on=listens_on))
 
 
 def _certificate(settings: Settings) -> ServerCertificate | None:
-    """Fail early. Raises ConfigError."""
-    if not settings.server.tls_cert:
+    """The certificate, if there is one. Raises ConfigError."""
+    server = settings.server
+    if not server.tls_cert:
         return None
-    from holdfast.front.server.run import certificate_of
+    from holdfast.front.server.http_server import ServerCertificate
 
-    return certificate_of(settings.server)
-
-
-def _check_keys(settings: Settings) -> None:
-    """Fail early. Raises ConfigError."""
-    if (path := key_file_of(settings.server.keys_file, os.environ)) is not None:
-        read_keys(path)
-
-
-def _with_store_folder(settings: Settings) -> Settings:
-    return replace(
-        settings, store=replace(settings.store, folder=chosen_folder(settings.store, os.environ))
-    )
+    return ServerCertificate(certificate=server.tls_cert, key=server.tls_key)
 
 
 def _allow_open_files(wanted: int) -> None:
@@ -359,3 +360,83 @@ def _allow_open_files(wanted: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+class ReloadedSettings:
+    """Reloads the settings. Only the log level can change; all others need a restart."""
+
+    def __init__(
+        self, effective: EffectiveSettings, *, on_level: Callable[[LogLevel], None]
+    ) -> None:
+        """on_level: called with a changed log level."""
+        self._at_start = self._current = effective
+        self._on_level = on_level
+
+    def reload(self) -> None:
+        """Read the settings again; if they are invalid, nothing changes."""
+        try:
+            read = self._at_start.read_again()
+        except ConfigError as error:
+            logger.error("the settings are not reloaded: %s", error)
+            return
+        before, level = self._current.settings.log.level, read.settings.log.level
+        set_level(read.settings.log)
+        if level != before:
+            self._on_level(level)
+        self._current = read
+        change = ", as before" if before == level else f"; it was {before}"
+        changed = [
+            key
+            for key in read.origins
+            if key != "log.level"
+            and value_of(read.settings, key) != value_of(self._at_start.settings, key)
+        ]
+        if changed:
+            pending = ", ".join(changed)
+            logger.warning("the log level is %s%s; after a restart: %s", level, change, pending)
+        else:
+            logger.info("the log level is %s%s", level, change)
+
+
+def reload_keys(keys: KeyRing) -> None:
+    """Read the file of API keys again; if it is invalid, nothing changes."""
+    try:
+        logger.info("%s", keys.reload())
+    except ConfigError as error:
+        logger.error("%s", error)
+
+
+class Hangups:
+    """What SIGHUP does: it reloads, or stops the server if its terminal was closed."""
+
+    def __init__(self) -> None:
+        """If SIGHUP is ignored (nohup), the server outlives its terminal."""
+        self._ends_with_terminal = (
+            signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+        )
+
+    def reload_on(self, reloads: Sequence[Reload]) -> None:
+        """Make SIGHUP run these. Main thread, in the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def hung_up(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self._hung_up, reloads)
+
+        signal.signal(signal.SIGHUP, hung_up)
+
+    def _hung_up(self, reloads: Sequence[Reload]) -> None:
+        if self._ends_with_terminal and not _has_terminal():
+            logger.info("the terminal was closed")
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        for reload in reloads:
+            reload()
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

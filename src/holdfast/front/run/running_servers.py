@@ -1,6 +1,6 @@
-"""The folder of a running server, and the list of servers that run.
+"""How a server announces that it runs: to people on the terminal, to other commands in its run folder.
 
-A server's folder holds what it needs only while it runs: sockets, sessions in transfer, temporary
+A server's run folder holds what it needs only while it runs: sockets, sessions in transfer, temporary
 files. It is among the user's caches, private, and removed at the end. The next server removes what a
 killed one left. A file in it describes the server; its lock tells whether the server lives.
 """
@@ -8,14 +8,19 @@ killed one left. A file in it describes the server; its lock tells whether the s
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
+from holdfast.config import LogSettings
 from holdfast.errors import ConfigError
 from holdfast.files import (
     CLAIM_PREFIX,
@@ -27,11 +32,19 @@ from holdfast.files import (
     sweep,
 )
 from holdfast.front.link.worker_link import SHORT_FOLDER
+from holdfast.wire.events import CacheFigures, ModelInfo
 
 _FILE = "server.json"
 _TMPDIR = "TMPDIR"
 
 logger = logging.getLogger("holdfast.front.run")
+OPEN = (
+    "anyone who can reach this machine over the network can use this server, because no API key is "
+    "set; set HOLDFAST_SERVER_API_KEY, or listen on 127.0.0.1"
+)
+_MAX_SHOWN_MODELS = 8
+_MAX_ADDRESSES = 4
+_DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)  # RFC 5737: no real machine has it
 
 
 class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,3 +119,153 @@ def _claimed(environ: Mapping[str, str]) -> Claim:
     except (OSError, RuntimeError) as error:  # read-only, full, without locks; or no home
         logger.info("temporary files are in %s: %s", shared, error)
         return claim(shared, prefix=CLAIM_PREFIX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyModel:
+    """One of the served models."""
+
+    name: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyServer:
+    """What a user needs to know when the server is ready."""
+
+    url: str
+    model: str  # the first one, for requests without a model
+    info: ModelInfo | None  # of the first model; None: not loaded yet
+    models: tuple[ReadyModel, ...] = ()
+    ready_seconds: float
+    needs_key: bool
+    store_folder: str  # empty: the cache is in RAM only
+    memory: CacheFigures | None  # None: this model's layout has no cache
+    lan_urls: tuple[str, ...] = ()  # for other machines, if it listens on all addresses
+    log_file: str = ""  # empty: none
+    is_open: bool = False  # reachable from other machines without a key
+
+
+def announce(ready: ReadyServer, log: LogSettings) -> None:
+    """Print a short block for people; if the log is JSON or in a file, also log one line."""
+    warnings = [OPEN] if ready.is_open else []
+    if ready.info is not None:
+        warnings += ready.info.warnings
+    if log.format == "json" or ready.log_file:
+        urls = ", ".join((ready.url, *ready.lan_urls))
+        what = f"models {_names(ready)}"
+        if ready.info is not None:
+            what = f"model {ready.model}, layout {ready.info.layout}"
+        logger.info("ready in %.2f s: %s, at %s", ready.ready_seconds, what, urls)
+        for warning in warnings:
+            logger.warning("%s", warning)
+    if log.format == "json":
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="dim", justify="right")
+    rows.add_column(overflow="fold")
+    for name, value in _rows(ready):
+        rows.add_row(name, escape(value))
+    console = Console(highlight=False)
+    console.print(f"[bold]Holdfast[/bold] is ready at [bold]{escape(ready.url)}[/bold]")
+    console.print(rows)
+    for warning in warnings:
+        console.print(f"[bold yellow]warning[/bold yellow]: {escape(warning)}", soft_wrap=True)
+    console.print()
+    print(_example(ready), flush=True)  # noqa: T201 - not wrapped, to be copied
+
+
+def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
+    info = ready.info
+    rows = [("for others", url) for url in ready.lan_urls]
+    if info is not None:
+        parameters = f"{info.parameters / 1e6:,.1f} M parameters"
+        kv = f"{info.kv_budget_bytes / 2**30:,.1f} GiB"
+        layout = info.layout if info.layout == "rows" else f"{info.layout} ({info.layout_reason})"
+        rows += [
+            ("model", f"{ready.model} ({info.model_type}, {parameters}, {info.compute_dtype})"),
+            ("context", f"{info.context_tokens:,} tokens; up to {kv} for the KV cache"),
+            ("layout", layout),
+            ("device", info.device),
+        ]
+        if info.blas:
+            rows.append(("BLAS", info.blas))
+    if len(ready.models) > 1 or info is None:
+        rows.append(("models", f"{_names(ready)}; each is loaded on its first request"))
+    rows.append(("store", _store(ready)))
+    if ready.log_file:
+        rows.append(("log", ready.log_file))
+    rows.append(("ready in", f"{ready.ready_seconds:.2f} s"))
+    return rows
+
+
+def _names(ready: ReadyServer) -> str:
+    """The first models, with their state unless it is `unloaded`."""
+    shown = [
+        model.name + ("" if model.state == "unloaded" else f" ({model.state})")
+        for model in ready.models[:_MAX_SHOWN_MODELS]
+    ]
+    more = len(ready.models) - len(shown)
+    return ", ".join([*shown, *([f"{more:,} more"] if more else [])])
+
+
+def _store(ready: ReadyServer) -> str:
+    """Where the cache is, and whether it can be written."""
+    if ready.info is None:
+        return ready.store_folder or "off: the cache is in RAM until its model is unloaded"
+    if ready.memory is None:
+        return f"no cache: the layout {ready.info.layout} does not allow it"
+    store = ready.memory.store
+    if store is None:
+        return "off: the cache is in RAM until the server ends"
+    if store.mode != "writing":
+        return (
+            f"{ready.store_folder} CANNOT BE WRITTEN: the cache is in RAM until the server ends; "
+            "see the log"
+        )
+    blocks = f"{store.blocks:,} {'block' if store.blocks == 1 else 'blocks'}"
+    return f"{ready.store_folder} ({blocks} of this model)"
+
+
+def _example(ready: ReadyServer) -> str:
+    key = ' -H "Authorization: Bearer $HOLDFAST_SERVER_API_KEY"' if ready.needs_key else ""
+    body = f'{{"model": "{ready.model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    return (
+        f"curl {ready.url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n  -d "
+        f"'{body}'"
+    )
+
+
+def lan_addresses(*, listens_on: str) -> tuple[str, ...]:
+    """This machine's addresses as written in a URL, the most useful first.
+
+    listens_on: 0.0.0.0 for IPv4, :: for both. Loopback and link-local addresses are left out.
+    """
+    families = {socket.AF_INET} if listens_on == "0.0.0.0" else {socket.AF_INET, socket.AF_INET6}
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    reachable = []
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if name not in up or entry.family not in families:
+                continue
+            address = ipaddress.ip_address(entry.address.partition("%")[0])  # without its zone
+            if not (address.is_loopback or address.is_link_local):
+                reachable.append(address)
+    usual = _usual_address()
+    reachable.sort(key=lambda address: (str(address) != usual, address.version, int(address)))
+    urls = (f"[{each}]" if each.version == 6 else str(each) for each in reachable)
+    return tuple(dict.fromkeys(urls))[:_MAX_ADDRESSES]
+
+
+def _usual_address() -> str:
+    """The address that this machine uses itself; containers may add a dozen others. Else empty."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_DOCUMENTATION_ADDRESS)  # sends nothing, as datagrams have no handshake
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])

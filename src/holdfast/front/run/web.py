@@ -1,4 +1,4 @@
-"""Builds the web application, and keeps macOS awake while requests run.
+"""Builds the web application, reloads its catalog, and keeps macOS awake while requests run.
 
 Imported while a worker loads, because importing the web framework and the tokenizer takes time.
 """
@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from starlette.applications import Starlette
 
 from holdfast import __version__
 from holdfast.config import Settings
+from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.front.application import DIALECTS, create_application
-from holdfast.front.fleet.catalog import catalog_of
+from holdfast.front.fleet.catalog import Catalog, catalog_of
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle, load_tokenizer_bundle
-from holdfast.front.run.reload import ReloadedCatalog
 from holdfast.front.server.access import KeyRing
 from holdfast.front.server.dialect import Dialect
 from holdfast.front.server.in_progress import ActiveRequests
@@ -85,6 +85,33 @@ class Awake:
         except OSError as error:
             _log.warning("the machine may sleep while requests run: %s: %s", program, error)
             self._program = None
+
+
+class ReloadedCatalog:
+    """Reloads the catalog of models, on a thread, since it may search many folders."""
+
+    def __init__(self, read: Callable[[], Catalog], residency: Residency) -> None:
+        """read: may raise ConfigError and ModelLoadError."""
+        self._read, self._residency = read, residency
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def reload(self) -> None:
+        """Start to read the catalog again; if it is invalid, nothing changes."""
+        task = asyncio.create_task(self.take_in(), name="catalog read again")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def take_in(self) -> None:
+        """Read the catalog again and serve it. Calls run one after another."""
+        async with self._lock:
+            try:
+                catalog = await asyncio.to_thread(self._read)
+            except (ConfigError, ModelLoadError) as error:
+                _log.error("the catalog is not reloaded: %s", error)
+                return
+            changes = await self._residency.take_catalog(catalog)
+            _log.info("the catalog is reloaded: %s", changes)
 
 
 def build_application(

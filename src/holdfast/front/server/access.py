@@ -1,7 +1,6 @@
-"""Who may call the server and how much: API keys, the caller of a request, limits per caller, and
-the drain before the server stops.
+"""API keys, the caller of a request, limits per caller, and the drain before the server stops.
 
-The file of keys holds hashes, never a key.
+The key file contains hashes, never a key.
 """
 
 from __future__ import annotations
@@ -41,28 +40,27 @@ KEY_HEADERS = (b"authorization", *(name.encode() for name in KEY_HEADER_NAMES))
 CALLER = "holdfast.caller"  # key of a request's Caller in its ASGI scope
 _LONGEST_RETRY_SECONDS = 60  # clients give up rather than wait longer
 _GAIN = 0.2  # of the moving average of how long a request takes
-_READS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # DELETE ends things, as `/cancel` does
+# methods that a draining server accepts; DELETE, like the paths `/cancel`, only ends things
+_READS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 _RESTART_SECONDS = 2.0  # until this server, restarted, or another one listens
 
 
 class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A named key. Its name, not the key, says whose memory is used: another key of the same name
-    finds it again.
-    """
+    """A named key. The tenant depends on its name, so a new key of the same name keeps the cache."""
 
     name: str
     sha256: str  # of the key, in hexadecimal digits
     is_admin: bool = False
-    priority: Priority = "interactive"  # of its requests, at most
-    # answers at once, running or waiting; None: `limits.max_requests_per_key`
+    priority: Priority = "interactive"  # the highest that its requests can have
+    # maximum of running and waiting answers; None: `limits.max_requests_per_key`
     max_requests: int | None = None
     created: str = ""
 
 
 class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that the file says.
+    """The content of the key file.
 
-    It always has `keys`: a file without them is damaged, and must not lock everybody out.
+    `keys` is required: a file without it is damaged, and must not lock everybody out.
     """
 
     format: int = _FORMAT
@@ -116,19 +114,19 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
             content = file.read()
     except FileNotFoundError:
         raise ConfigError(
-            f"server.keys_file: there is no file {path}; `holdfast keys add NAME` makes one"
+            f"server.keys_file: {path} does not exist; `holdfast keys add NAME` creates it"
         ) from None
     except OSError as error:
         raise ConfigError(f"server.keys_file: {path} cannot be read: {error.strerror}") from None
     if os.name == "posix" and mode & 0o077:
         raise ConfigError(
-            f"server.keys_file: others may read or change {path}; make it yours alone: chmod 600 "
+            f"server.keys_file: other users can read or change {path}; make it private: chmod 600 "
             f"{path}"
         )
     try:
         found = msgspec.json.decode(content, type=KeyFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"server.keys_file: {path} is not a file of keys: {error}") from None
+        raise ConfigError(f"server.keys_file: {path} is not a key file: {error}") from None
     _check(found, path)
     return found.keys
 
@@ -154,13 +152,11 @@ def named_key(
     """The file's entry for a new key. Raises ConfigError for an invalid name or cap."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r} cannot name a key: use 1 to 64 letters, digits, and . _ @ - behind the "
-            "first of them"
+            f"{name!r} is not a valid name for a key: use 1 to 64 letters, digits, and . _ @ -; the "
+            "first must be a letter or a digit"
         )
     if max_requests is not None and max_requests < 1:
-        raise ConfigError(
-            f"a key of {max_requests} requests at once could be used for nothing; give at least 1"
-        )
+        raise ConfigError(f"a key must allow at least 1 concurrent request, not {max_requests}")
     created = time.strftime("%Y-%m-%d")
     return ApiKey(
         name=name,
@@ -181,13 +177,15 @@ def _check(found: KeyFile, path: Path) -> None:
     for name in ("name", "sha256"):
         values = [getattr(key, name) for key in found.keys]
         if len(set(values)) < len(values):
-            raise ConfigError(f"server.keys_file: {path} has two keys of one {name}")
+            raise ConfigError(f"server.keys_file: {path} has two keys with the same {name}")
     for key in found.keys:
         if not _NAME.fullmatch(key.name):
-            raise ConfigError(f"server.keys_file: {path}: {key.name!r} cannot name a key")
+            raise ConfigError(
+                f"server.keys_file: {path}: {key.name!r} is not a valid name for a key"
+            )
         if not re.fullmatch("[0-9a-f]{64}", key.sha256):
             raise ConfigError(
-                f"server.keys_file: {path}: the sha256 of {key.name} has not 64 hexadecimal digits"
+                f"server.keys_file: {path}: the sha256 of {key.name} must have 64 hexadecimal digits"
             )
         if key.max_requests is not None and key.max_requests < 1:
             raise ConfigError(
@@ -199,7 +197,7 @@ class KeyRing:
     """The named keys that a running server knows. Event loop's thread only."""
 
     def __init__(self, setting: str = "", environ: Mapping[str, str] | None = None) -> None:
-        """setting: `server.keys_file`. Raises ConfigError for a file that cannot be used."""
+        """setting: `server.keys_file`. Raises ConfigError if the file cannot be used."""
         self._setting, self._environ = setting, environ or {}
         self._path: Path | None = None
         self._by_hash: dict[str, ApiKey] = {}
@@ -213,11 +211,11 @@ class KeyRing:
         # A file that has disappeared must never open the server to everyone.
         path = key_file_of(self._setting, self._environ) or self._path
         if path is None:
-            return "no file of API keys"
+            return "no API key file"
         try:
             keys = read_keys(path)
         except ConfigError as error:
-            raise ConfigError(f"{error}; the keys stay as they were") from (
+            raise ConfigError(f"{error}; the API keys are not reloaded") from (
                 None if self._path else error
             )
         self._path, self._by_hash = path, {key.sha256: key for key in keys}
@@ -228,12 +226,12 @@ class KeyRing:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is a file of keys, so that clients need one."""
+        """Whether clients need a key because there is a key file."""
         return self._path is not None
 
     @property
     def names_an_admin(self) -> bool:
-        """Whether one of the keys is an admin's."""
+        """Whether one of the keys is an admin key."""
         return any(key.is_admin for key in self._by_hash.values())
 
     def find(self, key: bytes) -> ApiKey | None:
@@ -245,7 +243,7 @@ class KeyRing:
 
 
 def given_keys(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Header → key, for every header that brings one.
+    """Header → key, for every header that has one.
 
     OpenAI's, Anthropic's and Azure's clients use one header each. An Authorization header with
     another scheme than Bearer is not a key.
@@ -259,51 +257,51 @@ def given_keys(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """One request's sender, as the guard has found it."""
+    """The sender of a request, as the guard identified it."""
 
     address: str = ""
-    key: ApiKey | None = None  # the named key that it was let in by
-    server_key: str = ""  # `server.api_key`, where that let it in
+    key: ApiKey | None = None  # the named key that it sent
+    server_key: str = ""  # `server.api_key`, if it sent that
     is_admin: bool = False
-    is_let_in: bool = True  # else it may see what is open to all, and nothing more
+    is_let_in: bool = True  # if false, it may only use paths that need no key
 
     @property
     def has_key(self) -> bool:
-        """Whether a key has let it in."""
+        """Whether it sent a valid key."""
         return self.key is not None or bool(self.server_key)
 
     @property
     def key_name(self) -> str:
-        """The name of its key; empty where it has none, or the server's single one."""
+        """The name of its key; empty if it has none or the one of `server.api_key`."""
         return self.key.name if self.key is not None else ""
 
 
 def caller_of(request: Request) -> Caller:
-    """Who sends a request that the guard has let in."""
+    """The sender of a request, from the guard."""
     caller: Caller = request.scope[CALLER]
     return caller
 
 
 def check_admin(request: Request) -> None:
-    """Raise RequestRefused for a request that may not administer the server.
+    """Raise RequestRefused if the caller may not administer the server.
 
-    As soon as any key is set, it takes an admin's: a named one that `holdfast keys add --admin`
-    made, or `server.api_key` as long as no named one is an admin's. Without any key, it takes a
-    connection from this machine that came through no proxy, and from no web page that only
-    `server.cors_origins = *` lets in.
+    With API keys, this requires an admin key: a named one created by `holdfast keys add --admin`, or
+    `server.api_key` if no named key is an admin key. Without API keys, it requires a connection from
+    this machine, not through a proxy and not from a web page that only `server.cors_origins = *`
+    admits.
     """
     caller = caller_of(request)
     if caller.is_admin:
         return
     if caller.has_key:
         message = (
-            "this takes an admin's key: `holdfast keys add NAME --admin` on the server's machine "
-            "makes one"
+            "this requires an admin key; `holdfast keys add NAME --admin` on the server's machine "
+            "creates one"
         )
     else:
         message = (
-            "without API keys the server is administered from its own machine only; `holdfast keys "
-            "add NAME --admin` makes one"
+            "without API keys, the server can only be administered from its own machine; `holdfast "
+            "keys add NAME --admin` creates one"
         )
     raise RequestRefused(message, status=403, code="admin_only")
 
@@ -338,24 +336,19 @@ class AnswersAtOnce:
                 if not self._counts[holder]:
                     del self._counts[holder]
 
-    @property
-    def holders(self) -> int:
-        """The number of keys and addresses with running or waiting answers."""
-        return len(self._counts)
-
     def _refuse_above(self, cap: int, holder: str, *, whose: str, answers: int) -> None:
         running = self._counts[holder]
         if answers > cap:
             message = (
-                f"{answers} answers in one request are more than {whose} may have at once ({cap}); "
-                "ask for fewer"
+                f"{answers} answers in one request exceed the limit of {cap} concurrent answers for "
+                f"{whose}; request fewer"
             )
             raise RequestRefused(message, code="request_too_large_for_cap")
         if running + answers > cap:
             retry = min(max(1, math.ceil(self._seconds / running)), _LONGEST_RETRY_SECONDS)
             message = (
-                f"{whose} has {running} answers running or waiting, of at most {cap} at once; "
-                f"please try again in {retry} s"
+                f"{whose} has {running} answers running or waiting, and may have {cap}; please try "
+                f"again in {retry} s"
             )
             raise RequestRefused(
                 message, status=429, code="rate_limit_exceeded", retry_after_seconds=retry
@@ -363,7 +356,7 @@ class AnswersAtOnce:
 
 
 def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int, str]]:
-    """Each holder a request counts against: its name, its cap (0: none), its name in messages."""
+    """Whom a request counts against: name, cap (0: none), name in messages."""
     if caller.key is not None:
         own = caller.key.max_requests
         yield (
@@ -382,7 +375,7 @@ def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int, st
 
 
 class Drain:
-    """A server that is stopping: it starts nothing new, and running answers get a time limit.
+    """Whether the server is stopping: it starts nothing new, and running answers get a time limit.
 
     Event loop's thread only.
     """

@@ -1,5 +1,5 @@
-"""Request fields that several protocols share: types and ranges, thinking, tools, and the fields and
-media that are refused.
+"""Request fields that several protocols share: types and ranges, thinking, tools, and unsupported
+fields and media.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from holdfast.front.prompt.limits import nesting_of
 from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.wire.requests import SAMPLING_RANGES, Thinking, ThinkingEffort, ToolChoice
 
-TAG_MARK = "|"  # union tags begin with it, so that they can be left out of the names of fields
+TAG_MARK = "|"  # first character of union tags, so that error locations can omit them
 INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 ONE, MANY = TAG_MARK + "one", TAG_MARK + "many"
-# 0: the prompt is read and cached, and nothing generated
+# 0: the prompt is prefilled and cached, and nothing is generated
 MaxTokens = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Model = Annotated[str, Field(min_length=1)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -38,7 +38,6 @@ _EFFORTS: Mapping[str, ThinkingEffort] = {
     "xhigh": "max",
     **{effort: effort for effort in get_args(ThinkingEffort)},
 }
-_LEVELS = frozenset(get_args(ThinkingEffort)) - {"off", "on"}
 _SWITCHES = ("reasoning_effort", "enable_thinking", "thinking", "think")
 _BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
 SPOKEN = (*_SWITCHES, *_BUDGETS)
@@ -65,55 +64,51 @@ def optional(description: str) -> Any:
 
 
 def within(name: str, *, le: float | None = None) -> Any:
-    """The range of a sampling parameter, which a protocol may end earlier."""
+    """The range of a sampling parameter. le: a lower maximum of the protocol."""
     lowest, highest = SAMPLING_RANGES[name]
     return Field(ge=lowest, le=highest if le is None else le)
 
 
 def one_or_many(value: Any) -> str:
-    """Tag of a field that takes one thing or a list of them."""
+    """The tag of a field that takes one value or a list."""
     return MANY if isinstance(value, list) else ONE
 
 
 def refuse_above(value: int | None, limit: int, *, field: str) -> None:
-    """Raise RequestRefused when a number is larger than a configured limit."""
+    """Raise RequestRefused if a number exceeds a configured limit."""
     if value is not None and value > limit:
-        raise invalid_field(field, f"input should be less than or equal to {limit}, got {value}")
+        raise invalid_field(field, f"must be at most {limit}, got {value}")
 
 
 def refuse_too_many(given: Sequence[object], most: int, *, field: str) -> None:
-    """Raise RequestRefused when a list has more items than this server takes."""
+    """Raise RequestRefused if a list has too many items."""
     if len(given) > most:
-        raise invalid_field(field, f"this server takes at most {most}, got {len(given)}")
+        raise invalid_field(field, f"must have at most {most} items, got {len(given)}")
 
 
 class ThinkingOptions(BaseModel):
-    """The form of Anthropic, DeepSeek and GLM."""
+    """The `thinking` object of Anthropic, DeepSeek and GLM."""
 
     model_config = STRICT
 
     type: Literal["enabled", "disabled", "adaptive", "auto"] | None = optional("Whether to think.")
-    budget_tokens: Budget | None = optional("Most tokens of thought.")
+    budget_tokens: Budget | None = optional("Maximum number of reasoning tokens.")
 
 
 class ReasoningOptions(BaseModel):
-    """The form of OpenRouter, and of OpenAI's newer API."""
+    """The `reasoning` object of OpenRouter and of OpenAI's Responses API."""
 
     model_config = STRICT
 
     effort: EffortWord | None = optional("How much to think.")
-    max_tokens: Budget | None = optional("Most tokens of thought.")
+    max_tokens: Budget | None = optional("Maximum number of reasoning tokens.")
     enabled: bool | None = optional("Whether to think.")
 
 
 def _kind(value: Any) -> str:
-    return (
-        _OBJECT
-        if isinstance(value, dict | BaseModel)
-        else _WORD
-        if isinstance(value, str)
-        else _SWITCH
-    )
+    if isinstance(value, dict | BaseModel):
+        return _OBJECT
+    return _WORD if isinstance(value, str) else _SWITCH
 
 
 Switch = Annotated[
@@ -125,7 +120,7 @@ Switch = Annotated[
 
 
 def thinking_of(*, said: Mapping[str, Any]) -> Thinking:
-    """What the fields, by name, ask for together; None means that a field is absent.
+    """What all fields together ask for. said: field name → value, None if absent.
 
     "Off" overrides everything, and a level overrides a plain "on". Of two levels, the first wins.
     """
@@ -144,16 +139,16 @@ def thinking_of(*, said: Mapping[str, Any]) -> Thinking:
 
 def _effort(value: Any) -> ThinkingEffort | None:
     if isinstance(value, ThinkingOptions):
-        value = (
-            value.type if value.type is not None else None if value.budget_tokens is None else True
-        )
+        value = value.type or (None if value.budget_tokens is None else True)
     if isinstance(value, bool):
         return "on" if value else "off"
     return _EFFORTS.get(value) if isinstance(value, str) else None
 
 
 def _rank(effort: ThinkingEffort) -> int:
-    return 0 if effort == "off" else 1 if effort in _LEVELS else 2
+    if effort == "off":
+        return 0
+    return 2 if effort == "on" else 1
 
 
 class HoldfastOptions(BaseModel):
@@ -162,36 +157,34 @@ class HoldfastOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     explain: bool | None = optional(
-        "Tell in the answer what of the prompt was remembered, and why not more."
+        "Report in the answer how much of the prompt was cached, and why not more."
     )
 
 
 class SaltField(BaseModel):
-    """The salt, which every body may carry whose prompt is looked up in the prefix cache."""
+    """The salt: a field of every request whose prompt is looked up in the prefix cache."""
 
     model_config = STRICT
 
     cache_salt: CacheSalt | None = optional(
-        "What is read under a salt is reused by requests with the same salt only."
+        "Only requests with the same salt share cached prefixes."
     )
 
 
 class SharedFields(SaltField):
-    """The fields that the generating requests of all protocols share: salt, session and Holdfast's
-    own options.
-    """
+    """Fields of all requests that generate: salt, session and Holdfast's own options."""
 
     session_id: str | None = optional(
-        "The session that the request belongs to; a new one is opened."
+        "The session of the request; it is opened if it does not exist."
     )
     prompt_cache_key: str | None = optional(
-        "Names the session, if neither X-Session-ID nor session_id does."
+        "The session, if neither X-Session-ID nor session_id names one."
     )
     holdfast: HoldfastOptions | None = optional("Options that only Holdfast has.")
 
     def plan_options(self, *, session_key: str = "") -> dict[str, Any]:
-        """Fields of an AnswerPlan. session_key: names the session where the body and X-Session-ID
-        do not.
+        """Fields of an AnswerPlan. session_key: the session if neither body nor X-Session-ID names
+        one.
         """
         return {
             "cache_salt": self.cache_salt or "",
@@ -209,16 +202,16 @@ def choice_among(
     parallel: bool,
     field: str,
 ) -> ToolChoice:
-    """What is asked of these tools, OpenAI-shaped.
+    """The choice among these tools, which have OpenAI's form.
 
-    Raises RequestRefused for a name that is none of theirs.
+    Raises RequestRefused for a name that no tool has.
     """
     known = {tool["function"]["name"] for tool in tools}
     if mode == "required" and not (known or names):
-        raise invalid_field(field, "there are no tools to choose from")
+        raise invalid_field(field, "the request has no tools")
     for name in names:
         if name not in known:
-            raise invalid_field(field, "there is no such tool", shown=f": {name[:100]!r}")
+            raise invalid_field(field, "no tool has this name", shown=f": {name[:100]!r}")
     return ToolChoice(mode=mode, names=tuple(dict.fromkeys(names)), parallel=parallel)
 
 
@@ -230,9 +223,9 @@ def checked_definitions(
     fields: Sequence[str] = (),
     schema: str = "parameters",
 ) -> tuple[dict[str, Any], ...]:
-    """Definitions, OpenAI-shaped, as a prompt has them. Raises RequestRefused.
+    """Check tool definitions in OpenAI's form, and return them. Raises RequestRefused.
 
-    Names in errors: `field` has a place for the number of a tool; or `fields` has one for each.
+    Errors name the field of a tool: `field`, formatted with the tool's index, or its item of `fields`.
     """
     names: set[str] = set()
     parts = 0
@@ -242,12 +235,12 @@ def checked_definitions(
             raise invalid_field(f"{named}.name", "two tools have this name", shown=f": {name!r}")
         nesting = nesting_of(function.get("parameters"), most_parts=most_parts)
         if nesting.levels > _DEEPEST_SCHEMA:
-            raise invalid_field(f"{named}.{schema}", f"deeper than {_DEEPEST_SCHEMA} levels")
+            raise invalid_field(f"{named}.{schema}", f"must have at most {_DEEPEST_SCHEMA} levels")
         parts += nesting.parts
         if parts > most_parts:
             raise invalid_field(
                 named,
-                f"with it the definitions of the tools have more than {most_parts:,} keys and values",
+                f"the tool definitions together have more than {most_parts:,} keys and values",
             )
         names.add(name)
     return tuple(tools)
@@ -257,15 +250,15 @@ def checked_definitions(
 class UnsupportedFields:
     """The unsupported fields of a dialect.
 
-    neutral: for each field, the values that ask for nothing; null always does.
-    reasons: why a field is unsupported, where there is more to say than "not yet".
+    neutral: for each field, the values that have no effect; null never has one.
+    reasons: why a field is unsupported, if the reason is more than "not yet".
     """
 
     neutral: Mapping[str, tuple[Any, ...]]
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, extras: Mapping[str, Any] | None) -> None:
-        """Raise RequestRefused for the first field that asks for something unsupported; log each
+        """Raise RequestRefused for the first unsupported field that would have an effect; log each
         unknown field once.
         """
         for name, value in (extras or {}).items():
@@ -275,7 +268,7 @@ class UnsupportedFields:
                 _same(value, neutral) for neutral in self.neutral[name]
             ):
                 reason = self.reasons.get(name, _NOT_YET)
-                raise invalid_field(name, f"{reason}", code="unsupported_parameter")
+                raise invalid_field(name, reason, code="unsupported_parameter")
 
 
 def _same(value: Any, neutral: Any) -> bool:
@@ -284,7 +277,7 @@ def _same(value: Any, neutral: Any) -> bool:
 
 
 def log_once(message: str, name: str) -> None:
-    """Log a warning once for each name; `message` is a format string with a place for it."""
+    """Log a warning once for each name. message: a format string for the name."""
     if name not in _already_logged and len(_already_logged) < _MOST_REMEMBERED:
         _already_logged.add(name)
         _log.warning(message, name[:100])
@@ -310,7 +303,7 @@ def without_media(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _note(part: Mapping[str, Any]) -> dict[str, str]:
     kind = part["type"]
-    log_once("media in the results of tools are left out, as models here take text only: %r", kind)
+    log_once("media in tool results are omitted, because models here take only text: %r", kind)
     what = next(_media_types(part), kind[:_LONGEST_SHOWN])
     return {"type": "text", "text": f"[{what} left out: this model takes text only]"}
 

@@ -38,8 +38,13 @@ from holdfast.front.server.problem import problem_of, record_problem
 from holdfast.front.server.request import extended, read_body
 from holdfast.front.server.services import OutputStream, Services, is_waited_for
 from holdfast.front.server.streams import TimeLimit, open_streams
-from holdfast.telemetry.request_log import RECORD, RequestRecord, write_line, write_progress
-from holdfast.telemetry.requests import AnswerRecord
+from holdfast.telemetry.request_log import (
+    RECORD,
+    AnswerRecord,
+    RequestRecord,
+    write_line,
+    write_progress,
+)
 from holdfast.wire.events import FinishReason
 from holdfast.wire.output import ChoiceFinished, OutputEvent, PromptProgress
 from holdfast.wire.requests import ChatPrompt

@@ -1,8 +1,8 @@
 """The first checks of every request: Host, Origin and API key, and the client's address behind a
 trusted proxy.
 
-All headers are read strictly: none of them may be sent twice, and a Host header is a name or an
-address with an optional port, or it is refused.
+Headers are parsed strictly: none of these may be repeated, and a Host header must be a name or an
+address with an optional port.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ _PORT = r"(?::([0-9]{1,5}))?"
 _NAMED = re.compile(rf"((?:[A-Za-z0-9_-]{{1,63}}\.)*[A-Za-z0-9_-]{{1,63}})\.?{_PORT}")
 _BRACKETED = re.compile(rf"\[([0-9A-Fa-f:.]{{2,45}})\]{_PORT}")
 _LAST_PORT = 65535
-# Origins that no page of the web can have: pages that the caller's own machine serves, and apps
-# that are installed on it. `null` is not among them, since any page can put itself into a sandbox
-# that has it; nor are extensions of browsers.
+# Origins that no web page can have: pages served by the client's own machine, and apps installed on
+# it. `null` is not included, because any page can get it in a sandbox; nor are browser extensions.
 LOCAL_ORIGIN = re.compile(
     r"https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(?::[0-9]{1,5})?"
     r"|(?:app|capacitor|tauri|vscode-file|vscode-webview)://[a-z0-9._-]*"
     r"|file://"
 )
-# Of what proxies say of themselves: such a request is nobody's on this machine, wherever its
-# connection comes from.
+# Headers that proxies add: a request with one of them does not count as local, even if the connection
+# comes from this machine.
 _SIGNS_OF_PROXIES = (
     b"x-forwarded-for",
     b"x-forwarded-host",
@@ -55,12 +54,12 @@ _SIGNS_OF_PROXIES = (
     b"via",
 )
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-# What containers call the machine that they run on. Somebody who answers a browser's DNS queries
-# could rebind these names, so they are for programs only: browsers send an Origin with every
-# request that makes the server work.
+# Names by which containers reach their host. An attacker who controls a browser's DNS could rebind
+# these names, so only programs may use them: browsers send an Origin with every request that makes
+# the server work.
 _CONTAINERS_HOST = frozenset({"host.docker.internal", "host.containers.internal"})
-# Of two of these, one reader would take the first and another the last: a gateway's word would be
-# overruled by its client's.
+# If one of these is repeated, one parser takes the first and another the last: a client could override
+# what its gateway has set.
 _ONCE = frozenset(
     {
         b"host",
@@ -77,7 +76,7 @@ _ONCE = frozenset(
 def host_name(header: str) -> str | None:
     """The name or address in a Host header, as `normal_name` writes it; None if it is malformed.
 
-    Nothing is cut off to make it fit: a lenient parser could read either host from
+    The whole header has to match: a lenient parser could read either host from
     `localhost:80@evil.com`.
     """
     found = _NAMED.fullmatch(header) or _BRACKETED.fullmatch(header)
@@ -97,18 +96,18 @@ def normal_name(name: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Whether it is an IP address, without brackets and without a zone."""
+    """Whether the name is an IP address without brackets and zone."""
     return _address(name) is not None
 
 
 def is_wildcard(name: str) -> bool:
-    """Whether listening on it means listening on all addresses."""
+    """Whether a server that listens on this name listens on all addresses."""
     address = _address(name.strip("[]"))
     return name == "" or (address is not None and address.is_unspecified)
 
 
 def is_loopback(name: str) -> bool:
-    """Whether only this machine can reach what listens on it."""
+    """Whether only this machine can reach a server that listens on this name."""
     address = _address(normal_name(name))
     return normal_name(name) == "localhost" or (address is not None and address.is_loopback)
 
@@ -121,10 +120,7 @@ def _address(name: str) -> Address | None:
 
 
 def trusted_networks(given: Iterable[str]) -> tuple[Network, ...]:
-    """The networks that `server.trusted_proxies` names.
-
-    Raises ConfigError for what is no address and no network.
-    """
+    """The networks in `server.trusted_proxies`. Raises ConfigError for an invalid one."""
     networks: list[Network] = []
     for text in given:
         try:
@@ -138,9 +134,9 @@ def trusted_networks(given: Iterable[str]) -> tuple[Network, ...]:
 
 
 class ForwardedAddresses:
-    """ASGI middleware that replaces a trusted proxy's address with the one it forwarded for.
+    """ASGI middleware that replaces a trusted proxy's address with the client's.
 
-    Headers from anyone else are ignored: any client can send them.
+    The headers count only if a trusted proxy sent them: any client can write them.
     """
 
     def __init__(self, app: ASGIApp, *, trusted: Sequence[Network]) -> None:
@@ -155,10 +151,11 @@ class ForwardedAddresses:
         await self._app(scope, receive, send)
 
     def _origin(self, headers: Iterable[tuple[bytes, bytes]]) -> Address | None:
-        """The last address before the trusted ones; None if it is missing or ambiguous.
+        """The address that the outermost trusted proxy was connected to; None if it is missing or
+        ambiguous.
 
-        A proxy writes one of the two headers and passes the other through as its client sent it.
-        When they disagree, one of them is forged, and we cannot tell which.
+        A proxy writes one of the two headers and passes the other one on unchanged. If they
+        disagree, one of them is forged, and we cannot tell which.
         """
         values: dict[bytes, list[str]] = {b"x-forwarded-for": [], b"forwarded": []}
         for name, value in headers:
@@ -166,12 +163,12 @@ class ForwardedAddresses:
                 values[name].append(value.decode("latin-1"))
         old = [hop for value in values[b"x-forwarded-for"] for hop in value.split(",")]
         new = [hop for value in values[b"forwarded"] for hop in _FOR.findall(value)]
-        told = {self._first_untrusted(hops) for hops in (old, new) if hops}
-        return told.pop() if len(told) == 1 else None
+        found = {self._first_untrusted(hops) for hops in (old, new) if hops}
+        return found.pop() if len(found) == 1 else None
 
     def _first_untrusted(self, hops: Sequence[str]) -> Address | None:
-        """Read from the end: each hop was written by the next one, and is trusted only if that
-        one is.
+        """Read from the end: each hop was written by the next one, so it is only as reliable as
+        that one.
         """
         found: Address | None = None
         for hop in reversed(hops[-_MOST_HOPS:]):
@@ -194,7 +191,7 @@ def is_trusted(text: str, networks: Sequence[Network]) -> bool:
 
 
 def _hop_address(hop: str) -> Address | None:
-    """The address of a hop, without quotes, brackets and port; IPv4-mapped IPv6 becomes IPv4."""
+    """The address of a hop without quotes, brackets and port; IPv4-mapped IPv6 becomes IPv4."""
     text = hop.strip().strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]
@@ -209,9 +206,7 @@ def _hop_address(hop: str) -> Address | None:
 
 
 class Guard:
-    """ASGI middleware that stands before all endpoints, and that gives them the path that was meant
-    and who calls.
-    """
+    """ASGI middleware that checks every request, normalizes its path and identifies its caller."""
 
     def __init__(
         self,
@@ -228,8 +223,8 @@ class Guard:
         self._hosts = _LOOPBACK | {
             normal_name(name) for name in (server.host, *server.allowed_hosts)
         }
-        # Only a name can be made to point here by somebody else, so where others may come in at
-        # all, any address may be written.
+        # Only names can be rebound by an attacker. So if the server is reachable by others at all,
+        # its Host may be any address.
         self._any_address = not is_loopback(server.host)
         self._origins = frozenset(origin.rstrip("/").lower() for origin in server.cors_origins)
 
@@ -247,12 +242,12 @@ class Guard:
             await answer_of(refusal, scope)(scope, receive, send)
 
     def _refusal(self, path: str, scope: Scope) -> RequestRefused | None:
-        """Why a request may not come in. One that may has its caller in the scope."""
+        """Why a request is refused; None: it is accepted, and its caller is in the scope."""
         headers: dict[bytes, bytes] = {}
         sent: Iterable[tuple[bytes, bytes]] = scope["headers"]
         for name, value in sent:
             if name in _ONCE and name in headers:
-                message = f"the header {name.decode()} was sent twice; it must be sent once"
+                message = f"the header {name.decode()} was sent twice; send it once"
                 return RequestRefused(message, code="repeated_header", field=name.decode())
             headers[name] = value
         if (misdirected := self._misdirected(headers)) is not None:
@@ -272,13 +267,12 @@ class Guard:
         is_of_container = host_name(host) in _CONTAINERS_HOST and b"origin" not in headers
         if not is_of_container and not self._knows_host(host):
             message = (
-                f"this server does not answer to the name {host[:100]!r}; if it should, start it "
-                "with --allowed-hosts "
-                "and the name (server.allowed_hosts)"
+                f"this server does not accept the host name {host[:100]!r}; to allow it, start the "
+                "server with --allowed-hosts and the name (server.allowed_hosts)"
             )
             return RequestRefused(message, status=421, code="host_not_allowed")
-        # Browsers send simple cross-origin POSTs without asking first, so not answering the
-        # preflight is not enough.
+        # Browsers send simple cross-origin POSTs without a preflight, so refusing preflights is not
+        # enough.
         if (
             "*" not in self._origins
             and not self._is_own_page(headers)
@@ -286,23 +280,22 @@ class Guard:
         ):
             message = (
                 f"web pages of {headers[b'origin'].decode('latin-1')[:100]!r} may not call this "
-                "server; if they should, "
-                "start it with --cors and the origin (server.cors_origins)"
+                "server; to allow them, start it with --cors and the origin (server.cors_origins)"
             )
             return RequestRefused(message, status=403, code="origin_not_allowed")
         return None
 
     def _knows_host(self, header: str) -> bool:
-        # A page that rebinds its name to 127.0.0.1 gets past the browser's same-origin rule, but
-        # sends its own name here.
+        # A page whose name is rebound to 127.0.0.1 passes the browser's same-origin check, but it
+        # still sends its own name as the Host.
         name = host_name(header)
         if name is None:
             return self._any_host and header == ""  # HTTP/1.0 has no Host
         return self._any_host or name in self._hosts or (self._any_address and is_address(name))
 
     def _is_own_page(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a request comes from no web page, from one of this server, or of an origin that
-        the settings name.
+        """Whether a request comes from a program, from a page of this server, or from an origin in
+        the settings.
         """
         origin, host = (
             headers.get(name, b"").decode("latin-1").lower() for name in (b"origin", b"host")
@@ -315,8 +308,8 @@ class Guard:
         )
 
     def _is_at_the_machine(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a local request comes from a program or a trusted page, and not from a container,
-        an app or any other page.
+        """Whether a local request comes from a program or a trusted page, rather than from a
+        container, an app or another page.
         """
         host = host_name(headers.get(b"host", b"").decode("latin-1"))
         return self._is_own_page(headers) and (host in self._hosts or host not in _CONTAINERS_HOST)
@@ -331,7 +324,7 @@ def _locked_out(headers: dict[bytes, bytes]) -> RequestRefused:
     if len(set(keys.values())) > 1:
         names = " and ".join(name.decode() for name in keys)
         return RequestRefused(
-            f"the headers {names} bring different API keys; send one", code="repeated_header"
+            f"the headers {names} have different API keys; send one", code="repeated_header"
         )
     what = "it is not this server's" if keys else "there is none"
     message = (
@@ -344,9 +337,7 @@ def _locked_out(headers: dict[bytes, bytes]) -> RequestRefused:
 def caller_in(
     scope: Scope, headers: Mapping[bytes, bytes], *, server_key: str, keys: KeyRing
 ) -> Caller | None:
-    """Who sends a request that may come in; None for one that needs a key and has not the right
-    one.
-    """
+    """The sender of a request; None if it needs a key and does not have a valid one."""
     address = scope["client"][0] if scope.get("client") else ""
     if not server_key and not keys.is_needed:
         is_local = is_loopback(address) and not any(name in headers for name in _SIGNS_OF_PROXIES)

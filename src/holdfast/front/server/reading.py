@@ -20,8 +20,7 @@ from holdfast.front.server.in_progress import unless_disconnected
 from holdfast.front.server.request import read_body, service_in, tenant_in, time_limit_in
 from holdfast.front.server.services import Services
 from holdfast.front.server.streams import TimeLimit
-from holdfast.telemetry.request_log import RECORD, RequestRecord
-from holdfast.telemetry.requests import AnswerRecord
+from holdfast.telemetry.request_log import RECORD, AnswerRecord, RequestRecord
 from holdfast.wire.output import Embedding, Relevance, TextRead
 from holdfast.wire.requests import EmbeddingRequest, RankRequest
 

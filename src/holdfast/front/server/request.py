@@ -1,4 +1,4 @@
-"""Read a request: its body as a checked pydantic model, and the headers that Holdfast adds to every
+"""Reads a request: its body as a checked pydantic model, and the headers that Holdfast adds to every
 protocol (tenant, session, priority, time limit, explanation).
 """
 
@@ -36,7 +36,7 @@ _GZIP = zlib.MAX_WBITS | 16
 _CODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS, "identity": None, "": None}
 _NAMED_CODINGS = "gzip or deflate"
 _DECOMPRESSED_AT_ONCE = 1 << 20  # about 2 ms
-_ESCAPE = re.compile(  # of JSON: what looks like one behind an escaped backslash is none
+_ESCAPE = re.compile(  # a JSON escape; an escaped backslash is one, so what follows it is not
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
@@ -52,14 +52,14 @@ _YES = frozenset({"1", "true", "yes", "on"})
 
 
 async def body_pieces(request: Request, *, limit_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it comes, decompressed.
+    """The body as it arrives, decompressed.
 
-    Raises RequestRefused: 413 as soon as it is known to be larger than the limit, 415 for an
-    encoding that is not supported, 400 for compressed data that is damaged.
+    Raises RequestRefused: 413 as soon as the body exceeds the limit, 415 for an unsupported
+    encoding, 400 for damaged compressed data.
     """
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in _CODINGS:
-        reason = f"`content-encoding`: the body may be sent as {_NAMED_CODINGS}, or as it is"
+        reason = f"`content-encoding`: a body may be compressed with {_NAMED_CODINGS}"
         raise RequestRefused(
             reason,
             status=415,
@@ -81,12 +81,12 @@ async def body_pieces(request: Request, *, limit_bytes: int) -> AsyncIterator[by
 
 
 async def _decompressed(pieces: AsyncIterator[bytes], coding: str) -> AsyncIterator[bytes]:
-    """The body in pieces of bounded size: a small body may decompress to a thousand times as much."""
+    """The body in pieces of bounded size: a small body may expand a thousandfold."""
     decompressor: zlib._Decompress | None = None
     async for piece in pieces:
         rest = piece
         is_full = False
-        # after a full piece, zlib may hold more output though it has read all its input
+        # after a full piece, zlib may hold more output although it has consumed all its input
         while rest or is_full:
             if decompressor is None or decompressor.eof:  # gzip may consist of several members
                 decompressor = zlib.decompressobj(wbits=_window_bits(coding, rest))
@@ -99,13 +99,13 @@ async def _decompressed(pieces: AsyncIterator[bytes], coding: str) -> AsyncItera
             yield decompressed
             await asyncio.sleep(0)
     if decompressor is not None and not decompressor.eof:
-        raise _damaged(coding, "it ends too early")
+        raise _damaged(coding, "unexpected end of data")
 
 
 def _window_bits(coding: str, beginning: bytes) -> int:
-    """How zlib is told what comes.
+    """The `wbits` argument of zlib.
 
-    Some clients send deflate without its header, whose first byte names the method 8.
+    Some clients send deflate without its header, whose first byte contains the method 8.
     """
     bits = _CODINGS[coding]
     assert bits is not None, "a plain body is not decompressed"
@@ -122,24 +122,24 @@ def _damaged(coding: str, why: str) -> RequestRefused:
 
 
 async def read_body(request: Request, *, limit_bytes: int) -> bytes:
-    """The whole body. Raises RequestRefused (413) beyond the limit."""
+    """The whole body. Raises RequestRefused as `body_pieces` does."""
     return b"".join([piece async for piece in body_pieces(request, limit_bytes=limit_bytes)])
 
 
 async def read_json(request: Request, model: type[M], limits: LimitsSettings) -> M:
-    """The body as `model`. Raises RequestRefused, as `read_body` and `parse` do."""
+    """The body as `model`. Raises RequestRefused as `read_body` and `parse` do."""
     return parse(model, await read_body(request, limit_bytes=limits.max_body_bytes))
 
 
 def json_response(value: Struct, *, status: int = 200) -> Response:
-    """An answer that is sent in one piece."""
+    """A response that is sent in one piece."""
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
 
 def parse(model: type[M], body: bytes) -> M:
-    """The body as `model`. Raises RequestRefused naming the first field that is wrong.
+    """The body as `model`. Raises RequestRefused, which names the first invalid field.
 
-    Half of a surrogate pair, which clients write when they cut a text within an emoji, counts as
+    Half of a surrogate pair, which clients send when they cut a text within an emoji, becomes
     U+FFFD.
     """
     try:
@@ -156,7 +156,7 @@ def _whole_character(escape: re.Match[bytes]) -> bytes:
 
 
 def field_name(location: tuple[int | str, ...]) -> str:
-    """The place of an error as a dotted path, such as messages.0.content."""
+    """The location of an error as a dotted path, such as messages.0.content."""
     return ".".join(
         str(part)
         for part in location
@@ -178,11 +178,9 @@ def _refusal(
     code = _CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")
     if kind == "missing":
         return RequestRefused(f"`{field}` is required", code=code, field=field)
-    text = (
-        "must not be empty"
-        if given in ("", []) and kind.endswith("too_short")
-        else message.removeprefix("Value error, ")
-    )
+    text = message.removeprefix("Value error, ")
+    if given in ("", []) and kind.endswith("too_short"):
+        text = "must not be empty"
     return invalid_field(field, f"{text[:1].lower()}{text[1:]}", code=code, shown=_shown(given))
 
 
@@ -191,12 +189,10 @@ def _shown(given: Any) -> str:
         return ", got null"
     if isinstance(given, bool):
         return f", got {str(given).lower()}"
+    if isinstance(given, int) and abs(given) >= 10**_LONGEST_SHOWN:
+        return ", got a huge number"
     if isinstance(given, int | float | str):
-        text = (
-            repr(given)
-            if not isinstance(given, int) or abs(given) < 10**_LONGEST_SHOWN
-            else "a huge number"
-        )
+        text = repr(given)
         return f", got {text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + '…'}"
     return ""
 
@@ -208,9 +204,9 @@ def _too_large(limit_bytes: int) -> RequestRefused:
 
 
 def extended(plan: AnswerPlan, request: Request, *, limits: LimitsSettings) -> AnswerPlan:
-    """The plan with what key, body and headers say of tenant, session, priority and time.
+    """The plan with tenant, session, priority and time limit, from the key, body and headers.
 
-    Raises RequestRefused for what cannot be the id of a session, a priority or a time.
+    Raises RequestRefused for an invalid session id, priority or time limit.
     """
     headers = request.headers
     tenant = tenant_in(request, cache_salt=plan.cache_salt)
@@ -229,7 +225,7 @@ def extended(plan: AnswerPlan, request: Request, *, limits: LimitsSettings) -> A
 
 
 def tenant_in(request: Request, *, cache_salt: str) -> str:
-    """Whose memory a request uses."""
+    """The tenant of a request: only requests of the same tenant share cached prefixes."""
     caller, name = caller_of(request), request.headers.get(TENANT_HEADER, "")
     if caller.key is not None:
         return tenant_of_key(caller.key.name, name=name, cache_salt=cache_salt)
@@ -237,35 +233,31 @@ def tenant_in(request: Request, *, cache_salt: str) -> str:
 
 
 def service_in(request: Request, *, can_wait: bool = False) -> ServiceClass:
-    """How a request stands among others. can_wait: its body says that nobody waits for the answer.
+    """The priority of a request, and its flow: the scheduler shares the model fairly among flows.
 
-    Its flow is who asks: the name of its key; without one, the tenant that it names, or else its
-    address. Salts make no flow: with a new one for each request, a client would be many. Key,
-    header and body may each make it wait; none can undo another's word. Raises RequestRefused.
+    can_wait: the body asks for batch priority. Key, header and body can each lower the priority; none
+    can raise it again. The flow is named after the API key, else after the tenant header, else after
+    the client's address. It ignores salts: a client with a new salt for each request would get many
+    shares. Raises RequestRefused.
     """
-    caller, said = (
-        caller_of(request),
-        request.headers.get(PRIORITY_HEADER, "interactive").strip().lower(),
-    )
-    if said not in _PRIORITIES:
-        raise invalid_field(PRIORITY_HEADER, f"it is {' or '.join(_PRIORITIES)}")
-    waits = (
-        can_wait or said == "batch" or (caller.key is not None and caller.key.priority == "batch")
-    )
+    caller = caller_of(request)
+    header = request.headers.get(PRIORITY_HEADER, "interactive").strip().lower()
+    if header not in _PRIORITIES:
+        raise invalid_field(PRIORITY_HEADER, f"must be {' or '.join(_PRIORITIES)}")
+    is_batch_key = caller.key is not None and caller.key.priority == "batch"
+    is_batch = can_wait or header == "batch" or is_batch_key
     tenant = request.headers.get(TENANT_HEADER, "")
-    who = (
-        ("key", caller.key_name)
-        if caller.key_name
-        else ("tenant", tenant)
-        if tenant
-        else ("address", caller.address)
-    )
-    return ServiceClass(flow=" ".join(who), priority="batch" if waits else "interactive")
+    if caller.key_name:
+        flow = f"key {caller.key_name}"
+    elif tenant:
+        flow = f"tenant {tenant}"
+    else:
+        flow = f"address {caller.address}"
+    return ServiceClass(flow=flow, priority="batch" if is_batch else "interactive")
 
 
 def time_limit_in(headers: Mapping[str, str], *, limits: LimitsSettings) -> float:
-    """How long a request may take, in seconds: as its client says, but no longer than the server
-    allows; 0: no bound.
+    """The time limit of a request in seconds: the client's, at most the server's; 0: none.
 
     Raises RequestRefused.
     """
@@ -277,7 +269,7 @@ def time_limit_in(headers: Mapping[str, str], *, limits: LimitsSettings) -> floa
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise invalid_field(TIME_LIMIT_HEADER, "it is a number of seconds above 0")
+        raise invalid_field(TIME_LIMIT_HEADER, "must be a number of seconds above 0")
     return min(seconds, limits.request_seconds or seconds)
 
 
@@ -289,13 +281,12 @@ def _session_id(plan: AnswerPlan, headers: Mapping[str, str]) -> str:
     key = plan.session_key
     if not key or is_session_id(key):
         return key
-    return (
-        "key-" + hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    )
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16)
+    return f"key-{digest.hexdigest()}"
 
 
 def checked_session_id(session_id: str, *, field: str) -> str:
-    """The id, if it can be one. Raises RequestRefused."""
+    """The id, if it is a valid one. Raises RequestRefused."""
     if not is_session_id(session_id):
         raise invalid_field(
             field,

@@ -1,6 +1,4 @@
-"""What the HTTP front needs from the rooms below, as narrow protocols, and the bundle in which it
-is handed over.
-"""
+"""The services that HTTP handlers work with, and how a client's model name is resolved."""
 
 from __future__ import annotations
 
@@ -34,8 +32,8 @@ from holdfast.wire.requests import (
 )
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 
-# Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and
-# WorkerUnavailable.
+# Sends a session command to the worker of a model. Raises SessionRefused, UnknownModel, QueueFull
+# and WorkerUnavailable.
 SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[SessionInfo, ...]]]
 
 
@@ -43,23 +41,20 @@ class OutputStream(Protocol):
     """The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
 
     prompt_tokens: int  # counted once however many choices there are
-    put_back_tokens: int  # of earlier answers, which stand in the prompt as they were generated
-    dropped_tokens: int  # of earlier answers, which the chat template has left out of the prompt
-    # how tokens are drawn; the model's defaults stand in for what the request left open
-    sampling: SamplingParams
-    # where the prompt has the cache breakpoints of its client, ascending
-    breakpoints: tuple[PinnedPrefix, ...]
-    # places in the schemas of tools, of keywords that the answer need not keep to
-    unenforced: tuple[str, ...]
+    put_back_tokens: int  # tokens of earlier answers that the prompt contains as generated
+    dropped_tokens: int  # tokens of earlier answers that the chat template left out
+    sampling: SamplingParams  # the request's, completed by the model's defaults
+    breakpoints: tuple[PinnedPrefix, ...]  # the client's cache breakpoints, ascending
+    unenforced: tuple[str, ...]  # schema keywords that the grammar does not enforce, as paths
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
-        """The events. Raises GenerationFailed when one of the choices cannot be finished."""
+        """The events. Raises GenerationFailed if a choice cannot be finished."""
         ...
 
     def pause(self) -> None:
         """Stop generating until `go_on`; what was generated can still be read.
 
-        Others may take its memory meanwhile.
+        Other requests may take the memory of its KV meanwhile.
         """
         ...
 
@@ -68,28 +63,22 @@ class OutputStream(Protocol):
         ...
 
     def end_thoughts(self) -> bool:
-        """Have it think no more: a thought under way ends now.
-
-        Returns whether that can be done with this model.
-        """
+        """End the reasoning now. Returns whether this model supports that."""
         ...
 
     async def aclose(self) -> None:
-        """Cancel what still runs. Does nothing when everything has ended."""
+        """Cancel the choices that still run."""
         ...
 
 
-# Checks a request, submits it and returns once all its sequences are accepted; raises a
-# HoldfastError otherwise.
+# Checks and submits a request; returns when all its sequences are accepted, or raises a
+# HoldfastError.
 GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, OutputStream]]
-# What the model would read of a request's prompt, without any work of the worker's; raises as
-# GenerateCall does.
+# Renders and tokenizes a request's prompt without using the worker; raises like GenerateCall.
 EncodeCall: TypeAlias = Callable[[GenerationRequest], Awaitable[EncodedPrompt]]
-
-# A vector of length 1 for each input, and what it took; raises as GenerateCall does, and
-# GenerationFailed.
+# Computes a vector of length 1 for each input; raises like GenerateCall, and GenerationFailed.
 EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, ...]]]
-# How much each document is about the query; raises as EmbedCall does.
+# Scores the relevance of each document for a query; raises like EmbedCall.
 RankCall: TypeAlias = Callable[[RankRequest], Awaitable[tuple[Relevance, ...]]]
 
 
@@ -101,15 +90,15 @@ class Services:
     encode: EncodeCall
     embed: EmbedCall
     rank: RankCall
-    # of a model; raises UnknownModel, and WorkerUnavailable if it is broken
+    # by model id; raises UnknownModel, and WorkerUnavailable if the tokenizer is broken
     tokenizer_of: Callable[[str], Awaitable[Tokenizer]]
     sessions: SessionsCall
-    catalog: Callable[[], Catalog]  # names of all models; it changes when it is read anew
-    control: Residency  # what an administrator can do with models
+    catalog: Callable[[], Catalog]  # the current one; a reload replaces it
+    control: Residency  # loads, unloads and pins models
     library: Library
-    # of all models, in the order in which they are listed
+    # of all models, in the order of the lists that clients get
     statuses: Callable[[], Sequence[ModelStatus]]
-    # of the workers that answer, by model id
+    # of the workers that respond, by model id
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]
     server: ServerSettings
     limits: LimitsSettings
@@ -118,16 +107,16 @@ class Services:
     log: LogSettings = LogSettings()
     traces: Traces | None = None
     seal: Seal = field(default_factory=Seal)
-    # by model id, of those whose tokenizer was needed
+    # by model id, for models whose tokenizer has been loaded
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
-    # kept for clients that come back to them
+    # of the Responses API
     responses: ResponseStore = field(default_factory=ResponseStore)
     running: RunningAnswers = field(default_factory=RunningAnswers)
     held: HeldAnswers = field(default_factory=HeldAnswers)
     active: ActiveRequests = field(default_factory=ActiveRequests)
     drain: Drain = field(default_factory=Drain)
     store: StoreSettings = StoreSettings(folder="off")
-    keys: KeyRing = field(default_factory=KeyRing)  # beside `server.api_key`
+    keys: KeyRing = field(default_factory=KeyRing)  # in addition to `server.api_key`
     at_once: AnswersAtOnce = field(default_factory=AnswersAtOnce)
 
     @property
@@ -137,20 +126,19 @@ class Services:
 
 
 def salted(services: Services, cache_salt: str | None) -> Services:
-    """The services with a seal that is the salt's own: what was sealed under another salt cannot be
-    opened.
-    """
+    """The services with a seal of this salt: it cannot open what another salt's seal closed."""
     return replace(services, seal=services.seal.of(cache_salt)) if cache_salt else services
 
 
 def is_waited_for(services: Services, model_id: str) -> bool:
-    """Whether requests for that model have to wait until it is loaded."""
+    """Whether requests for this model have to wait because it is not loaded."""
     return any(model.id == model_id and model.state != "ready" for model in services.statuses())
 
 
 def model_of(services: Services, name: str | None) -> str:
-    """The id of the model that a client means by a name; the name itself where it is nobody's, the
-    first model's for none.
+    """The id of the model that a client names; without a name, the first model.
+
+    A name that no model or alias has is returned unchanged.
     """
     if name is None:
         return first_model(services)
@@ -160,14 +148,13 @@ def model_of(services: Services, name: str | None) -> str:
     for alias in services.server.model_aliases:
         pattern, _, meant = (part.strip() for part in alias.partition("="))
         if fnmatchcase(name, pattern):
-            return (
-                entry.name if (entry := find(meant)) is not None else meant or first_model(services)
-            )
+            entry = find(meant)
+            return entry.name if entry is not None else meant or first_model(services)
     return name
 
 
 def served_models(services: Services) -> list[ModelStatus]:
-    """All models that requests may name: without those that are only waited for to end."""
+    """The models that requests may name: without removed ones that are still unloading."""
     catalog = services.catalog()
     return [model for model in services.statuses() if catalog.find(model.id) is not None]
 
@@ -175,13 +162,12 @@ def served_models(services: Services) -> list[ModelStatus]:
 def named_model(services: Services, name: str) -> ModelStatus:
     """The model of that name. Raises UnknownModel."""
     wanted = model_of(services, name)
-    if (
-        found := next((model for model in served_models(services) if model.id == wanted), None)
-    ) is None:
-        raise services.catalog().unknown(name)
-    return found
+    for model in served_models(services):
+        if model.id == wanted:
+            return model
+    raise services.catalog().unknown(name)
 
 
 def first_model(services: Services) -> str:
-    """The model of requests that name none; empty when there is none."""
+    """The id of the model for requests that name none; empty if there is no model."""
     return next((entry.name for entry in services.catalog().entries), "")

@@ -14,7 +14,7 @@ import pytest
 from holdfast.config import ServerSettings
 from holdfast.errors import ConfigError
 from holdfast.front.application import create_application
-from holdfast.front.server.run import listen, server, url_of
+from holdfast.front.server.http_server import HttpServer, listen, url_of
 from tests.fakes.http_clients import CHAT, chat_body, events_of
 from tests.fakes.scripted_gateway import ScriptedGateway, answer, scripted_services
 
@@ -22,13 +22,13 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 from holdfast.config import ServerSettings
 from holdfast.front.application import create_application
-from holdfast.front.server.run import listen, server, url_of
+from holdfast.front.server.http_server import HttpServer, listen, url_of
 from tests.fakes.scripted_gateway import ScriptedGateway, scripted_services
 
 settings = ServerSettings(port=0)
 app = create_application(scripted_services(ScriptedGateway()))
 with listen(settings) as listener:
-    server(app, settings, on_started=lambda: print(url_of(listener), flush=True)).run(sockets=[listener])
+    HttpServer(app, settings, on_started=lambda: print(url_of(listener), flush=True)).run(sockets=[listener])
 print("stopped in order", flush=True)
 """
 
@@ -83,7 +83,7 @@ async def test_on_its_way_to_the_end_it_answers_what_runs_and_refuses_what_is_ne
     app = create_application(scripted_services(gateway, server=settings))
     with listen(settings) as listener:
         url, started = url_of(listener), asyncio.Event()
-        running = server(app, settings, on_started=started.set)
+        running = HttpServer(app, settings, on_started=started.set)
         serving = asyncio.create_task(running.serve(sockets=[listener]))
         await started.wait()
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:

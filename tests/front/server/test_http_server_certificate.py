@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 
 from holdfast.config import ServerSettings
 from holdfast.errors import ConfigError
-from holdfast.front.server.run import ServerCertificate, certificate_of
+from holdfast.front.server.http_server import ServerCertificate
 from tests.fakes.certificates import CertificateFiles
 from tests.fakes.http_clients import CHAT, chat_body, served
 from tests.fakes.scripted_gateway import ScriptedGateway
@@ -33,13 +33,17 @@ def settings_of(files: CertificateFiles) -> ServerSettings:
     )
 
 
+def certificate_of(files: CertificateFiles) -> ServerCertificate:
+    return ServerCertificate(certificate=str(files.certificate), key=str(files.key))
+
+
 @asynccontextmanager
 async def serving(
     files: CertificateFiles, certificate: ServerCertificate | None = None
 ) -> AsyncIterator[str]:
     settings = settings_of(files)
     async with served(
-        ScriptedGateway(), settings=settings, certificate=certificate or certificate_of(settings)
+        ScriptedGateway(), settings=settings, certificate=certificate or certificate_of(files)
     ) as url:
         yield url
 
@@ -99,8 +103,7 @@ async def _get(url: str) -> httpx.Response:
 async def test_a_renewed_certificate_is_for_new_connections_and_cuts_none(
     files: CertificateFiles,
 ) -> None:
-    certificate = certificate_of(settings_of(files))
-    assert certificate is not None
+    certificate = certificate_of(files)
     async with serving(files, certificate) as url:
         reader, writer, old = await connected(url, files)
         new = files.renew()
@@ -114,8 +117,7 @@ async def test_a_renewed_certificate_is_for_new_connections_and_cuts_none(
 async def test_files_that_are_broken_leave_all_as_it_is_and_one_line(
     files: CertificateFiles, broken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    certificate = certificate_of(settings_of(files))
-    assert certificate is not None
+    certificate = certificate_of(files)
     async with serving(files, certificate) as url:
         old = (await connected(url, files))[2]
         if broken == "missing":
@@ -124,18 +126,14 @@ async def test_files_that_are_broken_leave_all_as_it_is_and_one_line(
             (files.certificate if broken == "cert" else files.key).write_text(
                 "-----BEGIN NONSENSE-----\n"
             )
-        with caplog.at_level(logging.INFO, "holdfast.front.server.run"):
+        with caplog.at_level(logging.INFO, "holdfast.front.server.http_server"):
             certificate.reload()
         assert (await connected(url, files))[2] == old
         (record,) = caplog.records
-        assert "stays in use" in record.getMessage()
+        assert "the certificate is not reloaded" in record.getMessage()
         new = files.renew()
         certificate.reload()
         assert (await connected(url, files))[2] == new
-
-
-def test_without_a_certificate_there_is_none() -> None:
-    assert certificate_of(ServerSettings()) is None
 
 
 def _of_another(files: CertificateFiles) -> None:
@@ -166,12 +164,12 @@ def _folder(files: CertificateFiles) -> None:
         ),
         (lambda files: files.key.unlink(), "server.tls_key: .*key.pem: No such file or directory"),
         (_folder, "server.tls_cert: .*Is a directory"),
-        (_of_another, "the key is not the certificate's"),
-        (_locked, "locked by a password"),
-        (lambda files: files.key.write_text("hello"), "no certificate and key in PEM form"),
+        (_of_another, "the key does not belong to the certificate"),
+        (_locked, "needs a password"),
+        (lambda files: files.key.write_text("hello"), "not a certificate and a key in PEM format"),
         (
             lambda files: files.certificate.write_bytes(b"\0\1"),
-            "no certificate and key in PEM form",
+            "not a certificate and a key in PEM format",
         ),
     ],
 )
@@ -181,5 +179,5 @@ def test_files_that_cannot_be_used_are_named_in_one_line(
     assert callable(spoil)
     spoil(files)
     with pytest.raises(ConfigError, match=said) as refused:
-        certificate_of(settings_of(files))
+        certificate_of(files)
     assert "\n" not in str(refused.value)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.requests import AnswerRecord
+from holdfast.telemetry.request_log import AnswerRecord
 from holdfast.wire.events import CacheReport, FinishReason, Timings
 from holdfast.wire.output import ChoiceFinished, TextDelta, ToolCallFinished
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import LogLevel, load_settings
-from holdfast.front.run.reload import Hangups, ReloadedSettings
+from holdfast.front.run.front import Hangups, ReloadedSettings
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.config import LogSettings
-from holdfast.front.run.ready import OPEN, ReadyServer, announce
+from holdfast.front.run.running_servers import OPEN, ReadyServer, announce
 from holdfast.wire.events import CacheFigures, StoreFigures
 from tests.fakes.worker_main import INFO
 

@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from holdfast.front.run.ready import lan_addresses
+from holdfast.front.run.running_servers import lan_addresses
 
 
 @pytest.mark.parametrize("listens_on", ["0.0.0.0", "::"])

@@ -1,0 +1,544 @@
+"""Runs the application over HTTP: binds the port, loads the certificate, bounds connections, and stops
+in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import logging
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httptools
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from holdfast.config import ServerSettings
+from holdfast.errors import AddressInUse, ConfigError
+from holdfast.front.server.dialect import DialectTable, problem_body
+from holdfast.front.server.guard import Network, is_trusted, trusted_networks
+from holdfast.front.server.problem import Problem
+from holdfast.front.server.services import Services
+
+MOST_HEAD_BYTES = 64 * 1024
+# in the system's buffer: by default, Linux takes 4 MB for each client that does not read
+_MOST_UNSENT_BYTES = 128 << 10
+_LOG_SECONDS = 60.0
+_MOST_ADDRESSES_LOGGED = 1000
+_BACKLOG = 2048
+_LAST_WORDS_SECONDS = 1.0  # for answers that were cut off to send their error
+_POLL_SECONDS = 0.1  # how often a drain checks for a second signal
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_log = logging.getLogger(__name__)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server, which reports when it has started, and returns after a signal.
+
+    It serves until SIGINT or SIGTERM; then it refuses new requests and finishes running answers. A
+    second signal ends it at once. Start it with `await server.serve(sockets=[listener])`.
+    """
+
+    def __init__(
+        self,
+        app: Starlette,
+        settings: ServerSettings,
+        *,
+        on_started: Callable[[], None],
+        certificate: ServerCertificate | None = None,
+    ) -> None:
+        """app: from `create_application`. certificate: for HTTPS."""
+        addresses = Addresses(
+            settings.max_connections_per_address,
+            trusted=trusted_networks(settings.trusted_proxies),
+        )
+        protocol = functools.partial(
+            BoundedProtocol,
+            settings=settings,
+            dialects=app.state.dialects,
+            addresses=addresses,
+        )
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol,  # type: ignore[arg-type]  # uvicorn only calls it
+                loop="uvloop",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]  # for call_later
+            )
+        )
+        services: Services = app.state.services
+        self._services = services
+        self._drain = services.drain
+        self._certificate = certificate
+        self._on_started = on_started
+        self._shutdown_seconds = settings.shutdown_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then call `on_started`."""
+        if self._certificate is not None:
+            self.config.ssl = self._certificate.context
+        await super().startup(sockets=sockets)
+        if self.started and not self.should_exit:
+            self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let running answers finish, or cut them off when their time is up; then close everything.
+
+        The port stays open until then: new requests, and a load balancer's GET /health, are told that
+        the server is stopping and when to try again.
+        """
+        await self._drained()
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        for connection in tuple(self.server_state.connections):
+            connection.shutdown()  # closes idle connections
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self._ended(_LAST_WORDS_SECONDS)
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()  # does not wait for clients that read nothing
+        await self._ended(_LAST_WORDS_SECONDS)
+        await self.lifespan.shutdown()
+
+    async def _drained(self) -> None:
+        self._drain.begin(self._shutdown_seconds)
+        self._services.library.stop()
+        await self._services.held.end_lost()
+        self.server_state.default_headers = [
+            *self.server_state.default_headers,
+            (b"connection", b"close"),
+        ]
+        for connection in tuple(self.server_state.connections):
+            if connection.is_answering:  # type: ignore[union-attr]  # all are BoundedProtocol's
+                connection.shutdown()  # closes it after the answer
+        # Requests from now on are short: they are refused, read some state, or end something.
+        running = {*self.server_state.tasks, *self._services.running.tasks}
+        if running and not self.force_exit:
+            _log.info(
+                "waiting for %s, at most %g s; press Ctrl-C again to exit now",
+                _answers(running),
+                self._shutdown_seconds,
+            )
+        while running and not self.force_exit and self._drain.seconds_left:
+            _, running = await asyncio.wait(
+                running, timeout=min(_POLL_SECONDS, self._drain.seconds_left)
+            )
+        if running:
+            _log.info("%s cut off", _answers(running))
+        else:
+            await self._ended(_LAST_WORDS_SECONDS)
+
+    async def _ended(self, limit_seconds: float) -> None:
+        if self.server_state.tasks:
+            await asyncio.wait(tuple(self.server_state.tasks), timeout=limit_seconds)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on a signal; on the second one without waiting for running answers."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        # Before the drain has begun, a second signal counts as the first: some programs signal a
+        # process and its group.
+        self.force_exit = self.force_exit or self._drain.is_on
+        self.should_exit = True
+
+
+def _answers(tasks: Collection[asyncio.Task[None]]) -> str:
+    return "1 answer" if len(tasks) == 1 else f"{len(tasks)} answers"
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """A bound socket. Raises ConfigError if the address is in use or not one of this machine."""
+    host, port = settings.host.strip("[]"), settings.port
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(
+            f"server.host {settings.host!r} is not an address of this machine: {error}"
+        ) from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        url = _url(str(address[0]), int(address[1]), scheme=settings.scheme)
+        raise _bind_error(error, settings, url=url) from None
+    return listener
+
+
+def url_of(listener: socket.socket, *, scheme: str = "http") -> str:
+    """The address of a bound socket as clients write it."""
+    host, port = listener.getsockname()[:2]
+    return _url(host, port, scheme=scheme)
+
+
+def _url(host: str, port: int, *, scheme: str) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"{scheme}://{shown}:{port}"
+
+
+def _bind_error(error: OSError, settings: ServerSettings, *, url: str) -> ConfigError:
+    where = f"port {settings.port} on {settings.host}"
+    if error.errno == errno.EADDRINUSE:
+        return AddressInUse(host=settings.host, port=settings.port, url=url)
+    if error.errno == errno.EACCES:
+        return ConfigError(f"this user may not use {where}; choose a port from 1024 on (--port)")
+    return ConfigError(f"cannot listen on {where}: {error.strerror}")
+
+
+class ServerCertificate:
+    """The TLS certificate. Event loop's thread only."""
+
+    def __init__(self, *, certificate: str, key: str) -> None:
+        """Paths of PEM files: the certificate with its chain, and its key. Raises ConfigError."""
+        self._certificate, self._key = certificate, key
+        self._current = self._read()
+        # A listener cannot change its context, so this one hands each handshake over to the current
+        # one.
+        self.context = self._read()
+        self.context.sni_callback = self._hand_over  # also called if the client names no host
+
+    def reload(self) -> None:
+        """Read the files again, for new connections; if they are invalid, nothing changes."""
+        try:
+            self._current = self._read()
+        except ConfigError as error:
+            _log.error("the certificate is not reloaded: %s", error)
+        else:
+            _log.info("the certificate is reloaded from %s", self._certificate)
+
+    def _hand_over(
+        self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext
+    ) -> None:
+        connection.context = self._current
+
+    def _read(self) -> ssl.SSLContext:
+        for setting, path in (
+            ("server.tls_cert", self._certificate),
+            ("server.tls_key", self._key),
+        ):
+            try:
+                Path(path).read_bytes()
+            except OSError as error:
+                raise ConfigError(f"{setting}: {path}: {error.strerror}") from None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self._certificate, self._key, password=_no_password)
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(
+                f"server.tls_cert, server.tls_key: {_unusable(error)}: {self._certificate}, "
+                f"{self._key}"
+            ) from None
+        return context
+
+
+def _no_password() -> str:
+    # without this, OpenSSL would ask on the terminal
+    raise ValueError("the key needs a password, which a server cannot enter")
+
+
+def _unusable(error: Exception) -> str:
+    if not isinstance(error, ssl.SSLError):
+        return str(error)
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "the key does not belong to the certificate"
+    return "not a certificate and a key in PEM format"
+
+
+class Addresses:
+    """Counts the connections of each client address, and limits the log to one line per address and
+    minute.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        *,
+        trusted: Sequence[Network] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """trusted: proxies, which are not limited because they connect for many clients."""
+        self._most, self._trusted, self._clock = most, trusted, clock
+        self._open: Counter[str] = Counter()
+        self._logged: dict[str, float] = {}
+
+    def has_room(self, address: str) -> bool:
+        """Whether an address may open one more connection."""
+        return self._open[address] < self._most or is_trusted(address, self._trusted)
+
+    def opened(self, address: str) -> None:
+        """Count a new connection."""
+        self._open[address] += 1
+
+    def closed(self, address: str) -> None:
+        """Count a closed connection."""
+        self._open[address] -= 1
+        if self._open[address] <= 0:
+            del self._open[address]
+
+    def log(self, address: str, why: str) -> None:
+        """Log why a connection was closed, unless a line about this address is less than a minute
+        old.
+        """
+        now = self._clock()
+        if now - self._logged.get(address, -_LOG_SECONDS) < _LOG_SECONDS:
+            return
+        if len(self._logged) >= _MOST_ADDRESSES_LOGGED:
+            self._logged = {
+                other: at for other, at in self._logged.items() if now - at < _LOG_SECONDS
+            }
+        if len(self._logged) < _MOST_ADDRESSES_LOGGED:
+            self._logged[address] = now
+            _log.info("%s: %s (more such lines of this address only after a minute)", address, why)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 protocol with limits; uvicorn itself only limits idle connections.
+
+    The head of a request has a time limit, and so has silence within its body, but not while the
+    application is slow to read. An answer may take any time. But a connection is closed if the client
+    reads nothing of it for too long: the transport reports when its buffer is full and when the
+    client has read most of it. A slow client stays connected: every 50 kB or so restart the time.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: ServerSettings,
+        dialects: DialectTable,
+        addresses: Addresses,
+        config: uvicorn.Config,
+        **given: Any,
+    ) -> None:
+        super().__init__(config=config, **given)
+        self._settings, self._dialects, self._addresses = settings, dialects, addresses
+        self._address = ""
+        self._is_counted = self._is_refused = False
+        self._in_body = False
+        self._is_idle = True  # between two messages
+        self._unparsed_bytes = 0  # received since the parser last made progress
+        self._body_at = 0.0  # when the body last made progress
+        self._timer: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None  # while the buffer is full
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Count a new connection; refuse it if its address has too many."""
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        # Linux and macOS have it
+        if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
+        self._address = self.client[0] if self.client else ""
+        if self._addresses.has_room(self._address):
+            self._addresses.opened(self._address)
+            self._is_counted = True
+            self._wait(self._settings.head_seconds, self._head_is_late)
+        else:
+            most = self._settings.max_connections_per_address
+            self._refuse(
+                429, "too_many_connections", f"more than {most} connections from one address"
+            )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Either side has closed the connection."""
+        self._stop_timer()
+        self._stop_stall()
+        if self._is_counted:
+            self._is_counted = False
+            self._addresses.closed(self._address)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The buffer is full: the application has to wait."""
+        super().pause_writing()
+        if self._stall is None:
+            self._stall = self.loop.call_later(self._settings.stalled_seconds, self._give_up)
+
+    def resume_writing(self) -> None:
+        """The client has read most of the buffer."""
+        self._stop_stall()
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes from the client; invalid ones get a 400 and at most one log line a minute."""
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        if self._is_idle and self._timer is None:
+            self._wait(self._settings.head_seconds, self._head_is_late)
+        self._unparsed_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # not supported: the request itself is answered as HTTP/1.1
+            self._unparsed_bytes = 0
+        except httptools.HttpParserError:
+            self._refuse(400, "invalid_http", "what was sent is not HTTP/1.1")
+        self._refuse_large_head(self._unparsed_bytes)
+
+    def on_message_begin(self) -> None:
+        """The first byte of a head."""
+        self._is_idle = False
+        if self._timer is None:
+            self._wait(self._settings.head_seconds, self._head_is_late)
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header. Trailers of a chunked body are ignored: they would bypass all checks."""
+        if not self._in_body:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete; the time limit of the body begins."""
+        self._unparsed_bytes = 0
+        self._refuse_large_head(
+            len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        )
+        if self._is_refused:
+            return
+        self._body_at = self.loop.time()
+        self._wait(self._settings.body_seconds, self._body_is_late)
+        super().on_headers_complete()
+        self._in_body = True
+
+    def on_body(self, body: bytes) -> None:
+        """Bytes of the body, without the framing of chunks."""
+        if self._is_refused:
+            return
+        self._unparsed_bytes = 0
+        # a client that has its answer already gets no more time
+        if not self.cycle.response_complete:
+            self._body_at = self.loop.time()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self._unparsed_bytes = 0
+        self._in_body, self._is_idle = False, True
+        self._stop_timer()
+        if not self._is_refused:
+            super().on_message_complete()
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request has arrived, at least in part, and its answer is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _head_is_late(self) -> None:
+        # part of the next request: its time begins when this one is answered
+        if self.is_answering:
+            self._wait(self._settings.head_seconds, self._head_is_late)
+        elif self._is_idle:
+            self.transport.close()  # no byte of a request: browsers connect in advance
+        else:
+            self._refuse(
+                408,
+                "request_timeout",
+                f"no complete head of a request within {self._settings.head_seconds:g} s",
+            )
+
+    def _body_is_late(self) -> None:
+        limit = self._settings.body_seconds
+        left = limit if self.flow.read_paused else self._body_at + limit - self.loop.time()
+        if left > 0:
+            self._wait(left, self._body_is_late)
+        else:
+            self._refuse(408, "request_timeout", f"no byte of the body for {limit:g} s")
+
+    def _give_up(self) -> None:
+        self._stall = None
+        address = ":".join(map(str, self.client or ("?",)))
+        path = self.scope.get("path", "?") if self.scope else "?"
+        _log.warning(
+            "%s has read nothing of %s for %g s; cancelled",
+            address,
+            path,
+            self._settings.stalled_seconds,
+        )
+        self.transport.abort()  # close() would wait for the client
+
+    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._late, then)
+
+    def _late(self, then: Callable[[], None]) -> None:
+        self._timer = None
+        then()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _stop_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _refuse_large_head(self, size: int) -> None:
+        if size > MOST_HEAD_BYTES and not self._is_refused:
+            self._refuse(
+                431,
+                "head_too_large",
+                f"the head of a request is larger than {MOST_HEAD_BYTES:,} bytes",
+            )
+
+    def _refuse(self, status: int, code: str, why: str) -> None:
+        """Close the connection, with an error unless an answer was already begun or others are still
+        to be sent.
+        """
+        self._is_refused = True
+        self._stop_timer()
+        self._addresses.log(self._address, f"connection closed: {why}")
+        if self.is_answering and (self.pipeline or self.cycle.response_started):
+            self.transport.abort()  # close() would wait for the client
+            return
+        if not (self._in_body and self.cycle is not None and self.cycle.response_complete):
+            path = self._dialects.served_path(self.scope["path"]) if self._in_body else ""
+            headers = Headers(raw=list(self.scope["headers"]) if self._in_body else [])
+            body = problem_body(
+                Problem(status=status, code=code, message=why),
+                self._dialects.dialect_of(path, headers),
+            )
+            head = (
+                b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+                % len(body)
+            )
+            self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
