@@ -81,7 +81,7 @@ def test_a_renewal_cuts_no_answer(server: ServerProcess, files: CertificateFiles
         first = next(lines)
         files.renew()
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: "new connections get the certificate" in server.log(), "the renewal")
+        until(lambda: "the certificate is reloaded" in server.log(), "the renewal")
         rest = [line for line in lines if line]
     assert first.startswith("data: ")
     assert rest[-1] == "data: [DONE]"

@@ -1,6 +1,6 @@
-"""The HTTP application: its table of dialects and its middleware.
+"""The HTTP application: its protocols and its middleware.
 
-The outermost middleware gives every request an id, counts it and logs one line when it is over.
+The outermost middleware gives every request an id, counts it, and logs one line when it has ended.
 """
 
 from __future__ import annotations
@@ -48,31 +48,28 @@ from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import RECORD, UNKNOWN_ROUTE, RequestRecord, write_line
 from holdfast.telemetry.traces import Traces
 
-# OpenAI's clients show the first one, Anthropic's the second
+# OpenAI's clients read the first one, Anthropic's the second
 _ID_HEADERS = (b"x-request-id", b"request-id")
 _WELL_FORMED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
-    """List the models and show one, in the form of the dialect that the client speaks.
+    """List the models and show one, in the format of the client's protocol.
 
-    speakers: the dialects with a form of their own; other clients get the first one's.
+    speakers: the protocols with a format of their own; other clients get the first one's.
     """
     shapes = [dialect.models for dialect in speakers if dialect.models is not None]
 
     def shape_for(request: Request) -> ModelShapes:
         spoken: ModelShapes | None = request.app.state.dialects.spoken(request.headers).models
-        return (
-            spoken
-            if spoken is not None and spoken.is_on(request.app.state.services.server)
-            else shapes[0]
-        )
+        is_on = spoken is not None and spoken.is_on(request.app.state.services.server)
+        return spoken if spoken is not None and is_on else shapes[0]
 
     @operation(
         "GET",
         "/v1/models",
         answers_of(*[shape.many_type for shape in shapes]),
-        summary="what is served",
+        summary="the served models",
     )
     async def list_models(request: Request, services: Services) -> Response:
         """The served models."""
@@ -90,7 +87,7 @@ def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
     return list_models, get_model
 
 
-MODELS = Dialect(  # errors on its paths are those of the client's own protocol
+MODELS = Dialect(  # has no prefix, so errors have the format of the client's protocol
     name="The list of models",
     error=OPENAI.error,
     error_shape=OPENAI.error_shape,
@@ -110,7 +107,7 @@ DIALECTS = (
 
 
 def create_application(services: Services, *, dialects: Sequence[Dialect] = DIALECTS) -> Starlette:
-    """The application over these services. Paths that no dialect claims are the first one's."""
+    """The application with these services. Unknown paths belong to the first protocol."""
     table = DialectTable(dialects)
     proxies = trusted_networks(services.server.trusted_proxies)
     middleware = [
@@ -125,7 +122,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     app = Starlette(
         routes=[_route(each) for each in table.operations],
         middleware=middleware,
-        exception_handlers={HTTPException: handle},  # the framework's own, about paths and methods
+        exception_handlers={HTTPException: handle},  # from Starlette: unknown paths and methods
         lifespan=_lifespan,
     )
     app.router.redirect_slashes = False
@@ -190,11 +187,11 @@ def _request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = No
         except ClientDisconnect:
             record.is_aborted = True
         except asyncio.CancelledError:
-            # The server is stopping, and the handler had nothing better to answer.
+            # The server is stopping, and the handler did not turn this into an answer.
             response = answer_of(
-                WorkerUnavailable("the server stopped before the request was done"), scope
+                WorkerUnavailable("the server stopped before the request was complete"), scope
             )
-            # After the response has begun, wait: the server closes the connection in a moment.
+            # If the response has begun, wait: the server is about to close the connection.
             await (
                 disconnected(receive)
                 if record.has_status

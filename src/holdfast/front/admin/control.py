@@ -1,20 +1,19 @@
-"""/admin/models: load, unload and pin models, and follow their loading; /admin/requests: requests in
-progress, and how to cancel one.
+"""/admin/models: load, unload and pin models, and follow their state; /admin/requests: list and cancel
+the requests in progress.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from holdfast.front.admin import sessions
 from holdfast.front.admin.status import (
@@ -27,8 +26,9 @@ from holdfast.front.admin.status import (
     openapi_document,
     show_store,
 )
+from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.openai.answers import ErrorBody, openai_error
-from holdfast.front.server.answers import EventWriter, StreamFormat
+from holdfast.front.server.answers import StreamFormat
 from holdfast.front.server.dialect import (
     ENDLESS_MARK,
     Dialect,
@@ -37,6 +37,7 @@ from holdfast.front.server.dialect import (
     request_of,
     response_of,
 )
+from holdfast.front.server.generation import FollowingResponse
 from holdfast.front.server.in_progress import ActiveRequest, RequestState, unless_disconnected
 from holdfast.front.server.problem import Problem, RequestRefused
 from holdfast.front.server.request import json_response, parse, read_body, read_json
@@ -50,6 +51,7 @@ _STATUS_WORDS = {  # llama.cpp's words where they differ from our states
 }
 _STRICT = ConfigDict(extra="forbid", strict=True)
 REQUESTS_PATH = "/admin/requests"
+EventName: TypeAlias = Literal["model_status", "model_remove", "download_progress", "download_end"]
 
 
 class ModelEvent(Struct, frozen=True, kw_only=True):
@@ -64,7 +66,7 @@ class ModelEvent(Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    event: Literal["model_status", "model_remove", "download_progress", "download_end"]
+    event: EventName
     data: dict[str, Any] = {}
 
 
@@ -76,55 +78,46 @@ class _Events(StreamFormat):
         return b"data: %b\n\n" % msgspec.json.encode(openai_error(problem))
 
 
-class ModelEventsResponse(Response):
-    """Events until the client leaves or the server stops."""
+async def _model_events(services: Services) -> AsyncIterator[bytes]:
+    """The state of all models, then every change, until the server stops."""
+    yield b""
+    statuses: dict[str, dict[str, Any]] = {}
+    downloads: dict[str, dict[str, Any]] = {}
+    while not services.drain.is_on:
+        before, statuses = statuses, {model.id: _status(model) for model in services.statuses()}
+        for event in _changes(before, statuses, "model_status", "model_remove"):
+            yield event
+        before, downloads = downloads, _progress(services)
+        for event in _changes(before, downloads, "download_progress", "download_end"):
+            yield event
+        await asyncio.sleep(POLL_SECONDS)
 
-    def __init__(self, services: Services) -> None:
-        super().__init__()
-        self._services = services
-        self._statuses: dict[str, dict[str, Any]] = {}
-        self._downloads: dict[str, dict[str, Any]] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the state of all models, then every change."""
-        writer = EventWriter(send, _Events(), self._frames())
-        await unless_disconnected(receive, writer.run())
+def _status(model: ModelStatus) -> dict[str, Any]:
+    status = {"status": _STATUS_WORDS.get(model.state, model.state)}
+    return (
+        {**status, "failed": True, "message": model.failure} if model.state == "failed" else status
+    )
 
-    async def _frames(self) -> AsyncIterator[bytes]:
-        yield b""
-        while not self._services.drain.is_on:
-            for event in self._model_changes():
-                yield _frame(event)
-            for event in self._download_changes():
-                yield _frame(event)
-            await asyncio.sleep(POLL_SECONDS)
 
-    def _model_changes(self) -> Iterator[ModelEvent]:
-        before = self._statuses
-        self._statuses = {}
-        for model in self._services.statuses():
-            status: dict[str, Any] = {"status": _STATUS_WORDS.get(model.state, model.state)}
-            if model.state == "failed":
-                status["failed"] = True
-                status["message"] = model.failure
-            self._statuses[model.id] = status
-            if before.get(model.id) != status:
-                yield ModelEvent(model=model.id, event="model_status", data=status)
-        for name in before.keys() - self._statuses.keys():
-            yield ModelEvent(model=name, event="model_remove")
+def _progress(services: Services) -> dict[str, dict[str, Any]]:
+    return {
+        name: {step.stage: {"done": step.done_bytes, "total": step.total_bytes} for step in steps}
+        for name, steps in services.library.progress().items()
+    }
 
-    def _download_changes(self) -> Iterator[ModelEvent]:
-        before = self._downloads
-        self._downloads = {}
-        for name, steps in self._services.library.progress().items():
-            progress: dict[str, Any] = {}
-            for step in steps:
-                progress[step.stage] = {"done": step.done_bytes, "total": step.total_bytes}
-            self._downloads[name] = progress
-            if progress and before.get(name) != progress:
-                yield ModelEvent(model=name, event="download_progress", data=progress)
-        for name in before.keys() - self._downloads.keys():
-            yield ModelEvent(model=name, event="download_end")
+
+def _changes(
+    before: Mapping[str, dict[str, Any]],
+    now: Mapping[str, dict[str, Any]],
+    changed: EventName,
+    removed: EventName,
+) -> Iterator[bytes]:
+    for name, data in now.items():
+        if data and before.get(name) != data:
+            yield _frame(ModelEvent(model=name, event=changed, data=data))
+    for name in before.keys() - now.keys():
+        yield _frame(ModelEvent(model=name, event=removed))
 
 
 def _frame(event: ModelEvent) -> bytes:
@@ -143,33 +136,32 @@ async def follow_models(request: Request, services: Services) -> Response:
 
     The first events give the state of every model. The stream ends when the server stops.
     """
-    return ModelEventsResponse(services)
+    return FollowingResponse(_model_events(services), _Events())
 
 
 class PinChange(BaseModel):
-    """Whether a model is to be pinned."""
+    """Whether to pin a model."""
 
     model_config = _STRICT
 
     pinned: bool = Field(
-        True, description="False: it may be unloaded when another one needs its place."
+        True, description="False: it may be unloaded to make room for another model."
     )
 
 
 class LimitsChange(BaseModel):
-    """What is to be changed; what is left out stays as it is."""
+    """The limits to change; omitted ones stay."""
 
     model_config = _STRICT
 
-    max_running: int | None = Field(None, ge=1, description="Sequences that run at once.")
-    step_tokens: int | None = Field(None, ge=1, description="Tokens that one step reads at most.")
+    max_running: int | None = Field(None, ge=1, description="Maximum number of running sequences.")
+    step_tokens: int | None = Field(
+        None, ge=1, description="Maximum number of tokens to prefill per step."
+    )
 
 
 class ModelLimits(Struct, frozen=True, kw_only=True):
-    """What counts from now on.
-
-    `step_tokens` is null while it is not known what the worker will choose.
-    """
+    """The limits in force. `step_tokens` is null until the worker has chosen it."""
 
     id: str
     max_running: int
@@ -184,11 +176,9 @@ class ModelLimits(Struct, frozen=True, kw_only=True):
     needs_admin=True,
 )
 async def change_limits(request: Request, services: Services) -> Response:
-    """Change how many sequences of a loaded model run at once, and how much one step reads, until
-    the server ends.
+    """Change the scheduler's limits of a loaded model until the server stops.
 
-    No stream is lost: what runs beyond a lower limit waits, with its state, until there is a place
-    again.
+    No stream is lost: sequences above a lower limit wait and keep their state.
     """
     asked = await read_json(request, LimitsChange, services.limits)
     model = named_model(services, request.path_params["id"]).id
@@ -204,15 +194,15 @@ async def change_limits(request: Request, services: Services) -> Response:
 
 @operation("POST", "/admin/models/{id:path}/load", answers_of(ModelHealth), needs_admin=True)
 async def load_model(request: Request, services: Services) -> Response:
-    """Load a model, and answer when it serves. Others are unloaded for it as for a request."""
+    """Load a model, and respond when it is ready. It may evict other models, as a request does."""
     return await _done(request, services, services.control.load)
 
 
 @operation("POST", "/admin/models/{id:path}/unload", answers_of(ModelHealth), needs_admin=True)
 async def unload_model(request: Request, services: Services) -> Response:
-    """Unload a model when those who use it are served, and answer when it is gone.
+    """Unload a model when its requests have ended, and respond when it is unloaded.
 
-    What it has read stays.
+    Its cache on disk stays.
     """
     return await _done(request, services, services.control.unload)
 
@@ -225,7 +215,7 @@ async def unload_model(request: Request, services: Services) -> Response:
     needs_admin=True,
 )
 async def pin_model(request: Request, services: Services) -> Response:
-    """Load a model and keep it loaded, or no longer keep it."""
+    """Load a model and keep it loaded, or unpin it."""
     asked = parse(
         PinChange, await read_body(request, limit_bytes=services.limits.max_body_bytes) or b"{}"
     )
@@ -235,7 +225,7 @@ async def pin_model(request: Request, services: Services) -> Response:
 async def _done(
     request: Request, services: Services, work: Callable[[str], Coroutine[Any, Any, None]]
 ) -> Response:
-    """How the model is doing when that is done. Raises ClientDisconnect when nobody waits any more."""
+    """The model's state after the work. Raises ClientDisconnect if the client leaves before that."""
     model = named_model(services, request.path_params["id"]).id
     if not await unless_disconnected(request.receive, work(model)):
         raise ClientDisconnect
@@ -243,12 +233,12 @@ async def _done(
 
 
 class RunningRequest(Struct, frozen=True, kw_only=True):
-    """A request that is being answered.
+    """A request in progress.
 
-    state: waiting (for its model, or to be taken), reading (in the queue, or its prompt is read),
+    state: waiting (for its model, or to be accepted), reading (queued, or its prompt is prefilled),
     writing, or abandoned (its client is gone and may come back for the answer). key: the name of
-    the API key that it came with, empty for none. client: its address. prefilled_tokens: how much
-    of a prompt that takes long is read, 0 as long as nothing is known.
+    its API key, or empty. client: its address. prefilled_tokens: progress of a long prefill, 0 until
+    it is reported.
     """
 
     id: str
@@ -265,13 +255,13 @@ class RunningRequest(Struct, frozen=True, kw_only=True):
 
 
 class RunningRequests(Struct, frozen=True, kw_only=True):
-    """All of them, the oldest first."""
+    """The requests in progress, the oldest first."""
 
     requests: list[RunningRequest]
 
 
 class CancelledRequest(Struct, frozen=True, kw_only=True):
-    """A request that was ended. Its client gets an error that says so."""
+    """A cancelled request. Its client gets an error that says so."""
 
     id: str
     cancelled: bool = True
@@ -281,27 +271,24 @@ class CancelledRequest(Struct, frozen=True, kw_only=True):
     "GET",
     REQUESTS_PATH,
     answers_of(RunningRequests),
-    summary="what is being answered, for whom",
+    summary="the requests in progress",
     needs_admin=True,
 )
 async def list_requests(request: Request, services: Services) -> Response:
-    """The requests that are being answered.
+    """The requests in progress.
 
-    Needs an admin's key, or without any keys a connection from this machine.
+    Needs an admin key, or, if no keys are set, a connection from this machine.
     """
     return json_response(RunningRequests(requests=[_shown(active) for active in services.active]))
 
 
 @operation("DELETE", REQUESTS_PATH + "/{id}", answers_of(CancelledRequest), needs_admin=True)
 async def cancel_request(request: Request, services: Services) -> Response:
-    """Cancel a request; its client gets an error that says so.
-
-    What was read of its prompt stays in memory.
-    """
+    """Cancel a request; its client gets an error that says so. What was prefilled stays cached."""
     request_id: str = request.path_params["id"]
     if services.active.cancel(request_id) is None:
         raise RequestRefused(
-            f"no request {request_id[:200]!r} is being answered",
+            f"no request {request_id[:200]!r} is in progress",
             status=404,
             code="request_not_found",
             field="id",

@@ -1,5 +1,5 @@
-"""/v1/sessions: named branches of what a model has read, to open, look at, fork, pin, close, export
-and import.
+"""/v1/sessions: named branches of the prefix cache, to open, list, fork, pin, close, export and
+import.
 """
 
 from __future__ import annotations
@@ -107,26 +107,24 @@ Metadata = Annotated[
 
 
 class SessionTerms(BaseModel):
-    """How long a session stays."""
+    """How long a session is kept."""
 
     model_config = _STRICT
 
     ttl_seconds: TtlSeconds | None = optional(
-        "How long it lives after its last use; null: until it is closed."
+        "Its lifetime after its last use; null: until it is closed."
     )
-    pinned: bool = Field(False, description="Keep what it has read from eviction.")
+    pinned: bool = Field(False, description="Whether to protect its cached tokens from eviction.")
 
 
 class SessionForking(SessionTerms):
-    """A session that begins where another one is; how long it lives is as there, if nothing is
-    said.
-    """
+    """A session that continues from another one, and by default has its lifetime."""
 
     id: SessionId | None = optional("Its name; made up if not given.")
 
 
 class SessionChange(SessionTerms):
-    """What can be said of a session at any time; what is left out stays."""
+    """The changes to a session; omitted fields stay."""
 
     metadata: Metadata = Field({}, description="Up to 16 pairs of strings, for your own use.")
 
@@ -141,9 +139,7 @@ class SessionOpening(SessionChange):
 
 
 class SessionObject(Struct, frozen=True, kw_only=True):
-    """A session. Times are seconds since the epoch; tokens are those of the branch that was used
-    last.
-    """
+    """A session. Times are seconds since the epoch; tokens are those of the last used branch."""
 
     id: str
     object: Literal["session"] = "session"
@@ -174,7 +170,7 @@ class SessionList(Struct, frozen=True, kw_only=True):
 
 
 class SessionDeleted(Struct, frozen=True, kw_only=True):
-    """What is left of a closed session."""
+    """A closed session."""
 
     id: str
     object: Literal["session.deleted"] = "session.deleted"
@@ -192,9 +188,7 @@ def session_object(info: SessionInfo, *, model: str) -> SessionObject:
 
 @contextlib.contextmanager
 def private_path() -> Iterator[Path]:
-    """A path for one file, in a folder that nobody else may look into and that is deleted at the
-    end.
-    """
+    """A path for one file in a private folder, which is deleted at the end."""
     with tempfile.TemporaryDirectory(
         prefix="holdfast-session-", ignore_cleanup_errors=True
     ) as folder:
@@ -204,7 +198,7 @@ def private_path() -> Iterator[Path]:
 async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
     """Write a request's body into a file.
 
-    Raises RequestRefused (413) beyond the limit, SessionRefused when there is no room.
+    Raises RequestRefused (413) beyond the limit, SessionRefused if the disk is full.
     """
     try:
         with path.open("wb") as file:
@@ -213,12 +207,12 @@ async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
     except OSError as error:
         failure = SessionFailure.NO_ROOM if error.errno in _NO_SPACE else SessionFailure.FAILED
         raise SessionRefused(
-            failure, f"the file cannot be stored for checking: {error.strerror}"
+            failure, f"the file cannot be stored for validation: {error.strerror}"
         ) from None
 
 
 def sent(path: Path, *, name: str) -> StreamingResponse:
-    """A file as an answer. It may be deleted as soon as this returns."""
+    """A file as a response. It may be deleted as soon as this returns."""
     file = path.open("rb")
     safe = "".join(
         character if character.isascii() and (character.isalnum() or character in "._-") else "_"
@@ -242,7 +236,7 @@ _BODIES: dict[str, type[BaseModel]] = {
     "update": SessionChange,
     "fork": SessionForking,
 }
-# what the body's `id` names; made up if it is left out
+# the command's field for the body's `id`, which is generated if omitted
 _NAMED = {"open": "session_id", "fork": "new_session_id"}
 _ANSWERS: dict[str, type[Struct]] = {"list": SessionList, "close": SessionDeleted}
 
@@ -261,20 +255,20 @@ def _operation(operation: SessionOperation) -> Operation:
             return sent(path, name=command.session_id)
 
     handle.__name__, handle.__doc__ = operation.title, operation.summary
-    page = "what is kept, by name" if operation.name == "list" else ""
+    page = "named branches of the prefix cache" if operation.name == "list" else ""
     return described(
         operation.method, SESSIONS_PATH + operation.path, *_shapes(operation), summary=page
     )(handle)
 
 
 def _shapes(operation: SessionOperation) -> Iterator[Shape]:
-    """What the description of the API says of its query, its body and its answer."""
+    """The parts of its description in /openapi.json: query, body and answer."""
     name, takes = operation.name, operation.takes
     if name == "export":
         yield response_of(_FILE)
     else:
         yield answers_of(_ANSWERS.get(name, SessionObject))
-    if name != "open":  # its body says of which model it is
+    if name != "open":  # its body names the model
         own = (["id"] if name == "import" else []) + [
             field for field in ("limit", "forget") if field in takes
         ]
@@ -294,7 +288,7 @@ def _shapes(operation: SessionOperation) -> Iterator[Shape]:
 async def _command(
     operation: SessionOperation, request: Request, services: Services
 ) -> tuple[str, SessionCommand]:
-    """The model whose sessions are meant, and what is to be done with them."""
+    """The model, and the command for its worker."""
     query = request.query_params
     given = (
         await _from_body(operation, request, services)
@@ -311,7 +305,7 @@ async def _command(
 async def _from_body(
     operation: SessionOperation, request: Request, services: Services
 ) -> dict[str, Any]:
-    """Fields of the command that the body has, and the model if it names one."""
+    """The command's fields from the body, and the model if the body names one."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     fields = parse(_BODIES[operation.name], body or (b"{}" if operation.name in _NAMED else b""))
     given = fields.model_dump(exclude_unset=True)
@@ -321,10 +315,10 @@ async def _from_body(
 
 
 def _from_query(operation: SessionOperation, query: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of the command that the query has."""
+    """The command's fields from the query."""
     given: dict[str, Any] = {}
     if "limit" in operation.takes:
-        given["limit"] = _limit(query) + 1  # one more than is shown tells whether there are more
+        given["limit"] = _limit(query) + 1  # one more, to know whether there are more
     if "forget" in operation.takes:
         given["forget"] = _truth(query, "forget")
     if operation.name == "import" and "id" in query:
@@ -335,9 +329,8 @@ def _from_query(operation: SessionOperation, query: Mapping[str, str]) -> dict[s
 async def _objects(
     request: Request, services: Services, model: str, command: SessionCommand
 ) -> list[SessionObject]:
-    """All sessions that a command is about.
-
-    While the model is being loaded, who goes away is waited for no more.
+    """The sessions that a command returns. Raises ClientDisconnect if the client leaves while the
+    model loads.
     """
     found: tuple[SessionInfo, ...] = ()
 
@@ -353,7 +346,7 @@ async def _objects(
 
 
 def _answer(command: SessionCommand, objects: list[SessionObject]) -> Response:
-    """The sessions that a command was about, as clients see them."""
+    """The response to a command."""
     shown: Struct
     if command.operation == "list":
         shown = SessionList(
@@ -369,14 +362,14 @@ def _answer(command: SessionCommand, objects: list[SessionObject]) -> Response:
 def _limit(query: Mapping[str, str]) -> int:
     text = query.get("limit", str(_MOST_LISTED))
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_LISTED):
-        raise invalid_field("limit", f"a number from 1 to {_MOST_LISTED}")
+        raise invalid_field("limit", f"must be a number from 1 to {_MOST_LISTED}")
     return int(text[:9])
 
 
 def _truth(query: Mapping[str, str], name: str) -> bool:
     text = query.get(name, "false")
     if text.lower() not in _YES:
-        raise invalid_field(name, "true or false")
+        raise invalid_field(name, "must be true or false")
     return _YES[text.lower()]
 
 

@@ -10,7 +10,6 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -40,16 +39,11 @@ from holdfast.telemetry.metrics import CONTENT_TYPE
 
 _STOPPING = "stopping"
 _TEXT = {"type": "string"}  # schema
-Rows: TypeAlias = Sequence[tuple[str, str]]
 
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8882; }
-body { font: 16px/1.55 system-ui, sans-serif; max-width: 44rem; margin: 3rem auto; padding: 0 1.2rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1rem; margin: 2rem 0 .5rem; }
-p { margin: .2rem 0; } .quiet { opacity: .7; }
-code, pre { font: .9rem/1.5 ui-monospace, monospace; } pre { background: var(--soft); padding: .8rem 1rem; border-radius: .5rem;
-overflow-x: auto; } table { border-collapse: collapse; width: 100%; } td { padding: .35rem .8rem .35rem 0;
-border-bottom: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; }
+:root { color-scheme: light dark; }
+body { margin: 3rem auto; max-width: 50rem; padding: 0 1rem; }
+pre { font: .9rem/1.6 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 """.strip()
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _HEADERS = {
@@ -60,13 +54,18 @@ _HEADERS = {
     "cache-control": "no-store",
     "vary": "accept, user-agent",
 }
-_DOCUMENTS = "The documentation is in docs/ of the repository; begin with README.md."
-_HIDDEN = "shown to who sends the API key"
-_OLLAMA = "Ollama is running"  # what Ollama's clients look for at this place
+_PAGE = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Holdfast</title><style>{_STYLE}</style></head><body><pre>%s</pre></body></html>
+"""
+_DOCUMENTS = "The documentation is in docs/ of the repository; start with README.md."
+_HIDDEN = "shown to clients that send the API key"
+_OLLAMA = "Ollama is running"  # what Ollama's clients expect at this path
 
 
 class StoreOverview(Struct, frozen=True, kw_only=True):
-    """The folder as a whole; without a store, `folder` is null and all else is nothing."""
+    """The store's folder. Without a store, `folder` is null and all counts are 0."""
 
     folder: str | None = None
     blocks: int = 0
@@ -86,11 +85,11 @@ class StoreOverview(Struct, frozen=True, kw_only=True):
     "GET",
     "/admin/store",
     answers_of(StoreOverview),
-    summary="what is kept on disk",
+    summary="the store on disk",
     needs_admin=True,
 )
 async def show_store(request: Request, services: Services) -> Response:
-    """What is kept on disk, how much of it may be, and of which models."""
+    """The cached blocks on disk: their size, its limit, and their models."""
     settings = services.store
     if not is_folder(settings):
         return json_response(StoreOverview())
@@ -114,13 +113,11 @@ def _figures(settings: StoreSettings) -> StoreOverview:
 
 
 class StoreHealth(Struct, frozen=True, kw_only=True):
-    """The disk side of a model's memory.
+    """The prefix cache of a model on disk.
 
-    `mode` is writing, or memory-only while the folder cannot be written or has no room.
-
-    `model` is the name under which `holdfast store ls` lists the model; the sizes are those of the
-    whole folder. So is what was written to it since midnight (UTC), which counts against
-    `store.daily_write_bytes`.
+    `mode` is writing, or memory-only while the folder cannot be written or its volume is full.
+    `model` is the name in `holdfast store ls`. The sizes are those of the whole folder, and so is
+    `written_today_bytes` (since midnight UTC), which counts against `store.daily_write_bytes`.
     """
 
     model: str
@@ -132,9 +129,9 @@ class StoreHealth(Struct, frozen=True, kw_only=True):
 
 
 class MemoryHealth(Struct, frozen=True, kw_only=True):
-    """What a model's worker keeps of what it has read. `store` is null when no folder is set.
+    """The prefix cache of a model. `store` is null if it is only in RAM.
 
-    `parked_sequences` have ended and keep their state as it was, which takes `parked_bytes` beside
+    `parked_sequences` have ended and keep their live state: `parked_bytes`, in addition to the
     `ram_bytes` of blocks.
     """
 
@@ -147,16 +144,14 @@ class MemoryHealth(Struct, frozen=True, kw_only=True):
 
 
 class ModelHealth(Struct, frozen=True, kw_only=True):
-    """How one model is doing.
+    """The state of one model.
 
-    `pid` is the process that has it, null without one; `memory` is null when it keeps nothing, or
-    has not told yet. `leases` are the requests that use it; `idle_seconds_left` says when it is
-    unloaded if nobody does, null: it is not; `footprint_bytes` is the memory that it takes, 0 when
-    it is not loaded; `failure` says why it could not be loaded.
-
-    `dialect` is how it writes calls of tools and thoughts, as far as its chat template proves it.
-    The last two are what the state of a sequence takes: for each token, and once for windows and
-    recurrent states; null until the model is loaded.
+    `pid` is its worker process, or null. `leases` are the requests that use it. `idle_seconds_left`
+    is the time until it is unloaded for lack of requests; null: it is not. `footprint_bytes` is its
+    memory, 0 if it is not loaded. `failure` is why it could not be loaded. `memory` is null if it has
+    no prefix cache, or has not reported one yet. `dialect` is how it writes tool calls and reasoning,
+    as far as its chat template proves it. The last two fields are the memory of a sequence, per token
+    and fixed (for windows and recurrent states); null until the model is loaded.
     """
 
     id: str
@@ -178,7 +173,7 @@ class ModelHealth(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """How the server is doing."""
+    """The state of the server."""
 
     status: str
     version: str
@@ -189,11 +184,11 @@ class Health(Struct, frozen=True, kw_only=True):
     "GET",
     "/health",
     answers_of(Health, statuses=("200", "503")),
-    summary="how the models are doing",
+    summary="state of the server and its models",
     needs_key=False,
 )
 async def health(request: Request, services: Services) -> Response:
-    """How the server and its models are doing. Needs no key."""
+    """The state of the server and its models. Needs no key."""
     statuses = services.statuses()
     status = _STOPPING if services.drain.is_on else _status(statuses)
     models = [_health(model, services.dialects.get(model.id)) for model in statuses]
@@ -204,15 +199,15 @@ async def health(request: Request, services: Services) -> Response:
 
 
 def _status(models: Sequence[ModelStatus]) -> str:
-    """`ok` as soon as requests are taken, also for models that are not loaded; not while one loads
-    that was to be there.
+    """`ok` as soon as requests are accepted, even if models are not loaded, but not while a model
+    loads that is required from the start.
     """
     if any(model.is_awaited and model.state == "loading" for model in models) or not models:
         return "loading"
     return "failed" if all(model.state == "failed" for model in models) else "ok"
 
 
-@operation("GET", "/metrics", response_of({"text/plain": _TEXT}), summary="figures for Prometheus")
+@operation("GET", "/metrics", response_of({"text/plain": _TEXT}), summary="metrics for Prometheus")
 async def metrics(request: Request, services: Services) -> Response:
     """Metrics in Prometheus' text format."""
     models = services.statuses()
@@ -228,14 +223,14 @@ async def metrics(request: Request, services: Services) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-@operation("GET", "/openapi.json", summary="every field of every path")
+@operation("GET", "/openapi.json", summary="the schema of all paths")
 async def openapi_document(request: Request, services: Services) -> Response:
     """This description."""
     return JSONResponse(description(request.app.state.dialects, version=services.version))
 
 
 def health_of(model_id: str, services: Services) -> ModelHealth:
-    """How a served model is doing now."""
+    """The state of a served model."""
     (model,) = [model for model in services.statuses() if model.id == model_id]
     return _health(model, services.dialects.get(model_id))
 
@@ -264,46 +259,62 @@ def _health(model: ModelStatus, dialect: DialectReport | None) -> ModelHealth:
 
 @operation("HEAD", "/", response_of({"text/plain": _TEXT}), needs_key=False)
 async def head_of_front_page(request: Request, services: Services) -> Response:
-    """Whether a server is there, as Ollama's clients ask."""
+    """Whether a server runs here; Ollama's clients ask this way."""
     return Response(media_type="text/plain", headers=_HEADERS)
 
 
 @operation("GET", "/", response_of({"text/html": _TEXT, "text/plain": _TEXT}), needs_key=False)
 async def front_page(request: Request, services: Services) -> Response:
-    """What this server is: a page for browsers, lines for others.
+    """What this server is: a page for browsers, plain text for others.
 
-    Needs no key, but tells of models only to who has it.
+    Needs no key, but lists models only to clients that have one.
     """
     if _is_ollamas(request):
         return Response(_OLLAMA, media_type="text/plain", headers=_HEADERS)
-    is_locked = not caller_of(request).is_let_in
-    models = [] if is_locked else [(model.id, _state(model)) for model in services.statuses()]
+    address = _address(request)
     table: DialectTable = request.app.state.dialects
-    paths = [
-        (operation.path, operation.summary) for operation in table.operations if operation.summary
-    ]
-    example = _example(_address(request), needs_key=services.needs_key)
-    wants_page = "text/html" in request.headers.get("accept", "")
-    text = (_page if wants_page else _lines)(
-        f"{services.version} at {_address(request)}",
-        models=models,
-        no_models=_HIDDEN if is_locked else "none",
-        paths=paths,
-        example=example,
+    parts = (
+        f"Holdfast {services.version} at {address}",
+        "",
+        "models",
+        *_models(request, services),
+        "",
+        "paths",
+        *(f"  {each.path:22}{each.summary}" for each in table.operations if each.summary),
+        "",
+        "try",
+        _example(address, needs_key=services.needs_key),
+        "",
+        _DOCUMENTS,
+        "",
     )
-    return Response(text, media_type="text/html" if wants_page else "text/plain", headers=_HEADERS)
+    text = "\n".join(parts)
+    if "text/html" in request.headers.get("accept", ""):
+        return Response(_PAGE % html.escape(text), media_type="text/html", headers=_HEADERS)
+    return Response(text, media_type="text/plain", headers=_HEADERS)
+
+
+def _models(request: Request, services: Services) -> list[str]:
+    if not caller_of(request).is_let_in:
+        return [f"  {_HIDDEN}"]
+    lines = []
+    for model in services.statuses():
+        tokens = model.context_tokens
+        context = "" if tokens is None else f", {tokens:,} tokens of context"
+        lines.append(f"  {model.id}: {model.state}{context}")
+    return lines or ["  none"]
 
 
 def _is_ollamas(request: Request) -> bool:
-    """Whether a client of Ollama asks: by its name, or from within a page or an extension of a
-    browser, which want no page.
+    """Whether an Ollama client sent the request: by its name, or because it is a script in a browser,
+    which does not accept a page.
     """
     agent, accepts = (request.headers.get(name, "").lower() for name in ("user-agent", "accept"))
     return "text/html" not in accepts and ("ollama" in agent or "mozilla" in agent)
 
 
 def _example(address: str, *, needs_key: bool) -> str:
-    """A command that works as it is, once the key is in the variable."""
+    """A command that works once the variable contains the key."""
     body = {"messages": [{"role": "user", "content": "Hello!"}]}
     key = ' -H "Authorization: Bearer $HOLDFAST_SERVER_API_KEY"' if needs_key else ""
     url = shlex.quote(f"{address}/v1/chat/completions")
@@ -314,62 +325,9 @@ def _example(address: str, *, needs_key: bool) -> str:
 
 
 def _address(request: Request) -> str:
-    """The address by which the client came, so that what is shown can be used where it is read."""
+    """The address that the client used, so that the example works on its machine."""
     host = request.headers.get("host", "")
     if host_name(host) is None:
         place, port = request.scope.get("server") or ("127.0.0.1", 80)
         host = f"[{place}]:{port}" if ":" in place else f"{place}:{port}"
     return f"{request.scope['scheme']}://{host}"
-
-
-def _state(model: ModelStatus) -> str:
-    context = (
-        "" if model.context_tokens is None else f", {model.context_tokens:,} tokens of context"
-    )
-    return f"{model.state}{context}"
-
-
-def _lines(place: str, *, models: Rows, no_models: str, paths: Rows, example: str) -> str:
-    served = [f"  {model}: {state}" for model, state in models] or [f"  {no_models}"]
-    listed = [f"  {path:22}{summary}" for path, summary in paths]
-    parts = (
-        f"Holdfast {place}",
-        "",
-        "models",
-        *served,
-        "",
-        "paths",
-        *listed,
-        "",
-        "try",
-        example,
-        "",
-        _DOCUMENTS,
-        "",
-    )
-    return "\n".join(parts)
-
-
-def _page(place: str, *, models: Rows, no_models: str, paths: Rows, example: str) -> str:
-    parts = (
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>Holdfast</title><style>{_STYLE}</style></head><body>",
-        f"<h1>Holdfast</h1><p class=quiet>version {html.escape(place)}</p>",
-        "<h2>Models</h2>",
-        _table(models) if models else f"<p class=quiet>{no_models}</p>",
-        "<h2>Paths</h2>",
-        _table(paths),
-        f"<h2>Try</h2><pre>{html.escape(example)}</pre>",
-        f"<p class=quiet>{_DOCUMENTS}</p>",
-        "</body></html>",
-    )
-    return "\n".join(parts)
-
-
-def _table(rows: Rows) -> str:
-    shown = (
-        f"<tr><td><code>{html.escape(name)}</code></td><td>{html.escape(about)}</td></tr>"
-        for name, about in rows
-    )
-    return f"<table>{''.join(shown)}</table>"

@@ -287,7 +287,7 @@ async def _in_background(
     except ResponsesUnavailable:  # the client could never retrieve it
         run.stop()
         raise
-    return FollowingResponse(run, run.form) if run.asked.stream else json_response(queued)
+    return FollowingResponse(run.after(-1), run.form) if run.asked.stream else json_response(queued)
 
 
 class ResponseRun(EventLog):

@@ -180,7 +180,7 @@ async def get_response(request: Request, services: Services) -> Response:
     run = _run(request, services)
     if run is not None:
         if streams:
-            return FollowingResponse(run, run.form, after=after)
+            return FollowingResponse(run.after(after), run.form)
         return json_response(run.form.response)
     record = await _response(request, services)
     if not streams:

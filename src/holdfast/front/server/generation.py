@@ -22,12 +22,13 @@ from holdfast.front.server.answers import (
     AnswerPlan,
     EventWriter,
     Explanation,
+    StreamFormat,
     TokenCounts,
     WholeChoice,
     explain_choice,
     explanation_of,
 )
-from holdfast.front.server.held_answers import EventLog, HeldAnswer, RequestIdentity, identity_of
+from holdfast.front.server.held_answers import HeldAnswer, RequestIdentity, identity_of
 from holdfast.front.server.in_progress import (
     ActiveRequest,
     disconnected,
@@ -343,16 +344,14 @@ async def run_alone(
 
 
 class FollowingResponse(Response):
-    """The events of a log after a given number, streamed or in one piece.
-
-    The answer continues if the client leaves.
-    """
+    """Events that do not depend on this client, streamed or in one piece."""
 
     def __init__(
-        self, log: EventLog, form: AnswerFormat, *, after: int = -1, streams: bool = True
+        self, events: AsyncIterator[bytes], form: StreamFormat, *, streams: bool = True
     ) -> None:
+        """events: the first one is the opening, which may be empty."""
         super().__init__()
-        self._events = log.after(after)
+        self._events = events
         self._form = form
         self._streams = streams
 
@@ -379,7 +378,7 @@ class RejoiningResponse(FollowingResponse):
 
     def __init__(self, services: Services, answer: HeldAnswer, request: Request) -> None:
         """answer: taken for this request, which leaves it at the end."""
-        super().__init__(answer, answer.form, streams=answer.streams)
+        super().__init__(answer.after(-1), answer.form, streams=answer.streams)
         self._services = services
         self._answer = answer
         self._caller = caller_of(request)
