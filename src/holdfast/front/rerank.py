@@ -25,8 +25,8 @@ from holdfast.front.server.fields import (
     optional,
     refuse_too_many,
 )
+from holdfast.front.server.generation import SESSION_FIELDS, RankPlan, rank
 from holdfast.front.server.problem import invalid_field
-from holdfast.front.server.reading import SESSION_FIELDS, RankPlan, rank
 from holdfast.front.server.request import parse
 from holdfast.front.server.services import Services, model_of
 from holdfast.wire.output import Relevance

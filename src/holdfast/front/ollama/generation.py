@@ -58,9 +58,8 @@ from holdfast.front.server.fields import (
     refused_media,
     without_media,
 )
-from holdfast.front.server.generation import generate
+from holdfast.front.server.generation import SESSION_FIELDS, EmbeddingPlan, embed, generate
 from holdfast.front.server.problem import Problem, RequestRefused
-from holdfast.front.server.reading import SESSION_FIELDS, EmbeddingPlan, embed
 from holdfast.front.server.request import parse, read_body
 from holdfast.front.server.services import Services
 from holdfast.wire.output import Embedding

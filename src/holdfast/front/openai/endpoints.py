@@ -58,9 +58,8 @@ from holdfast.front.server.fields import (
     refuse_too_many,
     thinking_of,
 )
-from holdfast.front.server.generation import generate
+from holdfast.front.server.generation import SESSION_FIELDS, EmbeddingPlan, embed, generate
 from holdfast.front.server.problem import RequestRefused, invalid_field
-from holdfast.front.server.reading import SESSION_FIELDS, EmbeddingPlan, embed
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
 from holdfast.models.model_folder import planned_answer_tokens

@@ -1,14 +1,16 @@
-"""Generates the answer to a checked request, and sends it to its client and to those that follow it.
+"""Answers a checked request: generates text, or only prefills (embeddings, relevance scores).
 
-Generation ends when no client will come back for the answer.
+Generated text goes to the client and to those that follow the answer; generation ends when no client
+will come back for it. Embeddings and scores are sent in one piece, and end with their client.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -36,7 +38,13 @@ from holdfast.front.server.in_progress import (
     unless_first,
 )
 from holdfast.front.server.problem import problem_of, record_problem
-from holdfast.front.server.request import extended, read_body
+from holdfast.front.server.request import (
+    extended,
+    read_body,
+    service_in,
+    tenant_in,
+    time_limit_in,
+)
 from holdfast.front.server.services import OutputStream, Services, is_waited_for
 from holdfast.front.server.streams import TimeLimit, open_streams
 from holdfast.telemetry.request_log import (
@@ -47,8 +55,20 @@ from holdfast.telemetry.request_log import (
     write_progress,
 )
 from holdfast.wire.events import FinishReason
-from holdfast.wire.output import ChoiceFinished, OutputEvent, PromptProgress
-from holdfast.wire.requests import ChatPrompt
+from holdfast.wire.output import (
+    ChoiceFinished,
+    Embedding,
+    OutputEvent,
+    PromptProgress,
+    Relevance,
+    TextRead,
+)
+from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, RankRequest
+
+# Unsupported where nothing is generated (see `UnsupportedFields`): there is no session to extend.
+SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache_key": ()}
+Asked = TypeVar("Asked", EmbeddingRequest, RankRequest)
+Read = TypeVar("Read", bound=TextRead)
 
 
 async def generate(
@@ -469,3 +489,92 @@ async def send_whole(send: Send, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: `Generic` sets attributes
+class ReadingPlan(Generic[Asked, Read]):
+    """A checked request and the format of its answer."""
+
+    request: Asked
+    form: Callable[[Sequence[Read]], bytes]  # the body
+    cache_salt: str = ""
+
+
+EmbeddingPlan: TypeAlias = ReadingPlan[EmbeddingRequest, Embedding]
+RankPlan: TypeAlias = ReadingPlan[RankRequest, Relevance]
+
+
+async def embed(
+    request: Request, services: Services, plan_of: Callable[[bytes], EmbeddingPlan]
+) -> Response:
+    """The answer to a request for embeddings.
+
+    plan_of: turns the body into a plan, or raises RequestRefused.
+    """
+    return await _read(request, services, plan_of, services.embed)
+
+
+async def rank(
+    request: Request, services: Services, plan_of: Callable[[bytes], RankPlan]
+) -> Response:
+    """The answer to a request to rank documents. plan_of: as for `embed`."""
+    return await _read(request, services, plan_of, services.rank)
+
+
+async def _read(
+    request: Request,
+    services: Services,
+    plan_of: Callable[[bytes], ReadingPlan[Asked, Read]],
+    call: Callable[[Asked], Awaitable[tuple[Read, ...]]],
+) -> Response:
+    answer = AnswerRecord(services.metrics)
+    plan = plan_of(await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    tenant = tenant_in(request, cache_salt=plan.cache_salt)
+    asked = msgspec.structs.replace(plan.request, tenant=tenant, service=service_in(request))
+    limit = TimeLimit(time_limit_in(request.headers, limits=services.limits))
+
+    async def body() -> bytes:
+        with services.at_once.counted(caller_of(request), 1, limits=services.limits):
+            async with limit.enforced():
+                read = await call(asked)
+        answer.has_read(asked.model, read)
+        return await asyncio.to_thread(plan.form, read)  # thousands of vectors take a second
+
+    return _ReadingResponse(services, asked.model, answer, body)
+
+
+class _ReadingResponse(Response):
+    """Sends what some work returns, unless the client disconnects or the server stops first."""
+
+    def __init__(
+        self,
+        services: Services,
+        model: str,
+        answer: AnswerRecord,
+        work: Callable[[], Awaitable[bytes]],
+    ) -> None:
+        super().__init__(media_type="application/json")
+        self._services = services
+        self._model = model
+        self._answer = answer
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Work and send."""
+        record: RequestRecord = scope[RECORD]
+        record.model = self._model
+
+        async def answered() -> None:
+            self.body = await self._work()
+            record.answer = self._answer
+            self.init_headers()
+            await super(_ReadingResponse, self).__call__(scope, receive, send)
+
+        self._services.held.make_way()
+        with self._services.active.entered(record) as active:
+            try:
+                record.is_aborted = not await unless_disconnected(receive, answered())
+            except asyncio.CancelledError:
+                raise active.ended_by() from None
+            finally:
+                self._answer.close()
