@@ -40,6 +40,9 @@ LogLevel: TypeAlias = Literal["critical", "error", "warning", "info", "debug"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
 _MIB = 1 << 20
+NOT_NEGATIVE = Limits(at_least=0)
+AT_LEAST_ONE = Limits(at_least=1)
+POSITIVE = Limits(above=0)
 LEAST_BEATS = 3  # that a worker must miss before it counts as hung
 
 
@@ -126,35 +129,35 @@ class ServerSettings:
     shutdown_seconds: float = _setting(
         10.0,
         "How long running answers may continue when the server stops.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     stalled_seconds: float = _setting(
         60.0,
         "How long a client may read nothing of its answer before the connection is closed.",
-        limits=Limits(above=0),
+        limits=POSITIVE,
     )
     reconnect_seconds: float = _setting(
         60.0,
         "How long to keep an answer whose connection was lost, for a retry of the same request; "
         "0: cancel it at once.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     unattended_seconds: float = _setting(
         5.0,
         "How long such an answer is generated further, unless another request needs the model; "
         "then it pauses.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     head_seconds: float = _setting(
         10.0,
         "How long a client may take to send the head of a request (its path and headers).",
-        limits=Limits(above=0),
+        limits=POSITIVE,
     )
     body_seconds: float = _setting(
-        15.0, "How long a client may be silent while it sends a body.", limits=Limits(above=0)
+        15.0, "How long a client may be silent while it sends a body.", limits=POSITIVE
     )
     keep_alive_seconds: float = _setting(
-        75.0, "How long a connection may be idle between two requests.", limits=Limits(above=0)
+        75.0, "How long a connection may be idle between two requests.", limits=POSITIVE
     )
     loop_tick_seconds: float = _setting(
         0.05,
@@ -165,7 +168,7 @@ class ServerSettings:
     max_connections_per_address: int = _setting(
         1024,
         "Maximum number of open connections per client address; one more gets a 429.",
-        limits=Limits(at_least=1),
+        limits=AT_LEAST_ONE,
     )
 
     @property
@@ -218,20 +221,20 @@ class ModelSettings:
         None,
         "Threads for computing on a CPU; `auto`: one per core.",
         flag="--threads",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     memory_bytes: int | None = _setting(
         None,
         "Budget for the KV of running requests; `auto`: from the free memory.",
         flag="--memory",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     wired_bytes: int | None = _setting(
         None,
         "On a Mac, memory to wire (never page out) while requests run; `auto`: the weights, if "
         "they are a large part of what "
         "the GPU may use.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     keep_thoughts: bool = _setting(
         False,
@@ -248,10 +251,10 @@ class ModelSettings:
         32 * _MIB,
         "Size of the cache of texts and their tokens, so that a conversation is tokenized only "
         "once; 0: none.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     startup_seconds: float = _setting(
-        600.0, "How long a worker may take to load its model.", limits=Limits(above=0)
+        600.0, "How long a worker may take to load its model.", limits=POSITIVE
     )
 
 
@@ -282,35 +285,35 @@ class ResidencySettings:
     load_seconds: float = _setting(
         60.0,
         "How long a request waits while its model loads; 0: it is refused at once.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     idle_seconds: float | None = _setting(
         20 * 60.0 if sys.platform == "darwin" else None,
         "How long a model of a catalog stays loaded without a request, unless `models.toml` sets "
         "`idle`; 0: not at all. On a "
         "Mac the default is 20 min.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     max_loaded: int | None = _setting(
         None,
         "Maximum number of loaded models; `auto`: as many as fit in `memory_bytes`.",
-        limits=Limits(at_least=1),
+        limits=AT_LEAST_ONE,
     )
     memory_bytes: int | None = _setting(
         None,
         "Memory for all loaded models together, as measured; `auto`: three quarters of the "
         "machine's or the GPU's.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     place_seconds: float = _setting(
         300.0,
         "How long a request waits for other models to be unloaded.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     turn_seconds: float = _setting(
         30.0,
         "How long a model in use stays loaded while another model is waiting for its place.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     unread_bytes: int = _setting(
         256 << 10,
@@ -319,13 +322,13 @@ class ResidencySettings:
         limits=Limits(at_least=1024),
     )
     heartbeat_seconds: float = _setting(
-        1.0, "How often a worker reports that it is alive.", limits=Limits(above=0)
+        1.0, "How often a worker reports that it is alive.", limits=POSITIVE
     )
     hang_seconds: float = _setting(
         7.0,
         "A worker is replaced if it is silent for this long, or if a step takes this long and 20 "
         "times longer than usual.",
-        limits=Limits(above=0),
+        limits=POSITIVE,
     )
 
 
@@ -333,37 +336,35 @@ class ResidencySettings:
 class SchedulerSettings:
     """Limits of the scheduler and of a step."""
 
-    max_running: int = _setting(
-        32, "Maximum number of running sequences.", limits=Limits(at_least=1)
-    )
+    max_running: int = _setting(32, "Maximum number of running sequences.", limits=AT_LEAST_ONE)
     max_queued: int = _setting(
         256,
         "Maximum number of waiting sequences; further requests get a 503.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     step_tokens: int | None = _setting(
         None,
         "Maximum number of tokens to prefill per step; `auto`: 512 on a CPU, 2048 on a GPU.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     stall_seconds: float = _setting(
         0.25,
         "How much a prefill chunk may lengthen a step in which other sequences decode.",
-        limits=Limits(above=0),
+        limits=POSITIVE,
     )
     min_chunk_tokens: int = _setting(
-        32, "Smallest prefill chunk, unless less of the prompt is left.", limits=Limits(at_least=1)
+        32, "Smallest prefill chunk, unless less of the prompt is left.", limits=AT_LEAST_ONE
     )
     expected_output_tokens: int = _setting(
         1024,
         "Tokens of the answer to reserve memory for at admission; longer answers reserve more as "
         "they grow.",
-        limits=Limits(at_least=1),
+        limits=AT_LEAST_ONE,
     )
     aging_seconds: float = _setting(
         60.0,
         "How long a batch request waits, while others run, before it counts as interactive.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
 
 
@@ -374,26 +375,24 @@ class LimitsSettings:
     max_requests_per_key: int = _setting(
         0,
         "Maximum number of running and waiting answers per API key; more get a 429. 0: no limit.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     max_requests_per_address: int = _setting(
-        0, "The same per client address, whatever its keys.", limits=Limits(at_least=0)
+        0, "The same per client address, whatever its keys.", limits=NOT_NEGATIVE
     )
     request_seconds: float = _setting(
         0.0,
         "How long a request may take, waiting included; clients may ask for less. 0: no limit.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
-    max_choices: int = _setting(16, "Largest `n`.", limits=Limits(at_least=1))
-    max_stop_strings: int = _setting(
-        16, "Maximum number of stop strings.", limits=Limits(at_least=0)
-    )
-    max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=Limits(at_least=0))
+    max_choices: int = _setting(16, "Largest `n`.", limits=AT_LEAST_ONE)
+    max_stop_strings: int = _setting(16, "Maximum number of stop strings.", limits=NOT_NEGATIVE)
+    max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=NOT_NEGATIVE)
     repeated_thought_tokens: int = _setting(
         2048,
         "End reasoning if this many tokens repeat one piece of at most an eighth of that length; "
         "0: never.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     max_body_bytes: int = _setting(
         64 * _MIB, "Largest body of a request.", limits=Limits(at_least=1024)
@@ -404,29 +403,27 @@ class LimitsSettings:
     max_schema_parts: int = _setting(
         512,
         "Maximum number of subschemas and listed values in an enforced JSON schema.",
-        limits=Limits(at_least=1),
+        limits=AT_LEAST_ONE,
     )
     max_schema_depth: int = _setting(
         32, "Maximum depth of such a schema.", limits=Limits(at_least=1, at_most=50)
     )
-    max_tools: int = _setting(
-        512, "Maximum number of tools in a request.", limits=Limits(at_least=0)
-    )
+    max_tools: int = _setting(512, "Maximum number of tools in a request.", limits=NOT_NEGATIVE)
     max_tool_parts: int = _setting(
         50_000,
         "Maximum number of keys and values in all tool definitions of a request.",
-        limits=Limits(at_least=1),
+        limits=AT_LEAST_ONE,
     )
     max_batch_prompts: int = _setting(
         256,
         "Maximum number of prompts in a completions request, each counted `n` times.",
-        limits=Limits(at_least=1),
+        limits=AT_LEAST_ONE,
     )
     max_inputs: int = _setting(
         2048,
         "Maximum number of texts in an embeddings request, and of documents in a reranking "
         "request.",
-        limits=Limits(at_least=1),
+        limits=AT_LEAST_ONE,
     )
 
 
@@ -459,16 +456,16 @@ class StoreSettings:
         "Budget in RAM for the KV of ended requests, as blocks and parked states; `auto`: a "
         "quarter of the KV budget for "
         "blocks, and what running requests leave for parked states; `off`: on disk only.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
         off=True,
     )
     disk_bytes: int | None = _setting(
         None,
         "Budget on disk; `auto`: a fifth of the volume, never its last 2 GiB.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
     daily_write_bytes: int | None = _setting(
-        None, "Maximum bytes written to disk per day; `auto`: 100 GiB.", limits=Limits(at_least=0)
+        None, "Maximum bytes written to disk per day; `auto`: 100 GiB.", limits=NOT_NEGATIVE
     )
     codec: CodecChoice = _setting(
         "native", "How cached keys and values are stored: exact, or quantized to 8 or 4 bits."
@@ -476,12 +473,12 @@ class StoreSettings:
     max_sessions: int = _setting(
         1000,
         "Maximum number of sessions per model; one more closes the least recently used one.",
-        limits=Limits(at_least=1),
+        limits=AT_LEAST_ONE,
     )
     session_seconds: float = _setting(
         604800.0,
         "How long a session lives after its last use, unless it sets `ttl_seconds`.",
-        limits=Limits(above=0),
+        limits=POSITIVE,
     )
     pinned_percent: int = _setting(
         50,
@@ -500,7 +497,7 @@ class ResponsesSettings:
         10_000,
         "Maximum number of stored responses and conversations; the least recently used is deleted "
         "first.",
-        limits=Limits(at_least=1),
+        limits=AT_LEAST_ONE,
     )
     max_bytes: int = _setting(
         256 * _MIB,
@@ -510,12 +507,12 @@ class ResponsesSettings:
     keep_seconds: float = _setting(
         30 * 86400.0,
         "How long one is stored after its last use, by itself or by a response that continues it.",
-        limits=Limits(above=0),
+        limits=POSITIVE,
     )
     max_background: int = _setting(
         64,
         "Maximum number of responses running in the background; one more gets a 429.",
-        limits=Limits(at_least=0),
+        limits=NOT_NEGATIVE,
     )
 
 
@@ -569,30 +566,21 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsSources:
-    """The sources of settings. flags: key → value, None if not given."""
-
-    file: Path | None
-    environ: Mapping[str, str] = field(repr=False)
-    flags: Mapping[str, object] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSettings:
-    """The settings in force.
+    """The settings in force, and where they come from.
 
     origins: key → "default", "file PATH", "variable HOLDFAST_X", "flag --x" or "argument MODEL".
     """
 
     settings: Settings
     origins: Mapping[str, str]
-    sources: SettingsSources
+    file: Path | None
+    environ: Mapping[str, str] = field(repr=False)
+    flags: Mapping[str, object] = field(repr=False)
 
     def read_again(self) -> EffectiveSettings:
         """Read the same sources again. Raises ConfigError."""
-        return load_settings(
-            file=self.sources.file, environ=self.sources.environ, flags=self.sources.flags
-        )
+        return load_settings(file=self.file, environ=self.environ, flags=self.flags)
 
 
 def _sections() -> dict[str, type[Any]]:
@@ -653,8 +641,9 @@ def load_settings(
     )
     origins = {key: given[key].origin if key in given else "default" for key in specs}
     _check_together(settings, origins)
-    sources = SettingsSources(file=file, environ=environ, flags=flags)
-    return EffectiveSettings(settings=settings, origins=origins, sources=sources)
+    return EffectiveSettings(
+        settings=settings, origins=origins, file=file, environ=environ, flags=flags
+    )
 
 
 def value_of(settings: Settings, key: str) -> Any:

@@ -193,7 +193,7 @@ class GenerationFailed(HoldfastError):
 class TemplateOverrun(HoldfastError):
     """Rendering a model's chat template exceeded its time or memory limit: 500.
 
-    why: what it did, as the predicate of a sentence.
+    why: the predicate of the message's first sentence, such as "took more than 5 s".
     """
 
     def __init__(self, *, template: str, why: str) -> None:
@@ -207,8 +207,8 @@ class TimeLimitExceeded(HoldfastError):
 
     def __init__(self, *, seconds: float) -> None:
         super().__init__(
-            f"the request took longer than its limit of {seconds:g} s; what was read of its prompt "
-            "is kept"
+            f"the request took longer than its limit of {seconds:g} s; the prefilled part of its "
+            "prompt stays cached"
         )
         self.seconds = seconds
 

@@ -620,8 +620,8 @@ def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> Service
 
     Raises ServiceFailed if a flag is a secret.
     """
-    file = effective.sources.file
-    flags = {key: str(value) for key, value in effective.sources.flags.items() if value is not None}
+    file = effective.file
+    flags = {key: str(value) for key, value in effective.flags.items() if value is not None}
     specs = all_specs()
     for key in flags:
         if specs[key].secret:

@@ -63,9 +63,12 @@ HASH = "0" * 64
         ("{}", "required field `keys`"),
         ('{"format": 1}', "required field `keys`"),
         ('{"keys": [{"name": "a"}]}', "sha256"),
-        ('{"keys": [{"name": "a", "sha256": "00"}]}', "64 hexadecimal"),
-        (f'{{"keys": [{{"name": "a/b", "sha256": "{HASH}"}}]}}', "is not a valid name"),
-        (f'{{"keys": [{{"name": "a", "sha256": "{HASH}", "max_requests": 0}}]}}', "at least 1"),
+        (
+            '{"keys": [{"name": "a", "sha256": "00"}]}',
+            r"matching regex .* at `\$\.keys\[0\]\.sha256`",
+        ),
+        (f'{{"keys": [{{"name": "a/b", "sha256": "{HASH}"}}]}}', r"at `\$\.keys\[0\]\.name`"),
+        (f'{{"keys": [{{"name": "a", "sha256": "{HASH}", "max_requests": 0}}]}}', ">= 1"),
         (f'{{"keys": [{{"name": "a", "sha256": "{HASH}", "priority": "urgent"}}]}}', "priority"),
         (f'{{"keys": [{{"name": "a", "sha256": "{HASH}", "admin": true}}]}}', "admin"),
         (
@@ -76,7 +79,7 @@ HASH = "0" * 64
             f'{{"keys": [{{"name": "a", "sha256": "{HASH}"}}, {{"name": "a", "sha256": "{"1" * 64}"}}]}}',
             "two keys with the same name",
         ),
-        ('{"format": 2, "keys": []}', "format 2"),
+        ('{"format": 2, "keys": []}', r"2 - at `\$\.format`"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, content: str, said: str) -> None:

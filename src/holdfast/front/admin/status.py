@@ -9,6 +9,7 @@ import html
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -103,13 +104,8 @@ async def show_store(request: Request, services: Services) -> Response:
 
 def _figures(settings: StoreSettings) -> StoreOverview:
     folder = Path(settings.folder)
-    summary, models = summarize_store(folder, limits=store_limits(settings)), list_store(folder)
-    shown = {
-        name: getattr(summary, name)
-        for name in StoreOverview.__struct_fields__
-        if name not in ("folder", "models")
-    }
-    return StoreOverview(folder=str(folder), models=models, **shown)
+    summary = asdict(summarize_store(folder, limits=store_limits(settings)))
+    return StoreOverview(**(summary | {"folder": str(folder)}), models=list_store(folder))
 
 
 class StoreHealth(Struct, frozen=True, kw_only=True):

@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import ConfigError, ServerStopping
@@ -33,9 +33,8 @@ if TYPE_CHECKING:  # keys are read before the worker starts, the web framework i
 AUTO, OFF = "auto", "off"
 _PREFIX = "sk-holdfast-"  # some clients insist on the first three characters
 _SECRET_BYTES = 32
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_FORMAT = 1
-KEY_HEADER_NAMES = ("x-api-key", "api-key")  # beside Authorization
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z"
+KEY_HEADER_NAMES = ("x-api-key", "api-key")  # in addition to Authorization
 KEY_HEADERS = (b"authorization", *(name.encode() for name in KEY_HEADER_NAMES))
 CALLER = "holdfast.caller"  # key of a request's Caller in its ASGI scope
 _LONGEST_RETRY_SECONDS = 60  # clients give up rather than wait longer
@@ -48,12 +47,12 @@ _RESTART_SECONDS = 2.0  # until this server, restarted, or another one listens
 class ApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A named key. The tenant depends on its name, so a new key of the same name keeps the cache."""
 
-    name: str
-    sha256: str  # of the key, in hexadecimal digits
+    name: Annotated[str, Meta(pattern=_NAME)]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # of the key
     is_admin: bool = False
     priority: Priority = "interactive"  # the highest that its requests can have
     # maximum of running and waiting answers; None: `limits.max_requests_per_key`
-    max_requests: int | None = None
+    max_requests: Annotated[int, Meta(ge=1)] | None = None
     created: str = ""
 
 
@@ -63,7 +62,7 @@ class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `keys` is required: a file without it is damaged, and must not lock everybody out.
     """
 
-    format: int = _FORMAT
+    format: Literal[1] = 1
     keys: tuple[ApiKey, ...]
 
 
@@ -127,7 +126,10 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
         found = msgspec.json.decode(content, type=KeyFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"server.keys_file: {path} is not a key file: {error}") from None
-    _check(found, path)
+    for name in ("name", "sha256"):
+        values = [getattr(key, name) for key in found.keys]
+        if len(set(values)) < len(values):
+            raise ConfigError(f"server.keys_file: {path} has two keys with the same {name}")
     return found.keys
 
 
@@ -150,7 +152,7 @@ def named_key(
     name: str, secret: str, *, is_admin: bool, priority: Priority, max_requests: int | None
 ) -> ApiKey:
     """The file's entry for a new key. Raises ConfigError for an invalid name or cap."""
-    if not _NAME.fullmatch(name):
+    if not re.match(_NAME, name):
         raise ConfigError(
             f"{name!r} is not a valid name for a key: use 1 to 64 letters, digits, and . _ @ -; the "
             "first must be a letter or a digit"
@@ -166,31 +168,6 @@ def named_key(
         max_requests=max_requests,
         created=created,
     )
-
-
-def _check(found: KeyFile, path: Path) -> None:
-    if found.format != _FORMAT:
-        raise ConfigError(
-            f"server.keys_file: {path} has format {found.format}; this version of Holdfast reads "
-            f"{_FORMAT}"
-        )
-    for name in ("name", "sha256"):
-        values = [getattr(key, name) for key in found.keys]
-        if len(set(values)) < len(values):
-            raise ConfigError(f"server.keys_file: {path} has two keys with the same {name}")
-    for key in found.keys:
-        if not _NAME.fullmatch(key.name):
-            raise ConfigError(
-                f"server.keys_file: {path}: {key.name!r} is not a valid name for a key"
-            )
-        if not re.fullmatch("[0-9a-f]{64}", key.sha256):
-            raise ConfigError(
-                f"server.keys_file: {path}: the sha256 of {key.name} must have 64 hexadecimal digits"
-            )
-        if key.max_requests is not None and key.max_requests < 1:
-            raise ConfigError(
-                f"server.keys_file: {path}: max_requests of {key.name} must be at least 1"
-            )
 
 
 class KeyRing:
@@ -320,10 +297,9 @@ class AnswersAtOnce:
 
         Raises RequestRefused (429) when the caller has too many already.
         """
-        caps = [(holder, cap, whose) for holder, cap, whose in _caps(caller, limits) if cap]
-        for holder, cap, whose in caps:
-            self._refuse_above(cap, holder, whose=whose, answers=answers)
-        holders = [holder for holder, _, _ in caps]
+        holders = {holder: cap for holder, cap in _caps(caller, limits) if cap}
+        for holder, cap in holders.items():
+            self._refuse_above(cap, holder, answers=answers)
         began = self._clock()
         for holder in holders:
             self._counts[holder] += answers
@@ -336,18 +312,18 @@ class AnswersAtOnce:
                 if not self._counts[holder]:
                     del self._counts[holder]
 
-    def _refuse_above(self, cap: int, holder: str, *, whose: str, answers: int) -> None:
+    def _refuse_above(self, cap: int, holder: str, *, answers: int) -> None:
         running = self._counts[holder]
         if answers > cap:
             message = (
                 f"{answers} answers in one request exceed the limit of {cap} concurrent answers for "
-                f"{whose}; request fewer"
+                f"{holder}; request fewer"
             )
             raise RequestRefused(message, code="request_too_large_for_cap")
         if running + answers > cap:
             retry = min(max(1, math.ceil(self._seconds / running)), _LONGEST_RETRY_SECONDS)
             message = (
-                f"{whose} has {running} answers running or waiting, and may have {cap}; please try "
+                f"{holder} has {running} answers running or waiting, and may have {cap}; please try "
                 f"again in {retry} s"
             )
             raise RequestRefused(
@@ -355,23 +331,15 @@ class AnswersAtOnce:
             )
 
 
-def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int, str]]:
-    """Whom a request counts against: name, cap (0: none), name in messages."""
+def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int]]:
+    """Whom a request counts against, and how many answers each may have; 0: no limit."""
     if caller.key is not None:
         own = caller.key.max_requests
-        yield (
-            f"key {caller.key.name}",
-            limits.max_requests_per_key if own is None else own,
-            f"the key {caller.key.name}",
-        )
+        yield f"the key {caller.key.name}", limits.max_requests_per_key if own is None else own
     elif caller.server_key:
-        yield "the server's key", limits.max_requests_per_key, "this API key"
+        yield "this API key", limits.max_requests_per_key
     if caller.address:
-        yield (
-            f"address {caller.address}",
-            limits.max_requests_per_address,
-            f"the address {caller.address}",
-        )
+        yield f"the address {caller.address}", limits.max_requests_per_address
 
 
 class Drain:

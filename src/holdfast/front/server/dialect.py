@@ -205,7 +205,7 @@ async def handle(request: Request, error: Exception) -> Response:
 
 
 async def pass_on(request: Request, error: Exception) -> Response:
-    """Exception handler for a client that disconnected: there is nobody to answer."""
+    """Exception handler for a client that disconnected: no answer is possible."""
     raise error
 
 

@@ -144,7 +144,8 @@ class ForwardedAddresses:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection event."""
-        if scope["type"] == "http" and scope.get("client") and self._is_trusted(scope["client"][0]):
+        client = scope.get("client")
+        if scope["type"] == "http" and client and is_trusted(client[0], self._trusted):
             found = self._origin(scope["headers"])
             if found is not None:
                 scope["client"] = (str(found), 0)
@@ -176,12 +177,9 @@ class ForwardedAddresses:
             if address is None:
                 return None  # "unknown", or an obfuscated name
             found = address
-            if not self._is_trusted(str(address)):
+            if not is_trusted(str(address), self._trusted):
                 break
         return found
-
-    def _is_trusted(self, text: str) -> bool:
-        return is_trusted(text, self._trusted)
 
 
 def is_trusted(text: str, networks: Sequence[Network]) -> bool:

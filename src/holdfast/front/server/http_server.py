@@ -409,7 +409,7 @@ class BoundedProtocol(HttpToolsProtocol):
             # not supported: the request itself is answered as HTTP/1.1
             self._unparsed_bytes = 0
         except httptools.HttpParserError:
-            self._refuse(400, "invalid_http", "what was sent is not HTTP/1.1")
+            self._refuse(400, "invalid_http", "the data received is not HTTP/1.1")
         self._refuse_large_head(self._unparsed_bytes)
 
     def on_message_begin(self) -> None:
