@@ -266,20 +266,22 @@ def test_every_default_is_allowed_and_reads_back_as_it_is_shown() -> None:
             assert value_of(load(flags={key: shown}).settings, key) == spec.default, key
 
 
-def test_the_file_in_the_folder_comes_before_the_one_in_the_home(tmp_path: Path) -> None:
+def test_the_file_in_the_folder_comes_before_the_one_in_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, folder = tmp_path / "home", tmp_path / "folder"
     folder.mkdir()
+    monkeypatch.chdir(folder)
     in_home = home / ".config" / "holdfast" / "holdfast.toml"
     in_home.parent.mkdir(parents=True)
-    assert default_file({"HOME": str(home)}, folder=folder) is None
+    assert default_file({"HOME": str(home)}) is None
     in_home.write_text("")
-    assert default_file({"HOME": str(home)}, folder=folder) == in_home
-    assert default_file({"HOME": str(home), "XDG_CONFIG_HOME": str(folder)}, folder=folder) is None
+    assert default_file({"HOME": str(home)}) == in_home
+    assert default_file({"HOME": str(home), "XDG_CONFIG_HOME": str(folder)}) is None
     in_folder = written(folder, "")
-    assert default_file({"HOME": str(home)}, folder=folder) == in_folder
-    assert default_file(
-        {"HOME": str(home), "HOLDFAST_CONFIG": "named.toml"}, folder=folder
-    ) == Path("named.toml")
+    assert default_file({"HOME": str(home)}) == in_folder
+    named = default_file({"HOME": str(home), "HOLDFAST_CONFIG": "named.toml"})
+    assert named == Path("named.toml")
 
 
 @given(st.integers(min_value=0, max_value=1 << 60))

@@ -603,11 +603,11 @@ def all_specs() -> dict[str, SettingSpec]:
     return specs
 
 
-def default_file(environ: Mapping[str, str], *, folder: Path | None = None) -> Path | None:
+def default_file(environ: Mapping[str, str]) -> Path | None:
     """The default settings file: HOLDFAST_CONFIG, ./holdfast.toml, or that in ~/.config/holdfast."""
     if environ.get("HOLDFAST_CONFIG"):
         return Path(environ["HOLDFAST_CONFIG"])
-    places = [folder or Path.cwd(), *config_folders(environ)]
+    places = [Path.cwd(), *config_folders(environ)]
     return next((file for place in places if (file := place / "holdfast.toml").is_file()), None)
 
 

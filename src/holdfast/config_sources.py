@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -13,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, nearest_names
 
 OTHER_VARIABLES = ("HOLDFAST_CONFIG",)  # variables that are not settings
 
@@ -333,11 +332,7 @@ def _unknown(noun: str, name: str, place: str, known: Iterable[str]) -> ConfigEr
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The known name nearest to an unknown one, as the end of a sentence; else empty."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if not near:  # perhaps the right name with a wrong or missing section
-        last = name.rpartition(".")[2]
-        near = [other for other in names if other.rpartition(".")[2] == last][:1]
+    near = nearest_names(name, known)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -112,8 +112,8 @@ class TooLargeForMemory(InvalidRequest):
 class SessionRefused(InvalidRequest):
     """A session command failed; `failure` says why and determines the status."""
 
-    def __init__(self, failure: SessionFailure, message: str, *, field: str = "") -> None:
-        super().__init__(message, field=field)
+    def __init__(self, failure: SessionFailure, message: str) -> None:
+        super().__init__(message)
         self.failure = failure
 
 

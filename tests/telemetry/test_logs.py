@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -20,9 +21,16 @@ def _root_logger_is_restored() -> Iterator[None]:
     root.handlers[:], root.level = handlers, level
 
 
-def test_json_lines_can_be_read_back() -> None:
-    out = io.StringIO()
-    configure_logging(LogSettings(format="json"), stream=out)
+@pytest.fixture
+def out(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What standard error gets."""
+    made = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", made)
+    return made
+
+
+def test_json_lines_can_be_read_back(out: io.StringIO) -> None:
+    configure_logging(LogSettings(format="json"))
     try:
         raise ValueError("bad")
     except ValueError:
@@ -38,9 +46,8 @@ def test_json_lines_can_be_read_back() -> None:
     assert line["time"].endswith("Z")
 
 
-def test_lines_below_the_level_are_not_written() -> None:
-    out = io.StringIO()
-    configure_logging(LogSettings(level="warning"), stream=out)
+def test_lines_below_the_level_are_not_written(out: io.StringIO) -> None:
+    configure_logging(LogSettings(level="warning"))
     logging.getLogger("holdfast.test").info("quiet")
     logging.getLogger("holdfast.test").warning("loud")
     assert "quiet" not in out.getvalue()
@@ -56,10 +63,23 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_request_is_a_line_for_people_and_fields_for_machines() -> None:
+def shown_on(out: io.StringIO, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log to this stream in this environment."""
+    monkeypatch.setattr(sys, "stderr", out)
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    configure_logging(LogSettings())
+
+
+def test_a_request_is_a_line_for_people_and_fields_for_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text, json_lines = io.StringIO(), io.StringIO()
     for out, form in ((text, "text"), (json_lines, "json")):
-        configure_logging(LogSettings(format=form), stream=out)  # type: ignore[arg-type]
+        monkeypatch.setattr(sys, "stderr", out)
+        configure_logging(LogSettings(format=form))  # type: ignore[arg-type]
         logging.getLogger("holdfast.test").info(request_line(status=404, error_code="unknown_path"))
     assert text.getvalue()[8:].startswith(" INFO    ::1 GET /v1/models 404 in ")
     line = json.loads(json_lines.getvalue())
@@ -68,9 +88,11 @@ def test_a_request_is_a_line_for_people_and_fields_for_machines() -> None:
 
 
 @pytest.mark.parametrize(("status", "colour"), [(200, "32"), (404, "33"), (500, "31")])
-def test_the_status_is_coloured_on_a_terminal(status: int, colour: str) -> None:
+def test_the_status_is_coloured_on_a_terminal(
+    status: int, colour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = Terminal()
-    configure_logging(LogSettings(), stream=out, environ={"TERM": "xterm"})
+    shown_on(out, {"TERM": "xterm"}, monkeypatch)
     logging.getLogger("holdfast.test").info(request_line(status=status))
     assert f"\x1b[{colour}m{status}\x1b[0m in " in out.getvalue()
 
@@ -84,18 +106,17 @@ def test_the_status_is_coloured_on_a_terminal(status: int, colour: str) -> None:
     ],
 )
 def test_nothing_is_coloured_elsewhere_or_if_disabled(
-    out: io.StringIO, environ: dict[str, str]
+    out: io.StringIO, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configure_logging(LogSettings(), stream=out, environ=environ)
+    shown_on(out, environ, monkeypatch)
     logging.getLogger("holdfast.test").warning("plain")
     logging.getLogger("holdfast.test").info(request_line(status=500))
     assert "\x1b" not in out.getvalue()
     assert "plain" in out.getvalue()
 
 
-def test_no_client_text_can_control_the_terminal_or_forge_a_line() -> None:
-    out = io.StringIO()
-    configure_logging(LogSettings(), stream=out)
+def test_no_client_text_can_control_the_terminal_or_forge_a_line(out: io.StringIO) -> None:
+    configure_logging(LogSettings())
     try:
         raise ValueError("\x1b[2J in an error")
     except ValueError:

@@ -14,7 +14,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
@@ -190,28 +190,19 @@ class TextLines(logging.Formatter):
         return f"\x1b[{colour}m{text}\x1b[0m" if self._coloured and colour else text
 
 
-def configure_logging(
-    settings: LogSettings,
-    *,
-    stream: TextIO | None = None,
-    environ: Mapping[str, str] | None = None,
-    file: LogFile | None = None,
-) -> None:
-    """Send all logs to `stream` (default: standard error) and to a file; replaces earlier handlers.
+def configure_logging(settings: LogSettings, *, file: LogFile | None = None) -> None:
+    """Send all logs to standard error and to a file; replaces earlier handlers.
 
-    Text is coloured on a terminal, unless `environ` has NO_COLOR or a TERM without colours.
+    Text is coloured on a terminal, unless NO_COLOR is set or TERM is dumb.
     """
-    out = stream or sys.stderr
-    handler = logging.StreamHandler(out)
-    text = TextLines(
-        coloured=out.isatty() and _may_be_coloured(os.environ if environ is None else environ)
-    )
-    handler.setFormatter(JsonLines() if settings.format == "json" else text)
-    handlers: list[logging.Handler] = [handler]
+    is_json = settings.format == "json"
+    terminal = logging.StreamHandler(sys.stderr)
+    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    coloured = coloured and os.environ.get("TERM") != "dumb"
+    terminal.setFormatter(JsonLines() if is_json else TextLines(coloured=coloured))
+    handlers: list[logging.Handler] = [terminal]
     if file is not None:
-        file.setFormatter(
-            JsonLines() if settings.format == "json" else TextLines(coloured=False, dated=True)
-        )
+        file.setFormatter(JsonLines() if is_json else TextLines(coloured=False, dated=True))
         handlers.append(file)
     logging.basicConfig(handlers=handlers, force=True)
     set_level(settings)
@@ -222,7 +213,3 @@ def set_level(settings: LogSettings) -> None:
     logging.getLogger().setLevel(settings.level.upper())
     for noisy in ("uvicorn.error", "httpx", "httpx2", "filelock", "urllib3"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
-
-
-def _may_be_coloured(environ: Mapping[str, str]) -> bool:
-    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
