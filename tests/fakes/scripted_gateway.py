@@ -465,7 +465,6 @@ def scripted_services(
         server=server or ServerSettings(reconnect_seconds=0),
         limits=limits or LimitsSettings(),
         metrics=Metrics(),
-        version="0.1.0",
         log=log or LogSettings(),
         dialects=directory.dialects,
     )

@@ -17,6 +17,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from holdfast import __version__
 from holdfast.config import StoreSettings
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.prompt.dialects import DialectReport
@@ -189,7 +190,7 @@ async def health(request: Request, services: Services) -> Response:
     status = _STOPPING if services.drain.is_on else _status(statuses)
     models = [_health(model, services.dialects.get(model.id)) for model in statuses]
     return json_response(
-        Health(status=status, version=services.version, models=models),
+        Health(status=status, version=__version__, models=models),
         status=200 if status == "ok" else 503,
     )
 
@@ -222,7 +223,7 @@ async def metrics(request: Request, services: Services) -> Response:
 @operation("GET", "/openapi.json", summary="the schema of all paths")
 async def openapi_document(request: Request, services: Services) -> Response:
     """This description."""
-    return JSONResponse(description(request.app.state.dialects, version=services.version))
+    return JSONResponse(description(request.app.state.dialects, version=__version__))
 
 
 def health_of(model_id: str, services: Services) -> ModelHealth:
@@ -270,7 +271,7 @@ async def front_page(request: Request, services: Services) -> Response:
     address = _address(request)
     table: DialectTable = request.app.state.dialects
     parts = (
-        f"Holdfast {services.version} at {address}",
+        f"Holdfast {__version__} at {address}",
         "",
         "models",
         *_models(request, services),

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from holdfast import __version__
 from holdfast.errors import ModelLoadError, NoSuchModel, UnknownModel, WorkerUnavailable
 from holdfast.front.fleet.catalog import CatalogEntry
 from holdfast.front.fleet.library import Library, Pull, PullStep
@@ -267,7 +268,7 @@ async def ollama_show(request: Request, services: Services) -> Response:
 @operation("GET", "/api/version", answers_of(SpokenVersion))
 async def ollama_version(request: Request, services: Services) -> Response:
     """The version of Ollama whose API is spoken, and Holdfast's own."""
-    return json_response(SpokenVersion(version=API_VERSION, holdfast=services.version))
+    return json_response(SpokenVersion(version=API_VERSION, holdfast=__version__))
 
 
 def _listed(model: ModelStatus) -> ListedModel:

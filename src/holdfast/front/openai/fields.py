@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
+from holdfast import __version__
 from holdfast.config import LimitsSettings
 from holdfast.front.server.answers import AnswerFormat, AnswerPlan
 from holdfast.front.server.fields import (
@@ -459,7 +460,7 @@ class GenerationFields(SamplingFields):
         options = self.stream_options
         return {
             "model": model_of(services, self.model),
-            "version": services.version,
+            "version": __version__,
             "shows_progress": bool(self.return_progress),
             "shows_usage": bool(options and options.include_usage),
             "shows_counts": bool(

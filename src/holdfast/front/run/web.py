@@ -162,7 +162,6 @@ def build_application(
         server=settings.server,
         limits=settings.limits,
         metrics=Metrics(loop_tick_seconds=settings.server.loop_tick_seconds),
-        version=__version__,
         log=settings.log,
         traces=open_traces(__version__) if settings.log.traces else None,
         responses=ResponseStore(store, settings.responses),

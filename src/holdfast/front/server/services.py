@@ -103,7 +103,6 @@ class Services:
     server: ServerSettings
     limits: LimitsSettings
     metrics: Metrics
-    version: str
     log: LogSettings = LogSettings()
     traces: Traces | None = None
     seal: Seal = field(default_factory=Seal)
