@@ -4,7 +4,7 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -21,16 +21,30 @@ def _root_logger_is_restored() -> Iterator[None]:
     root.handlers[:], root.level = handlers, level
 
 
-@pytest.fixture
-def out(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What standard error gets."""
-    made = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", made)
-    return made
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def test_json_lines_can_be_read_back(out: io.StringIO) -> None:
-    configure_logging(LogSettings(format="json"))
+def configured(
+    monkeypatch: pytest.MonkeyPatch,
+    settings: LogSettings,
+    out: io.StringIO | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> io.StringIO:
+    """Configure logging with this as standard error, which is returned."""
+    out = out or io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (environ or {}).items():
+        monkeypatch.setenv(name, value)
+    configure_logging(settings)
+    return out
+
+
+def test_json_lines_can_be_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = configured(monkeypatch, LogSettings(format="json"))
     try:
         raise ValueError("bad")
     except ValueError:
@@ -46,8 +60,8 @@ def test_json_lines_can_be_read_back(out: io.StringIO) -> None:
     assert line["time"].endswith("Z")
 
 
-def test_lines_below_the_level_are_not_written(out: io.StringIO) -> None:
-    configure_logging(LogSettings(level="warning"))
+def test_lines_below_the_level_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = configured(monkeypatch, LogSettings(level="warning"))
     logging.getLogger("holdfast.test").info("quiet")
     logging.getLogger("holdfast.test").warning("loud")
     assert "quiet" not in out.getvalue()
@@ -58,28 +72,12 @@ def request_line(**fields: object) -> RequestRecord:
     return RequestRecord(method="GET", path="/v1/models", client="::1", **fields)  # type: ignore[arg-type]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def shown_on(out: io.StringIO, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log to this stream in this environment."""
-    monkeypatch.setattr(sys, "stderr", out)
-    for name in ("NO_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    configure_logging(LogSettings())
-
-
 def test_a_request_is_a_line_for_people_and_fields_for_machines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text, json_lines = io.StringIO(), io.StringIO()
     for out, form in ((text, "text"), (json_lines, "json")):
-        monkeypatch.setattr(sys, "stderr", out)
-        configure_logging(LogSettings(format=form))  # type: ignore[arg-type]
+        configured(monkeypatch, LogSettings(format=form), out)  # type: ignore[arg-type]
         logging.getLogger("holdfast.test").info(request_line(status=404, error_code="unknown_path"))
     assert text.getvalue()[8:].startswith(" INFO    ::1 GET /v1/models 404 in ")
     line = json.loads(json_lines.getvalue())
@@ -92,7 +90,7 @@ def test_the_status_is_coloured_on_a_terminal(
     status: int, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = Terminal()
-    shown_on(out, {"TERM": "xterm"}, monkeypatch)
+    configured(monkeypatch, LogSettings(), out, {"TERM": "xterm"})
     logging.getLogger("holdfast.test").info(request_line(status=status))
     assert f"\x1b[{colour}m{status}\x1b[0m in " in out.getvalue()
 
@@ -108,15 +106,17 @@ def test_the_status_is_coloured_on_a_terminal(
 def test_nothing_is_coloured_elsewhere_or_if_disabled(
     out: io.StringIO, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown_on(out, environ, monkeypatch)
+    configured(monkeypatch, LogSettings(), out, environ)
     logging.getLogger("holdfast.test").warning("plain")
     logging.getLogger("holdfast.test").info(request_line(status=500))
     assert "\x1b" not in out.getvalue()
     assert "plain" in out.getvalue()
 
 
-def test_no_client_text_can_control_the_terminal_or_forge_a_line(out: io.StringIO) -> None:
-    configure_logging(LogSettings())
+def test_no_client_text_can_control_the_terminal_or_forge_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = configured(monkeypatch, LogSettings())
     try:
         raise ValueError("\x1b[2J in an error")
     except ValueError:

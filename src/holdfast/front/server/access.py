@@ -323,8 +323,8 @@ class AnswersAtOnce:
         if running + answers > cap:
             retry = min(max(1, math.ceil(self._seconds / running)), _LONGEST_RETRY_SECONDS)
             message = (
-                f"{holder} has {running} answers running or waiting, and may have {cap}; please try "
-                f"again in {retry} s"
+                f"{holder} has {running} answers running or waiting, and may have at most {cap}; "
+                f"please try again in {retry} s"
             )
             raise RequestRefused(
                 message, status=429, code="rate_limit_exceeded", retry_after_seconds=retry
