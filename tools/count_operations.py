@@ -221,7 +221,7 @@ class Turns:
             self.engine.collect(self.engine.dispatch(StepPlan(spans=spans)))
         for stream, name in enumerate(positions):
             self.engine.close(name)
-            self.states[stream].rest()
+            self.states[stream].park()
 
 
 def decode_steps(model: Any, *, streams: int, turn: int = 1, **options: Any) -> list[Count]:

@@ -35,7 +35,7 @@ from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan  # noqa: E402
 from holdfast.worker.engine.probe import choose_layout  # noqa: E402
 from holdfast.worker.engine.sequence import Prefix  # noqa: E402
 from holdfast.worker.kv.codec import pack, unpack  # noqa: E402
-from holdfast.worker.kv.form import Codec  # noqa: E402
+from holdfast.worker.kv.live import Codec  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "demo_model"))
 

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.wire.events import CacheOutcome
 from holdfast.worker.engine.sequence import Prefix
-from holdfast.worker.kv.snapshot import SnapshotMismatch
+from holdfast.worker.kv.layer import SnapshotMismatch
 from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.script_inbox import ScriptInbox, cancel

@@ -24,10 +24,9 @@ from holdfast.worker.engine.layouts import RowsRunner, Runner, SplitRunner
 from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.sequence import Prefix
-from holdfast.worker.kv.codec import block_from_bytes, pack, to_bytes, unpack
-from holdfast.worker.kv.form import CheckpointLayout, HeadsForm
-from holdfast.worker.kv.kinds import register_kind
-from holdfast.worker.kv.layer import LayerKV
+from holdfast.worker.kv.codec import PayloadFormat, pack, to_bytes, unpack
+from holdfast.worker.kv.kinds import KINDS
+from holdfast.worker.kv.layer import CheckpointLayout, HeadsForm, LayerKV
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.interleaving import assert_as_alone, play, random_sequences
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
@@ -71,10 +70,7 @@ class TransposedKV(LayerKV):
         self._columns = None if self._columns is None else self._columns[..., : self.tokens]
 
     def form(self) -> tuple[HeadsForm, ...]:
-        return tuple(
-            HeadsForm(each.shape[1], each.shape[3], str(each.dtype).removeprefix("mlx.core."))
-            for each in self.last(1)
-        )
+        return tuple(HeadsForm.of_array(each) for each in self.last(1))
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         rows = self._rows(start, end)
@@ -105,7 +101,7 @@ def model() -> nn.Module:
     tiny: Any = make_tiny("llama")
     plain = importlib.import_module("mlx_lm.models.cache").KVCache
     ours = type("TransposedKVCache", (plain,), {})
-    register_kind(ours.__name__, lambda cache: TransposedKV())
+    KINDS[ours.__name__] = lambda cache: TransposedKV()
     tiny.make_cache = lambda: [ours() for _ in tiny.layers]
     return tiny  # type: ignore[no-any-return]
 
@@ -194,8 +190,17 @@ def test_restored_is_kept_through_bytes() -> None:
     (kept,) = engine.take_kept(pending)
     engine.close("a")
     assert kept.state is None
-    stored = [to_bytes(pack(run, "native")) for run in kept.blocks]
-    blocks = tuple(unpack(block_from_bytes(*content)) for content in stored)
+    form = engine.measure_costs().form
+    assert form is not None
+    payloads = PayloadFormat(model=form)
+    blocks = tuple(
+        unpack(
+            payloads.block_from_bytes(
+                to_bytes(pack(run, "native")), start=run.start, tokens=run.tokens
+            )
+        )
+        for run in kept.blocks
+    )
     assert [block.tokens for block in blocks] == [16, 16, 8]
     restored = drawn(engine, request, prefix=Prefix(blocks=(*blocks[:2], blocks[2].cut(7))))
     assert restored == drawn(

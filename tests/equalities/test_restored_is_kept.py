@@ -16,7 +16,7 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import KeepPolicy, Span, StepPlan
 from holdfast.worker.engine.sequence import Kept, Prefix
-from holdfast.worker.kv.snapshot import KVBlock, StateCheckpoint, can_be_kept
+from holdfast.worker.kv.live import KVBlock, LiveState, StateCheckpoint
 from tests.fakes.architectures import KEEPABLE, probed
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE
 
@@ -188,4 +188,4 @@ def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_only_the_solo_layout_cannot_be_kept(name: str) -> None:
-    assert can_be_kept(probed(name).fresh_layers()) == (name in KEEPABLE)
+    assert LiveState(probed(name).fresh_layers()).is_foreign == (name not in KEEPABLE)

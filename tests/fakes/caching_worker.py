@@ -19,7 +19,8 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.constraints import Constraints
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
-from holdfast.worker.kv.form import Codec
+from holdfast.worker.kv.codec import PayloadFormat
+from holdfast.worker.kv.live import Codec
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
@@ -91,8 +92,7 @@ class CachingWorker:
         self.cache = PrefixCache(
             self.index,
             store=self.store,
-            form=costs.form,
-            codec=codec,
+            payloads=PayloadFormat(model=costs.form, codec=codec),
             most_parked_bytes=most_parked_bytes,
         )
         self.sessions = SessionService(

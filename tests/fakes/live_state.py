@@ -14,6 +14,8 @@ def live_bytes(engine: Engine) -> int:
     """What the live state of all of them takes now."""
     # by identity: sequences that decode together keep rows of one stack
     arrays = {
-        id(array): array for sequence in engine._sequences.values() for array in sequence.arrays()
+        id(array): array
+        for sequence in engine._sequences.values()
+        for array in sequence.live.arrays()
     }
     return sum(array.nbytes for array in arrays.values())

@@ -7,15 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from holdfast.store.block import StoredBlock
 from holdfast.store.store import BlockStore
 
-# meta and parts, before and after
-Change = Callable[[bytes, Sequence[bytes]], tuple[bytes, tuple[bytes, ...]]]
+Change = Callable[[Sequence[bytes]], tuple[bytes, ...]]  # parts, before and after
 
 
 def rewrite(folder: Path, change: Change, *, kind: str = "kv", fingerprint: str = "a model") -> int:
@@ -29,10 +27,10 @@ def rewrite(folder: Path, change: Change, *, kind: str = "kv", fingerprint: str 
         whole = [store.read(entry.block.key).result() for entry in store.entries()]
         changed: list[StoredBlock] = []
         for stored in whole:
-            meta, parts = stored.meta, tuple(bytes(part) for part in stored.parts)
+            parts = tuple(bytes(part) for part in stored.parts)
             if stored.block.kind == kind:
-                meta, parts = change(meta, parts)
-            changed.append(replace(stored, meta=meta, parts=parts))
+                parts = change(parts)
+            changed.append(replace(stored, parts=parts))
         store.remove([block.key for block in reversed(whole)])
         assert store.flush()
         for block in changed:
@@ -45,12 +43,12 @@ def rewrite(folder: Path, change: Change, *, kind: str = "kv", fingerprint: str 
 def with_value(value: float, *, part: int = -1, at: int = -1) -> Change:
     """One float32 value of one array is another one."""
 
-    def change(meta: bytes, parts: Sequence[bytes]) -> tuple[bytes, tuple[bytes, ...]]:
+    def change(parts: Sequence[bytes]) -> tuple[bytes, ...]:
         numbers = np.frombuffer(parts[part], np.float32).copy()
         numbers[at] = value
         changed = list(parts)
         changed[part] = numbers.tobytes()
-        return meta, tuple(changed)
+        return tuple(changed)
 
     return change
 
@@ -58,18 +56,7 @@ def with_value(value: float, *, part: int = -1, at: int = -1) -> Change:
 def with_values(value: float) -> Change:
     """Every float32 value is this one."""
 
-    def change(meta: bytes, parts: Sequence[bytes]) -> tuple[bytes, tuple[bytes, ...]]:
-        return meta, tuple(np.full(len(part) // 4, value, np.float32).tobytes() for part in parts)
-
-    return change
-
-
-def with_meta(edit: Callable[[dict[str, object]], None]) -> Change:
-    """The description says something else; the bytes stay."""
-
-    def change(meta: bytes, parts: Sequence[bytes]) -> tuple[bytes, tuple[bytes, ...]]:
-        described = msgspec.msgpack.decode(meta)
-        edit(described)
-        return msgspec.msgpack.encode(described), tuple(parts)
+    def change(parts: Sequence[bytes]) -> tuple[bytes, ...]:
+        return tuple(np.full(len(part) // 4, value, np.float32).tobytes() for part in parts)
 
     return change

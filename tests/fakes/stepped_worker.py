@@ -178,11 +178,9 @@ def held_and_parked(
 ) -> tuple[int, int]:
     """Bytes that running states have frozen, and what parked ones have beside that."""
     frozen = {
-        id(a): a for each in running if each for leaf in each.leaves() for a in leaf.frozen_arrays()
+        id(a): a for each in running if each for leaf in each.leaves for a in leaf.frozen_arrays()
     }
-    all_parked = {
-        id(a): a for each in parked if each for leaf in each.leaves() for a in leaf.arrays()
-    }
+    all_parked = {id(a): a for each in parked if each for a in each.arrays()}
     beside = [array for key, array in all_parked.items() if key not in frozen]
     return sum(map(_nbytes, frozen.values())), sum(map(_nbytes, beside))
 

@@ -43,7 +43,6 @@ def make_block(
             start=0 if after is None else after.block.start + parent_tokens,
             packed_tokens=packed_tokens,
         ),
-        meta=b"layout",
         parts=tuple(
             payload(key + bytes([number % 256]), size) for number, size in enumerate(part_bytes)
         ),
@@ -77,14 +76,12 @@ def is_right(block: StoredBlock) -> bool:
 
 def write_file(path: Path, block: StoredBlock, *, fingerprint: str = FINGERPRINT) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    write_buffers(file, encode_block(block, fingerprint=fingerprint, created=12.5))
+    write_buffers(file, encode_block(block, fingerprint=fingerprint))
     os.close(file)
 
 
 def file_bytes(block: StoredBlock) -> bytes:
-    return b"".join(
-        bytes(buffer) for buffer in encode_block(block, fingerprint=FINGERPRINT, created=12.5)
-    )
+    return b"".join(bytes(buffer) for buffer in encode_block(block, fingerprint=FINGERPRINT))
 
 
 def filled(path: Path, blocks: Sequence[StoredBlock]) -> StoreFolder:

@@ -25,7 +25,7 @@ def new_ahead(path: Path) -> tuple[WriteAhead, StoreFolder, StoreFigures]:
 def write(ahead: WriteAhead, block: StoredBlock) -> None:
     ahead.write(
         block.block,
-        encode_block(block, fingerprint=FINGERPRINT, created=3.0),
+        encode_block(block, fingerprint=FINGERPRINT),
         now=3.0,
         steady_now=7.0,
     )

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from holdfast.store.block import BadBlock, BlockMissing, StoredBlock, StoreRefused
 from holdfast.store.budget import StoreLimits
@@ -177,13 +176,6 @@ def test_a_link_under_the_name_of_a_block_is_replaced_and_not_followed(
     store.flush()
     assert bytes_of(store.read(CHAIN[1].key).result()) == CHAIN[1]
     assert (tmp_path / "mine").read_text() == "mine"
-
-
-def test_blocks_that_could_never_be_written_are_refused_at_once(store: BlockStore) -> None:
-    with pytest.raises(ValueError, match="contiguous"):
-        store.put(replace(CHAIN[0], parts=(memoryview(b"abcd")[::2],)))
-    store.put(CHAIN[0])
-    assert store.flush()
 
 
 def test_rows_of_the_index_that_were_changed_on_disk_are_made_anew_from_the_files(

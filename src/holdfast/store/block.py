@@ -76,13 +76,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A block with its bytes. `parts` must not change once a store has them.
-
-    meta: describes the layout of the parts; opaque here.
-    """
+    """A block with its bytes, which must not change once a store has them."""
 
     block: Block
-    meta: bytes
     parts: tuple[Part, ...]
 
     @property

@@ -30,12 +30,9 @@ import xxhash
 from holdfast.store.block import BadBlock, Block, BlockKey, BlockMissing, Part, StoredBlock
 from holdfast.store.folder import fingerprint_id
 
-FORMAT = 1
+FORMAT = 2
 ALIGNMENT = 64
-MOST_META_BYTES = 4 << 20
-MOST_BLOCK_TOKENS = 1 << 20
-MOST_PARTS = 1 << 16
-MOST_HEADER_BYTES = 16 << 20  # a little more than all of the above together
+MOST_HEADER_BYTES = 16 << 20
 
 _MAGIC = b"HOLDFST\n"
 _PREAMBLE = struct.Struct("<8sIIQ16s8x")
@@ -49,8 +46,6 @@ class BlockHeader(Block, array_like=True, frozen=True, kw_only=True):
     """The header of a block's file: the fields of the block, then these, in this order."""
 
     fingerprint: str  # of the model
-    created: float  # seconds since the epoch
-    meta: bytes
     part_bytes: tuple[int, ...]
 
     @property
@@ -82,19 +77,7 @@ def _padded(parts: tuple[Part, ...]) -> Iterator[Part]:
             yield bytes(-flat.nbytes % ALIGNMENT)
 
 
-def check_block(stored: StoredBlock) -> None:
-    """Raise ValueError if the block can never be written as a file."""
-    if not all(memoryview(part).c_contiguous for part in stored.parts):
-        raise ValueError("the parts of a block must be contiguous")
-    if (
-        len(stored.meta) > MOST_META_BYTES
-        or stored.block.tokens > MOST_BLOCK_TOKENS
-        or len(stored.parts) > MOST_PARTS
-    ):
-        raise ValueError("the block has too much meta, too many tokens or too many parts")
-
-
-def encode_block(stored: StoredBlock, *, fingerprint: str, created: float) -> tuple[Part, ...]:
+def encode_block(stored: StoredBlock, *, fingerprint: str) -> tuple[Part, ...]:
     """The buffers of a block's file, in order; does not copy the payload.
 
     The parts must be C-contiguous.
@@ -104,8 +87,6 @@ def encode_block(stored: StoredBlock, *, fingerprint: str, created: float) -> tu
         BlockHeader(
             **msgspec.structs.asdict(stored.block),
             fingerprint=fingerprint,
-            created=created,
-            meta=stored.meta,
             part_bytes=tuple(memoryview(part).nbytes for part in stored.parts),
         )
     )
@@ -164,9 +145,7 @@ def _verified_block(
     payload = buffer[_payload_start(preamble) :].toreadonly()
     if _checksum(key, (payload,)) != _PREAMBLE.unpack(preamble)[4]:
         raise BadBlock(key, "payload checksum")
-    return StoredBlock(
-        block=header.block, meta=header.meta, parts=tuple(_parts_of(payload, header.part_bytes))
-    )
+    return StoredBlock(block=header.block, parts=tuple(_parts_of(payload, header.part_bytes)))
 
 
 def read_header(path: Path, key: BlockKey) -> BlockHeader:

@@ -184,7 +184,7 @@ class IoThread:
             self.touch([block.key], self._clocks.wall())
             return
         now = self._clocks.wall()
-        buffers = encode_block(block, fingerprint=self._fingerprint, created=now)
+        buffers = encode_block(block, fingerprint=self._fingerprint)
         file_bytes = sum(map(len, buffers))
         if self._over_daily_budget(file_bytes):
             self._drop([block.key], "daily_budget")

@@ -23,7 +23,7 @@ from typing import TypeVar, get_args
 import msgspec
 
 from holdfast.store.block import BadBlock, BlockKey, BlockMissing, Entry, StoreChanges, StoredBlock
-from holdfast.store.block_file import check_block, read_block
+from holdfast.store.block_file import read_block
 from holdfast.store.budget import StoreLimits
 from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.io_thread import Clocks, IoThread
@@ -192,10 +192,9 @@ class BlockStore:
     def put(self, block: StoredBlock) -> None:
         """Queue a block for writing; readable at once. Dropped and counted if the queue is full.
 
-        Its parts must not change any more; they are released when the block is on disk. Raises
-        ValueError for a block that could never be written.
+        Its parts must be contiguous and not change any more; they are released when the block is on
+        disk.
         """
-        check_block(block)
         self._mailbox.offer(block)
 
     def read(self, key: BlockKey) -> Future[StoredBlock]:

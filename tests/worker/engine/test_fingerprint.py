@@ -237,5 +237,5 @@ def test_a_configuration_that_changes_behind_its_hash_is_told(model: Path) -> No
 
 def test_fingerprints_of_earlier_formats_are_outdated(model: Path) -> None:
     assert is_outdated("a3" * 32)
-    assert is_outdated("2-" + "a3" * 32)
+    assert is_outdated("3-" + "a3" * 32)
     assert not is_outdated(print_of(model))

@@ -23,7 +23,7 @@ from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.host_attention import SCORES_WORTH_IT, AttentionSpan
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.kv.buffers import joined
+from holdfast.worker.kv.layer import joined
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
 KEY_DIM, VALUE_DIM = 8, 6

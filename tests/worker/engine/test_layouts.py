@@ -14,8 +14,8 @@ from holdfast.worker.engine.layouts import LayoutError, RowsRunner, Runner, Solo
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.foreign import ForeignState
 from holdfast.worker.kv.full import FullKV
+from holdfast.worker.kv.kinds import ForeignState
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.kv.window import WINDOW_SLACK_TOKENS, WindowKV
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
@@ -137,7 +137,7 @@ def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() ->
     sequence = a_sequence(runner, "a")
     sequence.known = mx.array([index % VOCAB_SIZE for index in range(900)])
     runner.forward([a_span(sequence, 0, 800, draws=False)], StepContext())
-    mx.eval(list(sequence.arrays()))
+    mx.eval(list(sequence.live.arrays()))
     windows = [layer for layer in sequence.live.layers if isinstance(layer, WindowKV)]
     assert windows
     for layer in windows:
@@ -212,9 +212,7 @@ def test_what_is_frozen_between_any_two_spans_is_attended_to_as_one(
         if len(spans) == 1:
             runner.forward([a_span(sequences[1], start, count, draws=True)], StepContext())
         start += count
-        for leaf in (
-            leaf for each in sequences for layer in each.live.layers for leaf in layer.leaves()
-        ):
+        for leaf in (leaf for each in sequences for leaf in each.live.leaves):
             leaf.freeze()
             holders += [leaf.fork(leaf.frozen_tokens)] if isinstance(leaf, FullKV) else []
     assert any(

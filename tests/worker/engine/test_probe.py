@@ -16,7 +16,7 @@ from holdfast.worker.engine import host_attention, views
 from holdfast.worker.engine.host_attention import AttentionSpan
 from holdfast.worker.engine.probe import choose_layout, trial_of_each_layout, warnings_about
 from holdfast.worker.engine.views import RowsView, StepContext
-from holdfast.worker.kv.buffers import joined
+from holdfast.worker.kv.layer import joined
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
 

@@ -19,9 +19,8 @@ from holdfast.worker.engine.views import (
     StepContext,
     attend_one,
 )
-from holdfast.worker.kv.composite import Composite
-from holdfast.worker.kv.foreign import ForeignState
 from holdfast.worker.kv.full import FullKV
+from holdfast.worker.kv.kinds import Composite, ForeignState
 from holdfast.worker.kv.layer import LayerKV
 from holdfast.worker.kv.recurrent import RecurrentState
 from holdfast.worker.kv.window import WindowKV

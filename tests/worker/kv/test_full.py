@@ -11,12 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.worker.kv.composite import Composite
-from holdfast.worker.kv.form import CheckpointLayout
 from holdfast.worker.kv.full import FullKV
-from holdfast.worker.kv.live import LiveState
+from holdfast.worker.kv.kinds import Composite
+from holdfast.worker.kv.layer import CheckpointLayout, Layer
+from holdfast.worker.kv.live import LiveBase, LiveState, start_from
 from holdfast.worker.kv.recurrent import RecurrentState
-from holdfast.worker.kv.snapshot import copy_checkpoint, fork, restore
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 3, 2
 
@@ -148,7 +147,7 @@ class SequencesInParts(RuleBasedStateMachine):
         if story:
             layer.restore(
                 iter(self.layers[at].copy_out(0, len(story))),
-                CheckpointLayout("full", 0, ()),
+                CheckpointLayout("full"),
                 end=len(story),
             )
             assert all_numbers(layer) == story
@@ -300,7 +299,7 @@ def test_what_is_not_frozen_cannot_be_shared() -> None:
     layer.append(*of([1, 2, 3]))
     with pytest.raises(AssertionError, match="3 of 0 frozen tokens"):
         layer.fork(3)
-    with pytest.raises(TypeError, match="RecurrentState cannot be held by several sequences"):
+    with pytest.raises(TypeError, match="RecurrentState cannot be shared"):
         RecurrentState(1).fork(0)
 
 
@@ -335,11 +334,11 @@ def test_parked_layers_that_share_nothing_while_they_run_hold_a_common_beginning
         return layer
 
     first, second = parked(list(range(1000))), parked([*range(common), *range(5000, 5300)])
-    second.share_beginning(first, common)
+    second.share_prefix(first, common)
     assert next(second.arrays()) is next(first.arrays())
     assert (second.tokens, second.frozen_tokens) == (common + 300, common + 300)
     third = parked([*range(common), 7])
-    third.share_beginning(second, common)
+    third.share_prefix(second, common)
     assert next(third.arrays()) is next(first.arrays())
     for layer, numbers in (
         (third, [*range(common), 7]),
@@ -357,33 +356,31 @@ def test_parked_layers_that_share_nothing_while_they_run_hold_a_common_beginning
 
 
 def test_what_grows_is_shared_and_what_does_not_comes_from_a_checkpoint() -> None:
-    def fresh() -> list[Composite | FullKV]:
+    def fresh() -> list[Layer]:
         return [Composite((RecurrentState(1), FullKV())), FullKV()]
 
-    def held(layers: list[Composite | FullKV]) -> list[FullKV]:
-        return [leaf for layer in layers for leaf in layer.leaves() if isinstance(leaf, FullKV)]
-
-    layers = fresh()
-    for layer in held(layers):
-        layer.append(*of(list(range(40))))
-    state = next(layers[0].leaves())
-    assert isinstance(state, RecurrentState)
-    state[0] = mx.full((1, 4), 40.0)
-    checkpoint = copy_checkpoint(layers, position=40)
-    state[0] = mx.full((1, 4), 41.0)
-    live = LiveState(layers, 40)
+    live = LiveState(fresh(), 40)
+    recurrent, *full = live.leaves
+    for leaf in full:
+        assert isinstance(leaf, FullKV)
+        leaf.append(*of(list(range(40))))
+    assert isinstance(recurrent, RecurrentState)
+    recurrent[0] = mx.full((1, 4), 40.0)
+    checkpoint = live.copy_checkpoint()
+    recurrent[0] = mx.full((1, 4), 41.0)
     assert live.frozen_tokens == 0
     live.freeze()
     assert live.can_share
     assert live.frozen_tokens == 40
-    forked = fork(layers, fresh(), tokens=40)
-    assert restore(forked, (), checkpoint, begin=40) == 40
-    own = next(forked[0].leaves())
+    base = LiveBase(state=live, tokens=40, use="shared")
+    forked = start_from(base, fresh(), is_restored=True)
+    forked.restore((), checkpoint)
+    assert forked.tokens == 40
+    own = forked.leaves[0]
     assert isinstance(own, RecurrentState)
     assert own[0] is not None
     assert own[0].tolist() == [[40.0] * 4]
-    assert [
-        all_numbers(leaf) for layer in forked for leaf in layer.leaves() if isinstance(leaf, FullKV)
-    ] == [list(range(40))] * 2
-    held(layers)[0].can_share = False
+    kept = [all_numbers(leaf) for leaf in forked.leaves if isinstance(leaf, FullKV)]
+    assert kept == [list(range(40))] * 2
+    full[0].can_share = False
     assert not live.can_share

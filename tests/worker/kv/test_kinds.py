@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.worker.engine import mlx_lm_import
-from holdfast.worker.kv.composite import Composite
-from holdfast.worker.kv.foreign import ForeignState
 from holdfast.worker.kv.full import FullKV
-from holdfast.worker.kv.kinds import fresh_layer
+from holdfast.worker.kv.kinds import Composite, ForeignState, fresh_layer
+from holdfast.worker.kv.live import LiveState
 from holdfast.worker.kv.recurrent import RecurrentState
 from holdfast.worker.kv.window import WINDOW_SLACK_TOKENS, WindowKV
 
@@ -164,7 +163,7 @@ def test_a_recurrent_state_goes_back_by_a_checkpoint_only() -> None:
     state[0] = mx.ones((1, 4))
     assert state.can_rewind(0)
     assert not state.can_rewind(1)
-    assert not Composite((FullKV(), state)).can_rewind(1)
+    assert not LiveState([Composite((FullKV(), state))], 3).can_rewind(2)
     state.restore(iter(checkpoint), layout, end=3)
     held = state[0]
     assert held is not None

@@ -10,12 +10,11 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from holdfast.worker.kv.composite import Composite
 from holdfast.worker.kv.full import FullKV
-from holdfast.worker.kv.layer import LayerKV, LayerState
-from holdfast.worker.kv.live import BaseUse, LiveBase, LiveState, begin_from, held_bytes
+from holdfast.worker.kv.kinds import Composite
+from holdfast.worker.kv.layer import Layer, LayerKV
+from holdfast.worker.kv.live import BaseUse, LiveBase, LiveState, held_bytes, start_from
 from holdfast.worker.kv.recurrent import RecurrentState
-from holdfast.worker.kv.snapshot import copy_checkpoint, restore
 from holdfast.worker.kv.window import WindowKV
 
 WINDOW = 6
@@ -27,7 +26,7 @@ class WholeKV(FullKV):
     can_share = False
 
 
-def layers(kind: str) -> list[LayerState]:
+def layers(kind: str) -> list[Layer]:
     kinds = {
         "full": [FullKV(), FullKV()],
         "whole": [WholeKV()],
@@ -40,7 +39,7 @@ def layers(kind: str) -> list[LayerState]:
 
 def read(state: LiveState, tokens: list[int]) -> None:
     """Every layer keeps something that tells which tokens it has read, and in which order."""
-    for leaf in state.leaves():
+    for leaf in state.leaves:
         if isinstance(leaf, LayerKV):
             values = mx.array(tokens, mx.float32).reshape(1, 1, -1, 1) * mx.ones((1, 2, 1, 4))
             leaf.append(values, values + 0.5)
@@ -62,7 +61,7 @@ def a_state(kind: str, tokens: list[int], *, pieces: int = 1) -> LiveState:
 
 def contents(state: LiveState) -> list[mx.array]:
     found: list[mx.array] = []
-    for leaf in state.leaves():
+    for leaf in state.leaves:
         if isinstance(leaf, FullKV):
             assert leaf.tokens == state.tokens
             found += leaf.last(leaf.tokens)
@@ -96,17 +95,14 @@ def test_what_begins_from_a_state_goes_on_as_if_it_had_read_all_itself_and_leave
             base = a_state(kind, known, pieces=pieces)
             can_rewind = base.can_rewind(tokens)
             keeps_all = use == "moved" and can_rewind
-            state = begin_from(
+            state = start_from(
                 LiveBase(state=base, tokens=tokens, use=use), layers(kind), is_restored=False
             )
             assert state.tokens == tokens
-            if not keeps_all and any(not leaf.grows for leaf in state.leaves()):
+            if not keeps_all and any(not leaf.grows for leaf in state.leaves):
                 alone = a_state(kind, known[:tokens])
-                restore(
-                    state.layers, [], copy_checkpoint(alone.layers, position=tokens), begin=tokens
-                )
-            for leaf in state.leaves():
-                leaf.reserve(tokens + 4)
+                state.restore([], alone.copy_checkpoint())
+            state.reserve(tokens + 4)
             assert_same(state, a_state(kind, known[:tokens]))
             read(state, more)
             assert_same(state, a_state(kind, known[:tokens] + more))
@@ -121,12 +117,12 @@ def test_what_begins_from_a_state_goes_on_as_if_it_had_read_all_itself_and_leave
 def test_a_state_that_is_restored_has_fresh_layers_where_it_does_not_grow(kind: str) -> None:
     base, known = a_state(kind, list(range(1, 21))), list(range(1, 21))
     fresh = layers(kind)
-    state = begin_from(LiveBase(state=base, tokens=20, use="moved"), fresh, is_restored=True)
-    kept = {id(leaf) for leaf in base.leaves()}
-    assert all((id(leaf) in kept) == leaf.grows for leaf in state.leaves())
+    state = start_from(LiveBase(state=base, tokens=20, use="moved"), fresh, is_restored=True)
+    kept = {id(leaf) for leaf in base.leaves}
+    assert all((id(leaf) in kept) == leaf.grows for leaf in state.leaves)
     alone = a_state(kind, known)
-    if any(not leaf.grows for leaf in state.leaves()):
-        restore(state.layers, [], copy_checkpoint(alone.layers, position=20), begin=20)
+    if any(not leaf.grows for leaf in state.leaves):
+        state.restore([], alone.copy_checkpoint())
     assert_same(state, alone)
 
 
@@ -136,22 +132,20 @@ def test_what_several_hold_is_counted_once_and_a_parked_state_with_all_that_it_h
 ) -> None:
     base = a_state(kind, list(range(40)))
     forks = [
-        begin_from(LiveBase(state=base, tokens=40, use="shared"), layers(kind), is_restored=False)
+        start_from(LiveBase(state=base, tokens=40, use="shared"), layers(kind), is_restored=False)
         for _ in range(3)
     ]
-    mx.eval([array for leaf in base.leaves() for array in leaf.arrays()])
+    mx.eval(list(base.arrays()))
     frozen = held_bytes((), (base,))
-    assert (
-        frozen == sum(array.nbytes for leaf in base.leaves() for array in leaf.frozen_arrays()) > 0
-    )
+    assert frozen == sum(array.nbytes for leaf in base.leaves for array in leaf.frozen_arrays()) > 0
     assert held_bytes((), (base, *forks)) == frozen
     assert held_bytes((base,), forks) == sum(
-        array.nbytes for leaf in base.leaves() for array in leaf.arrays()
+        array.nbytes for leaf in base.leaves for array in leaf.arrays()
     )
     for fork in forks:
         read(fork, [1, 2, 3])
     assert held_bytes((), (base, *forks)) == frozen, "a tail is its sequence's own"
-    forks[0].rest()
+    forks[0].park()
     tail = held_bytes((forks[0],), (base, *forks[1:])) - frozen
     assert tail > 0
     assert base.frozen_tokens == 40
@@ -166,6 +160,6 @@ def test_only_what_can_go_back_in_every_layer_is_rewound() -> None:
     assert long.can_rewind(300)
     base = LiveBase(state=long, tokens=300, use="moved")
     assert_same(
-        begin_from(replace(base), layers("window"), is_restored=False),
+        start_from(replace(base), layers("window"), is_restored=False),
         a_state("window", list(range(300))),
     )

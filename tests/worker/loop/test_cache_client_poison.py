@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.kv.snapshot import KVBlock
+from holdfast.worker.kv.live import KVBlock
 from holdfast.worker.prefix.lookup import LiveChain
 from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt, tiny_worker
 from tests.fakes.live_state import open_sequences
@@ -121,11 +121,11 @@ def test_what_only_begins_with_poisoned_blocks_goes_too_and_what_parts_from_them
     )
     hit: list[int] = []
 
-    def second_block(meta: bytes, parts: object) -> object:
+    def second_block(parts: Sequence[bytes]) -> tuple[bytes, ...]:
         hit.append(1)
-        return with_value(NAN)(meta, parts) if len(hit) == 2 else (meta, tuple(parts))  # type: ignore[arg-type, call-overload]
+        return with_value(NAN)(parts) if len(hit) == 2 else tuple(parts)
 
-    rewrite(tmp_path, second_block)  # type: ignore[arg-type]
+    rewrite(tmp_path, second_block)
     inbox = in_turn(tiny_worker(tmp_path), greedy("a", long), greedy("again", long))
     assert inbox.tokens("a") == inbox.tokens("again") == fresh_answer(greedy("a", long))
     assert inbox.finished("again").cached_tokens == 699

@@ -27,7 +27,7 @@ def read_chain(index: PrefixIndex, store: BlockStore, chain: list[int], tenant: 
         own = packed[4 * cursor.position : 4 * (cursor.position + BLOCK_TOKENS)]
         block = index.insert(cursor, own, Weight(len(own) // 4))
         assert block is not None
-        store.put(StoredBlock(block=block, meta=b"", parts=(own + tenant.encode(),)))
+        store.put(StoredBlock(block=block, parts=(own + tenant.encode(),)))
 
 
 def restored_tokens(

@@ -17,8 +17,8 @@ from holdfast.wire.events import CacheOutcome, CacheReport
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.layouts import choose_sharing
 from holdfast.worker.engine.sequence import Prefix
+from holdfast.worker.kv.layer import SnapshotMismatch
 from holdfast.worker.kv.live import LiveState
-from holdfast.worker.kv.snapshot import SnapshotMismatch
 from holdfast.worker.prefix.lookup import LiveChain
 from tests.fakes.architectures import probed
 from tests.fakes.caching_worker import greedy, random_prompt
@@ -65,7 +65,7 @@ def rest(subject: SteppedWorker) -> None:
 
 def spoil(chain: LiveChain) -> None:
     assert chain.state is not None
-    for leaf in chain.state.leaves():
+    for leaf in chain.state.leaves:
         for array in leaf.arrays():
             if mx.issubdtype(array.dtype, mx.floating):
                 array[...] = math.nan
@@ -302,7 +302,7 @@ def test_where_a_fused_kernel_takes_one_buffer_forks_copy_and_every_byte_is_coun
         array
         for chain in parked(subject)
         if chain.state
-        for leaf in chain.state.leaves()
+        for leaf in chain.state.leaves
         for array in leaf.arrays()
     ]
     held = {id(array): array.nbytes for array in arrays}

@@ -36,7 +36,7 @@ def kv(key: bytes, parent: bytes, start: int, tokens: list[int], *parts: bytes) 
         start=start,
         packed_tokens=pack_tokens(tokens),
     )
-    return StoredBlock(block=block, meta=b"m", parts=parts or (b"abcde", b"", b"fg"))
+    return StoredBlock(block=block, parts=parts or (b"abcde", b"", b"fg"))
 
 
 def blocks() -> list[StoredBlock]:
@@ -45,7 +45,7 @@ def blocks() -> list[StoredBlock]:
     return [
         kv(A, ROOT, 0, [1, 2, 3]),
         kv(B, A, 2, [3, 4, 5]),
-        StoredBlock(block=state, meta=b"s", parts=(b"xyz",)),
+        StoredBlock(block=state, parts=(b"xyz",)),
     ]
 
 
@@ -93,7 +93,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     for index in (1, 0, 2, 1):
         expected = blocks()[index]
         found = file.block(expected.key)
-        assert (found.block, found.meta) == (expected.block, expected.meta)
+        assert found.block == expected.block
         assert [bytes(part) for part in found.parts] == list(expected.parts)
     checked: list[bytes] = []
     chains = file.checked_chains(lambda block: checked.append(block.key))

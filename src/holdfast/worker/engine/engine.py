@@ -41,9 +41,7 @@ from holdfast.worker.engine.sequence import (
     keep_everything,
 )
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.form import ModelForm
-from holdfast.worker.kv.live import LiveState
-from holdfast.worker.kv.snapshot import can_be_kept, form_of
+from holdfast.worker.kv.live import LiveState, ModelForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +115,8 @@ class Engine:
         sequence.constraint = self._constraints.of(request, generated=generated)
         # now that nothing of the request can be wrong any more: what is taken over is gone
         if prefix is not None:
-            sequence.begin_behind(prefix)
-        sequence.reserve(capacity_tokens)
+            sequence.start_from(prefix)
+        sequence.live.reserve(capacity_tokens)
         sequence.keep = keep
         self._sequences[request.request_id] = sequence
         return sequence.live
@@ -127,7 +125,7 @@ class Engine:
         """Reserve more room; the next append begins another buffer, or copies once where layers
         keep to one.
         """
-        self._sequences[request_id].reserve(capacity_tokens)
+        self._sequences[request_id].live.reserve(capacity_tokens)
 
     def limit_thoughts(
         self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]
@@ -165,7 +163,7 @@ class Engine:
         self._pool(pending, logits.hidden)
         for each in spans:
             self._keep_due(each, pending)
-            pending.outputs.extend(each.sequence.arrays())
+            pending.outputs.extend(each.sequence.live.arrays())
         self._trim_the_others(pending)
         self._under_way.append(pending)
         if len(self._under_way) == 1:
@@ -201,7 +199,7 @@ class Engine:
         None when its layers have no snapshot form.
         """
         sequence = self._sequences[request_id]
-        if sequence.live.tokens == 0 or not can_be_kept(sequence.live.layers):
+        if sequence.live.tokens == 0 or sequence.live.is_foreign:
             return None
         kept = keep_everything(sequence)
         mx.async_eval(list(kept.arrays()))  # type: ignore[no-untyped-call]
@@ -225,7 +223,7 @@ class Engine:
         for sequence in self._sequences.values():
             if not sequence.is_trimmed and id(sequence) not in busy:
                 sequence.trim()
-                pending.outputs.extend(sequence.arrays())
+                pending.outputs.extend(sequence.live.arrays())
 
     def check_device(self) -> None:
         """Compute something that is known.
@@ -243,11 +241,11 @@ class Engine:
     def measure_costs(self) -> KVCosts:
         """What one sequence keeps, measured on a short one; device thread only."""
         self._read_once("costs", tokens=3)
-        layers = self._sequences["costs"].live.layers
+        live = self._sequences["costs"].live
         costs = KVCosts(
-            bytes_per_token=sum(layer.bytes_per_token() for layer in layers),
-            fixed_bytes=sum(layer.fixed_bytes() for layer in layers),
-            form=form_of(layers),
+            bytes_per_token=sum(leaf.bytes_per_token() for leaf in live.leaves),
+            fixed_bytes=sum(leaf.fixed_bytes() for leaf in live.leaves),
+            form=live.form(),
         )
         self.close("costs")
         return costs

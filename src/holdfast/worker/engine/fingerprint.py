@@ -21,10 +21,9 @@ from holdfast.errors import ModelLoadError
 from holdfast.models.file_hashing import ModelChanged
 from holdfast.models.model_folder import WEIGHT_FILES, read_json
 
-# A fingerprint begins with the format. Those of format 1 were 64 hexadecimal digits, made of
-# samples of large files. Format 2 named our own files by the folders that they lay in then, so that
-# no model has such a fingerprint any more.
-FINGERPRINT_FORMAT = 3
+# A fingerprint begins with its format. A store deletes the blocks of earlier formats: this version
+# could not read them.
+FINGERPRINT_FORMAT = 4
 _PREFIX = f"{FINGERPRINT_FORMAT}-"
 
 _CONFIG = "config.json"

@@ -21,9 +21,8 @@ from holdfast.wire.requests import RequestId
 from holdfast.worker.engine.head_seam import HeadSeam, LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
 from holdfast.worker.engine.views import GatherView, RowsView, SpanView, StateView, StepContext
-from holdfast.worker.kv.foreign import ForeignState
-from holdfast.worker.kv.kinds import fresh_layer
-from holdfast.worker.kv.layer import LayerKV, LayerState
+from holdfast.worker.kv.kinds import ForeignState, fresh_layer
+from holdfast.worker.kv.layer import Layer, LayerKV, LayerState
 from holdfast.worker.kv.recurrent import RecurrentState
 
 Model = Callable[..., mx.array]
@@ -59,7 +58,7 @@ class Runner(ABC):
         """Of the hidden states that can be pooled; 0: they cannot be reached in this model."""
         return 0 if self._head is None else self._head.hidden_size
 
-    def fresh_layers(self) -> list[LayerState]:
+    def fresh_layers(self) -> list[Layer]:
         """Empty live state of a new sequence. Raises LayoutError where a layer cannot be laid out."""
         layers = own_kinds(self._model)
         for leaf in (leaf for layer in layers for leaf in layer.leaves()):
@@ -178,7 +177,7 @@ class SoloRunner(Runner):
     name = variant = "solo"
     mixes_chunks = False
 
-    def fresh_layers(self) -> list[LayerState]:
+    def fresh_layers(self) -> list[Layer]:
         """Empty live state of a new sequence."""
         return [ForeignState(cache) for cache in own_caches(self._model)]
 
@@ -199,7 +198,7 @@ def own_caches(model: Any) -> list[Any]:
     return list(make_prompt_cache(model))
 
 
-def own_kinds(model: Any) -> list[LayerState]:
+def own_kinds(model: Any) -> list[Layer]:
     """The kinds that stand for mlx-lm's cache objects, whether or not a layout can use them."""
     return [fresh_layer(cache) for cache in own_caches(model)]
 

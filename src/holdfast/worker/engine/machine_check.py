@@ -28,7 +28,7 @@ from holdfast.files import sync_to_drive
 from holdfast.machine import platform
 from holdfast.worker.engine.sampling_draw import nucleus_threshold
 from holdfast.worker.kv.codec import to_bytes
-from holdfast.worker.kv.snapshot import KVBlock
+from holdfast.worker.kv.live import KVBlock
 
 IS_ON_CPU = mx.default_device() == mx.Device(mx.cpu)
 DTYPE = mx.float32 if IS_ON_CPU else mx.bfloat16

@@ -42,7 +42,7 @@ from holdfast.worker.engine.layouts import (
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.layer import LayerState
+from holdfast.worker.kv.layer import Layer
 from holdfast.worker.kv.live import LiveState
 
 # of the effect of one changed context token; wrong layouts are off by 0.1 and more
@@ -409,7 +409,7 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
         logits = runner.forward(
             spans, StepContext(host_scores=0) if step % 2 == 0 else StepContext()
         ).drawn
-        mx.eval(logits, [list(each.sequence.arrays()) for each in spans])
+        mx.eval(logits, [list(each.sequence.live.arrays()) for each in spans])
         row = 0
         for index, each in zip(active, spans, strict=True):
             if each.span.draws and logits is not None:
@@ -419,7 +419,7 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
     return [mx.concatenate(rows) for rows in got]
 
 
-def _sequence(case: _Case, layers: list[LayerState], index: int) -> EngineSequence:
+def _sequence(case: _Case, layers: list[Layer], index: int) -> EngineSequence:
     request = SequenceRequest(
         request_id=str(index),
         prompt_token_ids=TokenIds.of(case.tokens[: sum(case.chunks)]),
@@ -427,7 +427,7 @@ def _sequence(case: _Case, layers: list[LayerState], index: int) -> EngineSequen
         sampling=SamplingParams(temperature=0.0, seed=0),
     )
     sequence = EngineSequence.begin(request, live=LiveState(layers), vocab_size=1)
-    sequence.reserve(len(case.tokens))
+    sequence.live.reserve(len(case.tokens))
     return sequence
 
 

@@ -17,14 +17,13 @@ from holdfast.wire.requests import RequestId, TokenIds
 from holdfast.worker.engine.constraints import SequenceConstraint
 from holdfast.worker.engine.plan import KeepPolicy, Span
 from holdfast.worker.engine.sampling import RowState, row_state
-from holdfast.worker.kv.live import LiveBase, LiveState, begin_from
-from holdfast.worker.kv.snapshot import (
+from holdfast.worker.kv.live import (
     KVBlock,
+    LiveBase,
+    LiveState,
     StateCheckpoint,
     all_finite,
-    copy_block,
-    copy_checkpoint,
-    restore,
+    start_from,
 )
 
 
@@ -79,27 +78,15 @@ class EngineSequence:
         sampler = row_state(request, generated=generated, vocab_size=vocab_size)
         return EngineSequence(request=request, known=known, live=live, sampler=sampler)
 
-    def begin_behind(self, prefix: Prefix) -> None:
-        """Hold what need not be read. Lazy. Raises SnapshotMismatch when it does not fit the model."""
+    def start_from(self, prefix: Prefix) -> None:
+        """Restore what is cached. Lazy. Raises SnapshotMismatch if it does not fit the model."""
         if prefix.base is not None:
-            self.live = begin_from(
+            self.live = start_from(
                 prefix.base, self.live.layers, is_restored=prefix.state is not None
             )
         if prefix.blocks or prefix.state is not None:
-            self.live.tokens = restore(
-                self.live.layers, prefix.blocks, prefix.state, begin=self.live.tokens
-            )
+            self.live.restore(prefix.blocks, prefix.state)
         self.kept = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens
-
-    def arrays(self) -> Iterator[mx.array]:
-        """Every array of the live state."""
-        for layer in self.live.layers:
-            yield from layer.arrays()
-
-    def reserve(self, tokens: int) -> None:
-        """Reserve capacity for this many tokens in every layer."""
-        for layer in self.live.layers:
-            layer.reserve(tokens)
 
     def pool(self, hidden: mx.array) -> None:
         """Add the hidden states of the prompt's next tokens, [rows, hidden]. Lazy."""
@@ -121,13 +108,9 @@ class EngineSequence:
         )
 
     def trim(self) -> None:
-        """Let go of what only the last step needed: its chunk, the states of its batch.
-
-        Once its forward pass is laid out.
-        """
+        """Release what only the last step needed, once its forward pass is laid out."""
         self.is_trimmed = True
-        for layer in self.live.layers:
-            layer.trim()
+        self.live.trim()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +262,7 @@ def keep_everything(sequence: EngineSequence) -> Kept:
 def _kept_up_to_now(sequence: EngineSequence, blocks: list[KVBlock]) -> Kept:
     if sequence.live.tokens > sequence.kept:
         blocks.append(_next_block(sequence, sequence.live.tokens - sequence.kept))
-    state = copy_checkpoint(sequence.live.layers, position=sequence.live.tokens)
+    state = sequence.live.copy_checkpoint()
     return Kept(
         request_id=sequence.request.request_id,
         blocks=tuple(blocks),
@@ -293,6 +276,6 @@ def _full_blocks(sequence: EngineSequence, block_tokens: int) -> Iterator[KVBloc
 
 
 def _next_block(sequence: EngineSequence, tokens: int) -> KVBlock:
-    block = copy_block(sequence.live.layers, start=sequence.kept, tokens=tokens)
+    block = sequence.live.copy_block(start=sequence.kept, tokens=tokens)
     sequence.kept += tokens
     return block

@@ -93,13 +93,10 @@ def _as_kept(cache: Any) -> Any:
     """What stands for one of mlx-lm's caches here, with the same in it; foreign ones are told from
     outside.
     """
-    kinds, window = (
-        importlib.import_module("holdfast.worker.kv.kinds"),
-        importlib.import_module("holdfast.worker.kv.window"),
-    )
+    kinds = importlib.import_module("holdfast.worker.kv.kinds")
     state = kinds.fresh_layer(cache)
-    if not isinstance(state, window.WindowKV):
-        return importlib.import_module("holdfast.worker.kv.foreign").ForeignState(cache)
+    if not isinstance(state, kinds.WindowKV):
+        return kinds.ForeignState(cache)
     keys, values = cache.state[:2]
     state.append(keys, values)
     return state

@@ -17,8 +17,7 @@ import mlx.core as mx
 
 from holdfast.worker.engine import host_attention
 from holdfast.worker.engine.host_attention import AttentionSpan
-from holdfast.worker.kv.buffers import are_alike, joined
-from holdfast.worker.kv.layer import LayerKV
+from holdfast.worker.kv.layer import LayerKV, are_alike, joined
 from holdfast.worker.kv.recurrent import RecurrentState
 
 _PIECES_AT_ONCE = 10

@@ -1,22 +1,108 @@
-"""Which kind stands for which of mlx-lm's cache objects: a line per kind.
-
-Other code may register kinds of its own.
+"""Which kind stands for which of mlx-lm's cache classes, and the two that only combine or wrap:
+`Composite` and `ForeignState`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
-from holdfast.worker.kv.composite import Composite
-from holdfast.worker.kv.foreign import ForeignState
+import mlx.core as mx
+
 from holdfast.worker.kv.full import FullKV
-from holdfast.worker.kv.layer import LayerState
+from holdfast.worker.kv.layer import Layer, LayerState, ShowStates
 from holdfast.worker.kv.recurrent import RecurrentState
 from holdfast.worker.kv.window import WindowKV
 
-# By class name, so that nothing of mlx-lm is imported here.
-_KINDS: dict[str, Callable[[Any], LayerState]] = {
+
+class Composite(Layer):
+    """Several states in one layer: pairs of KV, KV beside a recurrent state, MLA latents with their
+    index.
+    """
+
+    def __init__(self, parts: tuple[Layer, ...]) -> None:
+        self.parts = parts
+
+    def leaves(self) -> Iterator[LayerState]:
+        for part in self.parts:
+            yield from part.leaves()
+
+    def with_leaves(self, leaves: Iterator[LayerState]) -> Layer:
+        return Composite(tuple(part.with_leaves(leaves) for part in self.parts))
+
+    def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
+        """Indexable by part, as mlx-lm's `CacheList`."""
+        parts = zip(*(layer.parts for layer in layers), strict=True)
+        return tuple(
+            same[0].view(same, for_kv=for_kv, for_recurrent=for_recurrent) for same in parts
+        )
+
+
+class ForeignState(LayerState):
+    """A cache object of mlx-lm that no kind stands for. Only the layout `solo` can use it."""
+
+    kind = "foreign"
+    is_foreign = True
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+
+    def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
+        """mlx-lm's object, for one sequence. Raises TypeError for several."""
+        if len(layers) > 1:
+            raise TypeError(f"{type(self.cache).__name__} cannot be laid out for several sequences")
+        return self.cache
+
+    def arrays(self) -> Iterator[mx.array]:
+        return _arrays_within(self.cache.state)
+
+    def bytes_per_token(self) -> int:
+        """Bytes per token of keys and values without a largest size."""
+        return sum(
+            _bytes_per_token(part) for part in _parts_of(self.cache) if not _largest_size(part)
+        )
+
+    def fixed_bytes(self) -> int:
+        """Bytes of windows at their largest size, and of states without tokens."""
+        total = 0
+        for part in _parts_of(self.cache):
+            if not _bytes_per_token(part):
+                total += sum(array.nbytes for array in _arrays_within(part.state))
+            else:
+                total += _bytes_per_token(part) * _largest_size(part)
+        return total
+
+
+def _parts_of(cache: Any) -> Iterator[Any]:
+    parts = getattr(cache, "caches", None)
+    if parts is None:
+        yield cache
+        return
+    for part in parts:
+        yield from _parts_of(part)
+
+
+def _bytes_per_token(cache: Any) -> int:
+    buffers = [getattr(cache, name, None) for name in ("keys", "values")]
+    arrays = [buffer for buffer in buffers if isinstance(buffer, mx.array)]
+    return sum(array.nbytes // max(1, array.shape[2]) for array in arrays)
+
+
+def _largest_size(cache: Any) -> int:
+    size = getattr(cache, "max_size", None)
+    return size if isinstance(size, int) else 0
+
+
+def _arrays_within(state: Any) -> Iterator[mx.array]:
+    if isinstance(state, mx.array):
+        yield state
+    elif isinstance(state, list | tuple):
+        for part in state:
+            yield from _arrays_within(part)
+
+
+# By class name, so that nothing of mlx-lm is imported here. Other code may add kinds of its own.
+KINDS: dict[str, Callable[[Any], Layer]] = {
     "KVCache": lambda cache: FullKV(),
     "RotatingKVCache": lambda cache: (
         ForeignState(cache) if cache.keep else WindowKV(cache.max_size)
@@ -27,15 +113,6 @@ _KINDS: dict[str, Callable[[Any], LayerState]] = {
 }
 
 
-def register_kind(cache_class: str, make: Callable[[Any], LayerState]) -> None:
-    """From now on `make(cache)` gives the empty state that stands for cache objects of this class
-    name.
-    """
-    _KINDS[cache_class] = make
-
-
-def fresh_layer(cache: Any) -> LayerState:
-    """The empty state that stands for one of mlx-lm's cache objects (as `make_prompt_cache` gives
-    them).
-    """
-    return _KINDS.get(type(cache).__name__, ForeignState)(cache)
+def fresh_layer(cache: Any) -> Layer:
+    """The empty layer that stands for a new cache object of mlx-lm."""
+    return KINDS.get(type(cache).__name__, ForeignState)(cache)

@@ -1,41 +1,213 @@
-"""What can be asked of the live state of one sequence in one layer, whatever its kind.
+"""The live state of one sequence in one layer: what every kind implements, and the arrays it is
+made of.
 
-A kind is one file and a line in `kinds`.
-
-A live object belongs to one sequence. What it has frozen others may hold too; what it writes is its
-own. Device thread only.
+To read a kind, read its file and this one. A live object belongs to one sequence: other sequences
+may hold what it has frozen, but nobody else writes to it. Device thread only, except the forms.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 import mlx.core as mx
-
-from holdfast.worker.kv import buffers
-from holdfast.worker.kv.form import CheckpointLayout, KeptForm
+import msgspec
 
 ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]  # how a layout shows the states of one kind
 
+DTYPES: dict[str, mx.Dtype] = {
+    name: getattr(mx, name)
+    for name in (
+        *("float32", "float16", "bfloat16", "bool_"),
+        *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    )
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
 
 class SnapshotMismatch(Exception):
-    """A snapshot does not fit the model's layers: a miss, with the reason as message."""
+    """A snapshot does not fit the model's layers: a cache miss. The message is the reason."""
 
 
-class LayerState(ABC):
+# -- what the arrays of a snapshot look like; any thread
+
+
+class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
+    """Type and shape of an array that does not depend on the number of tokens."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of_array(array: mx.array) -> ArrayForm:
+        """The form of an existing array."""
+        return ArrayForm(DTYPE_NAMES[array.dtype], tuple(array.shape))
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of such an array."""
+        return math.prod(self.shape) * DTYPES[self.dtype].size
+
+    def of(self, tokens: int) -> ArrayForm:
+        """The form after this many tokens: always the same."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsForm:
+    """Keys, or values, of a layer: [1, heads, tokens, dimension].
+
+    most_tokens: a window keeps at most this many; None: the layer keeps all.
+    """
+
+    heads: int
+    dimension: int
+    dtype: str
+    most_tokens: int | None = None
+
+    @staticmethod
+    def of_array(array: mx.array, *, most_tokens: int | None = None) -> HeadsForm:
+        """The form of existing keys or values."""
+        return HeadsForm(array.shape[1], array.shape[3], DTYPE_NAMES[array.dtype], most_tokens)
+
+    def of(self, tokens: int) -> ArrayForm:
+        """The form after this many tokens."""
+        kept = tokens if self.most_tokens is None else min(tokens, self.most_tokens)
+        return ArrayForm(self.dtype, (1, self.heads, kept, self.dimension))
+
+
+SnapshotForm: TypeAlias = HeadsForm | ArrayForm
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLayout:
+    """Which arrays the checkpoint of one layer consists of.
+
+    slots, filled: of a recurrent layer, how many slots it has and which of them have an array.
+    """
+
+    kind: str
+    slots: int = 0
+    filled: tuple[int, ...] = ()
+
+
+# -- buffers
+#
+# Keys and values of equal shape and type are stored in one buffer, [1, 2 * kv_heads, capacity,
+# head_dim], the heads of the keys first: a step then needs one write per sequence instead of two.
+# Others (most of MLA) have a buffer each. "Stored" arrays are a tuple of one or two buffers, a pair
+# is always keys and values.
+
+
+def are_alike(keys: mx.array, values: mx.array) -> bool:
+    """Whether keys and values are stored in one buffer."""
+    return keys.shape == values.shape and keys.dtype == values.dtype
+
+
+def moved(
+    old: Sequence[mx.array], like: Sequence[mx.array], *, capacity: int, start: int, end: int
+) -> tuple[mx.array, ...]:
+    """New buffers for `capacity` tokens that begin with tokens start to end of the old ones.
+
+    like: stored arrays or a pair, for the shapes of the new buffers.
+    """
+    halves = 2 if len(like) == 2 and are_alike(*like) else 1
+    buffers = tuple(
+        mx.zeros((1, halves * each.shape[1], capacity, each.shape[3]), each.dtype)
+        for each in like[: len(like) // halves]
+    )
+    if end > start:
+        for buffer, before in zip(buffers, old, strict=True):
+            buffer[:, :, : end - start] = before[:, :, start:end]
+    return buffers
+
+
+def write(buffers: Sequence[mx.array], arrays: Sequence[mx.array], *, start: int) -> None:
+    """Write tokens into buffers from token `start` on, in place. arrays: stored or a pair."""
+    end = start + arrays[0].shape[2]
+    if len(arrays) == len(buffers):
+        for buffer, array in zip(buffers, arrays, strict=True):
+            buffer[:, :, start:end] = array
+        return
+    (buffer,) = buffers
+    keys, values = arrays
+    heads = keys.shape[1]
+    buffer[:, :heads, start:end] = keys
+    buffer[:, heads:, start:end] = values
+
+
+def pair_of(
+    stored: Sequence[mx.array], *, start: int = 0, end: int | None = None
+) -> tuple[mx.array, mx.array]:
+    """Keys and values of tokens start to end; copies nothing."""
+    if len(stored) == 2:
+        keys, values = stored
+        return keys[:, :, start:end], values[:, :, start:end]
+    (both,) = stored
+    heads = both.shape[1] // 2
+    return both[:, :heads, start:end], both[:, heads:, start:end]
+
+
+def joined(runs: Sequence[Sequence[mx.array]], *, capacity: int = 0) -> tuple[mx.array, ...]:
+    """Concatenate runs of tokens, stored arrays or pairs, padded with zeros up to `capacity`."""
+    unused = capacity - sum(run[0].shape[2] for run in runs)
+    whole = []
+    for same in zip(*runs, strict=True):
+        arrays = list(same)
+        if unused > 0:
+            shape = (1, same[0].shape[1], unused, same[0].shape[3])
+            arrays.append(mx.zeros(shape, same[0].dtype))
+        whole.append(mx.concatenate(arrays, axis=2))
+    return tuple(whole)
+
+
+def copied(array: mx.array) -> mx.array:
+    """A bit-exact copy with its own buffer.
+
+    `mx.contiguous` would share the buffer of a slice that happens to be contiguous.
+    """
+    return array * mx.ones((), array.dtype)
+
+
+# -- kinds
+
+
+class Layer(ABC):
+    """One layer of a sequence: a single state, or a composite of several."""
+
+    @abstractmethod
+    def leaves(self) -> Iterator[LayerState]:
+        """The state itself, or the states that the layer is composed of."""
+
+    @abstractmethod
+    def with_leaves(self, leaves: Iterator[LayerState]) -> Layer:
+        """A layer of the same structure that takes its states from `leaves`."""
+
+    @abstractmethod
+    def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
+        """What a model gets as its cache for this layer of several sequences in one forward pass.
+
+        layers: this layer of each sequence, including self; all of the same kind. for_kv,
+        for_recurrent: make the view of `LayerKV`s and of `RecurrentState`s.
+        """
+
+
+class LayerState(Layer):
     """Live state of one sequence in one layer.
 
-    kind: under this name a checkpoint of it is kept.
-    grows: keys and values of every token are there, so any span of them can be copied out; else
-        there is one checkpoint, of now.
-    is_foreign: only mlx-lm understands it; it can be neither batched nor kept.
-    window: how many tokens a query sees at most, its own included; None: all, or the layer does not
-        attend.
-    can_share: what is frozen of it can be held by several running sequences at once (`fork`). A
-        runner may set it to False: then
-        only parked states share.
+    kind: the name that checkpoints are stored under.
+    grows: the layer keeps the keys and values of every token, so any span can be copied out.
+        Other layers can only be saved as a checkpoint of their current state.
+    is_foreign: only mlx-lm understands the state, so it cannot be batched or saved.
+    window: how many tokens a query sees, including its own; None: all, or no attention.
+    can_share: several running sequences can hold the same frozen tokens (`fork`). A runner may set
+        it to False: then only parked states share.
     """
 
     kind: str
@@ -44,104 +216,15 @@ class LayerState(ABC):
     window: int | None = None
     can_share: bool = False
 
-    @property
-    def frozen_tokens(self) -> int:
-        """How many of the first tokens are frozen."""
-        return 0
+    def leaves(self) -> Iterator[LayerState]:
+        yield self
 
-    def frozen_arrays(self) -> Iterator[mx.array]:
-        """The arrays of the state that are never written again, and that other sequences may hold
-        too.
-        """
-        return iter(())
-
-    def freeze(self) -> None:  # noqa: B027 - most kinds share nothing
-        """Never write again what is held, and give unused room back; the next tokens go into a
-        buffer of their own. Lazy.
-
-        Does nothing to a kind that has nothing to share.
-        """
-
-    def fork(self, tokens: int) -> Self:
-        """The live state of another sequence with the first `tokens` tokens of this one, in the
-        same buffers; copies nothing.
-
-        Only where `can_share`, and tokens ≤ frozen_tokens. Nothing is reserved in it.
-        """
-        raise TypeError(f"{type(self).__name__} cannot be held by several sequences")
-
-    def share_beginning(self, other: LayerState, tokens: int) -> None:
-        """Hold the first tokens in the buffers of another state that has frozen the same ones.
-
-        Only where the layer grows.
-        """
-        raise TypeError(f"{type(self).__name__} cannot be held by several sequences")
+    def with_leaves(self, leaves: Iterator[LayerState]) -> LayerState:
+        return next(leaves)
 
     @abstractmethod
     def arrays(self) -> Iterator[mx.array]:
         """All arrays of the state, to be evaluated with a step."""
-
-    @abstractmethod
-    def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
-        """What a model sees in one forward pass of this layer's states of several sequences, self
-        among them; all of this kind.
-
-        for_kv, for_recurrent: for `LayerKV`s and `RecurrentState`s. Raises TypeError for a foreign
-        kind.
-        """
-
-    def form(self) -> tuple[KeptForm, ...]:
-        """What each array that `copy_out` gives looks like. After the first token."""
-        raise SnapshotMismatch(f"{type(self).__name__} has no snapshot form")
-
-    def layout(self) -> CheckpointLayout:
-        """Which arrays a checkpoint of it has, where that is not always the same."""
-        return CheckpointLayout(self.kind, 0, ())
-
-    def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
-        """Lazy copies of what is kept, with buffers of their own.
-
-        Where the layer grows: of tokens start to end, tokens on axis 2. Else the checkpoint after
-        token `end`, the last one.
-        """
-        raise SnapshotMismatch(f"{type(self).__name__} has no snapshot form")
-
-    def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        """Take what `copy_out` gave from the front of `arrays`; then the layer is where it was
-        copied, at token `end`. Lazy.
-
-        A layer that grows takes one span after the other, others begin afresh. Raises
-        SnapshotMismatch.
-        """
-        raise SnapshotMismatch(f"{type(self).__name__} has no snapshot form")
-
-    def leaves(self) -> Iterator[LayerState]:
-        """The state itself, or the parts that it is made of."""
-        yield self
-
-    def with_leaves(self, leaves: Iterator[LayerState]) -> LayerState:
-        """The same with the next of these leaves in the place of its own."""
-        return next(leaves)
-
-    def reserve(self, tokens: int) -> None:  # noqa: B027 - most kinds have nothing to reserve
-        """Make room for this many tokens in all, if that pays; never shrinks."""
-
-    def trim(self) -> None:  # noqa: B027 - or to let go of
-        """Let go of what only the last forward pass needed, once it is laid out."""
-
-    def can_rewind(self, tokens: int) -> bool:
-        """Whether the last `tokens` tokens can be dropped.
-
-        Where they cannot, only a checkpoint leads back.
-        """
-        return tokens == 0
-
-    def rewind(self, tokens: int) -> None:
-        """Drop the last `tokens` tokens, as if they had never been read.
-
-        Only where `can_rewind(tokens)`.
-        """
-        assert self.can_rewind(tokens), f"{type(self).__name__} cannot drop {tokens} tokens"
 
     def bytes_per_token(self) -> int:
         """Bytes that one more token takes; 0 before the first one."""
@@ -151,30 +234,100 @@ class LayerState(ABC):
         """Bytes that do not grow with the sequence."""
         return 0
 
+    # Going back. Kinds that cannot inherit this: only a checkpoint leads back.
+
+    def can_rewind(self, tokens: int) -> bool:
+        """Whether the last `tokens` tokens can be dropped."""
+        return tokens == 0
+
+    def rewind(self, tokens: int) -> None:
+        """Drop the last `tokens` tokens, as if they had never been read."""
+        assert self.can_rewind(tokens), f"{type(self).__name__} cannot drop {tokens} tokens"
+
+    # Snapshots. Every kind implements them unless it is foreign.
+
+    def form(self) -> tuple[SnapshotForm, ...]:
+        """The forms of the arrays that `copy_out` returns. Call it after the first token."""
+        raise self._no_snapshot()
+
+    def layout(self) -> CheckpointLayout:
+        """Which arrays a checkpoint consists of."""
+        return CheckpointLayout(self.kind)
+
+    def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
+        """Lazy copies with their own buffers.
+
+        Layers that grow copy tokens start to end, tokens on axis 2. Others copy their current
+        state, which is the one after token `end`.
+        """
+        raise self._no_snapshot()
+
+    def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
+        """Take what `copy_out` returned from `arrays`; the layer is then at token `end`. Lazy.
+
+        A layer that grows appends one span after the other; others must be empty. Raises
+        SnapshotMismatch.
+        """
+        raise self._no_snapshot()
+
+    def _no_snapshot(self) -> SnapshotMismatch:
+        return SnapshotMismatch(f"{type(self).__name__} has no snapshot form")
+
+    # Optional: a kind without spare buffers or frozen tokens inherits these no-ops.
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for this many tokens in all; never shrinks."""
+
+    def trim(self) -> None:
+        """Release what only the last forward pass needed, once it is laid out."""
+
+    def freeze(self) -> None:
+        """Never write again to what is held now, and release unused capacity. Lazy."""
+
+    @property
+    def frozen_tokens(self) -> int:
+        """How many of the first tokens are frozen."""
+        return 0
+
+    def frozen_arrays(self) -> Iterator[mx.array]:
+        """The arrays that are frozen, which other sequences may hold, too."""
+        return iter(())
+
+    def fork(self, tokens: int) -> Self:
+        """State for another sequence that holds the first `tokens` tokens in the same buffers.
+
+        Only if `can_share`, and for at most `frozen_tokens`.
+        """
+        raise TypeError(f"{type(self).__name__} cannot be shared")
+
+    def share_prefix(self, other: LayerState, tokens: int) -> None:
+        """Replace the first tokens by the equal, frozen ones of another state. Lazy.
+
+        Only in layers that grow.
+        """
+        raise TypeError(f"{type(self).__name__} cannot be shared")
+
 
 class LayerKV(LayerState):
-    """A kind that holds keys and values, [1, kv_heads, tokens, head_dim], rotary already applied,
-    and so can be attended to.
+    """A kind with keys and values, [1, kv_heads, tokens, head_dim], after rotary embedding.
 
-    Here they are stored as `kv.buffers` has it, with the last token at `_end`; a kind may keep them
-    otherwise. Updates write in place as long as nobody else holds the buffer: callers must not keep
-    the arrays that `last` returns.
+    This class stores them in `_buffers`, up to token `_end`; a kind may store them otherwise.
+    Updates happen in place as long as nobody else holds the buffer: do not keep what `last`
+    returns.
     """
 
     def __init__(self) -> None:
         self.tokens = 0  # read so far
         self._end = 0  # used part of the buffers
-        self._buffers: tuple[mx.array, ...] = ()  # stored, once there are some
+        self._buffers: tuple[mx.array, ...] = ()  # stored; empty before the first token
 
     @abstractmethod
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens."""
 
     def append_stored(self, both: mx.array) -> None:
-        """The same of keys and values that look alike, [1, 2 * kv_heads, tokens, head_dim], the
-        heads of the keys first.
-        """
-        self.append(*buffers.pair_of([both]))
+        """Add keys and values that are alike, as one array [1, 2 * kv_heads, tokens, head_dim]."""
+        self.append(*pair_of([both]))
 
     def held(self) -> int:
         """How many of the last tokens can be attended to."""
@@ -182,29 +335,26 @@ class LayerKV(LayerState):
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
         """Keys and values of the last `count` tokens, oldest first. count ≤ held()."""
-        return buffers.pair_of(self._buffers, start=self._end - count, end=self._end)
+        return pair_of(self._buffers, start=self._end - count, end=self._end)
 
     def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
-        """The same, one pair for each buffer that has some of them; copies nothing."""
+        """The same as one pair per buffer; copies nothing."""
         return (self.last(count),)
 
-    def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
-        """As the layout shows keys and values."""
-        return for_kv(states)
+    def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
+        return for_kv(layers)
 
     def rewind(self, tokens: int) -> None:
-        """What comes next is written over them."""
         super().rewind(tokens)
         self.tokens -= tokens
         self._end -= tokens
 
     def arrays(self) -> Iterator[mx.array]:
-        """The buffers."""
         return iter(self._buffers)
 
     def _write(self, new: Sequence[mx.array]) -> None:
-        """Into buffers that have room. new: stored or a pair."""
+        """Write stored arrays or a pair into buffers that have room."""
+        write(self._buffers, new, start=self._end)
         tokens = new[0].shape[2]
-        buffers.write(self._buffers, new, start=self._end)
         self.tokens += tokens
         self._end += tokens

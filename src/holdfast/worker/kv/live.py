@@ -1,90 +1,280 @@
-"""The live state of one sequence, all layers together: it outlives the request that made it, and
-goes over to the next one.
+"""The live state of one sequence, all layers together, and its snapshots.
 
-A state that nobody runs on is parked. Who goes on from its end takes it over as it is; who goes on
-from its middle, or beside a sequence that still runs on it, shares the frozen beginning, or copies
-it where a layer cannot be shared. Device thread only.
+A live state outlives the request that made it, and later requests start from it. While no sequence
+runs on it, it is parked. A sequence that continues at its end takes it over; one that continues
+earlier, or beside a running sequence, shares the frozen prefix, or copies it if a layer cannot be
+shared.
+
+Snapshots are immutable and share no buffer with live state. What grows with the sequence (full KV)
+is cut into blocks of tokens; the rest (windows, recurrent states) is saved as a whole, as a
+checkpoint at one position. They are evaluated with the step that makes them, and restored into
+empty layers. Device thread only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import mlx.core as mx
 
-from holdfast.worker.kv.layer import LayerState
-from holdfast.worker.kv.snapshot import append_block, copy_block, fork
+from holdfast.worker.kv.layer import (
+    CheckpointLayout,
+    Layer,
+    LayerState,
+    SnapshotForm,
+    SnapshotMismatch,
+)
 
 BaseUse: TypeAlias = Literal["moved", "shared", "copied"]
+Codec: TypeAlias = Literal["native", "q8", "q4"]  # how KV blocks are stored, see `codec`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVBlock:
+    """Keys and values of a run of tokens, of all layers that grow.
+
+    arrays: of each such layer (usually keys and values), tokens on axis 2, in the order of the
+        layers. Quantized by a codec, each becomes three: codes uint32, scales, biases.
+    dtype: of the keys and values before they were quantized.
+    """
+
+    start: int
+    tokens: int
+    arrays: tuple[mx.array, ...]
+    codec: Codec = "native"
+    dtype: mx.Dtype = mx.float32
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def cut(self, tokens: int, *, offset: int = 0) -> KVBlock:
+        """`tokens` tokens of the block from its token `offset` on; lazy, sharing its buffers."""
+        if (offset, tokens) == (0, self.tokens):
+            return self
+        arrays = tuple(array[:, :, offset : offset + tokens] for array in self.arrays)
+        return replace(self, start=self.start + offset, tokens=tokens, arrays=arrays)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCheckpoint:
+    """Windows and recurrent states of all layers after exactly `position` tokens.
+
+    arrays: in the order of the layers.
+    """
+
+    position: int
+    layers: tuple[CheckpointLayout, ...]
+    arrays: tuple[mx.array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelForm:
+    """What the snapshots of one model look like.
+
+    block: the arrays of a KV block. layers, checkpoint: those of a checkpoint; empty if every layer
+        grows.
+    """
+
+    block: tuple[SnapshotForm, ...]
+    layers: tuple[CheckpointLayout, ...] = ()
+    checkpoint: tuple[SnapshotForm, ...] = ()
+
+    @property
+    def resumes_anywhere(self) -> bool:
+        """Whether a sequence can be resumed at any token, not only at a checkpoint."""
+        return not self.layers
 
 
 @dataclass(slots=True, eq=False)
 class LiveState:
-    """Layers, and how many tokens they have read (in steps under way too)."""
+    """Layers, and how many tokens they have read, including those of dispatched steps.
 
-    layers: list[LayerState]
+    leaves: the states of all layers, composites taken apart.
+    """
+
+    layers: list[Layer]
     tokens: int = 0
+    leaves: tuple[LayerState, ...] = field(init=False)
 
-    def leaves(self) -> Iterator[LayerState]:
-        """Composites taken apart."""
-        for layer in self.layers:
-            yield from layer.leaves()
+    def __post_init__(self) -> None:
+        self.leaves = tuple(leaf for layer in self.layers for leaf in layer.leaves())
 
     @property
-    def can_share(self) -> bool:
-        """Whether several sequences can hold the beginning of what grows at once."""
-        return all(leaf.can_share for leaf in self.leaves() if leaf.grows)
+    def growing(self) -> list[LayerState]:
+        """The leaves that keep every token."""
+        return [leaf for leaf in self.leaves if leaf.grows]
+
+    @property
+    def fixed(self) -> list[LayerState]:
+        """The leaves that do not."""
+        return [leaf for leaf in self.leaves if not leaf.grows]
+
+    def arrays(self) -> Iterator[mx.array]:
+        """All arrays, to be evaluated with a step."""
+        for leaf in self.leaves:
+            yield from leaf.arrays()
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for this many tokens in all."""
+        for leaf in self.leaves:
+            leaf.reserve(tokens)
+
+    def trim(self) -> None:
+        """Release what only the last forward pass needed, once it is laid out."""
+        for leaf in self.leaves:
+            leaf.trim()
 
     def can_rewind(self, tokens: int) -> bool:
         """Whether it can go back to its first `tokens` tokens without a checkpoint."""
-        return all(leaf.can_rewind(self.tokens - tokens) for leaf in self.leaves())
+        return all(leaf.can_rewind(self.tokens - tokens) for leaf in self.leaves)
 
     def rewind(self, tokens: int) -> None:
-        """Drop the last `tokens` tokens. Only where it can go back so far."""
-        for leaf in self.leaves():
+        """Drop the last `tokens` tokens. Only if it can."""
+        for leaf in self.leaves:
             leaf.rewind(tokens)
         self.tokens -= tokens
 
+    # -- sharing
+
+    @property
+    def can_share(self) -> bool:
+        """Whether several running sequences can hold the prefix of what grows."""
+        return all(leaf.can_share for leaf in self.growing)
+
     @property
     def frozen_tokens(self) -> int:
-        """Tokens at its beginning that are in buffers which nobody writes any more, in every layer
-        that grows.
-        """
-        return min((leaf.frozen_tokens for leaf in self.leaves() if leaf.grows), default=0)
+        """How many of the first tokens are frozen in every layer that grows."""
+        return min((leaf.frozen_tokens for leaf in self.growing), default=0)
 
     def freeze(self) -> None:
-        """Write no more into what it holds, and give back what room is not used.
-
-        Lazy: `evaluate` before it is waited for.
-        """
-        for leaf in self.leaves():
+        """Never write again to what is held now, and release unused capacity. Does not wait."""
+        for leaf in self.leaves:
             leaf.freeze()
-        mx.async_eval([array for leaf in self.leaves() for array in leaf.arrays()])  # type: ignore[no-untyped-call]
+        self._start()
 
-    def share_beginning(self, other: LiveState, tokens: int) -> None:
-        """Hold the first tokens, which are the same, in the buffers of another state; both are
-        parked. Lazy.
-        """
-        for own, others in zip(self.leaves(), other.leaves(), strict=True):
+    def share_prefix(self, other: LiveState, tokens: int) -> None:
+        """Hold the first tokens, which are equal, in the buffers of another parked state."""
+        for own, others in zip(self.leaves, other.leaves, strict=True):
             if own.grows:
-                own.share_beginning(others, tokens)
-        mx.async_eval([array for leaf in self.leaves() for array in leaf.arrays()])  # type: ignore[no-untyped-call]
+                own.share_prefix(others, tokens)
+        self._start()
 
-    def rest(self) -> None:
-        """Nobody runs on it for now: let go of what only a step needed, and freeze the rest. Lazy."""
-        for leaf in self.leaves():
-            leaf.trim()
+    def park(self) -> None:
+        """No sequence runs on it for now: release and freeze what it holds. Does not wait."""
+        self.trim()
         self.freeze()
+
+    def _start(self) -> None:
+        mx.async_eval(list(self.arrays()))  # type: ignore[no-untyped-call]
+
+    # -- snapshots
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether a layer is an object of mlx-lm that has no snapshot form."""
+        return any(leaf.is_foreign for leaf in self.leaves)
+
+    def form(self) -> ModelForm | None:
+        """What snapshots look like; None without a snapshot form. Call it after the first token."""
+        if self.is_foreign:
+            return None
+        return ModelForm(
+            block=tuple(form for leaf in self.growing for form in leaf.form()),
+            layers=tuple(leaf.layout() for leaf in self.fixed),
+            checkpoint=tuple(form for leaf in self.fixed for form in leaf.form()),
+        )
+
+    def copy_block(self, *, start: int, tokens: int) -> KVBlock:
+        """Copy a run of tokens out of the layers that grow. Lazy."""
+        end = start + tokens
+        arrays = tuple(array for leaf in self.growing for array in leaf.copy_out(start, end))
+        dtype = arrays[0].dtype if arrays else mx.float32
+        return KVBlock(start=start, tokens=tokens, arrays=arrays, dtype=dtype)
+
+    def copy_checkpoint(self) -> StateCheckpoint:
+        """Copy the layers that do not grow as they are now. Lazy."""
+        return StateCheckpoint(
+            position=self.tokens,
+            layers=tuple(leaf.layout() for leaf in self.fixed),
+            arrays=tuple(array for leaf in self.fixed for array in leaf.copy_out(0, self.tokens)),
+        )
+
+    def append_block(self, block: KVBlock) -> None:
+        """Append a block to the layers that grow. Lazy. Raises SnapshotMismatch."""
+        assert block.codec == "native", "a block is dequantized before it is restored"
+        if block.start != self.tokens:
+            raise SnapshotMismatch(
+                f"a block begins at token {block.start}, the one before it ends at {self.tokens}"
+            )
+        self.tokens += block.tokens
+        layouts = [leaf.layout() for leaf in self.growing]
+        _restore(self.growing, block.arrays, layouts, end=self.tokens)
+
+    def restore(self, blocks: Sequence[KVBlock], checkpoint: StateCheckpoint | None) -> None:
+        """Append adjoining blocks to the layers that grow, and fill the others. Lazy.
+
+        Raises SnapshotMismatch when kinds, shapes or positions do not fit; the state is then
+        unusable.
+        """
+        for block in blocks:
+            self.append_block(block)
+        if not self.fixed:
+            return
+        if checkpoint is None:
+            raise SnapshotMismatch("this model can only be resumed at a checkpoint")
+        if self.growing and checkpoint.position != self.tokens:
+            raise SnapshotMismatch(
+                f"the checkpoint is at token {checkpoint.position}, the keys and values end at "
+                f"{self.tokens}"
+            )
+        self.tokens = checkpoint.position
+        _restore(self.fixed, checkpoint.arrays, checkpoint.layers, end=self.tokens)
+
+
+def _restore(
+    leaves: Sequence[LayerState],
+    arrays: Sequence[mx.array],
+    layouts: Sequence[CheckpointLayout],
+    *,
+    end: int,
+) -> None:
+    """Give each layer its arrays; none may be left."""
+    left = iter(arrays)
+    if len(layouts) != len(leaves):
+        raise SnapshotMismatch(f"the checkpoint has {len(layouts)} layers, the model {len(leaves)}")
+    for leaf, layout in zip(leaves, layouts, strict=True):
+        own = leaf.layout()
+        if (layout.kind, layout.slots) != (own.kind, own.slots):
+            raise SnapshotMismatch(
+                f"a snapshot of a {layout.kind} layer does not fit a {type(leaf).__name__}"
+            )
+        try:
+            leaf.restore(left, layout, end=end)
+        except StopIteration:
+            raise SnapshotMismatch(
+                f"{len(arrays)} arrays are too few for the model's {len(leaves)} layers"
+            ) from None
+    if next(left, None) is not None:
+        raise SnapshotMismatch(
+            f"{len(arrays)} arrays are too many for the model's {len(leaves)} layers"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveBase:
-    """A live state to begin from: its first `tokens` tokens.
+    """A live state to start from, of which the first `tokens` tokens are used.
 
-    use: it is moved, since nobody else wants it any more; what is frozen of it is shared; or it is
-    copied.
+    use: it is moved, because nothing else needs it; or its frozen tokens are shared; or it is
+        copied.
     """
 
     state: LiveState
@@ -92,55 +282,55 @@ class LiveBase:
     use: BaseUse
 
 
-def begin_from(base: LiveBase, fresh: list[LayerState], *, is_restored: bool) -> LiveState:
-    """A state that holds the base's first tokens; fresh: empty layers of the same model. Lazy.
+def start_from(base: LiveBase, fresh: list[Layer], *, is_restored: bool) -> LiveState:
+    """A state that holds the base's first tokens. Lazy.
 
-    What does not grow is right only in a state that was moved and could be rewound; else it is
-    empty, to be restored, as it is also where it will be anyway (is_restored).
+    fresh: empty layers of the same model. Layers that do not grow are only right if the state was
+    moved and could be rewound; otherwise they are the fresh ones and must be restored. is_restored:
+    they will be restored anyway.
     """
-    state, tokens = base.state, base.tokens
-    match base.use:
-        case "moved":
-            return LiveState(_rewound(state, fresh, tokens=tokens, is_restored=is_restored), tokens)
-        case "shared":
-            if state.frozen_tokens < tokens:
-                state.freeze()
-            return LiveState(fork(state.layers, fresh, tokens=tokens), tokens)
-        case "copied":
-            append_block(fresh, copy_block(state.layers, start=0, tokens=tokens))
-            return LiveState(fresh, tokens)
-
-
-def _rewound(
-    state: LiveState, fresh: list[LayerState], *, tokens: int, is_restored: bool
-) -> list[LayerState]:
-    """The same layers at an earlier token; fresh ones in the place of those that do not grow and
-    cannot go back, or need not.
-    """
-    keeps_all = state.can_rewind(tokens) and not is_restored
-    leaves = [
-        old if old.grows or keeps_all else new
-        for old, new in zip(state.leaves(), LiveState(fresh).leaves(), strict=True)
-    ]
-    for old, leaf in zip(state.leaves(), leaves, strict=True):
-        if leaf is old:
-            leaf.rewind(state.tokens - tokens)
+    state = base.state
+    tokens = base.tokens
+    if base.use == "copied":
+        copy = LiveState(fresh)
+        copy.append_block(state.copy_block(start=0, tokens=tokens))
+        return copy
+    empty = LiveState(fresh).leaves
+    if base.use == "shared":
+        if state.frozen_tokens < tokens:
+            state.freeze()
+        leaves = [
+            old.fork(tokens) if old.grows else new
+            for old, new in zip(state.leaves, empty, strict=True)
+        ]
+    else:
+        keeps_all = state.can_rewind(tokens) and not is_restored
+        leaves = [
+            old if old.grows or keeps_all else new
+            for old, new in zip(state.leaves, empty, strict=True)
+        ]
+        for old, leaf in zip(state.leaves, leaves, strict=True):
+            if leaf is old:
+                leaf.rewind(state.tokens - tokens)
     following = iter(leaves)
-    return [layer.with_leaves(following) for layer in fresh]
+    return LiveState([layer.with_leaves(following) for layer in fresh], tokens)
+
+
+def all_finite(arrays: Iterable[mx.array]) -> mx.array:
+    """bool []: whether none of the arrays contains NaN or infinity. Lazy."""
+    floats = [array for array in arrays if mx.issubdtype(array.dtype, mx.floating)]
+    if not floats:
+        return mx.array(True)
+    return mx.stack([mx.isfinite(array).all() for array in floats]).all()
 
 
 def held_bytes(parked: Collection[LiveState], running: Collection[LiveState]) -> int:
-    """Bytes of all that parked states hold, and of what is frozen in running ones; what several
-    share counts once.
+    """Bytes of everything in parked states and of what is frozen in running ones.
+
+    Buffers that several states share count once.
     """
-    held = {
-        id(array): array.nbytes
-        for state in parked
-        for leaf in state.leaves()
-        for array in leaf.arrays()
-    }
+    held = {id(array): array.nbytes for state in parked for array in state.arrays()}
     for state in (*parked, *running):
-        held |= {
-            id(array): array.nbytes for leaf in state.leaves() for array in leaf.frozen_arrays()
-        }
+        for leaf in state.leaves:
+            held |= {id(array): array.nbytes for array in leaf.frozen_arrays()}
     return sum(held.values())

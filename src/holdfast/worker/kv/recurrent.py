@@ -1,4 +1,4 @@
-"""State arrays of layers that have no keys: convolution tails, state-space matrices."""
+"""State arrays of layers without keys: convolution tails, state-space matrices."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from holdfast.worker.kv import buffers
-from holdfast.worker.kv.form import ArrayForm, CheckpointLayout
-from holdfast.worker.kv.layer import LayerState, ShowStates
+from holdfast.worker.kv.layer import ArrayForm, CheckpointLayout, LayerState, ShowStates, copied
 
 
 class RecurrentState(LayerState):
-    """Slots for arrays. Speaks mlx-lm's `ArraysCache`.
+    """Slots for arrays, as mlx-lm's `ArraysCache`, whose protocol it implements.
 
-    After a step over several sequences a slot may be a row of a stacked array; the next step over
-    the same sequences takes the stack as it is, and only a change of the batch cuts the row out.
-    There is no way back by tokens, only by a checkpoint.
+    After a step of several sequences, a slot may be a row of a stacked array. The next step of the
+    same sequences takes the stack as it is; only a change of the batch cuts the rows out.
     """
 
     kind = "recurrent"
@@ -26,79 +23,71 @@ class RecurrentState(LayerState):
 
     def __init__(self, slots: int) -> None:
         self._slots: list[mx.array | None] = [None] * slots
-        # row within a stack, None when the slot is the array itself
+        # row within a stack; None when the slot is the array itself
         self._rows: list[int | None] = [None] * slots
 
     def __getitem__(self, index: int) -> mx.array | None:
-        array, row = self._slots[index], self._rows[index]
+        array = self._slots[index]
+        row = self._rows[index]
         return array if array is None or row is None else array[row : row + 1]
 
     def __setitem__(self, index: int, value: mx.array | None) -> None:
-        self._slots[index], self._rows[index] = value, None
+        self._slots[index] = value
+        self._rows[index] = None
 
     def __iter__(self) -> Iterator[mx.array | None]:
         return (self[index] for index in range(len(self._slots)))
 
+    def make_mask(self, tokens: int) -> None:
+        """Required by mlx-lm's cache protocol; without padding there is no mask."""
+
+    def advance(self, tokens: int) -> None:
+        """Required by mlx-lm's cache protocol; without padding there is nothing to count."""
+
     def stacked(self, index: int) -> tuple[mx.array | None, int | None]:
-        """The slot as it is kept: an array and the row in it (None: the whole array is this
-        sequence's).
-        """
+        """The array of a slot and the row in it that is this sequence's (None: the whole array)."""
         return self._slots[index], self._rows[index]
 
     def set_row(self, index: int, stack: mx.array, row: int) -> None:
-        """Keep the slot as a row of a stack that the step has computed."""
-        self._slots[index], self._rows[index] = stack, row
+        """Set a slot to a row of a stack that the step has computed."""
+        self._slots[index] = stack
+        self._rows[index] = row
 
-    def make_mask(self, tokens: int) -> None:
-        """No padding, no mask."""
-
-    def advance(self, tokens: int) -> None:
-        """Nothing to count: there is no padding."""
-
-    def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
-        """As the layout shows recurrent states."""
-        return for_recurrent(states)
+    def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
+        return for_recurrent(layers)
 
     def trim(self) -> None:
-        """Let go of the chunk that was read last, and of the batch: a slot may be a view of it."""
+        """Copy slots that are views of a chunk or of a batch's stack, which can then be freed."""
         for index, array in self._filled():
-            self[index] = buffers.copied(array)
+            self[index] = copied(array)
 
     def form(self) -> tuple[ArrayForm, ...]:
-        """The arrays of the filled slots."""
-        return tuple(buffers.array_form(array) for _, array in self._filled())
+        return tuple(ArrayForm.of_array(array) for _, array in self._filled())
 
     def layout(self) -> CheckpointLayout:
-        """How many slots there are and which are filled."""
-        return CheckpointLayout(
-            self.kind, len(self._slots), tuple(index for index, _ in self._filled())
-        )
+        filled = tuple(index for index, _ in self._filled())
+        return CheckpointLayout(self.kind, len(self._slots), filled)
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Every filled slot, [1, …].
 
-        A slot may be a row of a stack that other sequences are in, or the end of a whole chunk's
-        convolution input: measured, a snapshot of 1 KB that held on to 1 MB.
+        A slot may be a row of a stack, or the end of a whole chunk's convolution input: measured, a
+        snapshot of 1 KB kept 1 MB alive.
         """
-        return tuple(buffers.copied(array) for _, array in self._filled())
+        return tuple(copied(array) for _, array in self._filled())
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        """Fill the slots that were filled."""
         for index in layout.filled:
             self[index] = next(arrays)
 
     def arrays(self) -> Iterator[mx.array]:
-        """All arrays of the state, stacks as they are."""
         return (slot for slot in self._slots if slot is not None)
 
     def fixed_bytes(self) -> int:
-        """Bytes of this sequence's state."""
         return sum(array.nbytes for _, array in self._filled())
 
     def _filled(self) -> Iterator[tuple[int, mx.array]]:
         """(index, array [1, …]) of every filled slot."""
-        return (
-            (index, array)
-            for index in range(len(self._slots))
-            if (array := self[index]) is not None
-        )
+        for index, array in enumerate(self):
+            if array is not None:
+                yield index, array

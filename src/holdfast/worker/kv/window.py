@@ -6,35 +6,36 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
-from holdfast.worker.kv import buffers
-from holdfast.worker.kv.form import CheckpointLayout, HeadsForm
-from holdfast.worker.kv.layer import LayerKV, SnapshotMismatch
+from holdfast.worker.kv.layer import (
+    CheckpointLayout,
+    HeadsForm,
+    LayerKV,
+    SnapshotMismatch,
+    copied,
+    moved,
+)
 
-# room behind a window, so that its tokens move only once in so many steps
+# spare room after the window: its tokens then have to be moved only once in so many steps
 WINDOW_SLACK_TOKENS = 256
 
 
 class WindowKV(LayerKV):
-    """Keys and values of the last `window` tokens, kept in order, in a buffer a little longer than
-    the window.
+    """Keys and values of the last `window` tokens, in order, in a slightly longer buffer.
 
-    Attended to can be window - 1 tokens and, until `trim`, those of the last append.
+    The next query can attend to window - 1 of them and, until `trim`, to all of the last append.
     """
 
     kind = "window"
 
     def __init__(self, window: int) -> None:
         super().__init__()
-        self.window, self._size = window, window
+        self.window = window
+        self._seen_tokens = window - 1  # before the token that attends
 
     def append(self, keys: mx.array, values: mx.array) -> None:
-        """Add the keys and values of the next tokens; older ones than any of them can see are
-        dropped when room is needed.
-        """
         self._append((keys, values))
 
     def append_stored(self, both: mx.array) -> None:
-        """The same of keys and values in one array."""
         self._append((both,))
 
     def _append(self, new: Sequence[mx.array]) -> None:
@@ -44,49 +45,45 @@ class WindowKV(LayerKV):
         self._write(new)
 
     def trim(self) -> None:
-        """Bring buffers that a long chunk has stretched back to their resting size; only what can
-        still be seen is kept.
-        """
+        """Shrink buffers that a long chunk has enlarged; keeps what can still be seen."""
         if self._buffers and self._buffers[0].shape[2] > self._resting_tokens:
             self._move(self._buffers, capacity=self._resting_tokens)
 
     @property
     def _resting_tokens(self) -> int:
-        return self._size + WINDOW_SLACK_TOKENS
+        return self._seen_tokens + 1 + WINDOW_SLACK_TOKENS
 
     def _move(self, like: Sequence[mx.array], *, capacity: int) -> None:
         kept = self.visible(self._end)
-        self._buffers = buffers.moved(
+        self._buffers = moved(
             self._buffers, like, capacity=capacity, start=self._end - kept, end=self._end
         )
         self._end = kept
 
     def visible(self, tokens: int) -> int:
         """How many of the last of `tokens` tokens the next one can still see."""
-        return min(tokens, self._size - 1)
+        return min(tokens, self._seen_tokens)
 
     def can_rewind(self, tokens: int) -> bool:
-        """As long as the buffer still has what the token after the remaining ones sees: the last
-        append's tokens at least.
+        """Whether the buffer still has what the token after the remaining ones sees.
+
+        Always true for the tokens of the last append.
         """
         return tokens <= self._end and self._end - tokens >= self.visible(self.tokens - tokens)
 
     def form(self) -> tuple[HeadsForm, ...]:
-        """Keys and values of what the next token can see."""
-        return tuple(
-            buffers.heads_form(array, most_tokens=self._size - 1) for array in self.last(0)
-        )
+        most_tokens = self._seen_tokens
+        return tuple(HeadsForm.of_array(array, most_tokens=most_tokens) for array in self.last(0))
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
-        """The keys and values that later tokens can see."""
-        return tuple(map(buffers.copied, self.last(self.visible(self.tokens))))
+        return tuple(map(copied, self.last(self.visible(self.tokens))))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        """Begin from what can be seen after `end` tokens. Only on a fresh object."""
-        keys, values = next(arrays), next(arrays)
+        keys = next(arrays)
+        values = next(arrays)
         if keys.shape[2] != self.visible(end):
             raise SnapshotMismatch(
-                f"a window of {self._size} tokens was kept with {keys.shape[2]} at token {end}"
+                f"a window of {self.window} tokens was saved with {keys.shape[2]} at token {end}"
             )
         self.append(keys, values)
         self.tokens = end

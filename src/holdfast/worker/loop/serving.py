@@ -42,8 +42,8 @@ from holdfast.worker.engine.long_context import warnings_about_kernels
 from holdfast.worker.engine.mlx_lm_import import mlx_lm_version
 from holdfast.worker.engine.probe import choose_layout, warnings_about
 from holdfast.worker.engine.weight_format import give_back_freed_memory
-from holdfast.worker.kv.codec import can_keep
-from holdfast.worker.kv.form import HeadsForm
+from holdfast.worker.kv.codec import PayloadFormat
+from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
@@ -91,27 +91,25 @@ def open_cache(
     if costs.form is None:
         return None  # the probe has warned of it
     store = settings.store
-    codec = store.codec
-    if not can_keep(costs.form, codec):
+    payloads = PayloadFormat(model=costs.form, codec=store.codec)
+    if not payloads.is_possible:
         cache_logger.warning(
             "store.codec = %s needs head dimensions that are multiples of 64; this model's KV is "
             "kept as it is",
-            codec,
+            store.codec,
         )
-        codec = "native"
+        payloads = PayloadFormat(model=costs.form)
     fingerprint = model_fingerprint(
         Path(settings.folder),
         hashes,
-        computed_as=f"{loaded.compute_dtype} {loaded.note} {codec}",
+        computed_as=f"{loaded.compute_dtype} {loaded.note} {payloads.codec}",
         versions=(loaded.platform.mlx_version, mlx_lm_version()),
     )
     blocks = (
         _open_store(store, fingerprint, served_as=settings.model.name) if store.folder else None
     )
     index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_tier_bytes, disk=blocks)
-    return PrefixCache(
-        index, store=blocks, form=costs.form, codec=codec, most_parked_bytes=store.ram_bytes
-    )
+    return PrefixCache(index, store=blocks, payloads=payloads, most_parked_bytes=store.ram_bytes)
 
 
 def open_sessions(

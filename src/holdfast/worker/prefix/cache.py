@@ -14,26 +14,23 @@ from dataclasses import replace
 import mlx.core as mx
 import msgspec
 
-from holdfast.store.block import Block, BlockKey, BlockKind, ReadFailed, StoredBlock
+from holdfast.store.block import Block, BlockKey, ReadFailed, StoredBlock
 from holdfast.store.store import BlockStore
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.engine.plan import BLOCK_TOKENS, KeepPolicy
 from holdfast.worker.engine.sequence import Kept, Prefix
 from holdfast.worker.kv.codec import (
-    Description,
     Payload,
-    block_from_bytes,
-    check_block,
-    check_checkpoint,
+    PayloadFormat,
+    check_sizes,
     check_values,
-    checkpoint_from_bytes,
     pack,
     to_bytes,
     unpack,
 )
-from holdfast.worker.kv.form import Codec, ModelForm
-from holdfast.worker.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite
+from holdfast.worker.kv.layer import ArrayForm, SnapshotMismatch
+from holdfast.worker.kv.live import KVBlock, StateCheckpoint, all_finite
 from holdfast.worker.prefix.chain import Cursor
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.live_tier import LiveTier
@@ -61,16 +58,15 @@ class PrefixCache:
         index: PrefixIndex,
         *,
         store: BlockStore | None,
-        form: ModelForm,
-        codec: Codec = "native",
+        payloads: PayloadFormat,
         most_parked_bytes: int | None = None,
     ) -> None:
         """most_parked_bytes: of states of ended sequences; 0: none; None: as many as fit."""
         self.index = index
         self.store = store
-        self._form = form
-        self._codec = codec
-        self.live = LiveTier(index, form=form, codec=codec, most_parked_bytes=most_parked_bytes)
+        self._payloads = payloads
+        self._form = payloads.model
+        self.live = LiveTier(index, payloads=payloads, most_parked_bytes=most_parked_bytes)
         self._tended_at = self._offered_at = 0.0
         placed = index.load()
         if placed:
@@ -141,7 +137,7 @@ class PrefixCache:
     def _take(self, lookup: Lookup, key: BlockKey) -> bool:
         """Take a block that was read; False if it cannot be used."""
         try:
-            payload = self._payload_of(lookup.awaited.pop(key).result())
+            payload = self.decoded(lookup.awaited.pop(key).result())
         except (ReadFailed, SnapshotMismatch) as failure:
             logger.warning(
                 "a stored block cannot be used, its tokens are prefilled again: %s", failure
@@ -226,17 +222,6 @@ class PrefixCache:
             elif self.store is not None:
                 lookup.awaited[key] = self.store.read(key)
 
-    def _payload_of(self, stored: StoredBlock) -> Payload:
-        block = stored.block
-        parts = tuple(memoryview(part) for part in stored.parts)
-        payload = self.decoded(block.kind, stored.meta, parts)
-        if isinstance(payload, StateCheckpoint):
-            if payload.position != block.start:
-                raise SnapshotMismatch("a stored state has another position than its block")
-        elif payload.tokens != block.tokens:
-            raise SnapshotMismatch("a stored run has another length than its tokens")
-        return payload
-
     # -- keep what is computed
 
     def cursor(self, *, tenant: str = "") -> Cursor:
@@ -258,7 +243,7 @@ class PrefixCache:
             )
             return ()
         blocks = [
-            self.insert_block(cursor, chain, pack(run, self._codec), live=live)
+            self.insert_block(cursor, chain, pack(run, self._payloads.codec), live=live)
             for run in kept.blocks
         ]
         if kept.state is not None:
@@ -292,7 +277,7 @@ class PrefixCache:
     ) -> Block | None:
         """Keep a state of the chain if its tokens are stored; returns what is new."""
         position = state.position
-        if not 0 < position <= len(chain) // TOKEN_BYTES:
+        if state.layers != self._form.layers or not 0 < position <= len(chain) // TOKEN_BYTES:
             return None
         self.index.advance(cursor, chain, end=position)
         if cursor.position < position:
@@ -302,8 +287,7 @@ class PrefixCache:
     def _save(self, block: Block | None, payload: Payload) -> Block | None:
         """Give what is new to the store."""
         if block is not None and self.store is not None:
-            meta, parts = to_bytes(payload)
-            self.store.put(StoredBlock(block=block, meta=meta, parts=parts))
+            self.store.put(StoredBlock(block=block, parts=to_bytes(payload)))
         return block
 
     # -- forget
@@ -328,9 +312,14 @@ class PrefixCache:
         payload = self.payload(key)
         if payload is None:
             return False
-        meta, parts = to_bytes(payload)
+        if isinstance(payload, StateCheckpoint):
+            forms = self._payloads.checkpoint_forms(payload.position)
+        else:
+            forms = self._payloads.block_forms(payload.tokens)
+        parts = to_bytes(payload)
         try:
-            self.check("state" if isinstance(payload, StateCheckpoint) else "kv", meta, parts)
+            check_sizes(forms, parts)
+            check_values(forms, parts)
         except SnapshotMismatch:
             return False
         return True
@@ -400,33 +389,30 @@ class PrefixCache:
 
     # -- bytes
 
-    def describe(self, kind: BlockKind, meta: bytes, part_bytes: Sequence[int]) -> Description:
-        """What a run or state is by its description, if this model can have it.
+    def check(self, stored: StoredBlock) -> None:
+        """Raise SnapshotMismatch unless the bytes fit the block and the model, and are finite.
 
-        Any thread. Raises SnapshotMismatch.
+        Any thread.
         """
-        if kind == "state":
-            return check_checkpoint(meta, part_bytes, model=self._form)
-        run = check_block(meta, part_bytes, model=self._form, codec=self._codec)
-        if run.length > BLOCK_TOKENS:
-            raise SnapshotMismatch(f"a run of {run.length} tokens is longer than a block")
-        return run
+        forms = self._forms(stored.block)
+        check_sizes(forms, stored.parts)
+        check_values(forms, stored.parts)
 
-    def check(
-        self, kind: BlockKind, meta: bytes, parts: Sequence[bytes | memoryview]
-    ) -> Description:
-        """The same, and that every value is finite. Any thread. Raises SnapshotMismatch."""
-        described = self.describe(kind, meta, _sizes(parts))
-        check_values(described.arrays, parts)
-        return described
+    def decoded(self, stored: StoredBlock) -> Payload:
+        """The payload of a stored block. Raises SnapshotMismatch if its bytes do not fit."""
+        block = stored.block
+        if block.kind == "state":
+            return self._payloads.checkpoint_from_bytes(stored.parts, position=block.start)
+        _refuse_long(block)
+        return self._payloads.block_from_bytes(stored.parts, start=block.start, tokens=block.tokens)
 
-    def decoded(self, kind: BlockKind, meta: bytes, parts: Sequence[memoryview]) -> Payload:
-        """A run or state of this model from its bytes. Raises SnapshotMismatch if it is not one."""
-        self.describe(kind, meta, _sizes(parts))
-        return (
-            checkpoint_from_bytes(meta, parts) if kind == "state" else block_from_bytes(meta, parts)
-        )
+    def _forms(self, block: Block) -> list[ArrayForm]:
+        if block.kind == "state":
+            return self._payloads.checkpoint_forms(block.start)
+        _refuse_long(block)
+        return self._payloads.block_forms(block.tokens)
 
 
-def _sizes(parts: Sequence[bytes | memoryview]) -> list[int]:
-    return [memoryview(part).nbytes for part in parts]
+def _refuse_long(block: Block) -> None:
+    if block.tokens > BLOCK_TOKENS:
+        raise SnapshotMismatch(f"a stored block of {block.tokens} tokens is too long")

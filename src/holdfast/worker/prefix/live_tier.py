@@ -13,10 +13,15 @@ import mlx.core as mx
 from holdfast.store.block import BlockKey
 from holdfast.wire.requests import TOKEN_BYTES, common_tokens
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.kv.codec import Payload, pack
-from holdfast.worker.kv.form import Codec, ModelForm
-from holdfast.worker.kv.live import BaseUse, LiveBase, LiveState, held_bytes
-from holdfast.worker.kv.snapshot import KVBlock, all_finite, copy_block
+from holdfast.worker.kv.codec import Payload, PayloadFormat, pack
+from holdfast.worker.kv.live import (
+    BaseUse,
+    KVBlock,
+    LiveBase,
+    LiveState,
+    all_finite,
+    held_bytes,
+)
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import HeldMemory, LiveChain, LiveClaim, Lookup
 
@@ -82,14 +87,13 @@ class LiveTier:
     """The live states of one model."""
 
     def __init__(
-        self, index: PrefixIndex, *, form: ModelForm, codec: Codec, most_parked_bytes: int | None
+        self, index: PrefixIndex, *, payloads: PayloadFormat, most_parked_bytes: int | None
     ) -> None:
         """most_parked_bytes: 0: no state is parked; None: as many as fit."""
         self._index = index
-        self._form = form
-        self._codec = codec
+        self._payloads = payloads
         self._most_parked_bytes = most_parked_bytes
-        self._token_bytes = sum(each.of(1).nbytes for each in form.block)
+        self._token_bytes = sum(each.of(1).nbytes for each in payloads.model.block)
         self._chains = LiveChains()
         self._held: HeldMemory | None = HeldMemory()  # None: to be computed again
 
@@ -101,12 +105,13 @@ class LiveTier:
             return None
         moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
         tokens = min([tokens, *moved])  # everything after that will be gone
-        needs_end = not self._form.resumes_anywhere
+        form = self._payloads.model
+        needs_end = not form.resumes_anywhere
         if needs_end:
             may_have_end = lookup.may_move and chain.is_parked and not chain.claims
             if not (may_have_end and chain.state.can_rewind(tokens)):
                 needs_end = False
-                tokens = min(tokens, lookup.plan.tokens) if self._form.block else 0
+                tokens = min(tokens, lookup.plan.tokens) if form.block else 0
         if tokens == 0 or (needs_end and tokens < lookup.plan.tokens):
             return None
         claim = LiveClaim(chain=chain, tokens=tokens, needs_end=needs_end)
@@ -209,7 +214,7 @@ class LiveTier:
             self.leave(live)
             return
         live.state.rewind(max(0, excess))
-        live.state.rest()
+        live.state.park()
         if not live.state.can_share:
             self._share_with_parked(live.state, chain, tenant=live.tenant)
         live.chain = chain
@@ -235,7 +240,7 @@ class LiveTier:
                     best = other.state
                     most = tokens
         if best is not None:
-            state.share_beginning(best, most)
+            state.share_prefix(best, most)
 
     def leave(self, live: LiveChain) -> None:
         """End a live chain: what only it has is copied into blocks. Claims on it are lost."""
@@ -324,7 +329,7 @@ class LiveTier:
         start, tokens = self._index.run_of(key)
         if chain.state is None:
             return None
-        block = pack(copy_block(chain.state.layers, start=start, tokens=tokens), self._codec)
+        block = pack(chain.state.copy_block(start=start, tokens=tokens), self._payloads.codec)
         finite = all_finite(block.arrays)
         mx.eval(block.arrays, finite)
         return block if finite.item() else None

@@ -66,9 +66,7 @@ def write_session(path: Path, manifest: Manifest, blocks: Iterable[StoredBlock])
     try:
         with open(os.open(fresh, flags, 0o600), "wb") as file:
             for block in blocks:
-                buffers = encode_block(
-                    block, fingerprint=manifest.fingerprint, created=manifest.created_at
-                )
+                buffers = encode_block(block, fingerprint=manifest.fingerprint)
                 file.writelines(buffers)
                 written.append((block.key, sum(map(len, buffers))))
             manifest = msgspec.structs.replace(manifest, blocks=tuple(written))

@@ -22,7 +22,8 @@ from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.store.block import Block, BlockKey, ReadFailed, StoredBlock
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.kv.codec import to_bytes
-from holdfast.worker.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint
+from holdfast.worker.kv.layer import SnapshotMismatch
+from holdfast.worker.kv.live import KVBlock, StateCheckpoint
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.sessions.registry import Session
 from holdfast.worker.sessions.session_file import Manifest, SessionFile, bad_file, write_session
@@ -201,8 +202,7 @@ class Transfers:
                 yield True
             payload = self._cache.payload(block.key)
             if isinstance(payload, KVBlock | StateCheckpoint):
-                meta, parts = to_bytes(payload)
-                contents.put_nowait(StoredBlock(block=block, meta=meta, parts=parts))
+                contents.put_nowait(StoredBlock(block=block, parts=to_bytes(payload)))
             else:
                 contents.put_nowait(block.key)
             yield False
@@ -267,18 +267,11 @@ class Transfers:
 
     def _check_block(self, stored: StoredBlock) -> None:
         """Check a block or state against the model, values included."""
-        block = stored.block
         try:
-            described = self._cache.check(block.kind, stored.meta, stored.parts)
-            if block.kind == "state":
-                is_here = described.length == block.start
-            else:
-                is_here = (described.start, described.length) == (block.start, block.tokens)
-            if not is_here:
-                raise SnapshotMismatch(f"the {block.kind} block is for other tokens")
+            self._cache.check(stored)
         except SnapshotMismatch as mismatch:
             raise bad_file(
-                f"block {block.key.hex()[:12]} of the file does not fit this model: {mismatch}"
+                f"block {stored.key.hex()[:12]} of the file does not fit this model: {mismatch}"
             ) from None
 
     def _take(
@@ -294,18 +287,14 @@ class Transfers:
         for branch, chain in zip(file.manifest.branches, chains, strict=True):
             cursor = self._cache.cursor(tenant=command.tenant)
             for part in branch.blocks:
-                run = self._decoded((yield from self._next(transfer, blocks)))
+                run = self._cache.decoded((yield from self._next(transfer, blocks)))
                 assert isinstance(run, KVBlock)
                 self._cache.insert_block(cursor, chain, run.cut(part.tokens))
             for _ in branch.states:
-                state = self._decoded((yield from self._next(transfer, blocks)))
+                state = self._cache.decoded((yield from self._next(transfer, blocks)))
                 assert isinstance(state, StateCheckpoint)
                 self._cache.insert_checkpoint(cursor, chain, state)
         transfer.session = self._register(command, file.manifest, chains)
-
-    def _decoded(self, stored: StoredBlock) -> KVBlock | StateCheckpoint:
-        parts = [memoryview(part) for part in stored.parts]
-        return self._cache.decoded(stored.block.kind, stored.meta, parts)
 
     def _next(self, transfer: Transfer, items: queue.Queue[T]) -> Generator[bool, None, T]:
         """The next item of a queue, once it is there and the store's queue is not too full."""
