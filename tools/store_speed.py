@@ -15,14 +15,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.store.block import Block, StoredBlock
-from holdfast.store.block_file import read_block
-from holdfast.store.budget import StoreLimits, choose_victims
-from holdfast.store.folder import StoreFolder, fingerprint_id
-from holdfast.store.index_supervisor import IndexSupervisor
+from holdfast.store.block import Block, StoredBlock, child_key, fingerprint_id, read_block, root_key
+from holdfast.store.folder import (
+    StoreFolder,
+)
+from holdfast.store.index import IndexSupervisor
 from holdfast.store.inspect import verify_store
+from holdfast.store.maintenance import StoreLimits, choose_victims
 from holdfast.store.store import BlockStore
-from holdfast.worker.prefix.chain import child_key, pack_tokens, root_key
+from holdfast.worker.prefix.chain import (
+    pack_tokens,
+)
 
 MODEL = "speed"
 PARTS = 56  # keys and values of 28 layers

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import SchedulerSettings
-from holdfast.store.budget import StoreLimits
+from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import Command, SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.store.block import KEY_BYTES, Block, BlockKey
+from holdfast.store.block import KEY_BYTES, Block, BlockKey, child_key
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.prefix.chain import Cursor, child_key, pack_tokens
+from holdfast.worker.prefix.chain import (
+    Cursor,
+    pack_tokens,
+)
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import ReusePlan
 from holdfast.worker.prefix.tree import PrefixMatch, PrefixTree

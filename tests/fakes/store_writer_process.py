@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from holdfast.store.block import StoredBlock
-from holdfast.store.budget import StoreLimits
+from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
 from tests.fakes.stored_blocks import FINGERPRINT, make_block
 

@@ -11,10 +11,23 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from holdfast.store.block import Block, BlockKey, BlockKind, StoredBlock
-from holdfast.store.block_file import encode_block, write_buffers
-from holdfast.store.folder import StoreFolder, fingerprint_id
-from holdfast.worker.prefix.chain import child_key, pack_tokens, root_key
+from holdfast.store.block import (
+    Block,
+    BlockKey,
+    BlockKind,
+    StoredBlock,
+    child_key,
+    encode_block,
+    fingerprint_id,
+    root_key,
+    write_buffers,
+)
+from holdfast.store.folder import (
+    StoreFolder,
+)
+from holdfast.worker.prefix.chain import (
+    pack_tokens,
+)
 
 FINGERPRINT = "model one"
 

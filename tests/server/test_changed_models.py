@@ -5,7 +5,6 @@ has changed.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -17,11 +16,8 @@ import pytest
 
 from holdfast import LLM
 from holdfast.errors import SessionRefused
-from holdfast.store.inspect import list_store
-from holdfast.store.store import BlockStore
 from tests.fakes.padded_model import spoil_weights, write_padded
 from tests.fakes.server_process import ServerProcess
-from tests.fakes.stored_blocks import make_chain
 from tests.fakes.tiny_models import write_tiny
 
 PROMPT = "The lighthouse keeper wrote every ship into his book. " * 6
@@ -148,28 +144,6 @@ def test_a_session_of_other_weights_is_not_taken_in(folder: Path, tmp_path: Path
     change_weights(folder)
     with LLM(folder) as llm, pytest.raises(SessionRefused, match="other weights"):
         llm.sessions().import_from(tmp_path / "a.session")
-
-
-def test_a_store_under_the_first_kind_of_fingerprint_is_begun_anew_with_one_line(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = "a3" * 32
-    with BlockStore(tmp_path / "store", fingerprint=old) as store:
-        for block in make_chain(3, fingerprint=old):
-            store.put(block)
-        assert store.flush()
-    with caplog.at_level(logging.INFO):
-        assert ask(folder, tmp_path / "store").cached_tokens == 0
-        assert ask(folder, tmp_path / "store").cached_tokens > len(PROMPT)
-    (line,) = [
-        message for message in caplog.messages if "of earlier versions from the store" in message
-    ]
-    assert "3 blocks" in line
-    assert [
-        holdings.blocks
-        for holdings in list_store(tmp_path / "store")
-        if holdings.fingerprint == old
-    ] == []
 
 
 def complete(folder: Path, *more: str) -> tuple[str, int]:

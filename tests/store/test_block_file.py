@@ -8,16 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.store.block import BadBlock, Block, BlockMissing, StoredBlock
-from holdfast.store.block_file import (
+from holdfast.store.block import (
     ALIGNMENT,
+    BadBlock,
+    Block,
+    BlockMissing,
+    StoredBlock,
+    child_key,
     encode_block,
+    fingerprint_id,
     read_block,
     read_header,
+    root_key,
     write_buffers,
 )
-from holdfast.store.folder import fingerprint_id
-from holdfast.worker.prefix.chain import child_key, pack_tokens, root_key
+from holdfast.worker.prefix.chain import (
+    pack_tokens,
+)
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, file_bytes, make_block, write_file
 
 

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.store.block import BadBlock, BlockKey, BlockMissing
-from holdfast.store.block_file import read_block, read_header
-from holdfast.store.folder import fingerprint_id
+from holdfast.store.block import (
+    BadBlock,
+    BlockKey,
+    BlockMissing,
+    fingerprint_id,
+    read_block,
+    read_header,
+)
 from tests.fakes.stored_blocks import FINGERPRINT, file_bytes, make_block
 
 BLOCK = make_block(range(20), part_bytes=(100, 64, 3, 0, 130))

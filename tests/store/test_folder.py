@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import StoreRefused
-from holdfast.store.folder import MARKER, StoreFolder, fingerprint_id
+from holdfast.store.block import StoreRefused, fingerprint_id
+from holdfast.store.folder import (
+    MARKER,
+    StoreFolder,
+)
 from tests.fakes.stored_blocks import FINGERPRINT, make_block, write_file
 
 MODEL = fingerprint_id(FINGERPRINT)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from holdfast.store.block import Entry
-from holdfast.store.folder import fingerprint_id
+from holdfast.store.block import Entry, fingerprint_id
 from holdfast.store.index import BlockIndex
 from tests.fakes.stored_blocks import make_block, make_chain
 

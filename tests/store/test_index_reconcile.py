@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.store.folder import StoreFolder, fingerprint_id
-from holdfast.store.group import salvage
-from holdfast.store.index import BlockIndex
-from holdfast.store.index_supervisor import reconcile
+from holdfast.store.block import fingerprint_id
+from holdfast.store.folder import (
+    StoreFolder,
+)
+from holdfast.store.index import BlockIndex, reconcile
+from holdfast.store.write_ahead import salvage
 from tests.fakes.stored_blocks import (
     FINGERPRINT,
     file_bytes,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.folder import StoreFolder
-from holdfast.store.index import BlockIndex
-from holdfast.store.index_supervisor import IndexSupervisor, index_files
+from holdfast.store.index import BlockIndex, IndexSupervisor, index_files
 from tests.fakes.stored_blocks import filled, make_chain
 
 CHAIN = make_chain(6)
@@ -172,7 +171,7 @@ def test_an_index_that_could_not_be_brought_in_line_with_the_files_is_not_used(
         raise OSError(errno.EMFILE, "too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("holdfast.store.index_supervisor.reconcile", fails)
+        patched.setattr("holdfast.store.index.reconcile", fails)
         with pytest.raises(OSError, match="too many"):
             listed(supervisor)
     assert listed(supervisor) == KEYS

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import StoreRefused
-from holdfast.store.budget import StoreLimits
-from holdfast.store.folder import fingerprint_id
+from holdfast.store.block import StoreRefused, fingerprint_id
 from holdfast.store.inspect import (
     clear_store,
     list_store,
@@ -14,6 +12,7 @@ from holdfast.store.inspect import (
     summarize_store,
     verify_store,
 )
+from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
 from tests.fakes.stored_blocks import FINGERPRINT, make_block, make_chain
 from tests.fakes.volumes import read_only

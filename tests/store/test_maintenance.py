@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import BadBlock
-from holdfast.store.budget import StoreLimits
-from holdfast.store.folder import StoreFolder, fingerprint_id
-from holdfast.store.index_supervisor import IndexSupervisor
-from holdfast.store.maintenance import StoreMaintenance, quarantined_files
-from holdfast.store.records import Records
+from holdfast.store.block import BadBlock, fingerprint_id
+from holdfast.store.folder import (
+    StoreFolder,
+)
+from holdfast.store.index import IndexSupervisor
+from holdfast.store.maintenance import StoreLimits, StoreMaintenance, quarantined_files
 from tests.fakes.stored_blocks import FINGERPRINT, filled, make_block, make_chain, write_file
 
 CHAIN = make_chain(6)
@@ -119,27 +119,3 @@ def test_files_that_turn_out_damaged_at_an_opening_are_set_aside_within_bounds(
     assert set(gone) == set(KEYS[:3])
     assert len(quarantined_files(folder.quarantine_folder)) == most_files
     assert kept(folder, supervisor) == set(KEYS[3:])
-
-
-def test_what_is_kept_of_outdated_fingerprints_is_deleted_with_one_line_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder, supervisor, maintenance = maintenance_of(tmp_path / "s")
-    (tmp_path / "beside").write_text("stays")
-    other = make_block([1], fingerprint="model two")
-    write_file(
-        folder.make_model_folder("model two") / f"{other.key.hex()}.block",
-        other,
-        fingerprint="model two",
-    )
-    for model in (FINGERPRINT, "model two"):
-        Records(folder, model=fingerprint_id(model)).put("a" * 32, b"session")
-    maintenance.remove_models(lambda fingerprint: fingerprint == FINGERPRINT)
-    maintenance.remove_models(lambda fingerprint: fingerprint == FINGERPRINT)
-    assert kept(folder, supervisor) == {other.key}
-    assert supervisor.use(lambda index: list(index.fingerprints().values())) == ["model two"]
-    assert Records(folder, model=MODEL).all() == {}
-    assert Records(folder, model=fingerprint_id("model two")).all() == {"a" * 32: b"session"}
-    assert (tmp_path / "beside").read_text() == "stays"
-    (line,) = caplog.messages
-    assert "deleted 6 blocks" in line

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import BadBlock, BlockMissing, StoredBlock, StoreRefused
-from holdfast.store.budget import StoreLimits
-from holdfast.store.folder import fingerprint_id
+from holdfast.store.block import BadBlock, BlockMissing, StoredBlock, StoreRefused, fingerprint_id
 from holdfast.store.inspect import clear_store, prune_store, verify_store
+from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
 from tests.fakes.moved_clock import MovedClock
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import BadBlock
-from holdfast.store.block_file import read_block
-from holdfast.store.folder import fingerprint_id
+from holdfast.store.block import BadBlock, fingerprint_id, read_block
 from holdfast.store.store import BlockStore
 from tests.fakes.store_writers import Told, kill_after, start_writer
 from tests.fakes.stored_blocks import FINGERPRINT, is_right

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.block import BlockMissing
-from holdfast.store.budget import StoreLimits
 from holdfast.store.io_thread import RETRY_SECONDS
+from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
 from tests.fakes.moved_clock import MovedClock
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain

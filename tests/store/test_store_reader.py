@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import BadBlock, BlockMissing
-from holdfast.store.folder import fingerprint_id
-from holdfast.store.mailbox import Mailbox
+from holdfast.store.block import BadBlock, BlockMissing, fingerprint_id
 from holdfast.store.store import BlockReader
+from holdfast.store.write_ahead import Mailbox
 from holdfast.wire.events import StoreFigures
 from tests.fakes.stored_blocks import (
     FINGERPRINT,

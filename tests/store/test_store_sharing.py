@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from holdfast.store.block import BadBlock, BlockMissing
-from holdfast.store.budget import StoreLimits
 from holdfast.store.inspect import clear_store, summarize_store, verify_store
+from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
 from tests.fakes.store_writers import ENVIRONMENT, ROOT, start_writer
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, is_right, make_chain

@@ -85,8 +85,8 @@ def list_models(folder: Folder = None, config: Config = None, as_json: Json = Fa
 @store.command("stat")
 def show_store(folder: Folder = None, config: Config = None, as_json: Json = False) -> None:
     """Show the size of the store, its limit, and anything unusual."""
-    from holdfast.store.budget import store_limits
     from holdfast.store.inspect import summarize_store
+    from holdfast.store.maintenance import store_limits
 
     with _plain_failures():
         settings = _store_settings(folder, config)
@@ -120,8 +120,8 @@ def prune(folder: Folder = None, config: Config = None) -> None:
 
     Unreachable blocks go first, then the least recently used.
     """
-    from holdfast.store.budget import store_limits
     from holdfast.store.inspect import prune_store
+    from holdfast.store.maintenance import store_limits
 
     with _plain_failures():
         settings = _store_settings(folder, config)
@@ -593,8 +593,8 @@ def _state_kinds(config: Path | None) -> list[StateKind]:
 
 def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
     from holdfast.store.answers import MOST_BYTES, clear_answers
-    from holdfast.store.budget import store_limits
     from holdfast.store.inspect import clear_store, summarize_store
+    from holdfast.store.maintenance import store_limits
     from holdfast.store.responses import clear_responses
 
     def is_used_by(server: RunningServer) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from holdfast.store.tables import make_tables, use_write_ahead_log
+from holdfast.store.index import make_tables, use_write_ahead_log
 
 SECRET_BYTES: Final = 32
 _ID_BYTES, _SEAL_BYTES = 16, 16

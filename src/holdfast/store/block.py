@@ -1,10 +1,39 @@
-"""What the store keeps: blocks, their identity and their errors. Frozen; crosses threads."""
+"""Blocks: their identity and their files.
+
+`Block` is the identity of a run of tokens, or of a state after them, from the prefix tree down to
+the disk. Its key is a hash of everything before it, so equal keys mean equal chains. Where its keys
+and values are is another matter: in live state, in RAM, in the store.
+
+The file of a block is a preamble, a header and the payload; every byte of it is under a checksum.
+
+    0   8s   magic "HOLDFST" and a line feed
+    8   u32  format version
+    12  u32  header bytes
+    16  u64  payload bytes
+    24  16s  xxh3-128 of the payload (the parts), padding included
+    40  8x   zeros
+    48  16s  xxh3-128 of bytes 0..47, the header and its padding
+    64  header: a msgpack array (see `BlockHeader`), zeros up to a multiple of 64; then the parts,
+    each padded likewise
+
+All integers are little-endian. Both checksums are seeded with the key, so a payload is valid only
+under its own name. xxh3 guards against damage, not against someone who can write to the folder:
+only its user can.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
+import xxhash
 
 from holdfast.errors import HoldfastError
 from holdfast.wire.requests import TOKEN_BYTES
@@ -17,6 +46,22 @@ KINDS: tuple[BlockKind, ...] = ("kv", "state")
 MOST_TOKENS = 1 << 40  # in a chain; bounds what a damaged header can claim
 
 Part: TypeAlias = bytes | memoryview
+
+FORMAT = 2
+ALIGNMENT = 64
+MOST_HEADER_BYTES = 16 << 20
+
+# Personalization of blake2b: a root's key never equals a block's.
+_ROOT = b"holdfast root 1"
+_CHILD = b"holdfast child 1"
+_CHILD_HEAD = struct.Struct("<32sQB")
+
+_MAGIC = b"HOLDFST\n"
+_PREAMBLE = struct.Struct("<8sIIQ16s8x")
+_SUM_BYTES = 16
+_MOST_BUFFERS = 63  # per writev, well under IOV_MAX
+# macOS refuses reads and writes of 2 GiB; 63 of these are slightly less
+_MOST_PIECE_BYTES = 32 << 20
 
 
 class ReadFailed(HoldfastError):
@@ -107,3 +152,251 @@ class StoreChanges(msgspec.Struct, frozen=True, kw_only=True):
 
     stored: tuple[BlockKey, ...] = ()  # durable now
     lost: tuple[BlockKey, ...] = ()  # dropped, evicted, found missing or damaged
+
+
+def root_key(fingerprint: str, tenant: str = "") -> BlockKey:
+    """The parent key of the first block of every chain of one model and tenant."""
+    named = fingerprint.encode()
+    digest = hashlib.blake2b(digest_size=KEY_BYTES, person=_ROOT)
+    digest.update(struct.pack("<Q", len(named)) + named + tenant.encode())
+    return digest.digest()
+
+
+def child_key(
+    parent: BlockKey, parent_tokens: int, packed_tokens: bytes, kind: BlockKind
+) -> BlockKey:
+    """The key of a block that follows the first `parent_tokens` tokens of block `parent`.
+
+    The parent of a first block is the root, with 0 tokens; a state has no tokens of its own.
+
+    Keys keep tenants and models apart, so the hash must resist deliberate collisions: blake2b, 2 µs
+    for 256 tokens (blake3 is no faster at this size).
+    """
+    if len(parent) != KEY_BYTES:
+        raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(parent)}")
+    digest = hashlib.blake2b(
+        _CHILD_HEAD.pack(parent, parent_tokens, KINDS.index(kind)),
+        digest_size=KEY_BYTES,
+        person=_CHILD,
+    )
+    digest.update(packed_tokens)
+    return digest.digest()
+
+
+def fingerprint_id(fingerprint: str) -> str:
+    """A short name for a fingerprint, usable as the name of a folder."""
+    return hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
+
+
+def by_place(entry: Entry) -> tuple[int, bool]:
+    """A sort key: parents before children, blocks before states."""
+    return entry.block.start, entry.block.kind == "state"
+
+
+def reachable_keys(by_depth: Iterable[Entry]) -> set[BlockKey]:
+    """The keys whose whole chain of parents is stored. Expects parents before children."""
+    reachable: set[BlockKey] = set()
+    for block in (entry.block for entry in by_depth):
+        if block.start == 0 or block.parent_key in reachable:
+            reachable.add(block.key)
+    return reachable
+
+
+class BlockHeader(Block, array_like=True, frozen=True, kw_only=True):
+    """The header of a block's file: the fields of the block, then these, in this order."""
+
+    fingerprint: str  # of the model
+    part_bytes: tuple[int, ...]
+
+    @property
+    def block(self) -> Block:
+        """The block itself."""
+        return Block(**{name: getattr(self, name) for name in Block.__struct_fields__})
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(BlockHeader)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _checksum(seed: BlockKey, buffers: tuple[Part, ...]) -> bytes:
+    digest = xxhash.xxh3_128(seed=int.from_bytes(seed[:8], "little"))
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.digest()
+
+
+def _padded(parts: tuple[Part, ...]) -> Iterator[Part]:
+    for part in parts:
+        flat = memoryview(part).cast("B")
+        yield flat
+        if flat.nbytes % ALIGNMENT:
+            yield bytes(-flat.nbytes % ALIGNMENT)
+
+
+def encode_block(stored: StoredBlock, *, fingerprint: str) -> tuple[Part, ...]:
+    """The buffers of a block's file, in order; does not copy the payload.
+
+    The parts must be C-contiguous.
+    """
+    payload = tuple(_padded(stored.parts))
+    header = _ENCODER.encode(
+        BlockHeader(
+            **msgspec.structs.asdict(stored.block),
+            fingerprint=fingerprint,
+            part_bytes=tuple(memoryview(part).nbytes for part in stored.parts),
+        )
+    )
+    payload_sum = _checksum(stored.key, payload)
+    preamble = _PREAMBLE.pack(_MAGIC, FORMAT, len(header), sum(map(len, payload)), payload_sum)
+    padded_header = header + bytes(-len(header) % ALIGNMENT)
+    head = preamble + _checksum(stored.key, (preamble, padded_header)) + padded_header
+    return (head, *payload)
+
+
+def write_buffers(file: int, buffers: tuple[Part, ...]) -> None:
+    """Write all buffers to a file descriptor without joining them. Raises OSError."""
+    waiting = [piece for buffer in buffers for piece in _pieces(memoryview(buffer))]
+    first = 0
+    while first < len(waiting):
+        written = os.writev(file, waiting[first : first + _MOST_BUFFERS])
+        while first < len(waiting) and written >= waiting[first].nbytes:
+            written -= waiting[first].nbytes
+            first += 1
+        if written:
+            waiting[first] = waiting[first][written:]
+
+
+def _pieces(buffer: memoryview) -> Iterator[memoryview]:
+    for start in range(0, buffer.nbytes, _MOST_PIECE_BYTES):
+        yield buffer[start : start + _MOST_PIECE_BYTES]
+
+
+def read_block(path: Path, key: BlockKey, *, model: str) -> StoredBlock:
+    """Read and verify a whole file; returns read-only views of one buffer.
+
+    model: short name of the fingerprint that it must have. The file is read, not mapped: a file
+    that is truncated later cannot fault. Raises BlockMissing, BadBlock.
+    """
+    with _opened(path, key) as file:
+        preamble = _read_preamble(file, key)
+        # From the heap, not an anonymous mapping: reused memory causes no page faults (11 against
+        # 0.7 GB/s, measured).
+        buffer = memoryview(bytearray(os.fstat(file).st_size))
+        _fill(file, buffer, key)
+    return _verified_block(buffer, key, preamble, model=model)
+
+
+def decode_block(content: bytes, key: BlockKey, *, model: str) -> StoredBlock:
+    """A block from the content of its file, as `read_block`. Raises BadBlock."""
+    preamble = _checked_preamble(content[:ALIGNMENT], key, file_bytes=len(content))
+    return _verified_block(memoryview(content), key, preamble, model=model)
+
+
+def _verified_block(
+    buffer: memoryview, key: BlockKey, preamble: bytes, *, model: str
+) -> StoredBlock:
+    header = _verified_header(buffer, key, preamble)
+    if fingerprint_id(header.fingerprint) != model:
+        raise BadBlock(key, "belongs to another model")
+    payload = buffer[_payload_start(preamble) :].toreadonly()
+    if _checksum(key, (payload,)) != _PREAMBLE.unpack(preamble)[4]:
+        raise BadBlock(key, "payload checksum")
+    return StoredBlock(block=header.block, parts=tuple(_parts_of(payload, header.part_bytes)))
+
+
+def read_header(path: Path, key: BlockKey) -> BlockHeader:
+    """The verified header of a file, whose length is checked, too; does not read the payload.
+
+    Raises BlockMissing, BadBlock.
+    """
+    with _opened(path, key) as file:
+        preamble = _read_preamble(file, key)
+        head = memoryview(bytearray(_payload_start(preamble)))
+        _fill(file, head, key)
+    return _verified_header(head, key, preamble)
+
+
+@contextmanager
+def _opened(path: Path, key: BlockKey) -> Iterator[int]:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise BlockMissing(key, "not in the store") from error
+    except OSError as error:
+        raise BlockMissing(key, f"cannot be opened: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise BadBlock(key, "not a plain file")
+        yield file
+    except OSError as error:
+        raise BadBlock(key, f"unreadable: {error.strerror}") from error
+    finally:
+        os.close(file)
+
+
+def _read_preamble(file: int, key: BlockKey) -> bytes:
+    return _checked_preamble(os.pread(file, ALIGNMENT, 0), key, file_bytes=os.fstat(file).st_size)
+
+
+def _checked_preamble(head: bytes, key: BlockKey, *, file_bytes: int) -> bytes:
+    if len(head) < ALIGNMENT:
+        raise BadBlock(key, f"truncated to {file_bytes} bytes")
+    preamble = head[: _PREAMBLE.size]
+    magic, version, header_bytes, payload_bytes, _ = _PREAMBLE.unpack(preamble)
+    if magic != _MAGIC:
+        raise BadBlock(key, "not a block file")
+    if version != FORMAT:
+        raise BadBlock(key, f"format {version}")
+    claimed = _payload_start(preamble) + payload_bytes
+    if header_bytes > MOST_HEADER_BYTES or claimed != file_bytes:
+        raise BadBlock(key, f"{file_bytes} bytes long, the header says {claimed}")
+    return preamble
+
+
+def _payload_start(preamble: bytes) -> int:
+    return _aligned(ALIGNMENT + int(_PREAMBLE.unpack(preamble)[2]))
+
+
+def _fill(file: int, buffer: memoryview, key: BlockKey) -> None:
+    done = 0
+    while done < buffer.nbytes:
+        got = os.readv(file, [buffer[done : done + _MOST_PIECE_BYTES]])
+        if not got:
+            raise BadBlock(key, f"ends after {done} bytes")
+        done += got
+
+
+def _verified_header(head: memoryview, key: BlockKey, preamble: bytes) -> BlockHeader:
+    """The header, if its checksum is right.
+
+    `preamble` was read before the rest; the file may have changed in between.
+    """
+    fixed = _PREAMBLE.size
+    covered = (head[:fixed], head[fixed + _SUM_BYTES : _payload_start(preamble)])
+    if _checksum(key, covered) != bytes(head[fixed : fixed + _SUM_BYTES]):
+        raise BadBlock(key, "header checksum")
+    if head[:fixed] != preamble:
+        raise BadBlock(key, "changed while it was read")
+    _, _, header_bytes, payload_bytes, _ = _PREAMBLE.unpack(preamble)
+    try:
+        header = _DECODER.decode(head[ALIGNMENT : ALIGNMENT + header_bytes])
+    except msgspec.MsgspecError as error:
+        raise BadBlock(key, f"header: {error}") from error
+    if header.key != key:
+        raise BadBlock(key, f"the file holds block {header.key.hex()[:12]}")
+    if sum(map(_aligned, header.part_bytes)) != payload_bytes or any(
+        size < 0 for size in header.part_bytes
+    ):
+        raise BadBlock(key, "header: part lengths")
+    return header
+
+
+def _parts_of(payload: memoryview, part_bytes: tuple[int, ...]) -> Iterator[Part]:
+    start = 0
+    for size in part_bytes:
+        yield payload[start : start + size]
+        start += _aligned(size)

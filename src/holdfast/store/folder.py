@@ -1,13 +1,13 @@
-"""The folder of a store: its layout, ownership and locks.
+"""The folder of a store: its layout, ownership and locks, and the records of sessions.
 
-    HOLDFAST-STORE-1            marker: the folder is ours; the number is its format
+    HOLDFAST-STORE-2            marker: the folder is ours; the number is its format
     lock                        flock: one process at a time rebuilds, salvages or evicts
     blocks/<model>/<key>.block  a block, never changed; <model> is the short name of a fingerprint
     blocks/<model>/name         what the model was last served as, for people
     incoming/<writer>/          files being written, and a lock: whether the writer is alive
     index/<time>-<format>.sqlite  see index.py
     quarantine/                 damaged files
-    sessions/<model>/           records of sessions, see records.py
+    sessions/<model>/           records of sessions, see `Records`
     answers/                    answers as they were generated, see answers.py
     responses/                  stored responses and conversations, see responses.py
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
+import logging
 import os
 import re
 import secrets
@@ -31,15 +31,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from holdfast.config import StoreSettings
-from holdfast.files import LOCK, abandoned, claim, expanded, store_folder, try_lock
-from holdfast.store.block import KEY_BYTES, BlockKey, StoreRefused
+from holdfast.files import LOCK, abandoned, claim, expanded, store_folder, sync_to_drive, try_lock
+from holdfast.store.block import KEY_BYTES, BlockKey, StoreRefused, fingerprint_id
 
 # values of the setting store.folder
 AUTO = "auto"
 OFF = "off"
 MARKER_STEM = "HOLDFAST-STORE-"
-MARKER = MARKER_STEM + "1"
+MARKER = MARKER_STEM + "2"
+_EARLIER_MARKER = MARKER_STEM + "1"
 BLOCK_SUFFIX = ".block"
 _NAME_FILE = "name"  # beside a model's blocks: what it was last served as
 _LONGEST_NAME = 200
@@ -50,6 +53,10 @@ _HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}
 _MODEL_NAME = re.compile(r"[0-9a-f]{16}")
 _KEY_NAME = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
 _LOCK_POLL_SECONDS = 0.02
+RECORD_SUFFIX = ".session"
+_RECORD_NAME = re.compile(r"[0-9a-f]{32}")
+_SUM_BYTES = 16
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)  # positional: one per file of the store
@@ -112,7 +119,7 @@ class StoreFolder:
             for name in names
             if name.startswith(MARKER_STEM) and name.removeprefix(MARKER_STEM).isdigit()
         }
-        if markers and MARKER not in markers:
+        if markers and not markers & {MARKER, _EARLIER_MARKER}:
             raise StoreRefused(
                 f"{self.path} is a store of another version of Holdfast ({min(markers)}): use "
                 "another folder"
@@ -143,7 +150,7 @@ class StoreFolder:
     @property
     def exists(self) -> bool:
         """Whether the folder exists and is marked as a store."""
-        return (self.path / MARKER).is_file()
+        return (self.path / MARKER).is_file() or (self.path / _EARLIER_MARKER).is_file()
 
     def prepare(self) -> None:
         """Create and mark the folder, if need be; never below an empty mount point."""
@@ -160,6 +167,19 @@ class StoreFolder:
             )
             fresh.replace(self.path / MARKER)
             _exclude_from_backups(self.path)
+        elif (self.path / _EARLIER_MARKER).is_file():
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Delete the blocks and sessions of an earlier version, which this one cannot read."""
+        with self.exclusive():
+            if not (self.path / _EARLIER_MARKER).is_file():  # another process was faster
+                return
+            for name in ("blocks", "index", "sessions", "quarantine"):
+                shutil.rmtree(self.path / name)
+                (self.path / name).mkdir(mode=0o700)
+            (self.path / _EARLIER_MARKER).replace(self.path / MARKER)
+        _LOG.warning("deleted the cache of an earlier version from the store: %s", self.path)
 
     def _make_root(self) -> None:
         parent = self.path.parent
@@ -300,11 +320,6 @@ def library_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
     return "" if settings.folder == AUTO else chosen_folder(settings, environ)
 
 
-def fingerprint_id(fingerprint: str) -> str:
-    """A short name for a fingerprint, usable as the name of a folder."""
-    return hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
-
-
 def is_plain_file(path: Path) -> bool:
     """Whether a plain file has this name, not a link. Raises OSError if that is unknown."""
     try:
@@ -350,3 +365,82 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
 def _plain_folders(root: Path) -> list[Path]:
     with os.scandir(root) as entries:
         return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+class Records:
+    """The records of one model's sessions: small named files with a checksum, replaced as a whole.
+
+    I/O thread. Every method may raise OSError.
+    """
+
+    def __init__(self, folder: StoreFolder, *, model: str) -> None:
+        """model: short name of its fingerprint."""
+        self._folder = folder.path / "sessions" / model
+        self._model = model
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write or replace a record; durable on return."""
+        path = self._path(name)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}.new")
+        with open(fresh, "wb", opener=_private) as file:
+            file.write(data + self._sum(name, data))
+            file.flush()
+            sync_to_drive(file.fileno())
+        fresh.replace(path)
+        sync_folder(self._folder)
+
+    def remove(self, name: str) -> None:
+        """Delete a record, if it exists."""
+        self._path(name).unlink(missing_ok=True)
+
+    def all(self) -> dict[str, bytes]:
+        """All intact records; damaged ones are deleted, with a warning."""
+        found: dict[str, bytes] = {}
+        for path in record_files(self._folder):
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                _LOG.warning("a session's record cannot be read: %s", error)
+                continue
+            data = content[:-_SUM_BYTES]
+            name = path.stem
+            if content[-_SUM_BYTES:] == self._sum(name, data):
+                found[name] = data
+            else:
+                _LOG.warning("a session's record is damaged and was deleted: %s", path)
+                path.unlink(missing_ok=True)
+        return found
+
+    def _path(self, name: str) -> Path:
+        check_name(name)
+        return self._folder / f"{name}{RECORD_SUFFIX}"
+
+    def _sum(self, name: str, data: bytes) -> bytes:
+        return xxhash.xxh3_128_digest(f"{self._model}/{name}/".encode() + data)
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError if this is not the name of a record."""
+    if not _RECORD_NAME.fullmatch(name):
+        raise ValueError(f"not a record name: {name!r}")
+
+
+def record_files(folder: Path) -> list[Path]:
+    """The files in a model's folder that are named like records."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _is_record(path))
+
+
+def _is_record(path: Path) -> bool:
+    return (
+        path.suffix == RECORD_SUFFIX
+        and bool(_RECORD_NAME.fullmatch(path.stem))
+        and path.is_file()
+        and not path.is_symlink()
+    )
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -10,18 +10,38 @@ return the wrong block.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
+import os
+import random
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import xxhash
 
-from holdfast.store.block import Block, BlockKey, Entry
-from holdfast.store.budget import by_place
-from holdfast.store.tables import DAMAGE_SIGNS, make_tables, use_write_ahead_log
+from holdfast.store.block import (
+    BadBlock,
+    Block,
+    BlockHeader,
+    BlockKey,
+    BlockMissing,
+    Entry,
+    by_place,
+    fingerprint_id,
+    read_header,
+)
+from holdfast.store.folder import BlockFile, StoreFolder
 
+# Python decodes SQLite's texts and messages; those of a damaged file may not be UTF-8. What our own
+# checks find is a DatabaseError without a code.
+DAMAGE_SIGNS = (sqlite3.Error, UnicodeDecodeError)
+_RETRY_SECONDS = 0.01
 INDEX_FORMAT = 2
 BUSY_SECONDS = 5.0
 
@@ -63,6 +83,53 @@ _COUNT_WRITTEN = (
     "excluded.bytes"
 )
 _SEALED_COLUMNS = 8
+_LOG = logging.getLogger(__name__)
+_ATTEMPTS = 4
+# Primary result codes that do not mean damage: PERM, BUSY, LOCKED, NOMEM, READONLY,
+# INTERRUPT, IOERR, FULL, CANTOPEN.
+_NOT_DAMAGE = {3, 5, 6, 7, 8, 9, 10, 13, 14}
+_FULL = 13
+_IN_MEMORY = Path(":memory:")
+
+
+def use_write_ahead_log(database: sqlite3.Connection, *, busy_seconds: float) -> None:
+    """Switch the file to a write-ahead log, waiting up to `busy_seconds` for other processes.
+
+    SQLite's own timeout does not apply: if two switch one file at once, one fails immediately,
+    because both would wait for each other. Raises sqlite3.Error.
+    """
+    deadline = time.monotonic() + busy_seconds
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+        time.sleep(_RETRY_SECONDS * random.random())
+
+
+def make_tables(database: sqlite3.Connection, schema: str, *, version: int) -> int:
+    """Create the tables unless the file has some; returns their version. Raises sqlite3.Error."""
+    found = _version_of(database)
+    if found == 0:
+        try:
+            database.executescript(
+                f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {version}; COMMIT;"
+            )
+        except sqlite3.OperationalError:
+            # another process has just made them, or the disk failed
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            if _version_of(database) == 0:
+                raise
+        found = _version_of(database)
+    return found
+
+
+def _version_of(database: sqlite3.Connection) -> int:
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    return int(version)
 
 
 def _seal(columns: tuple[object, ...]) -> int:
@@ -217,10 +284,6 @@ class BlockIndex:
         rows = self._database.execute("SELECT model, fingerprint FROM models")
         return {str(model): str(fingerprint) for model, fingerprint in rows}
 
-    def remove_models(self, models: Iterable[str]) -> None:
-        """Remove models (short names) whose blocks are gone."""
-        self._write("DELETE FROM models WHERE model = ?", [(model,) for model in models])
-
     def block_count(self) -> int:
         """The number of stored blocks of all models; the database maintains it, so it is cheap."""
         return self._total("blocks")
@@ -260,3 +323,162 @@ class BlockIndex:
             entries = self.entries(0.0)
             assert self.block_count() == len(entries)
             assert self.stored_bytes() == sum(entry.file_bytes for entry in entries)
+
+
+_SUFFIX = f"-{INDEX_FORMAT}.sqlite"
+
+Gone: TypeAlias = dict[BlockKey, tuple[BlockFile, BadBlock] | None]
+Result = TypeVar("Result")
+
+
+class IndexSupervisor:
+    """The index of a folder. One thread only."""
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self._folder = folder
+        self._index: BlockIndex | None = None
+        self._path = _IN_MEMORY  # of the index that was opened last
+        self._file: tuple[int, int] | None = None  # device and inode of the open index
+        self.gone: Gone = {}  # found when opening; the owner handles it
+
+    def use(self, work: Callable[[BlockIndex], Result]) -> Result:
+        """Call `work` with the open index; if that is damaged, again with a rebuilt one.
+
+        Raises OSError, also if the disk is full or read-only, or another process holds the index.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                return work(self._current())
+            except DAMAGE_SIGNS as error:
+                _raise_if_no_damage(error)
+                _LOG.warning(
+                    "the index of the store is damaged (%s); rebuilding it from the files",
+                    error,
+                )
+                self.close()
+                if self._path != _IN_MEMORY:
+                    with self._folder.exclusive():
+                        remove_index(self._path)
+        raise OSError(errno.EIO, "the index is damaged again after every rebuild")
+
+    def open_in_memory(self) -> None:
+        """Use an index in memory, filled from the readable files: for read-only folders."""
+        self.close()
+        self._path = _IN_MEMORY
+        self._index = BlockIndex(self._path)
+        with contextlib.suppress(OSError):
+            self.gone |= reconcile(self._index, self._folder)
+
+    def close(self) -> None:
+        """Close the index; the next use opens it again."""
+        if self._index is not None:
+            with contextlib.suppress(*DAMAGE_SIGNS):
+                self._index.close()
+        self._index = self._file = None
+
+    def _current(self) -> BlockIndex:
+        if self._index is not None and (
+            self._path == _IN_MEMORY or _identity(self._path) == self._file
+        ):
+            return self._index
+        if self._index is not None:
+            _LOG.info("the index of the store was removed or replaced; reopening it")
+            self.close()
+        with self._folder.exclusive():
+            self._folder.index_folder.mkdir(mode=0o700, exist_ok=True)
+            *older, self._path = index_files(self._folder) or [
+                self._folder.index_folder / f"{time.time_ns():020d}{_SUFFIX}"
+            ]
+            if not self._path.exists():
+                self._path.touch(mode=0o600)  # SQLite gives its other files the same mode
+            for path in older:
+                remove_index(path)
+            self._index = BlockIndex(self._path)
+            try:
+                self._file = _identity(self._path)
+                self.gone |= reconcile(self._index, self._folder)
+            except BaseException:
+                self.close()  # it may not agree with the files yet
+                raise
+        return self._index
+
+
+def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
+    """Add what only the folder has, and remove what only the index has.
+
+    Reads the headers of unknown files only. Returns the blocks that are gone, each with its file if
+    that is damaged and still there. Raises OSError, sqlite3.Error.
+    """
+    unseen = index.places()
+    wrong: list[BlockKey] = []
+    fresh: dict[BlockKey, Entry] = {}
+    fingerprints: dict[str, str] = {}
+    damaged: Gone = {}
+    for found in folder.block_files():
+        place = unseen.pop(found.key, None)
+        if place == (found.model, found.file_bytes):
+            continue
+        if place is not None:
+            wrong.append(found.key)
+        try:
+            header = _header_of(found)
+        except BlockMissing:
+            continue
+        except BadBlock as bad:
+            damaged[found.key] = found, bad
+            continue
+        # The recency is lost; the time of writing is the best substitute.
+        fresh[found.key] = Entry(
+            block=header.block,
+            model=found.model,
+            file_bytes=found.file_bytes,
+            last_used=found.modified,
+        )
+        fingerprints[found.model] = header.fingerprint
+    wrong += unseen
+    if wrong:
+        index.remove_rows(wrong)
+    if fresh:
+        index.add(fresh.values(), fingerprints=fingerprints)
+    index.recount()
+    return dict.fromkeys(key for key in wrong if key not in fresh) | damaged
+
+
+def _header_of(found: BlockFile) -> BlockHeader:
+    header = read_header(found.path, found.key)
+    if fingerprint_id(header.fingerprint) != found.model:
+        raise BadBlock(found.key, "belongs to another model")
+    return header
+
+
+def index_files(folder: StoreFolder) -> list[Path]:
+    """The index files of this version's format, oldest first."""
+    return sorted(
+        path
+        for path in folder.index_folder.glob(f"*{_SUFFIX}")
+        if path.name.removesuffix(_SUFFIX).isdigit()
+    )
+
+
+def remove_index(path: Path) -> None:
+    """Remove an index file and SQLite's files beside it. Raises OSError."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _raise_if_no_damage(error: sqlite3.Error | UnicodeDecodeError) -> None:
+    if isinstance(error, sqlite3.ProgrammingError):
+        raise error
+    code = getattr(error, "sqlite_errorcode", 11) & 0xFF
+    if code in _NOT_DAMAGE:
+        raise OSError(
+            errno.ENOSPC if code == _FULL else errno.EIO, f"the index: {error}"
+        ) from error

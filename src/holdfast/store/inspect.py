@@ -10,16 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.store.answers import clear_answers
-from holdfast.store.block import BadBlock, BlockKey, BlockMissing, Entry, StoreRefused
-from holdfast.store.block_file import read_block
-from holdfast.store.budget import StoreLimits, reachable_keys
-from holdfast.store.folder import StoreFolder
-from holdfast.store.group import salvage
-from holdfast.store.index import BlockIndex
-from holdfast.store.index_supervisor import IndexSupervisor
-from holdfast.store.maintenance import StoreMaintenance, quarantined_files
-from holdfast.store.records import record_files
+from holdfast.store.block import (
+    BadBlock,
+    BlockKey,
+    BlockMissing,
+    Entry,
+    StoreRefused,
+    reachable_keys,
+    read_block,
+)
+from holdfast.store.folder import StoreFolder, record_files
+from holdfast.store.index import BlockIndex, IndexSupervisor
+from holdfast.store.maintenance import (
+    StoreLimits,
+    StoreMaintenance,
+    quarantined_files,
+)
 from holdfast.store.responses import clear_responses
+from holdfast.store.write_ahead import salvage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,16 +12,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.store.block import BadBlock, BlockKey, Entry, StoredBlock, StoreRefused
-from holdfast.store.block_file import encode_block
-from holdfast.store.budget import StoreLimits, reachable_keys
-from holdfast.store.folder import StoreFolder, is_plain_file
-from holdfast.store.group import WriteAhead, salvage
-from holdfast.store.index import BlockIndex
-from holdfast.store.index_supervisor import IndexSupervisor
-from holdfast.store.mailbox import Mailbox
-from holdfast.store.maintenance import StoreMaintenance
-from holdfast.store.records import Records
+from holdfast.store.block import (
+    BadBlock,
+    BlockKey,
+    Entry,
+    StoredBlock,
+    StoreRefused,
+    encode_block,
+    reachable_keys,
+)
+from holdfast.store.folder import Records, StoreFolder, is_plain_file
+from holdfast.store.index import BlockIndex, IndexSupervisor
+from holdfast.store.maintenance import (
+    StoreLimits,
+    StoreMaintenance,
+)
+from holdfast.store.write_ahead import Mailbox, WriteAhead, salvage
 from holdfast.wire.events import DropReason, StoreFigures
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 _NICENESS = 10  # of 19: a tenth of the share that a computing thread gets on a busy core
 GROUP_SECONDS = 0.05  # a group is made durable when it is this old, …
 GROUP_BYTES = 64 << 20  # … or this large
-GROUP_BLOCKS = 64  # … or of so many
+GROUP_BLOCKS = 64  # … or has this many blocks
 TOUCH_SECONDS = 1.0
 RETRY_SECONDS = 60.0
 _LEAST_EVICTED_BYTES = 256 << 10  # room for the index as well
@@ -38,14 +44,14 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """Where the time comes from; tests bring their own."""
+    """Where the time comes from."""
 
-    wall: Callable[[], float] = time.time  # stamps and days
-    steady: Callable[[], float] = time.monotonic  # waiting
+    wall: Callable[[], float] = time.time  # for timestamps and days
+    steady: Callable[[], float] = time.monotonic  # for waiting
 
 
 class IoThread:
-    """What the I/O thread does. Everything but the constructor runs on that thread."""
+    """The work of the I/O thread. Only the constructor runs on another thread."""
 
     def __init__(
         self,
@@ -56,16 +62,14 @@ class IoThread:
         figures: StoreFigures,
         limits: StoreLimits,
         clocks: Clocks,
-        is_outdated: Callable[[str], bool],
     ) -> None:
-        self._folder, self._mailbox, self._fingerprint, self._limits, self._clocks = (
-            folder,
-            mailbox,
-            fingerprint,
-            limits,
-            clocks,
-        )
-        self._figures, self._model, self._is_outdated = figures, figures.model, is_outdated
+        self._folder = folder
+        self._mailbox = mailbox
+        self._fingerprint = fingerprint
+        self._model = figures.model
+        self._figures = figures
+        self._limits = limits
+        self._clocks = clocks
         self._supervisor = IndexSupervisor(folder)
         self._maintenance = StoreMaintenance(folder, self._supervisor, limits, clocks.wall)
         self._ahead = WriteAhead(folder, fingerprint=fingerprint, figures=figures)
@@ -94,7 +98,7 @@ class IoThread:
                 self._publish_if_due()
             self.flush()
         finally:
-            self._mailbox.abandon()  # there is nothing in it any more, but after a bug
+            self._mailbox.abandon()  # empty, except after a bug
             self._figures.mode = "memory-only"
             self._ahead.abandon()
             self._supervisor.close()
@@ -114,12 +118,12 @@ class IoThread:
         if self._ahead and (full or now >= self._ahead.oldest_at + GROUP_SECONDS):
             self._publish()
         if self._used and now >= self._used_since + TOUCH_SECONDS:
-            self._note_use()
+            self._record_use()
 
     # -- opening and outages
 
     def _try_to_open(self) -> bool:
-        """Make the folder ready for writing; False when that is impossible now."""
+        """Make the folder ready for writing; returns whether that was possible."""
         try:
             self._folder.prepare()
             self._folder.incoming()
@@ -128,7 +132,6 @@ class IoThread:
                     salvage(self._folder)
                 self._salvaged = True
             self._supervisor.close()
-            self._maintenance.remove_models(self._is_outdated)
             self._supervisor.use(lambda index: index.drop_old_pins(self._clocks.wall()))
             # the limits may be tighter than last time
             self._count_evicted(self._maintenance.make_room(0, in_use=()))
@@ -147,10 +150,12 @@ class IoThread:
         if self._retry_at is None:
             self._figures.outages += 1
             _LOG.warning(
-                "the store cannot be written (%s): what is read is kept in memory only; trying "
-                "again every %.0f s: %s",
-                getattr(error, "strerror", None) or error, RETRY_SECONDS, self._folder.path,
-            )  # fmt: skip
+                "the store cannot be written (%s): the cache is in memory only; trying again every "
+                "%.0f s: %s",
+                getattr(error, "strerror", None) or error,
+                RETRY_SECONDS,
+                self._folder.path,
+            )
         self._retry_at = self._clocks.steady() + RETRY_SECONDS
         self._figures.mode = "memory-only"
         self._drop(self._ahead.abandon(), "memory_only")
@@ -200,21 +205,24 @@ class IoThread:
             )
 
     def _note_room(self, has_room: bool) -> None:
-        """Say in the figures, and once in the log, whether the store may hold a block at all."""
+        """Show in the figures, and once in the log, whether the store may hold a block at all."""
         if not has_room and self._figures.mode == "writing":
             _LOG.warning(
-                "the volume of the store is full: what is read is kept in memory only until there "
-                "is room again: %s",
+                "the volume of the store is full: the cache is in memory only until there is room "
+                "again: %s",
                 self._folder.path,
             )
         self._figures.mode = "writing" if has_room else "memory-only"
 
     def _parents_in_use(self, *blocks: StoredBlock) -> set[BlockKey]:
-        """The parents of what is being written: these must not be evicted."""
+        """The parents of blocks that are being written, which must not be evicted."""
         return {*self._ahead.parent_keys, *(stored.block.parent_key for stored in blocks)}
 
     def _with_room(self, work: Callable[[], None], *blocks: StoredBlock) -> None:
-        """Do something that takes space, for `blocks`; if there is none, evict and try once more."""
+        """Do something that takes disk space; if there is none, evict and try once more.
+
+        blocks: those that it writes.
+        """
         try:
             work()
         except OSError as error:
@@ -247,7 +255,7 @@ class IoThread:
         wanted = self._ahead.file_bytes + file_bytes
         if not self._maintenance.shortage_bytes(wanted):
             return True
-        self._note_use()  # what was used a moment ago shall not be evicted
+        self._record_use()  # before choosing what was used least recently
         self._count_evicted(self._maintenance.make_room(wanted, in_use=self._parents_in_use(block)))
         return not self._maintenance.shortage_bytes(wanted)
 
@@ -258,7 +266,7 @@ class IoThread:
     def _publish(self) -> list[Entry]:
         """Make the oldest files durable and index them.
 
-        Blocks that arrive meanwhile are written behind them.
+        Blocks that arrive meanwhile are written to the incoming folder.
         """
         group = self._ahead.group(most_bytes=GROUP_BYTES, most_blocks=GROUP_BLOCKS)
         try:
@@ -287,20 +295,19 @@ class IoThread:
         self._supervisor.use(lambda index: index.count_written(written_bytes, day=self._day()))
 
     def _write_arrived(self) -> None:
-        """Write what has come meanwhile; a bounded part of it, so that the round of fsync comes to
-        its end.
-        """
+        """Write blocks that have arrived meanwhile; a bounded number, so that the group gets done."""
         for _ in range(GROUP_BLOCKS):
             block = self._mailbox.take_block() if self._retry_at is None else None
             if block is None:
                 return
             self._write(block)
 
-    def _note_use(self) -> None:
+    def _record_use(self) -> None:
         used, self._used = self._used, {}
         if used and self._retry_at is None:
             self._on_index(
-                "note what was used", lambda: self._supervisor.use(lambda index: index.touch(used))
+                "record what was used",
+                lambda: self._supervisor.use(lambda index: index.touch(used)),
             )
 
     def _refresh_counts(self) -> None:
@@ -315,18 +322,18 @@ class IoThread:
         )
         self._figures.allowed_bytes = self._maintenance.allowed_bytes()
 
-    # -- tasks, in the order in which they were handed over
+    # -- tasks, in the order in which they were sent
 
     def flush(self) -> bool:
-        """Make everything durable that was handed over before. False during an outage."""
+        """Make everything durable that was sent before. False during an outage."""
         waiting = len(self._ahead)
         while waiting > 0 and self._ahead:
             waiting -= len(self._publish())
-        self._note_use()
+        self._record_use()
         return self._retry_at is None
 
     def touch(self, keys: Iterable[BlockKey], at: float) -> None:
-        """Note that blocks were used."""
+        """Record that blocks were used."""
         if not self._used:
             self._used_since = self._clocks.steady()
         self._used.update(dict.fromkeys(keys, at))
@@ -339,13 +346,13 @@ class IoThread:
         )
 
     def unpin(self, keys: tuple[BlockKey, ...], holder: str) -> None:
-        """Take pins back."""
+        """Remove pins."""
         self._on_index(
             "unpin", lambda: self._supervisor.use(lambda index: index.unpin(keys, holder=holder))
         )
 
     def put_record(self, name: str, data: bytes) -> None:
-        """Write a record. One that cannot be written now is written when it changes again."""
+        """Write a record. If that is impossible now, it is written when it changes again."""
         if self._can_write():
             self._on_index("write a session's record", lambda: self._records.put(name, data))
 
@@ -371,10 +378,10 @@ class IoThread:
         self._recount()
 
     def condemn(self, path: Path, bad: BadBlock) -> None:
-        """Put a file that could not be read into quarantine."""
+        """Quarantine a file that could not be read."""
         self._figures.bad_blocks += 1
         self._mailbox.lose([bad.key])
-        self._on_index("set a damaged block aside", lambda: self._maintenance.condemn(path, bad))
+        self._on_index("quarantine a damaged block", lambda: self._maintenance.condemn(path, bad))
         self._recount()
 
     def entries(self) -> tuple[Entry, ...]:
@@ -393,14 +400,14 @@ class IoThread:
         return tuple(entry for entry in entries if entry.block.key in reachable)
 
     def check_invariants(self) -> None:
-        """The index agrees with itself. Raises AssertionError."""
+        """Assert that the index agrees with itself."""
         self._supervisor.use(lambda index: index.check_invariants())
 
     def _recount(self) -> None:
         self._on_index("count blocks", self._refresh_counts)
 
     def _on_index(self, what: str, work: Callable[[], object]) -> None:
-        """Do something that an unwritable folder may prevent, without harm to anybody."""
+        """Do something that is skipped, with a warning, if the folder cannot be written."""
         try:
             work()
         except OSError as error:
@@ -409,10 +416,9 @@ class IoThread:
 
 
 def _give_way() -> None:
-    """Compute (checksums, copies) only when nobody else wants the core: decoding streams wait for
-    the slowest core.
+    """Lower this thread's priority: a decode step waits for its slowest core.
 
-    On Linux a thread has a niceness of its own; elsewhere the process has one, and nothing is done.
+    Linux only: elsewhere niceness belongs to the whole process.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):

@@ -29,7 +29,7 @@ from holdfast.errors import ResponsesUnavailable
 from holdfast.files import Claim, claim, sweep
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import StoreFolder
-from holdfast.store.tables import DAMAGE_SIGNS, make_tables, use_write_ahead_log
+from holdfast.store.index import DAMAGE_SIGNS, make_tables, use_write_ahead_log
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -22,13 +22,23 @@ from typing import TypeVar, get_args
 
 import msgspec
 
-from holdfast.store.block import BadBlock, BlockKey, BlockMissing, Entry, StoreChanges, StoredBlock
-from holdfast.store.block_file import read_block
-from holdfast.store.budget import StoreLimits
-from holdfast.store.folder import StoreFolder, fingerprint_id
+from holdfast.store.block import (
+    BadBlock,
+    BlockKey,
+    BlockMissing,
+    Entry,
+    StoreChanges,
+    StoredBlock,
+    fingerprint_id,
+    read_block,
+)
+from holdfast.store.folder import (
+    StoreFolder,
+    check_name,
+)
 from holdfast.store.io_thread import Clocks, IoThread
-from holdfast.store.mailbox import Mailbox
-from holdfast.store.records import check_name
+from holdfast.store.maintenance import StoreLimits
+from holdfast.store.write_ahead import Mailbox
 from holdfast.wire.events import DropReason, StoreFigures
 
 FOREVER = 1e18  # seconds since the epoch: a pin that never expires
@@ -120,10 +130,6 @@ class BlockReader:
                 asked[1].set_exception(BlockMissing(asked[0], "the store is closed"))
 
 
-def _never(fingerprint: str) -> bool:
-    return False
-
-
 class BlockStore:
     """The blocks of one model in a folder that other models and processes may share.
 
@@ -139,12 +145,10 @@ class BlockStore:
         served_as: str = "",
         limits: StoreLimits | None = None,
         clocks: Clocks | None = None,
-        is_outdated: Callable[[str], bool] = _never,
     ) -> None:
         """Raises StoreRefused if the folder holds other files; a read-only folder is no error.
 
-        served_as: the model's name, for people who look at the store. is_outdated: whether no model
-        can have a fingerprint any more; then what is stored of it is deleted.
+        served_as: the model's name, for people who look at the store.
         """
         limits = limits or StoreLimits()
         clocks = clocks or Clocks()
@@ -164,7 +168,6 @@ class BlockStore:
             figures=self._figures,
             limits=limits,
             clocks=clocks,
-            is_outdated=is_outdated,
         )
         self._reader = BlockReader(
             self._folder, self._mailbox, figures=self._figures, on_bad=self._on_bad

@@ -14,7 +14,6 @@ from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 from holdfast.worker.engine import fingerprint
 from holdfast.worker.engine.fingerprint import (
     files_of_identity,
-    is_outdated,
     model_fingerprint,
     runs_own_code,
 )
@@ -233,9 +232,3 @@ def test_a_configuration_that_changes_behind_its_hash_is_told(model: Path) -> No
     _change_rope(model)
     with pytest.raises(ModelChanged):
         model_fingerprint(model, hashes, computed_as="", versions=())
-
-
-def test_fingerprints_of_earlier_formats_are_outdated(model: Path) -> None:
-    assert is_outdated("a3" * 32)
-    assert is_outdated("3-" + "a3" * 32)
-    assert not is_outdated(print_of(model))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.budget import StoreLimits
+from holdfast.store.maintenance import StoreLimits
 from holdfast.wire.sessions import SessionCommand
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small

@@ -4,13 +4,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.store.block import root_key
 from holdfast.worker.prefix.chain import (
     Branch,
     ChainBlock,
     ChainState,
     Cursor,
     pack_tokens,
-    root_key,
 )
 from holdfast.worker.prefix.tree import PrefixTree
 from tests.fakes.chains import store_chain

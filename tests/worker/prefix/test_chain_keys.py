@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store.block import KEY_BYTES, BlockKey, BlockKind
-from holdfast.worker.prefix.chain import child_key, pack_tokens, root_key
+from holdfast.store.block import KEY_BYTES, BlockKey, BlockKind, child_key, root_key
+from holdfast.worker.prefix.chain import (
+    pack_tokens,
+)
 
 token_lists = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 steps = st.tuples(st.integers(0, 4), token_lists, st.sampled_from(["kv", "state"]))

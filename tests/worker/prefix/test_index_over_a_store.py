@@ -7,8 +7,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from holdfast.store.block import BadBlock, StoredBlock
-from holdfast.store.folder import fingerprint_id
+from holdfast.store.block import BadBlock, StoredBlock, fingerprint_id
 from holdfast.store.store import BlockStore
 from holdfast.wire.events import CacheOutcome
 from holdfast.worker.engine.plan import BLOCK_TOKENS

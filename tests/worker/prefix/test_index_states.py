@@ -11,9 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.store.block import BlockKey
+from holdfast.store.block import BlockKey, child_key
 from holdfast.wire.events import CacheOutcome
-from holdfast.worker.prefix.chain import Cursor, child_key, pack_tokens
+from holdfast.worker.prefix.chain import (
+    Cursor,
+    pack_tokens,
+)
 from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import ReusePlan
 from holdfast.worker.prefix.tiers import Residence

@@ -7,10 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store.block import BlockKey
+from holdfast.store.block import BlockKey, child_key, root_key
 from holdfast.wire.events import Divergence
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.prefix.chain import ChainBlock, ChainState, child_key, pack_tokens, root_key
+from holdfast.worker.prefix.chain import (
+    ChainBlock,
+    ChainState,
+    pack_tokens,
+)
 from holdfast.worker.prefix.tree import PrefixTree
 from tests.fakes.chains import a_block, a_checkpoint, match, named, store_chain
 

@@ -7,8 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.store.block import BlockKey
-from holdfast.worker.prefix.chain import child_key, pack_tokens, root_key
+from holdfast.store.block import BlockKey, child_key, root_key
+from holdfast.worker.prefix.chain import (
+    pack_tokens,
+)
 from holdfast.worker.prefix.tree import PrefixTree
 from tests.fakes.chains import a_block, a_checkpoint, match, store_chain
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.store.budget import StoreLimits
+from holdfast.store.maintenance import StoreLimits
 from holdfast.wire.commands import PinnedPrefix, SequenceRequest
 from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.sessions.registry import MOST_PREFIXES, PrefixPins, Session, SessionPins

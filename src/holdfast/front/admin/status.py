@@ -34,9 +34,9 @@ from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services
 from holdfast.store.block import StoreRefused
-from holdfast.store.budget import store_limits
 from holdfast.store.folder import is_folder
 from holdfast.store.inspect import ModelHoldings, list_store, summarize_store
+from holdfast.store.maintenance import store_limits
 from holdfast.telemetry.metrics import CONTENT_TYPE
 
 _STOPPING = "stopping"

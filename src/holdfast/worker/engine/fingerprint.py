@@ -21,10 +21,7 @@ from holdfast.errors import ModelLoadError
 from holdfast.models.file_hashing import ModelChanged
 from holdfast.models.model_folder import WEIGHT_FILES, read_json
 
-# A fingerprint begins with its format. A store deletes the blocks of earlier formats: this version
-# could not read them.
-FINGERPRINT_FORMAT = 4
-_PREFIX = f"{FINGERPRINT_FORMAT}-"
+_FORMAT = 4  # of what is hashed
 
 _CONFIG = "config.json"
 # Adapters are not loaded by this version; the names are those under which mlx-lm and others keep
@@ -80,7 +77,7 @@ def model_fingerprint(
     Raises ModelChanged.
     """
     digest = hashlib.blake2b(digest_size=32)
-    _add(digest, f"holdfast {FINGERPRINT_FORMAT}", computed_as, *versions)
+    _add(digest, f"holdfast {_FORMAT}", computed_as, *versions)
     configuration = f"model/{_CONFIG}"
     _add(
         digest,
@@ -90,12 +87,7 @@ def model_fingerprint(
     )
     for name in sorted(hashes.keys() - {configuration}):
         _add(digest, name, hashes[name])
-    return _PREFIX + digest.hexdigest()
-
-
-def is_outdated(fingerprint: str) -> bool:
-    """Whether a fingerprint is of a format that no model gets any more."""
-    return not fingerprint.startswith(_PREFIX)
+    return digest.hexdigest()
 
 
 def _read_as_hashed(file: Path, expected: str) -> dict[str, Any]:

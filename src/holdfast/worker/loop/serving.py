@@ -23,7 +23,7 @@ from holdfast.machine import device_memory, platform
 from holdfast.machine.device_memory import MemoryPlan, MemoryShare, pressure_reader
 from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 from holdfast.store.block import StoreRefused
-from holdfast.store.budget import store_limits
+from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
@@ -31,7 +31,6 @@ from holdfast.worker.engine.constraints import Constraints
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.fingerprint import (
     files_of_identity,
-    is_outdated,
     model_fingerprint,
     runs_own_code,
 )
@@ -133,7 +132,6 @@ def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> Bl
             fingerprint=fingerprint,
             served_as=served_as,
             limits=limits,
-            is_outdated=is_outdated,
         )
     except StoreRefused as refusal:
         raise ConfigError(f"store.folder = {store.folder!r}: {refusal}") from refusal

@@ -1,4 +1,4 @@
-"""Chains of tokens: what their blocks are called, where a chain is stored, and how far.
+"""Chains of tokens: where a chain is stored, and how far.
 
 A chain is the tokens that one sequence has read, from its first token on. It is stored as blocks of
 keys and values, and as states (windows and recurrent layers) at some positions. The key of a block
@@ -7,54 +7,18 @@ is a hash of everything before it, so equal keys mean equal chains.
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from holdfast.store.block import KEY_BYTES, KINDS, BlockKey, BlockKind
+from holdfast.store.block import BlockKey
 from holdfast.wire.requests import TOKEN_BYTES, TokenIds, common_tokens
-
-# Personalization of blake2b: a root's key never equals a block's.
-_ROOT = b"holdfast root 1"
-_CHILD = b"holdfast child 1"
-_CHILD_HEAD = struct.Struct("<32sQB")
 
 
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
     """Token ids as little-endian uint32. Raises OverflowError for an id that does not fit."""
     return TokenIds.of(token_ids).packed
-
-
-def root_key(fingerprint: str, tenant: str = "") -> BlockKey:
-    """The parent key of the first block of every chain of one model and tenant."""
-    named = fingerprint.encode()
-    digest = hashlib.blake2b(digest_size=KEY_BYTES, person=_ROOT)
-    digest.update(struct.pack("<Q", len(named)) + named + tenant.encode())
-    return digest.digest()
-
-
-def child_key(
-    parent: BlockKey, parent_tokens: int, packed_tokens: bytes, kind: BlockKind
-) -> BlockKey:
-    """The key of a block that follows the first `parent_tokens` tokens of block `parent`.
-
-    The parent of a first block is the root, with 0 tokens; a state has no tokens of its own.
-
-    Keys keep tenants and models apart, so the hash must resist deliberate collisions: blake2b, 2 µs
-    for 256 tokens (blake3 is no faster at this size).
-    """
-    if len(parent) != KEY_BYTES:
-        raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(parent)}")
-    digest = hashlib.blake2b(
-        _CHILD_HEAD.pack(parent, parent_tokens, KINDS.index(kind)),
-        digest_size=KEY_BYTES,
-        person=_CHILD,
-    )
-    digest.update(packed_tokens)
-    return digest.digest()
 
 
 # Session records contain the next three classes: their serialized names must not change.

@@ -15,11 +15,10 @@ import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
-from holdfast.store.block import Block, BlockKey, BlockKind
-from holdfast.store.budget import by_place
+from holdfast.store.block import Block, BlockKey, BlockKind, by_place, child_key, root_key
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
-from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor, child_key, root_key
+from holdfast.worker.prefix.chain import Branch, ChainBlock, Cursor
 from holdfast.worker.prefix.lookup import EvictionHistory, LiveChain, Planner, ReusePlan
 from holdfast.worker.prefix.tiers import DiskIndex, DiskSide, Payload, Pins, RamTier, Residence
 from holdfast.worker.prefix.tree import PrefixTree

@@ -1,6 +1,6 @@
 """The file of an exported session: block files, as the store has them, and a manifest. No MLX.
 
-    block files   one after the other: see `store/block_file.py`
+    block files   one after the other: see `store/block.py`
     manifest      msgpack, see `Manifest`
     16s           xxh3-128 of the manifest
     u64           bytes of the manifest, little-endian
@@ -22,12 +22,17 @@ import msgspec
 import xxhash
 
 from holdfast.errors import SessionFailure, SessionRefused
-from holdfast.store.block import BadBlock, Block, BlockKey, StoredBlock
-from holdfast.store.block_file import decode_block, encode_block
-from holdfast.store.folder import fingerprint_id
+from holdfast.store.block import (
+    BadBlock,
+    Block,
+    BlockKey,
+    StoredBlock,
+    decode_block,
+    encode_block,
+    fingerprint_id,
+)
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.wire.sessions import is_fit_metadata, is_fit_ttl, is_session_id
-from holdfast.worker.engine.fingerprint import is_outdated
 from holdfast.worker.prefix.chain import Branch
 from holdfast.worker.prefix.index import MOST_STATES
 from holdfast.worker.sessions.registry import MOST_BRANCHES
@@ -97,15 +102,12 @@ class SessionFile:
 
     def refuse_other_model(self, fingerprint: str) -> None:
         """Raise SessionRefused if the file is not of the model with this fingerprint."""
-        if self.manifest.fingerprint == fingerprint:
-            return
-        message = "the file is of another model, or of other weights or settings of it"
-        if is_outdated(self.manifest.fingerprint):
-            message = (
-                "the file was written by an earlier version of Holdfast, whose cache this one "
-                "cannot use"
+        if self.manifest.fingerprint != fingerprint:
+            raise SessionRefused(
+                SessionFailure.OTHER_MODEL,
+                "the file is of another model, of other weights or settings of it, or was written "
+                "by another version of Holdfast",
             )
-        raise SessionRefused(SessionFailure.OTHER_MODEL, message)
 
     @property
     def nbytes(self) -> int:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.store import group as publishing
-from holdfast.store.block import StoredBlock
-from holdfast.store.block_file import encode_block, read_block
-from holdfast.store.folder import StoreFolder, fingerprint_id
-from holdfast.store.group import WriteAhead
+from holdfast.store.block import StoredBlock, encode_block, fingerprint_id, read_block
+from holdfast.store.folder import (
+    StoreFolder,
+)
+from holdfast.store.write_ahead import WriteAhead
 from holdfast.wire.events import StoreFigures
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_chain
 

@@ -5,14 +5,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.config import StoreSettings
-from holdfast.store.block import Block, Entry
-from holdfast.store.budget import (
+from holdfast.store.block import Block, Entry, reachable_keys
+from holdfast.store.maintenance import (
     DAILY_WRITE_BYTES,
     StoreLimits,
     allowed_bytes,
     choose_victims,
     eviction_order,
-    reachable_keys,
     store_limits,
 )
 

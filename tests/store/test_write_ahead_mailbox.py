@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.store.block import StoreChanges, StoredBlock
-from holdfast.store.mailbox import Mailbox
+from holdfast.store.write_ahead import Mailbox
 from tests.fakes.stored_blocks import make_chain
 
 BLOCKS = make_chain(8, part_bytes=(100,))

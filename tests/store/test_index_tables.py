@@ -11,9 +11,8 @@ import pytest
 
 from holdfast.config import ResponsesSettings
 from holdfast.store.answers import SECRET_BYTES, AnswerFile
-from holdfast.store.index import BlockIndex
+from holdfast.store.index import BlockIndex, make_tables, use_write_ahead_log
 from holdfast.store.responses import ResponseFile
-from holdfast.store.tables import make_tables, use_write_ahead_log
 
 SERVERS, ATTEMPTS = 6, 20
 

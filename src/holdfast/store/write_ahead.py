@@ -1,0 +1,316 @@
+"""Blocks on their way to disk: the mailbox that other threads put them into, and files that are
+complete but not durable yet.
+
+Files are made durable in groups: first all files, then one round of fsync, then their names. A
+complete file is in the incoming folder as soon as it is written: if this process is killed, the
+next one that opens the store salvages it. fsync and the rename protect it from a power cut, too.
+Writing never waits for a whole round of fsync: a slow disk delays durability, but not what survives
+a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from holdfast.files import sync_to_drive
+from holdfast.store.block import (
+    KEY_BYTES,
+    BadBlock,
+    Block,
+    BlockKey,
+    BlockMissing,
+    Entry,
+    Part,
+    StoreChanges,
+    StoredBlock,
+    fingerprint_id,
+    read_block,
+    read_header,
+    write_buffers,
+)
+from holdfast.store.folder import BLOCK_SUFFIX, StoreFolder, sync_by_name, sync_folder
+from holdfast.wire.events import StoreFigures
+
+Answer = TypeVar("Answer")
+Task: TypeAlias = Callable[[], None]
+Offer: TypeAlias = Literal["taken", "held already", "full", "closed"]
+
+_MOST_CHANGES = 1 << 17  # older changes that nobody fetched are dropped: a read finds out, too
+
+
+class Mailbox:
+    """Blocks, within bounds, and tasks for the I/O thread, in one order. Any thread may call it.
+
+    Blocks can be read from here until the I/O thread has finished with them.
+    """
+
+    def __init__(self, *, most_bytes: int, most_blocks: int) -> None:
+        self._most_bytes = most_bytes
+        self._most_blocks = most_blocks
+        self._changed = threading.Condition()
+        self._waiting: deque[StoredBlock | Task] = deque()
+        self._held: dict[BlockKey, StoredBlock] = {}
+        self._held_bytes = 0
+        self._closed = False
+        self._unanswered: set[Future[Any]] = set()
+        self._stored: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
+        self._lost: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
+        self.refused_blocks = 0
+
+    def offer(self, block: StoredBlock) -> Offer:
+        """Queue a block for writing, if there is room.
+
+        One block alone is always taken, however large it is.
+        """
+        size = block.nbytes
+        with self._changed:
+            if self._closed:
+                return "closed"
+            if block.key in self._held:
+                return "held already"
+            full = (
+                self._held_bytes + size > self._most_bytes or len(self._held) >= self._most_blocks
+            )
+            if full and self._held:
+                self.refused_blocks += 1
+                self._lost.append(block.key)
+                return "full"
+            self._held[block.key] = block
+            self._held_bytes += size
+            self._waiting.append(block)
+            self._changed.notify()
+        return "taken"
+
+    def send(self, task: Task) -> bool:
+        """Queue a task after everything sent before; returns False if the mailbox is closed."""
+        with self._changed:
+            if self._closed:
+                return False
+            self._waiting.append(task)
+            self._changed.notify()
+        return True
+
+    def ask(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """Queue a question; its answer is cancelled when the mailbox is closed.
+
+        A failed assertion is raised for the asker only, any other exception in the thread, too.
+        """
+        answer: Future[Answer] = Future()
+
+        def reply() -> None:
+            self._unanswered.discard(answer)
+            try:
+                answer.set_result(work())
+            except AssertionError as error:
+                answer.set_exception(error)
+            except BaseException as error:
+                answer.set_exception(error)
+                raise
+
+        self._unanswered.add(answer)
+        if not self.send(reply):
+            self._unanswered.discard(answer)
+            answer.cancel()
+        return answer
+
+    def take(self, timeout_seconds: float | None) -> StoredBlock | Task | None:
+        """The next block or task; None after a timeout, or if the mailbox is closed and empty."""
+        with self._changed:
+            if not self._waiting and not self._closed:
+                self._changed.wait(timeout_seconds)
+            return self._waiting.popleft() if self._waiting else None
+
+    def take_block(self) -> StoredBlock | None:
+        """The next item if it is a block; never waits."""
+        with self._changed:
+            if not self._waiting or not isinstance(self._waiting[0], StoredBlock):
+                return None
+            block = self._waiting.popleft()
+            assert isinstance(block, StoredBlock)
+            return block
+
+    def held(self, key: BlockKey) -> StoredBlock | None:
+        """A block that is queued or being written."""
+        with self._changed:
+            return self._held.get(key)
+
+    def finish(self, keys: Iterable[BlockKey], *, stored: bool) -> None:
+        """Release blocks that are durable now (`stored`) or will never be."""
+        with self._changed:
+            for key in keys:
+                block = self._held.pop(key, None)
+                if block is not None:
+                    self._held_bytes -= block.nbytes
+                (self._stored if stored else self._lost).append(key)
+
+    def lose(self, keys: Iterable[BlockKey]) -> None:
+        """Record that blocks are no longer in the store."""
+        with self._changed:
+            self._lost.extend(keys)
+
+    def changes(self) -> StoreChanges:
+        """What was stored and lost since the last call."""
+        with self._changed:
+            changes = StoreChanges(stored=tuple(self._stored), lost=tuple(self._lost))
+            self._stored.clear()
+            self._lost.clear()
+        return changes
+
+    def load(self) -> tuple[int, int]:
+        """The number of blocks held, and their bytes."""
+        with self._changed:
+            return len(self._held), self._held_bytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether it refuses everything new."""
+        return self._closed
+
+    def close(self) -> None:
+        """Refuse everything new; what is queued is still handed out."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Drop everything and cancel all answers, so that nobody waits forever."""
+        self.close()
+        with self._changed:
+            self._waiting.clear()
+        for answer in tuple(self._unanswered):
+            answer.cancel()
+
+
+class WriteAhead:
+    """Files that are complete, but not durable or not in the index yet, oldest first. I/O thread."""
+
+    def __init__(self, folder: StoreFolder, *, fingerprint: str, figures: StoreFigures) -> None:
+        self._folder = folder
+        self._fingerprint = fingerprint
+        self._figures = figures
+        self._entries: dict[BlockKey, Entry] = {}
+        self._written_at: dict[BlockKey, float] = {}  # steady clock
+        self._incoming = Path()  # set by the first write
+        self.file_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def oldest_at(self) -> float:
+        """When the oldest file was written. There must be one."""
+        return next(iter(self._written_at.values()))
+
+    @property
+    def parent_keys(self) -> set[BlockKey]:
+        """The parents of all these blocks."""
+        return {entry.block.parent_key for entry in self._entries.values()}
+
+    def write(
+        self, block: Block, buffers: tuple[Part, ...], *, now: float, steady_now: float
+    ) -> None:
+        """Write a block's file into the incoming folder. Raises OSError and then leaves no file."""
+        self._incoming = self._folder.incoming()
+        path = self._path(block.key)
+        file = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+        try:
+            write_buffers(file, buffers)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file)
+        entry = Entry(
+            block=block, model=self._figures.model, file_bytes=sum(map(len, buffers)), last_used=now
+        )
+        self._entries[block.key] = entry
+        self._written_at[block.key] = steady_now
+        self.file_bytes += entry.file_bytes
+
+    def group(self, *, most_bytes: int, most_blocks: int) -> list[Entry]:
+        """The oldest files, within bounds; at least one if there are any."""
+        chosen: list[Entry] = []
+        total_bytes = 0
+        for entry in self._entries.values():
+            total_bytes += entry.file_bytes
+            if chosen and (total_bytes > most_bytes or len(chosen) >= most_blocks):
+                break
+            chosen.append(entry)
+        return chosen
+
+    def publish(self, group: list[Entry], *, between: Callable[[], None]) -> None:
+        """Make files durable under their names.
+
+        `between` is called between two fsyncs and may write more. Raises OSError.
+
+        The drive's own cache is flushed once, with the last file. If a power cut undoes a rename,
+        the file is still in the incoming folder, and the next store salvages it.
+        """
+        for entry in group:
+            sync = sync_to_drive if entry is group[-1] else os.fsync
+            sync_by_name(self._path(entry.block.key), flags=os.O_NOFOLLOW, sync=sync)
+            between()
+        model_folder = self._folder.make_model_folder(self._fingerprint)
+        for entry in group:
+            os.replace(
+                self._path(entry.block.key),
+                self._folder.block_path(entry.block.key, model=entry.model),
+            )
+        sync_folder(model_folder)
+        self._figures.written_bytes += sum(entry.file_bytes for entry in group)
+
+    def drop(self, group: list[Entry]) -> None:
+        """Forget files that are durable."""
+        for entry in group:
+            if self._entries.pop(entry.block.key, None) is not None:
+                del self._written_at[entry.block.key]
+                self.file_bytes -= entry.file_bytes
+
+    def abandon(self) -> list[BlockKey]:
+        """Remove all files that are not durable, if possible. Returns their keys."""
+        keys = list(self._entries)
+        for key in keys:
+            with contextlib.suppress(OSError):  # otherwise a later opening salvages it
+                self._path(key).unlink(missing_ok=True)
+        self._entries.clear()
+        self._written_at.clear()
+        self.file_bytes = 0
+        return keys
+
+    def _path(self, key: BlockKey) -> Path:
+        return self._incoming / f"{key.hex()}.part"
+
+
+def salvage(folder: StoreFolder) -> int:
+    """Publish the complete files that dead writers left, and delete the incomplete ones.
+
+    The caller holds the folder's lock. Returns how many were saved. Raises OSError.
+    """
+    saved = 0
+    touched = set()
+    with folder.abandoned() as paths:
+        for path in paths:
+            name = path.name.partition(".")[0]
+            try:
+                key = bytes.fromhex(name) if len(name) == 2 * KEY_BYTES else b""
+                fingerprint = read_header(path, key).fingerprint
+                read_block(path, key, model=fingerprint_id(fingerprint))
+            except (BadBlock, BlockMissing, ValueError):
+                path.unlink(missing_ok=True)
+                continue
+            target = folder.make_model_folder(fingerprint)
+            os.replace(path, target / (name + BLOCK_SUFFIX))
+            touched.add(target)
+            saved += 1
+        for target in touched:
+            sync_folder(target)
+    return saved
