@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from holdfast.worker.engine import mlx_lm_import
+from holdfast.worker.engine import seams
 
-mlx_lm_import.prepare()  # the seam has to be in place before a model module is imported
+seams.prepare()  # the seam has to be in place before a model module is imported
 
 from holdfast.worker.engine.probe import Trial, choose_layout, trial_of_each_layout  # noqa: E402
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, make_tiny  # noqa: E402

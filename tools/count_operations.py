@@ -29,9 +29,9 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine import engine as engine_module
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.head_seam import HeadSeam
 from holdfast.worker.engine.layouts import RowsRunner
 from holdfast.worker.engine.plan import Span, StepPlan
+from holdfast.worker.engine.seams import HeadSeam
 from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.live import LiveBase

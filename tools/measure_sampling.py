@@ -18,10 +18,10 @@ from typing import Any
 
 from holdfast.machine import platform
 from holdfast.wire.requests import TokenIds
-from holdfast.worker.engine import mlx_lm_import
+from holdfast.worker.engine import seams
 
 platform.prepare_blas()  # before mlx is imported
-mlx_lm_import.prepare()
+seams.prepare()
 
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
@@ -30,8 +30,10 @@ import numpy.typing as npt  # noqa: E402
 from holdfast.wire.commands import SequenceRequest  # noqa: E402
 from holdfast.wire.requests import SamplingParams  # noqa: E402
 from holdfast.worker.engine.engine import Engine  # noqa: E402
-from holdfast.worker.engine.host_draw import ManyKept, WeighedRow, draw_on_host  # noqa: E402
-from holdfast.worker.engine.host_rows import (  # noqa: E402
+from holdfast.worker.engine.host_sampling import (  # noqa: E402  # noqa: E402
+    ManyKept,
+    WeighedRow,
+    draw_on_host,
     rows_of,
     score_on_host,
 )

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.pending import PendingStep
+from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.plan import StepPlan
 from holdfast.worker.engine.probe import choose_layout
 from holdfast_bench.compare import changes_between

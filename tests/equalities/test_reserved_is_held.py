@@ -12,8 +12,7 @@ import pytest
 from holdfast.config import SchedulerSettings
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.pending import PendingStep
+from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.plan import StepPlan
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome

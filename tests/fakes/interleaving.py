@@ -15,8 +15,7 @@ import numpy as np
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import TokenLogprob
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.pending import PendingStep
+from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.plan import Span, StepPlan
 
 TOP_LOGPROBS = 4

@@ -10,8 +10,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from holdfast.worker.engine.constraints import Constraints
-from holdfast.worker.engine.grammars import Grammars, GrammarVocabulary
+from holdfast.worker.engine.constraints import Constraints, Grammars, GrammarVocabulary
 from tests.fakes.tiny_models import VOCAB_SIZE, write_tokenizer
 
 END = VOCAB_SIZE - 8  # the id of <|end|>

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from holdfast.worker.engine import mlx_lm_import
+from holdfast.worker.engine import seams
 from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE
 
 __all__ = ["TINY", "VOCAB_SIZE", "kept_tiny", "make_tiny", "write_tiny", "write_tokenizer"]
@@ -69,7 +69,7 @@ def make_tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:
 
     The same name, seed and changes give the same weights.
     """
-    mlx_lm_import.prepare()
+    seams.prepare()
     config = {**TINY[name], **changes}
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(seed)

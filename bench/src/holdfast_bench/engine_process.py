@@ -79,7 +79,7 @@ def _constrained(job: EngineJob, loaded: Any, runner: Any, streams: int) -> Case
     steps = importlib.import_module("holdfast_bench.engine_steps")
     engine_module = importlib.import_module("holdfast.worker.engine.engine")
     constraints = importlib.import_module("holdfast.worker.engine.constraints")
-    grammars = importlib.import_module("holdfast.worker.engine.grammars").Grammars(
+    grammars = importlib.import_module("holdfast.worker.engine.constraints").Grammars(
         Path(job.folder), vocab_size=loaded.vocab_size
     )
     grammar = importlib.import_module("llguidance").LLMatcher.grammar_from_json_schema(

@@ -13,9 +13,8 @@ import mlx.core as mx
 
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.engine.engine import Engine
+from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.layouts import own_caches
-from holdfast.worker.engine.pending import PendingStep
 from holdfast.worker.engine.plan import Span, StepPlan
 from holdfast_bench.results import CaseResult, ContenderResult, Sample
 

@@ -463,7 +463,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
     platform.prepare_blas(settings.threads)  # before the first import of MLX
     load = importlib.import_module("holdfast.worker.engine.load")
     probe = importlib.import_module("holdfast.worker.engine.probe")
-    kernels = importlib.import_module("holdfast.worker.engine.long_context")
+    kernels = importlib.import_module("holdfast.worker.engine.probe")
     sharing = importlib.import_module("holdfast.worker.engine.layouts")
     began = time.perf_counter()
     platform.use_device(settings.device)

@@ -219,7 +219,7 @@ def test_our_own_code_that_shapes_states_counts_and_all_of_it_is_there() -> None
     patterns = [pattern for pattern in fingerprint._OWN_CODE if not list(package.glob(pattern))]
     assert patterns == []
     assert {
-        "holdfast/worker/engine/attention_seam.py",
+        "holdfast/worker/engine/seams.py",
         "holdfast/worker/engine/host_attention.py",
     } <= files.keys()
 

@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.engine.head_seam import HeadSeam, StepLogits
 from holdfast.worker.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
 from holdfast.worker.engine.plan import Span
+from holdfast.worker.engine.seams import HeadSeam, StepLogits
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.full import FullKV

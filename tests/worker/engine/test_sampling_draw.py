@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.wire.requests import SamplingParams
-from holdfast.worker.engine import sampling_draw, sampling_edits
+from holdfast.worker.engine import sampling, sampling_draw
 from holdfast.worker.engine.sampling_draw import (
     draw,
     draw_key,
@@ -104,7 +104,7 @@ def test_compiled_operations_give_the_same_bits_as_single_ones(
             weights,
             nucleus_threshold(weights, top_p=mx.array([[0.1], [0.9], [0.999]])),
             sampling_draw._gumbel(keys, numbers=mx.arange(1000, dtype=mx.uint32)[None]),
-            sampling_edits._penalised(logits, coldness),
+            sampling._penalised(logits, coldness),
             *(
                 draw(
                     logits,

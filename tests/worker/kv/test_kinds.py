@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker.engine import mlx_lm_import
+from holdfast.worker.engine import seams
 from holdfast.worker.kv.full import FullKV
 from holdfast.worker.kv.kinds import Composite, ForeignState, fresh_layer
 from holdfast.worker.kv.live import LiveState
@@ -217,7 +217,7 @@ def test_neither_copies_nor_trimmed_state_hold_on_to_the_chunk_they_are_views_of
 
 
 def test_mlx_lms_caches_are_told_apart_by_kind() -> None:
-    mlx_lm_import.prepare()
+    seams.prepare()
     from mlx_lm.models import cache
 
     kinds = [
@@ -249,7 +249,7 @@ def test_mlx_lms_caches_are_told_apart_by_kind() -> None:
 
 
 def test_an_empty_foreign_state_has_no_bytes() -> None:
-    mlx_lm_import.prepare()
+    seams.prepare()
     from mlx_lm.models import cache
 
     state = ForeignState(cache.CacheList(cache.KVCache(), cache.RotatingKVCache(max_size=4)))
@@ -258,7 +258,7 @@ def test_an_empty_foreign_state_has_no_bytes() -> None:
 
 
 def test_the_costs_of_foreign_state_tell_what_grows_from_what_does_not() -> None:
-    mlx_lm_import.prepare()
+    seams.prepare()
     from mlx_lm.models import cache
 
     growing, rotating, arrays = (

@@ -8,14 +8,216 @@ taking the tokens that were generated.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from holdfast.errors import InvalidRequest
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.errors import HoldfastError, InvalidRequest, ModelLoadError
+from holdfast.models.tokenizer_files import (
+    add_missing_tokens,
+    end_token_ids,
+    eos_token_ids,
+    named_special_tokens,
+    read_backend,
+    tokenizer_config,
+)
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import ConstraintFigures
-from holdfast.worker.engine.grammars import GrammarMatcher, Grammars, Words
+
+if TYPE_CHECKING:  # 30 ms and 6 MB, which nobody pays who never constrains anything
+    from llguidance import LLMatcher, LLTokenizer
+
+# bit i % 32 of word i // 32 is set where token i is allowed
+Words: TypeAlias = npt.NDArray[np.int32]
+
+KEPT_GRAMMARS = 32  # compiled, for the next request with the same one
+# from there on a tokenizer takes longer than a step (0.3 s with 131,000 tokens), and is prepared
+LARGE_FILE_BYTES = 1 << 20
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarVocabulary:
+    """What a grammar has to know of a tokenizer: the text of tokenizer.json, and all ids that end
+    an answer.
+    """
+
+    tokenizer_json: str
+    end_token_ids: tuple[int, ...]
+
+    @staticmethod
+    def of_folder(folder: Path) -> GrammarVocabulary:
+        """That of the model in a folder. Raises ModelLoadError."""
+        backend, config = read_backend(folder), tokenizer_config(folder)
+        special_tokens = named_special_tokens(config)
+        add_missing_tokens(backend, config, special_tokens)
+        ends = end_token_ids(backend, special_tokens, named=eos_token_ids(folder))
+        return GrammarVocabulary(tokenizer_json=backend.to_str(), end_token_ids=ends)
+
+
+class GrammarMatcher:
+    """Follows the tokens of one answer through a grammar, which may end it by any of the answer's
+    own end tokens.
+    """
+
+    __slots__ = ("_end_token_id", "_matcher", "_own_end_token_ids", "_tokenizer")
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        tokenizer: LLTokenizer,
+        *,
+        end_token_id: int,
+        own_end_token_ids: tuple[int, ...],
+    ) -> None:
+        """end_token_id: one that the grammar knows; own: those that it does not, such as what ends
+        a turn in a chat.
+        """
+        self._matcher, self._tokenizer = matcher, tokenizer
+        self._end_token_id, self._own_end_token_ids = end_token_id, own_end_token_ids
+
+    @property
+    def error(self) -> str:
+        """Why it goes on no further, in one line; empty while it does."""
+        return first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    def take(self, token_id: int) -> bool:
+        """One more token; whether it was allowed."""
+        if token_id in self._own_end_token_ids and not self._matcher.validate_tokens([token_id]):
+            token_id = self._end_token_id
+        return bool(self._matcher.consume_token(token_id))
+
+    def allows(self, token_ids: Sequence[int]) -> bool:
+        """Whether all of these may come next, one after the other."""
+        return bool(self._matcher.validate_tokens(list(token_ids)) == len(token_ids))
+
+    def fill(self, words: Words) -> bool:
+        """Write the bits of one row: what may come next; whether anything may. words: as many as
+        the vocabulary needs.
+        """
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if np.count_nonzero(words) == 1:
+            self._cut_marker(words)
+        if self._own_end_token_ids and _bit(words, self._end_token_id):
+            for token_id in self._own_end_token_ids:
+                words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+        return not self._matcher.is_error() and bool(words.any())
+
+    def _cut_marker(self, words: Words) -> None:
+        """Where a grammar forces text that is a marker's, llguidance gives the marker's token
+        alone, and then refuses it.
+
+        Text is made of ordinary tokens: the one of its first byte is given in its place.
+        """
+        place = int(np.flatnonzero(words)[0])
+        word = int(words.view(np.uint32)[place])
+        if word & (word - 1) or self._matcher.validate_tokens([place * 32 + word.bit_length() - 1]):
+            return
+        forced = self._matcher.compute_ff_bytes()
+        if forced:
+            words[place] = 0
+            token_id = self._tokenizer.tokenize_bytes(forced[:1])[0]
+            words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+
+class Grammars:
+    """Makes matchers. Compiled grammars are kept; a matcher is a copy of one, at its beginning.
+
+    The tokenizer is built at the first grammar, or on a thread of its own that `prepare` has begun.
+    """
+
+    def __init__(self, source: Path | GrammarVocabulary, *, vocab_size: int) -> None:
+        """source: a model's folder, or what would be read there. vocab_size: columns of the logits."""
+        self._source, self._vocab_size = source, vocab_size
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Begin to build a tokenizer that takes long; does not wait."""
+        if (
+            isinstance(self._source, Path)
+            and _file_bytes(self._source / "tokenizer.json") >= LARGE_FILE_BYTES
+        ):
+            threading.Thread(target=self._build_if_possible, name="holdfast-grammars").start()
+
+    def matcher(self, grammar: str, *, stop_token_ids: Iterable[int] = ()) -> GrammarMatcher:
+        """A new one. stop_token_ids: that end this answer, beside those of the tokenizer.
+
+        Raises InvalidRequest when the grammar is none, or the model's tokenizer cannot be used for
+        grammars.
+        """
+        compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
+        self._compiled[grammar] = compiled
+        if len(self._compiled) > KEPT_GRAMMARS:
+            self._compiled.popitem(last=False)
+        tokenizer = self._built()
+        known = tokenizer.eos_tokens
+        own = tuple(
+            token_id
+            for token_id in stop_token_ids
+            if token_id not in known and token_id < self._vocab_size
+        )
+        return GrammarMatcher(
+            compiled.deep_copy(), tokenizer, end_token_id=known[0], own_end_token_ids=own
+        )
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._built(), grammar, log_level=0)
+        if matcher.is_error():
+            raise InvalidRequest(
+                f"the grammar cannot be used: {first_line(matcher.get_error())}", field="grammar"
+            )
+        return matcher
+
+    def _build_if_possible(self) -> None:
+        try:
+            self._built()
+        except HoldfastError:
+            return  # the first grammar says so
+
+    def _built(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._tokenizer is None:
+                try:
+                    source = self._source
+                    known = (
+                        GrammarVocabulary.of_folder(source) if isinstance(source, Path) else source
+                    )
+                    ends = list(known.end_token_ids) or None
+                    self._tokenizer = LLTokenizer(
+                        known.tokenizer_json, n_vocab=self._vocab_size, eos_token=ends
+                    )
+                except (ModelLoadError, ValueError) as error:
+                    raise InvalidRequest(
+                        f"this model takes no grammar: {first_line(str(error))}", field="grammar"
+                    ) from error
+            return self._tokenizer
+
+
+def first_line(text: str) -> str:
+    """What the library says of an error, without the states that it dumps behind it."""
+    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
+
+
+def _bit(words: Words, token_id: int) -> bool:
+    return bool(words.view(np.uint32)[token_id // 32] >> np.uint32(token_id % 32) & np.uint32(1))
+
+
+def _file_bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 class ThoughtMeter:

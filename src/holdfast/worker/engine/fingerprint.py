@@ -37,8 +37,8 @@ _IRRELEVANT_KEYS = frozenset(
 )
 # Our own files that decide what numbers a kept state has.
 _OWN_CODE = (
-    "worker/engine/attention_seam.py",
-    "worker/engine/head_seam.py",
+    "worker/engine/seams.py",
+    "worker/engine/seams.py",
     "worker/engine/weight_format.py",
     "worker/engine/host_attention.py",
     "worker/engine/sequence.py",

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from holdfast.wire.requests import RequestId
-from holdfast.worker.engine.head_seam import HeadSeam, LaterLogits, StepLogits
+from holdfast.worker.engine.seams import HeadSeam, LaterLogits, StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
 from holdfast.worker.engine.views import GatherView, RowsView, SpanView, StateView, StepContext
 from holdfast.worker.kv.kinds import ForeignState, fresh_layer

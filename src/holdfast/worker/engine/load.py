@@ -26,8 +26,8 @@ from holdfast.models.model_folder import (
     parts_of,
     read_json,
 )
-from holdfast.worker.engine import mlx_lm_import, weight_format
-from holdfast.worker.engine.head_seam import HEAD_NAMES
+from holdfast.worker.engine import seams, weight_format
+from holdfast.worker.engine.seams import HEAD_NAMES
 
 Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300
@@ -123,7 +123,7 @@ def _build(
     folder: Path, stored_config: dict[str, Any], settings: ModelSettings
 ) -> tuple[Module, dict[str, Any]]:
     """The model with its weights mapped but not read."""
-    utils = mlx_lm_import.mlx_lm_utils()
+    utils = seams.mlx_lm_utils()
     with _one_line_errors(folder), _no_bytecode_written():
         if "model_file" not in stored_config:
             _check_architecture(stored_config, utils)
@@ -154,7 +154,7 @@ def _check_architecture(config: dict[str, Any], utils: Any) -> None:
         known = False
     if not known and not any(key[0] == model_type for key in utils.MODEL_ARCHITECTURE_REMAPPING):
         raise ModelLoadError(
-            f"model_type {model_type!r} is not supported by mlx-lm {mlx_lm_import.mlx_lm_version()}"
+            f"model_type {model_type!r} is not supported by mlx-lm {seams.mlx_lm_version()}"
         )
     if known:
         try:
@@ -181,7 +181,7 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
     except _MISFITS as error:
         reason = f"{type(error).__name__}: {_one_line(str(error))}"
         raise ModelLoadError(
-            f"{folder} does not fit mlx-lm {mlx_lm_import.mlx_lm_version()}: {reason}"
+            f"{folder} does not fit mlx-lm {seams.mlx_lm_version()}: {reason}"
         ) from error
 
 

@@ -15,7 +15,6 @@ from functools import wraps
 import mlx.core as mx
 
 from holdfast.wire.requests import SamplingParams
-from holdfast.worker.engine.host_rows import on_host
 
 GREEDY_BELOW = 1e-5  # temperatures under this differ from greedy by less than fp32 can show
 HOTTEST = 1e30  # hotter changes nothing, and 1 / temperature must not underflow: -inf * 0 is NaN
@@ -23,6 +22,13 @@ BLOCK = 128  # tokens whose weights are summed before the draw
 SEARCH_BLOCK = 32  # tokens whose maximum is taken before the largest entries are searched
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+
+
+def on_host() -> bool:
+    """Whether MLX computes on a CPU, where its exponentials take 13 ns each and numpy can read the
+    logits.
+    """
+    return mx.default_device() == mx.Device(mx.cpu)
 
 
 def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:

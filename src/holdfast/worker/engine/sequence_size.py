@@ -60,10 +60,10 @@ def sequence_size_of(config: Mapping[str, Any]) -> SequenceSize:
 
 def _measured(config: dict[str, Any]) -> SequenceSize:
     from holdfast.machine import platform
-    from holdfast.worker.engine import mlx_lm_import
+    from holdfast.worker.engine import seams
 
     mx = importlib.import_module("mlx.core")
-    utils = mlx_lm_import.mlx_lm_utils()
+    utils = seams.mlx_lm_utils()
     model_class, arguments = utils._get_classes(config=config)
     model = model_class(arguments.from_dict(config))
     working_set_bytes = platform.working_set_bytes()

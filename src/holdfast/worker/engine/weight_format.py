@@ -21,7 +21,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from holdfast.errors import ModelLoadError
-from holdfast.worker.engine import mlx_lm_import
+from holdfast.worker.engine import seams
 
 # of available memory that unpacked weights may take: the rest is for KV and activations
 _FLOAT32_SHARE = 0.75
@@ -36,7 +36,7 @@ def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
 
     Exact types: a subclass may do more in its call than its plain counterpart.
     """
-    mlx_lm_import.prepare()
+    seams.prepare()
     from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 

@@ -27,19 +27,17 @@ from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import WorkerSettings
 from holdfast.wire.events import ModelInfo
-from holdfast.worker.engine.constraints import Constraints
+from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.fingerprint import (
     files_of_identity,
     model_fingerprint,
     runs_own_code,
 )
-from holdfast.worker.engine.grammars import Grammars
 from holdfast.worker.engine.layouts import Runner, choose_sharing
 from holdfast.worker.engine.load import LoadedModel, load_model
-from holdfast.worker.engine.long_context import warnings_about_kernels
-from holdfast.worker.engine.mlx_lm_import import mlx_lm_version
-from holdfast.worker.engine.probe import choose_layout, warnings_about
+from holdfast.worker.engine.probe import choose_layout, warnings_about, warnings_about_kernels
+from holdfast.worker.engine.seams import mlx_lm_version
 from holdfast.worker.engine.weight_format import give_back_freed_memory
 from holdfast.worker.kv.codec import PayloadFormat
 from holdfast.worker.kv.layer import HeadsForm

@@ -10,11 +10,10 @@ import pytest
 
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.head_seam import LaterLogits
+from holdfast.worker.engine.engine import PIECE_BYTES, Engine, prompt_logprobs
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.engine.scoring import PIECE_BYTES, prompt_logprobs
+from holdfast.worker.engine.seams import LaterLogits
 from tests.fakes.reference_sampler import log_probabilities
 from tests.fakes.tiny_models import kept_tiny, make_tiny
 

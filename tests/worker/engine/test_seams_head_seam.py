@@ -11,7 +11,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from holdfast.worker.engine.head_seam import HeadSeam
+from holdfast.worker.engine.seams import HeadSeam
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 IDS = mx.array([[5, 6, 7, 8], [9, 10, 11, 12]])

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from holdfast.worker.engine import attention_seam
+from holdfast.worker.engine import seams
 from tests.fakes.tiny_models import kept_tiny, make_tiny
 
 
@@ -49,29 +49,29 @@ def test_keys_that_attend_are_handed_everything(sinks: mx.array | None) -> None:
 
 def test_installing_twice_wraps_once() -> None:
     before = attention()
-    attention_seam.install()
+    seams.install()
     assert attention() is before
 
 
 def test_a_module_that_was_imported_earlier_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     base = importlib.import_module("mlx_lm.models.base")
     seam = attention()
-    plain = getattr(seam, attention_seam._MARK)
+    plain = getattr(seam, seams._MARK)
     early = ModuleType("mlx_lm.models.early")
     early.scaled_dot_product_attention = plain  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlx_lm.models.early", early)
     monkeypatch.setattr(base, "scaled_dot_product_attention", plain)
-    attention_seam.install()
+    seams.install()
     try:
         assert early.scaled_dot_product_attention is base.scaled_dot_product_attention
-        assert hasattr(early.scaled_dot_product_attention, attention_seam._MARK)
+        assert hasattr(early.scaled_dot_product_attention, seams._MARK)
     finally:
         base.scaled_dot_product_attention = seam  # type: ignore[attr-defined]
 
 
 def test_whether_a_model_is_reached_is_told_by_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_tiny("qwen3")
-    assert attention_seam.reaches(model)
+    assert seams.reaches(model)
     module = sys.modules[type(model).__module__]
     monkeypatch.setattr(module, "scaled_dot_product_attention", lambda *_: None)
-    assert not attention_seam.reaches(model)
+    assert not seams.reaches(model)

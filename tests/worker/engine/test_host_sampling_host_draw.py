@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.wire.requests import SamplingParams
-from holdfast.worker.engine import host_draw
-from holdfast.worker.engine.host_draw import (
+from holdfast.worker.engine import host_sampling
+from holdfast.worker.engine.host_sampling import (
     FewKept,
     WeighedRow,
     draw_on_host,
@@ -138,8 +138,8 @@ def test_the_edge_among_many_weights_is_that_of_a_sort(shape: str, top_p: float)
     weights = np.exp(row - row.max())
     total = weights.sum(dtype=np.float64)
     for edge in (
-        host_draw._edge(weights, top_p=top_p),
-        host_draw._edge_by_histogram(weights, top_p=top_p),
+        host_sampling._edge(weights, top_p=top_p),
+        host_sampling._edge_by_histogram(weights, top_p=top_p),
     ):
         assert edge in weights
         assert weights[weights > edge].sum(dtype=np.float64) <= top_p * total * (1 + 1e-12)

@@ -7,7 +7,7 @@ import sys
 # Each in a process of its own: what matters is what was imported before.
 _PRELUDE = """
 import resource, sys
-from holdfast.worker.engine import mlx_lm_import
+from holdfast.worker.engine import seams
 
 def loaded(*names):
     print(*(name in sys.modules for name in names))
@@ -31,19 +31,19 @@ def run(code: str) -> list[str]:
 
 def test_models_are_imported_without_transformers_and_the_hub() -> None:
     loaded = run(
-        "mlx_lm_import.mlx_lm_utils(); import mlx_lm.models.qwen3\n"
+        "seams.mlx_lm_utils(); import mlx_lm.models.qwen3\n"
         "loaded('mlx_lm.models.qwen3', 'transformers', 'huggingface_hub', 'mlx_lm.tokenizer_utils')"
     )
     assert loaded == ["True", "False", "False", "False"]
 
 
 def test_model_modules_hold_the_attention_seam() -> None:
-    assert run("mlx_lm_import.prepare(); import mlx_lm.models.llama as m; has_seam(m)") == ["True"]
+    assert run("seams.prepare(); import mlx_lm.models.llama as m; has_seam(m)") == ["True"]
 
 
 def test_the_stand_in_becomes_the_real_package_when_it_is_used() -> None:
     code = (
-        "utils = mlx_lm_import.mlx_lm_utils(); import mlx_lm; version = mlx_lm.__version__\n"
+        "utils = seams.mlx_lm_utils(); import mlx_lm; version = mlx_lm.__version__\n"
         "from mlx_lm import load, generate\n"
         "import mlx_lm.tokenizer_utils as t\n"
         "print(generate.__module__, utils.TokenizerWrapper is t.TokenizerWrapper)\n"
@@ -55,7 +55,7 @@ def test_the_stand_in_becomes_the_real_package_when_it_is_used() -> None:
 def test_a_package_that_was_imported_before_is_used_as_it_is() -> None:
     code = (
         "import mlx_lm, mlx_lm.models.llama as m; before = sys.modules['mlx_lm']; utils = "
-        "mlx_lm_import.mlx_lm_utils()\n"
+        "seams.mlx_lm_utils()\n"
         "print(sys.modules['mlx_lm'] is before, utils is mlx_lm.utils); has_seam(m)"
     )
     assert run(code) == ["True", "True", "True"]
@@ -65,11 +65,11 @@ def test_the_limit_of_open_files_stays() -> None:
     code = (
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; wanted = min(hard, 9000) if hard > "
         "0 else 9000\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard)); mlx_lm_import.mlx_lm_utils()\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard)); seams.mlx_lm_utils()\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE) == (wanted, hard))"
     )
     assert run(code) == ["True"]
 
 
 def test_the_version_is_known() -> None:
-    assert run("print(mlx_lm_import.mlx_lm_version())")[0].startswith("0.")
+    assert run("print(seams.mlx_lm_version())")[0].startswith("0.")

@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from holdfast.worker.engine import long_context
-from holdfast.worker.engine.attention_seam import AttentionShape, heard_shapes
-from holdfast.worker.engine.long_context import attention_error, warnings_about_kernels
+from holdfast.worker.engine import probe
+from holdfast.worker.engine.probe import attention_error, warnings_about_kernels
+from holdfast.worker.engine.seams import AttentionShape, heard_shapes
 from tests.fakes.tiny_models import kept_tiny
 
 PLAIN = mx.fast.scaled_dot_product_attention
@@ -40,7 +40,7 @@ def wrong_by(fault: str) -> Any:
             return PLAIN(queries, keys, values, **more)
         positions = mx.arange(tokens)
         hidden = {
-            "last key": tokens - min(queries.shape[2], long_context.COMPARED_QUERIES),
+            "last key": tokens - min(queries.shape[2], probe.COMPARED_QUERIES),
             "key at a boundary": 1024,
             "first key": 0,
         }.get(fault)
@@ -64,14 +64,10 @@ def wrong_by(fault: str) -> Any:
 def test_a_kernel_that_is_wrong_over_long_contexts_is_found(
     fault: str, shape: AttentionShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = [
-        attention_error(shape, keys=1_500, queries=queries) for queries in long_context.QUERIES
-    ]
+    right = [attention_error(shape, keys=1_500, queries=queries) for queries in probe.QUERIES]
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", wrong_by(fault))
-    wrong = [
-        attention_error(shape, keys=1_500, queries=queries) for queries in long_context.QUERIES
-    ]
-    allowed = long_context.ALLOWED_ERROR[shape.dtype_bytes]
+    wrong = [attention_error(shape, keys=1_500, queries=queries) for queries in probe.QUERIES]
+    allowed = probe.ALLOWED_ERROR[shape.dtype_bytes]
     assert max(right) <= allowed / 2
     assert min(wrong) > 4 * allowed
 

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.worker.engine import grammars as subject
-from holdfast.worker.engine.grammars import (
+from holdfast.worker.engine.constraints import (
     KEPT_GRAMMARS,
     GrammarMatcher,
     Grammars,

@@ -1,0 +1,348 @@
+"""Imports mlx-lm without what Holdfast never uses of it, and with the attention seam in place.
+
+`import mlx_lm` brings transformers (60 MB, 1 s) for its tokenizers and its command line;
+`mlx_lm.utils` brings huggingface_hub (20 MB). Models and loading need neither. So a stand-in
+package, whose `__path__` is the real folder, is registered before the first import, and light
+stand-ins take the place of the two heavy modules while `mlx_lm.utils` is imported. Each of them
+becomes the real thing when somebody in the process does use it. If mlx-lm was imported before, it
+is used as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from holdfast.errors import ModelLoadError
+from holdfast.wire.requests import RequestId
+
+_NAME = "scaled_dot_product_attention"
+_MARK = "_holdfast_plain_attention"
+HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
+_PACKAGE = "mlx_lm"
+_TOKENIZERS = "mlx_lm.tokenizer_utils"
+_HUB = "huggingface_hub"
+
+
+class AttentionShape(NamedTuple):
+    """Of one call; keys and values have the same head dimension."""
+
+    heads: int
+    kv_heads: int
+    head_dimension: int
+    dtype_bytes: int
+    scale: float
+
+
+_heard: set[AttentionShape] | None = None
+
+
+@contextmanager
+def heard_shapes() -> Iterator[set[AttentionShape]]:
+    """The shapes of all attention that comes through the seam, with plain keys and values, within
+    the block.
+    """
+    global _heard
+    _heard = heard = set[AttentionShape]()
+    try:
+        yield heard
+    finally:
+        _heard = None
+
+
+def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """A cache view that wants to do the attention itself returns in place of keys and values
+    something that can `attend`.
+    """
+
+    def scaled_dot_product_attention(
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        if _heard is not None and isinstance(keys, mx.array) and keys.shape[-1] == values.shape[-1]:
+            shape = AttentionShape(
+                queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype.size, scale
+            )
+            _heard.add(shape)
+        if hasattr(keys, "attend"):
+            attended: mx.array = keys.attend(queries, scale=scale, mask=mask, sinks=sinks)
+            return attended
+        return plain(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+
+    setattr(scaled_dot_product_attention, _MARK, plain)
+    return scaled_dot_product_attention
+
+
+def install() -> None:
+    """Put the seam into mlx-lm. Idempotent; call before the first model module is imported."""
+    base = importlib.import_module("mlx_lm.models.base")
+    plain = getattr(base, _NAME)
+    if hasattr(plain, _MARK):
+        return
+    seam = _seam(plain)
+    for module in _model_modules():
+        if getattr(module, _NAME, None) is plain:
+            setattr(module, _NAME, seam)
+
+
+def _model_modules() -> list[ModuleType]:
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("mlx_lm.models.") and module is not None
+    ]
+
+
+def reaches(model: object) -> bool:
+    """Whether every module that the model's classes come from, if it does attention through mlx-lm,
+    holds the seam.
+    """
+    modules = {type(part).__module__ for _, part in model.named_modules()}  # type: ignore[attr-defined]
+    bound = [
+        getattr(sys.modules[name], _NAME)
+        for name in modules
+        if hasattr(sys.modules.get(name), _NAME)
+    ]
+    return all(hasattr(function, _MARK) for function in bound)
+
+
+class HeadSeam:
+    """Row selection in front of the vocabulary projection of one model. Device thread only."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._rows: mx.array | None = None
+        self._aside: mx.array | None = None
+        self._instead: mx.array | None = None
+        # whether the last block selected rows; if not, the logits are those of all positions
+        self.used = False
+        self._set_aside: mx.array | None = None
+        self.projects_later = False  # set by who has seen that `project` gives what the model gives
+        self.hidden_size = 0  # of a row that is set aside; set with `projects_later`
+        self._plain_classes: list[tuple[Module, type[Module]]] = []
+        for name, part in model.named_modules():
+            path = name.split(".")
+            if (
+                path[-1] in HEAD_NAMES
+                and "weight" in part
+                and not any(step.isdigit() for step in path)
+            ):
+                self._select_in(part, "__call__")
+            elif hasattr(type(part), "as_linear"):
+                self._select_in(part, "as_linear")
+
+    def _select_in(self, part: Module, method: str) -> None:
+        plain = getattr(type(part), method)
+        seam = self
+
+        def project(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+            result: mx.array = plain(module, seam._take(x), *args, **kwargs)
+            return result
+
+        self._plain_classes.append((part, type(part)))
+        part.__class__ = type(
+            type(part).__name__,
+            (type(part),),
+            {method: project, "__module__": type(part).__module__},
+        )
+
+    def _take(self, x: mx.array) -> mx.array:
+        if self.used or (self._rows is None and self._aside is None and self._instead is None):
+            return x
+        self.used = True
+        if self._instead is not None:
+            return self._instead[:, None]
+        flat = x.reshape(-1, x.shape[-1])
+        if self._aside is not None:
+            self._set_aside = flat[self._aside]
+        return x if self._rows is None else flat[self._rows][:, None]
+
+    def remove(self) -> None:
+        """Give the modules their own classes back."""
+        for part, plain_class in reversed(self._plain_classes):
+            part.__class__ = plain_class
+        self._plain_classes.clear()
+
+    @contextmanager
+    def selecting(
+        self, rows: mx.array | None, *, aside: mx.array | None = None
+    ) -> Iterator[HeadSeam]:
+        """Within the block the projection sees only these rows of the flattened (batch * length)
+        positions, as shape (rows, 1).
+
+        None: no selection. aside: rows that `take_aside` gives after the block. Then `.used` tells
+        whether the model's head went through the seam.
+        """
+        self._rows, self._aside, self.used, self._set_aside = rows, aside, False, None
+        try:
+            yield self
+        finally:
+            self._rows = self._aside = None
+
+    def take_aside(self) -> mx.array | None:
+        """What the projection was given in the rows to be set aside, [rows, hidden], once; None if
+        it was not reached.
+        """
+        taken, self._set_aside = self._set_aside, None
+        return taken
+
+    def project(self, rows: mx.array) -> mx.array:
+        """The logits of rows that were set aside, [rows, vocabulary].
+
+        Lazy. Only right where `projects_later`.
+        """
+        self._instead, self.used = rows, False
+        try:
+            logits: mx.array = self._model(mx.zeros((1, 1), dtype=mx.int32))
+        finally:
+            self._instead = None
+        return logits.reshape(-1, logits.shape[-1])
+
+
+def _as_they_are(logits: mx.array) -> mx.array:
+    return logits
+
+
+@dataclass(frozen=True, slots=True)
+class LaterLogits:
+    """Logits of consecutive positions, computed when they are asked for, of as many of them as are
+    asked for.
+
+    source: [positions, …], what `project` turns into logits, [positions, vocabulary].
+    """
+
+    source: mx.array
+    project: Callable[[mx.array], mx.array] = _as_they_are
+
+    def __len__(self) -> int:
+        return self.source.shape[0]
+
+    def of(self, start: int, stop: int) -> mx.array:
+        """Logits of some of the positions, lazily."""
+        return self.project(self.source[start:stop])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLogits:
+    """drawn: [spans that draw, vocabulary], in the order of the spans, None when none does. scored:
+    by the span's request.
+
+    hidden: [rows, hidden], by the span's request, of those that are to be pooled.
+    """
+
+    drawn: mx.array | None = None
+    scored: Mapping[RequestId, LaterLogits] = field(default_factory=dict)
+    hidden: Mapping[RequestId, mx.array] = field(default_factory=dict)
+
+
+def prepare() -> None:
+    """Make `mlx_lm.models.*` importable at little cost, with the attention seam in front.
+
+    Idempotent.
+    """
+    if _PACKAGE not in sys.modules:
+        _register_stand_in()
+    with _open_files_limit_kept():
+        install()
+
+
+def mlx_lm_utils() -> ModuleType:
+    """`mlx_lm.utils`, imported without transformers and huggingface_hub."""
+    prepare()
+    name = f"{_PACKAGE}.utils"
+    if name in sys.modules:
+        return sys.modules[name]
+    tokenizers = ModuleType(_TOKENIZERS)
+    tokenizers.__dict__.update(TokenizerWrapper=object, load=_real_tokenizer_load)
+    hub = ModuleType(_HUB)
+    hub.__dict__.update(snapshot_download=_real_snapshot_download)
+    with _open_files_limit_kept(), _standing_in(tokenizers, hub):
+        return importlib.import_module(name)
+
+
+def mlx_lm_version() -> str:
+    """The version of the mlx-lm in use."""
+    prepare()
+    version: str = sys.modules[_PACKAGE].__version__
+    return version
+
+
+def _register_stand_in() -> None:
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or spec.submodule_search_locations is None or spec.loader is None:
+        raise ModelLoadError("the package mlx-lm is not installed")
+    package = importlib.util.module_from_spec(spec)
+
+    def become_real(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {_PACKAGE!r} has no attribute {name!r}")
+        package.__dict__.pop("__getattr__", None)
+        with _open_files_limit_kept():
+            _execute(spec, package)
+        return getattr(package, name)
+
+    package.__dict__["__getattr__"] = become_real
+    sys.modules[_PACKAGE] = package
+    package.__dict__["__version__"] = importlib.import_module(f"{_PACKAGE}._version").__version__
+
+
+def _execute(spec: ModuleSpec, package: ModuleType) -> None:
+    """Run the package's real `__init__`, and give `mlx_lm.utils` the real tokenizer class that it
+    did without.
+    """
+    assert spec.loader is not None
+    utils = sys.modules.get(f"{_PACKAGE}.utils")
+    if utils is not None:
+        real = importlib.import_module(_TOKENIZERS)
+        utils.__dict__.update(TokenizerWrapper=real.TokenizerWrapper, _load_tokenizer=real.load)
+    spec.loader.exec_module(package)
+
+
+def _real_tokenizer_load(*args: Any, **kwargs: Any) -> Any:
+    return importlib.import_module(_TOKENIZERS).load(*args, **kwargs)
+
+
+def _real_snapshot_download(*args: Any, **kwargs: Any) -> Any:
+    return importlib.import_module(_HUB).snapshot_download(*args, **kwargs)
+
+
+@contextmanager
+def _standing_in(*modules: ModuleType) -> Iterator[None]:
+    """Register the modules whose real ones nobody has imported yet; take them out again afterwards."""
+    registered = [module for module in modules if module.__name__ not in sys.modules]
+    sys.modules.update({module.__name__: module for module in registered})
+    try:
+        yield
+    finally:
+        for module in registered:
+            if sys.modules.get(module.__name__) is module:
+                del sys.modules[module.__name__]
+
+
+@contextmanager
+def _open_files_limit_kept() -> Iterator[None]:
+    """At import mlx-lm lowers the limits of open files to 2,048 and 4,096; an ordinary user could
+    not raise the second again.
+    """
+    real = resource.setrlimit
+    resource.setrlimit = lambda *_: None
+    try:
+        yield
+    finally:
+        resource.setrlimit = real
