@@ -34,10 +34,9 @@ def test_scores_are_those_of_the_reference(
         order = np.argsort(-logits[row], kind="stable")[:top]
         assert got.chosen[row].item() == pytest.approx(expected[tokens[row]], abs=1e-5)
         if top:
-            assert got.top_ids is not None
-            assert got.top_logprobs is not None
-            assert got.top_ids[row].tolist() == order.tolist()
-            assert np.array(got.top_logprobs[row]) == pytest.approx(expected[order], abs=1e-5)
+            assert got.top is not None
+            assert got.top[0][row].tolist() == order.tolist()
+            assert np.array(got.top[1][row]) == pytest.approx(expected[order], abs=1e-5)
     assert top or got.arrays() == [got.chosen]
 
 
@@ -48,5 +47,5 @@ def test_a_row_that_is_not_a_number_harms_no_other() -> None:
     got = score_on_host(mx.array(logits), mx.array([5, 5, 5]), top_logprobs=2)
     assert mx.isnan(got.chosen).tolist() == [True, False, True]
     assert got.chosen[1].item() == pytest.approx(-np.log(100), abs=1e-6)
-    assert got.top_ids is not None
-    assert got.top_ids[1].tolist() == [0, 1]
+    assert got.top is not None
+    assert got.top[0][1].tolist() == [0, 1]

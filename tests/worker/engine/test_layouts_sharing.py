@@ -1,4 +1,4 @@
-"""Whether common beginnings are held once."""
+"""Whether common prefixes are held once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_where_attention_is_composed_beginnings_are_held_once(name: str) -> None
     assert runner.shares
     assert can_share(runner) == {True}
     assert runner.reason.endswith(
-        "common beginnings are held once: attention takes several buffers as they are"
+        "common prefixes are held once: attention takes several buffers as they are"
     )
 
 

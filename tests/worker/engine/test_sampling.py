@@ -152,8 +152,7 @@ def test_tokens_and_logprobs_agree_with_the_plain_reference(
     ]
     drawn = sample(logits, rows)
     assert drawn.scores is not None
-    assert drawn.scores.top_ids is not None
-    assert drawn.scores.top_logprobs is not None
+    assert drawn.scores.top is not None
     for index, each in enumerate(params):
         expected = edited_logits(
             np.array(logits[index], dtype=np.float64),
@@ -166,11 +165,11 @@ def test_tokens_and_logprobs_agree_with_the_plain_reference(
         assert probabilities(expected, params=each)[token] > 0
         logprobs = log_probabilities(expected)
         assert drawn.scores.chosen[index].item() == pytest.approx(logprobs[token], abs=1e-4)
-        assert np.array(drawn.scores.top_logprobs[index]) == pytest.approx(
+        assert np.array(drawn.scores.top[1][index]) == pytest.approx(
             np.sort(logprobs)[::-1][:5], abs=1e-4
         )
-        assert np.array(drawn.scores.top_logprobs[index]) == pytest.approx(
-            logprobs[np.array(drawn.scores.top_ids[index])], abs=1e-4
+        assert np.array(drawn.scores.top[1][index]) == pytest.approx(
+            logprobs[np.array(drawn.scores.top[0][index])], abs=1e-4
         )
 
 
@@ -323,15 +322,12 @@ def test_logprobs_are_of_the_edited_logits_before_temperature_and_filters() -> N
     params = SamplingParams(seed=1, temperature=0.1, top_k=2, logit_bias={3: 4.0})
     drawn = sample(logits, [a_row(params, top_logprobs=20, vocab=20), a_row(vocab=20)])
     assert drawn.scores is not None
-    assert drawn.scores.top_logprobs is not None
-    assert drawn.scores.top_ids is not None
+    assert drawn.scores.top is not None
     expected = log_probabilities(
         edited_logits(np.array(logits[0]), params=params, prompt=(), generated=())
     )
-    assert np.array(drawn.scores.top_logprobs[0]) == pytest.approx(
-        np.sort(expected)[::-1], abs=1e-5
-    )
-    assert sorted(ints(drawn.scores.top_ids[0])) == list(range(20))
+    assert np.array(drawn.scores.top[1][0]) == pytest.approx(np.sort(expected)[::-1], abs=1e-5)
+    assert sorted(ints(drawn.scores.top[0][0])) == list(range(20))
 
 
 def test_nothing_is_computed_for_logprobs_that_nobody_wants() -> None:
@@ -343,11 +339,11 @@ def test_prompt_tokens_are_scored_by_the_plain_softmax() -> None:
     logits = some_logits(5, vocab=50, dtype=mx.float16)
     token_ids = [3, 49, 0, 7, 7]
     scores = score_tokens(logits, mx.array(token_ids), top_logprobs=4)
-    assert scores.top_ids is not None
+    assert scores.top is not None
     for index, token_id in enumerate(token_ids):
         expected = log_probabilities(np.array(logits[index].astype(mx.float32), dtype=np.float64))
         assert scores.chosen[index].item() == pytest.approx(expected[token_id], abs=1e-5)
-        assert expected[np.array(scores.top_ids[index])] == pytest.approx(
+        assert expected[np.array(scores.top[0][index])] == pytest.approx(
             np.sort(expected)[::-1][:4], abs=1e-5
         )
-    assert score_tokens(logits, mx.array(token_ids), top_logprobs=0).top_ids is None
+    assert score_tokens(logits, mx.array(token_ids), top_logprobs=0).top is None

@@ -90,19 +90,16 @@ class GroupedRow:
 class Scores:
     """Log-probabilities of given tokens.
 
-    chosen: fp32 [n]; top_ids: uint32 [n, k] and top_logprobs: fp32 [n, k], most likely first, None
-    when k is 0.
+    chosen: fp32 [n]. top: ids, uint32 [n, k], and log-probabilities, fp32 [n, k], of the most likely
+    tokens, the likeliest first; None when k is 0.
     """
 
     chosen: mx.array
-    top_ids: mx.array | None = None
-    top_logprobs: mx.array | None = None
+    top: tuple[mx.array, mx.array] | None = None
 
     def arrays(self) -> list[mx.array]:
         """All arrays that are there."""
-        return [
-            array for array in (self.chosen, self.top_ids, self.top_logprobs) if array is not None
-        ]
+        return [self.chosen, *(self.top or ())]
 
 
 def scoring_pays(*, vocab_size: int) -> bool:
@@ -137,7 +134,7 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
                 top[index] = row[top_ids[index]] - np.float64(total)
     if top_logprobs == 0:
         return Scores(chosen=mx.array(chosen))
-    return Scores(chosen=mx.array(chosen), top_ids=mx.array(top_ids), top_logprobs=mx.array(top))
+    return Scores(chosen=mx.array(chosen), top=(mx.array(top_ids), mx.array(top)))
 
 
 def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:

@@ -1,8 +1,6 @@
-"""The three ways to lay out the spans of a step as forward passes.
+"""The three ways to lay out the spans of a step as forward passes. The probe chooses one.
 
-Which one a model gets is decided by the probe.
-
-Each runner returns the logits of the spans that draw, in the order of the spans; those that score a
+A runner returns the logits of the spans that draw, in the order of the spans. Logits that score a
 prompt are computed later.
 """
 
@@ -11,7 +9,6 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,18 +26,18 @@ Model = Callable[..., mx.array]
 
 
 class LayoutError(Exception):
-    """The model cannot be run in this layout; the probe takes the next one."""
+    """The model cannot be run in this layout; the probe tries the next one."""
 
 
 class Runner(ABC):
     """One layout of one model.
 
-    mixes_chunks: whether prompt chunks and decoding rows share one forward pass.
-    variant: the name, and in which way it is done where there are several.
-    reason: why it was chosen; the probe says it.
+    mixes_chunks: whether prefill chunks and decoding rows share one forward pass.
+    variant: the name, and how it works if there are several ways.
+    reason: why the probe chose it.
     attends_to_parts: whether attention takes keys and values in several buffers.
-    shares: whether frozen parts are to be held by several sequences (`choose_sharing`); else each
-        keeps one buffer of its own.
+    shares: whether running sequences share frozen parts (`choose_sharing`); otherwise each has one
+        buffer.
     """
 
     name: str
@@ -51,39 +48,40 @@ class Runner(ABC):
     shares: bool = True
 
     def __init__(self, model: Any, head: HeadSeam | None) -> None:
-        self._model, self._head = model, head
+        self._model = model
+        self._head = head
 
     @property
     def hidden_size(self) -> int:
-        """Of the hidden states that can be pooled; 0: they cannot be reached in this model."""
+        """The size of the hidden states; 0 if they cannot be reached in this model."""
         return 0 if self._head is None else self._head.hidden_size
 
     def fresh_layers(self) -> list[Layer]:
-        """Empty live state of a new sequence. Raises LayoutError where a layer cannot be laid out."""
+        """Empty layers for a new sequence. Raises LayoutError if one cannot be laid out."""
         layers = own_kinds(self._model)
-        for leaf in (leaf for layer in layers for leaf in layer.leaves()):
-            if leaf.is_foreign:
-                raise LayoutError("a layer keeps its state in a cache kind that only mlx-lm knows")
-            leaf.can_share = leaf.can_share and self.shares
+        for layer in layers:
+            for leaf in layer.leaves():
+                if leaf.is_foreign:
+                    raise LayoutError("a layer uses a cache class that only mlx-lm knows")
+                leaf.can_share = leaf.can_share and self.shares
         return layers
 
     @abstractmethod
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        """Logits of the spans that want some, lazily."""
+        """Run the spans. Lazy."""
 
 
 class RowsRunner(Runner):
-    """Every token of every span is a row of a (tokens, 1) batch; one forward pass serves all.
+    """Every token of every span is a row of one (tokens, 1) batch.
 
     A span that is alone in its step keeps its shape, (1, tokens): with one position instead of one
-    per row, the model has fewer operations to run.
+    per row, the model runs fewer operations.
     """
 
     name = variant = "rows"
     mixes_chunks = True
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        """One forward pass over all spans."""
         if len(spans) == 1:
             caches = _views(
                 spans, lambda layers: SpanView(layers[0], context=context), _no_recurrent
@@ -106,11 +104,10 @@ class RowsRunner(Runner):
 
 
 class SplitRunner(Runner):
-    """Decoding rows share one (sequences, 1) forward pass; each other span has a (1, tokens) pass
-    of its own.
+    """Decoding rows share one (sequences, 1) forward pass; every other span has its own.
 
-    Recurrent states are stacked for the decoding rows. Keys and values go through the seam where
-    the model's attention does, else they are gathered into padded copies.
+    Recurrent states are stacked for the decoding rows. Attention over their keys and values goes
+    through the seam if the model's does; otherwise they are gathered into padded copies.
     """
 
     name = "split"
@@ -119,20 +116,17 @@ class SplitRunner(Runner):
     def __init__(
         self, model: Any, head: HeadSeam | None, *, gather_mask_dimensions: int | None
     ) -> None:
-        """gather_mask_dimensions: rank of the mask for gathered copies; None sends attention
-        through the seam.
-        """
+        """gather_mask_dimensions: rank of the mask for gathered copies; None: use the seam."""
         super().__init__(model, head)
         self._gather = gather_mask_dimensions
         self.attends_to_parts = gather_mask_dimensions is None
-        masks = " with grouped masks" if gather_mask_dimensions == 5 else ""
-        self.variant = (
-            "split, attention "
-            f"{'through the seam' if self._gather is None else f'over gathered copies{masks}'}"
-        )
+        self.variant = {
+            None: "split, attention through the seam",
+            4: "split, attention over gathered copies",
+            5: "split, attention over gathered copies with grouped masks",
+        }[gather_mask_dimensions]
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        """One pass for the decoding spans together, one for each of the others."""
         decoding = [each for each in spans if each.is_row]
         decoded = self._decode(decoding, context) if decoding else StepLogits()
         if len(decoding) == len(spans):
@@ -161,7 +155,7 @@ class SplitRunner(Runner):
         return _project(self._model, self._head, token_ids_of(spans)[:, None], caches, spans)
 
     def _read(self, span: SequenceSpan, context: StepContext) -> StepLogits:
-        if self._gather is not None:  # nothing would come back through the seam
+        if self._gather is not None:  # attention does not go through the seam
             context = replace(context, composes_attention=False)
         caches = _views(
             [span], lambda layers: SpanView(layers[0], context=context), lambda states: states[0]
@@ -170,19 +164,15 @@ class SplitRunner(Runner):
 
 
 class SoloRunner(Runner):
-    """Each span is a forward pass of its own over mlx-lm's own cache objects: slow, and right for
-    whatever mlx-lm runs.
-    """
+    """Each span is a forward pass over mlx-lm's own caches: slow, but right for all of its models."""
 
     name = variant = "solo"
     mixes_chunks = False
 
     def fresh_layers(self) -> list[Layer]:
-        """Empty live state of a new sequence."""
         return [ForeignState(cache) for cache in own_caches(self._model)]
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        """One pass per span."""
         return _joined([self._pass(each) for each in spans])
 
     def _pass(self, span: SequenceSpan) -> StepLogits:
@@ -192,14 +182,14 @@ class SoloRunner(Runner):
 
 def own_caches(model: Any) -> list[Any]:
     """mlx-lm's cache objects for one new sequence, one per layer."""
-    # late: importing it is what the seam must come before
+    # not at the top: the seam must be installed first
     from mlx_lm.models.cache import make_prompt_cache
 
     return list(make_prompt_cache(model))
 
 
 def own_kinds(model: Any) -> list[Layer]:
-    """The kinds that stand for mlx-lm's cache objects, whether or not a layout can use them."""
+    """The empty layers that stand for mlx-lm's caches, whether or not a layout can use them."""
     return [fresh_layer(cache) for cache in own_caches(model)]
 
 
@@ -208,7 +198,7 @@ def _no_recurrent(states: Sequence[RecurrentState]) -> Any:
 
 
 def _no_view(states: Sequence[LayerState]) -> Any:
-    raise LayoutError("mlx-lm's own objects need no view")
+    raise LayoutError("mlx-lm's own caches need no view")
 
 
 def _views(
@@ -216,9 +206,7 @@ def _views(
     for_kv: Callable[[Sequence[LayerKV]], Any],
     for_recurrent: Callable[[Sequence[RecurrentState]], Any],
 ) -> list[Any]:
-    """What the model gets as its caches: a view of each layer over that layer's states of all these
-    sequences.
-    """
+    """What the model gets as its caches: for each layer, a view of it in all these sequences."""
     layers = zip(*(each.sequence.live.layers for each in spans), strict=True)
     return [states[0].view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in layers]
 
@@ -241,7 +229,7 @@ def _project(
     caches: list[Any],
     spans: Sequence[SequenceSpan],
 ) -> StepLogits:
-    """Run the model for these spans, laid out one behind the other."""
+    """Run the model for these spans, one after the other in `ids`."""
     ends = list(itertools.accumulate(each.span.tokens for each in spans))
     starts = [end - each.span.tokens for end, each in zip(ends, spans, strict=True)]
     drawn = [
@@ -253,49 +241,48 @@ def _project(
     sets_aside = head is not None and head.projects_later and bool(put_aside)
     assert sets_aside or not pooled_rows, "the hidden states of this model cannot be reached"
     everything = len(drawn) == ids.size
-    # Without a seam that sets rows aside, those that are scored come out of this pass with all
-    # others.
+    # If rows cannot be set aside, those that are scored come out of this pass with all others.
     selects = bool(drawn) and not everything and (sets_aside or not scored_rows)
     rows = mx.array(drawn) if drawn else None
-    aside = mx.array([row for at in put_aside.values() for row in at]) if sets_aside else None
-    with (
-        head.selecting(rows if selects else None, aside=aside)
-        if head is not None
-        else nullcontext() as selection
-    ):
+    if head is None:
         logits = model(ids, cache=caches)
+        is_selected = everything
+        set_aside = None
+    else:
+        aside = mx.array([row for at in put_aside.values() for row in at]) if sets_aside else None
+        with head.selecting(rows if selects else None, aside=aside):
+            logits = model(ids, cache=caches)
+        is_selected = everything or (selects and head.used)
+        set_aside = head.take_aside()
     for each in spans:
         each.sequence.is_trimmed = False
         if each.span.tokens > 1:
             each.sequence.trim()
     flat: mx.array = logits.reshape(-1, logits.shape[-1])
-    set_aside = head.take_aside() if head is not None else None
-    hidden: dict[RequestId, mx.array] = {}
-    if head is not None and set_aside is not None:
-        firsts = itertools.accumulate((len(at) for at in put_aside.values()), initial=0)
-        parts = {
-            each: set_aside[first : first + len(at)]
-            for first, (each, at) in zip(firsts, put_aside.items(), strict=False)
-        }
-        scored = {
-            request_id: LaterLogits(parts[request_id], head.project) for request_id in scored_rows
-        }
-        hidden = {request_id: parts[request_id] for request_id in pooled_rows}
+    if head is None or set_aside is None:
+        hidden = {}
+        scored = {each: LaterLogits(flat[at.start : at.stop]) for each, at in scored_rows.items()}
     else:
-        scored = {
-            request_id: LaterLogits(flat[at.start : at.stop])
-            for request_id, at in scored_rows.items()
-        }
+        parts = _parted(set_aside, put_aside)
+        hidden = {each: parts[each] for each in pooled_rows}
+        scored = {each: LaterLogits(parts[each], head.project) for each in scored_rows}
     if rows is None:  # the state is evaluated, the logits of this pass may never be
         return StepLogits(scored=scored, hidden=hidden)
-    is_selected = everything or (selects and selection is not None and selection.used)
     return StepLogits(drawn=flat if is_selected else flat[rows], scored=scored, hidden=hidden)
 
 
+def _parted(rows: mx.array, places: Mapping[RequestId, range]) -> dict[RequestId, mx.array]:
+    """Split rows that were set aside for these places by request."""
+    parts = {}
+    first = 0
+    for request_id, at in places.items():
+        parts[request_id] = rows[first : first + len(at)]
+        first += len(at)
+    return parts
+
+
 def _places(starts: Sequence[int], wanted: Mapping[RequestId, range]) -> dict[RequestId, range]:
-    """Where the wanted rows of each span stand among those of all spans, which begin at `starts`;
-    who wants none is left out.
-    """
+    """The wanted rows of each span as rows of the pass, in which the spans begin at `starts`."""
     places = zip(starts, wanted.items(), strict=True)
     return {
         request_id: range(start + rows.start, start + rows.stop)
@@ -305,20 +292,18 @@ def _places(starts: Sequence[int], wanted: Mapping[RequestId, range]) -> dict[Re
 
 
 def choose_sharing(runner: Runner, *, composes_attention: bool | None = None) -> None:
-    """Have the runner's layers share or not, and add to its reason why.
+    """Decide whether the runner's layers share frozen parts, and add why to its reason.
 
-    composes_attention: whether attention takes parts as they are; None: as the device has it.
+    composes_attention: whether attention takes several parts; None: as on this device.
     """
-    takes_parts = (
-        StepContext().composes_attention if composes_attention is None else composes_attention
-    )
+    if composes_attention is None:
+        composes_attention = StepContext().composes_attention
     if not any(leaf.can_share for layer in runner.fresh_layers() for leaf in layer.leaves()):
         return
-    if not runner.attends_to_parts:
-        runner.shares, why = False, "attention outside the seam takes one buffer"
-    elif takes_parts:
-        runner.shares, why = True, "attention takes several buffers as they are"
+    runner.shares = runner.attends_to_parts and composes_attention
+    if runner.shares:
+        why = "held once: attention takes several buffers as they are"
     else:
-        runner.shares, why = False, "fused attention takes one buffer"
-    held = "held once" if runner.shares else "held once while parked, and copied while they run"
-    runner.reason += f"; common beginnings are {held}: {why}"
+        one_buffer = "fused attention" if runner.attends_to_parts else "attention outside the seam"
+        why = f"held once while parked, and copied while they run: {one_buffer} takes one buffer"
+    runner.reason += f"; common prefixes are {why}"

@@ -374,7 +374,7 @@ def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) ->
     if top_logprobs == 0:
         return Scores(chosen=chosen)
     values, ids = largest(logits, count=min(top_logprobs, logits.shape[-1]))
-    return Scores(chosen=chosen, top_ids=ids, top_logprobs=values - total)
+    return Scores(chosen=chosen, top=(ids, values - total))
 
 
 def _edited(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
@@ -437,7 +437,5 @@ def _scores_of(tokens: mx.array, logits: mx.array, rows: Sequence[RowState]) -> 
     scores = score_tokens(logits[at], tokens[at], top_logprobs=count)
     place = {index: number for number, index in enumerate(wanting)}
     spread = mx.array([place.get(index, 0) for index in range(len(rows))])
-    chosen, *top = (array[spread] for array in scores.arrays())
-    return Scores(
-        chosen=chosen, top_ids=top[0] if top else None, top_logprobs=top[1] if top else None
-    )
+    top = None if scores.top is None else (scores.top[0][spread], scores.top[1][spread])
+    return Scores(chosen=scores.chosen[spread], top=top)

@@ -1,11 +1,22 @@
-"""Imports mlx-lm without what Holdfast never uses of it, and with the attention seam in place.
+"""Where Holdfast hooks into unmodified mlx-lm: its import, attention, and the vocabulary projection.
 
-`import mlx_lm` brings transformers (60 MB, 1 s) for its tokenizers and its command line;
+**Import.** `import mlx_lm` brings transformers (60 MB, 1 s) for tokenizers and a command line;
 `mlx_lm.utils` brings huggingface_hub (20 MB). Models and loading need neither. So a stand-in
 package, whose `__path__` is the real folder, is registered before the first import, and light
-stand-ins take the place of the two heavy modules while `mlx_lm.utils` is imported. Each of them
-becomes the real thing when somebody in the process does use it. If mlx-lm was imported before, it
-is used as it is.
+stand-ins take the place of the two heavy modules while `mlx_lm.utils` is imported. Each becomes the
+real one when somebody in the process uses it. If mlx-lm was imported before, it is used as it is.
+
+**Attention.** Models bind `scaled_dot_product_attention` by name when their module is imported, so
+the seam has to be in `mlx_lm.models.base` before that. Modules that were imported earlier (by users
+of the library) are patched.
+
+**Projection.** A prefill chunk needs at most the logits of its last position, but a model's
+`__call__` ends with the vocabulary projection of all positions. The projection's module gets a
+subclass that first selects the wanted rows; parameters and their names stay as they are. Rows can
+also be set aside and projected later, some at a time: the logits of 2,048 positions over 152,000
+tokens are 1.2 GB. A model may change logits after its projection (scale, cap), so then its
+`__call__` is run again, on one dummy token, and the rows take its place at the seam; since MLX is
+lazy, no layer is computed for it.
 """
 
 from __future__ import annotations
@@ -36,7 +47,7 @@ _HUB = "huggingface_hub"
 
 
 class AttentionShape(NamedTuple):
-    """Of one call; keys and values have the same head dimension."""
+    """The shape of a call; keys and values have the same head dimension."""
 
     heads: int
     kv_heads: int
@@ -50,9 +61,7 @@ _heard: set[AttentionShape] | None = None
 
 @contextmanager
 def heard_shapes() -> Iterator[set[AttentionShape]]:
-    """The shapes of all attention that comes through the seam, with plain keys and values, within
-    the block.
-    """
+    """Collects the shapes of all calls with plain keys and values within the block."""
     global _heard
     _heard = heard = set[AttentionShape]()
     try:
@@ -62,9 +71,7 @@ def heard_shapes() -> Iterator[set[AttentionShape]]:
 
 
 def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """A cache view that wants to do the attention itself returns in place of keys and values
-    something that can `attend`.
-    """
+    """A cache view that computes attention itself returns an object with `attend` as keys."""
 
     def scaled_dot_product_attention(
         queries: mx.array,
@@ -96,45 +103,24 @@ def install() -> None:
     if hasattr(plain, _MARK):
         return
     seam = _seam(plain)
-    for module in _model_modules():
-        if getattr(module, _NAME, None) is plain:
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_lm.models.") and getattr(module, _NAME, None) is plain:
             setattr(module, _NAME, seam)
 
 
-def _model_modules() -> list[ModuleType]:
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith("mlx_lm.models.") and module is not None
-    ]
-
-
-def reaches(model: object) -> bool:
-    """Whether every module that the model's classes come from, if it does attention through mlx-lm,
-    holds the seam.
-    """
-    modules = {type(part).__module__ for _, part in model.named_modules()}  # type: ignore[attr-defined]
-    bound = [
-        getattr(sys.modules[name], _NAME)
-        for name in modules
-        if hasattr(sys.modules.get(name), _NAME)
-    ]
-    return all(hasattr(function, _MARK) for function in bound)
-
-
 class HeadSeam:
-    """Row selection in front of the vocabulary projection of one model. Device thread only."""
+    """Selects rows before the vocabulary projection of one model. Device thread only."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._rows: mx.array | None = None
         self._aside: mx.array | None = None
         self._instead: mx.array | None = None
-        # whether the last block selected rows; if not, the logits are those of all positions
-        self.used = False
+        self.used = False  # whether the last pass went through the seam
         self._set_aside: mx.array | None = None
-        self.projects_later = False  # set by who has seen that `project` gives what the model gives
-        self.hidden_size = 0  # of a row that is set aside; set with `projects_later`
+        # set by the probe once `project` is proven to give the model's logits
+        self.projects_later = False
+        self.hidden_size = 0
         self._plain_classes: list[tuple[Module, type[Module]]] = []
         for name, part in model.named_modules():
             path = name.split(".")
@@ -183,31 +169,30 @@ class HeadSeam:
     def selecting(
         self, rows: mx.array | None, *, aside: mx.array | None = None
     ) -> Iterator[HeadSeam]:
-        """Within the block the projection sees only these rows of the flattened (batch * length)
-        positions, as shape (rows, 1).
+        """Within the block, project only these rows of the flattened positions, as (rows, 1).
 
-        None: no selection. aside: rows that `take_aside` gives after the block. Then `.used` tells
-        whether the model's head went through the seam.
+        rows: None for all. aside: rows that `take_aside` returns afterwards. `.used` says whether
+        the model's projection went through the seam.
         """
-        self._rows, self._aside, self.used, self._set_aside = rows, aside, False, None
+        self._rows = rows
+        self._aside = aside
+        self._set_aside = None
+        self.used = False
         try:
             yield self
         finally:
             self._rows = self._aside = None
 
     def take_aside(self) -> mx.array | None:
-        """What the projection was given in the rows to be set aside, [rows, hidden], once; None if
-        it was not reached.
-        """
-        taken, self._set_aside = self._set_aside, None
+        """The rows set aside, [rows, hidden], once; None if the projection was not reached."""
+        taken = self._set_aside
+        self._set_aside = None
         return taken
 
     def project(self, rows: mx.array) -> mx.array:
-        """The logits of rows that were set aside, [rows, vocabulary].
-
-        Lazy. Only right where `projects_later`.
-        """
-        self._instead, self.used = rows, False
+        """The logits of rows that were set aside, [rows, vocabulary]. Lazy. If `projects_later`."""
+        self._instead = rows
+        self.used = False
         try:
             logits: mx.array = self._model(mx.zeros((1, 1), dtype=mx.int32))
         finally:
@@ -221,17 +206,13 @@ def _as_they_are(logits: mx.array) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class LaterLogits:
-    """Logits of consecutive positions, computed when they are asked for, of as many of them as are
-    asked for.
+    """Logits of consecutive positions that are computed on demand.
 
-    source: [positions, …], what `project` turns into logits, [positions, vocabulary].
+    source: [positions, …], which `project` turns into logits, [positions, vocabulary].
     """
 
     source: mx.array
     project: Callable[[mx.array], mx.array] = _as_they_are
-
-    def __len__(self) -> int:
-        return self.source.shape[0]
 
     def of(self, start: int, stop: int) -> mx.array:
         """Logits of some of the positions, lazily."""
@@ -240,10 +221,10 @@ class LaterLogits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLogits:
-    """drawn: [spans that draw, vocabulary], in the order of the spans, None when none does. scored:
-    by the span's request.
+    """What a forward pass returns.
 
-    hidden: [rows, hidden], by the span's request, of those that are to be pooled.
+    drawn: [spans that draw, vocabulary], in the order of the spans; None if none draws. scored: of
+    prompts to be scored. hidden: [rows, hidden], of prompts to be pooled.
     """
 
     drawn: mx.array | None = None
@@ -252,10 +233,7 @@ class StepLogits:
 
 
 def prepare() -> None:
-    """Make `mlx_lm.models.*` importable at little cost, with the attention seam in front.
-
-    Idempotent.
-    """
+    """Make `mlx_lm.models.*` importable at little cost, with the attention seam. Idempotent."""
     if _PACKAGE not in sys.modules:
         _register_stand_in()
     with _open_files_limit_kept():
@@ -303,9 +281,7 @@ def _register_stand_in() -> None:
 
 
 def _execute(spec: ModuleSpec, package: ModuleType) -> None:
-    """Run the package's real `__init__`, and give `mlx_lm.utils` the real tokenizer class that it
-    did without.
-    """
+    """Run the package's real `__init__`, and give `mlx_lm.utils` the real tokenizer class."""
     assert spec.loader is not None
     utils = sys.modules.get(f"{_PACKAGE}.utils")
     if utils is not None:
@@ -324,7 +300,7 @@ def _real_snapshot_download(*args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def _standing_in(*modules: ModuleType) -> Iterator[None]:
-    """Register the modules whose real ones nobody has imported yet; take them out again afterwards."""
+    """Register stand-ins for modules that are not imported yet, and remove them afterwards."""
     registered = [module for module in modules if module.__name__ not in sys.modules]
     sys.modules.update({module.__name__: module for module in registered})
     try:
@@ -337,9 +313,7 @@ def _standing_in(*modules: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def _open_files_limit_kept() -> Iterator[None]:
-    """At import mlx-lm lowers the limits of open files to 2,048 and 4,096; an ordinary user could
-    not raise the second again.
-    """
+    """mlx-lm lowers the limits of open files at import, the hard limit to 4,096: prevent that."""
     real = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:

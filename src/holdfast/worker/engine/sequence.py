@@ -1,4 +1,4 @@
-"""One sequence as the engine keeps it: its tokens, its live state per layer, and what it drew last.
+"""One sequence in the engine: its tokens, its live state, what it drew last, what is saved of it.
 
 Device thread only.
 """
@@ -29,10 +29,9 @@ from holdfast.worker.kv.live import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """What a sequence begins from instead of reading it: a live state, adjoining blocks behind it,
-    the state at their end.
+    """What a sequence starts from: a live state, then adjoining blocks, then the state at their end.
 
-    kept_tokens: tokens of it that need not be copied out again; None: all.
+    kept_tokens: how many of its tokens need not be copied out again; None: all.
     """
 
     base: LiveBase | None = None
@@ -43,15 +42,15 @@ class Prefix:
 
 @dataclass(slots=True)
 class EngineSequence:
-    """Live state. `known` are the tokens that are on the host (prompt, and what was generated
-    before a preemption).
+    """A sequence. `known` are its tokens that are on the host: the prompt, and what was generated
+    before a preemption.
     """
 
     request: SequenceRequest
     known: mx.array  # int32 [tokens]
     live: LiveState
     sampler: RowState
-    constraint: SequenceConstraint | None = None  # of what it may draw
+    constraint: SequenceConstraint | None = None  # limits its draws
     drawn: mx.array | None = None  # int32 [rows] of the step that drew last
     drawn_row: int = 0
     kept: int = 0  # tokens whose keys and values were copied out, or came from a snapshot
@@ -68,13 +67,9 @@ class EngineSequence:
         vocab_size: int,
         generated: tuple[int, ...] = (),
     ) -> EngineSequence:
-        """One that goes on from a live state, and knows its prompt and what it had generated.
-
-        As `row_state` raises.
-        """
-        known = mx.array(
-            np.frombuffer((request.prompt_token_ids + TokenIds.of(generated)).packed, dtype="<i4")
-        )
+        """A sequence that knows its prompt and what it had generated. Raises as `row_state`."""
+        packed = (request.prompt_token_ids + TokenIds.of(generated)).packed
+        known = mx.array(np.frombuffer(packed, dtype="<i4"))
         sampler = row_state(request, generated=generated, vocab_size=vocab_size)
         return EngineSequence(request=request, known=known, live=live, sampler=sampler)
 
@@ -88,105 +83,95 @@ class EngineSequence:
             self.live.restore(prefix.blocks, prefix.state)
         self.kept = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens
 
-    def pool(self, hidden: mx.array) -> None:
-        """Add the hidden states of the prompt's next tokens, [rows, hidden]. Lazy."""
-        rows = hidden.astype(mx.float32)
-        if self.request.pooling == "last":
-            self.pooled = rows[-1]
-        else:
-            self.pooled = (
-                rows.sum(axis=0) if self.pooled is None else self.pooled + rows.sum(axis=0)
-            )
-
-    def embedding(self) -> mx.array:
-        """Of the prompt, once all of it is pooled: float32 [hidden], not normalized. Lazy."""
-        assert self.pooled is not None, "nothing was pooled"
-        return (
-            self.pooled
-            if self.request.pooling == "last"
-            else self.pooled / len(self.request.prompt_token_ids)
-        )
-
     def trim(self) -> None:
         """Release what only the last step needed, once its forward pass is laid out."""
         self.is_trimmed = True
         self.live.trim()
 
+    def pool(self, hidden: mx.array) -> None:
+        """Add the hidden states of the prompt's next tokens, [rows, hidden]. Lazy."""
+        rows = hidden.astype(mx.float32)
+        if self.request.pooling == "last":
+            self.pooled = rows[-1]
+            return
+        total = rows.sum(axis=0)
+        self.pooled = total if self.pooled is None else self.pooled + total
+
+    def embedding(self) -> mx.array:
+        """The embedding of the pooled prompt: float32 [hidden], not normalized. Lazy."""
+        assert self.pooled is not None, "nothing was pooled"
+        if self.request.pooling == "last":
+            return self.pooled
+        return self.pooled / len(self.request.prompt_token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpan:
-    """A span of the plan together with its sequence.
-
-    Its rows are its tokens, in their order, known ones or drawn ones.
-    """
+    """A span of the plan with its sequence. Each of its tokens is a row, in order."""
 
     sequence: EngineSequence
     span: Span
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the span reads what the sequence drew itself, which the host may not know yet."""
+        """Whether the span's tokens were drawn by the sequence; the host may not know them yet."""
         return self.span.start >= self.sequence.known.size
 
     @property
     def is_row(self) -> bool:
-        """Whether the span is one such token: those of several sequences can be the rows of one
-        pass.
-        """
+        """Whether the span is one drawn token: those of several sequences can share a pass."""
         return self.is_decoding and self.span.tokens == 1
 
     @property
-    def wanted_rows(self) -> range:
-        """The rows from whose logits a token is drawn: the last one, where the span reaches the end
-        of what is known.
-        """
-        return range(
-            self.span.tokens - 1 if self.span.draws else self.span.tokens, self.span.tokens
-        )
+    def ends_prompt(self) -> bool:
+        """Whether the span contains the last token of the prompt."""
+        last = len(self.sequence.request.prompt_token_ids) - 1
+        return self.span.start <= last < self.span.start + self.span.tokens
 
     @property
-    def scored_tokens(self) -> tuple[int, ...]:
-        """The tokens of the prompt that follow the scored rows, one each."""
-        first, rows = self.span.start + 1, self.scored_rows
-        return tuple(self.sequence.request.prompt_token_ids[first + rows.start : first + rows.stop])
+    def wanted_rows(self) -> range:
+        """The rows whose logits a token is drawn from: the last one if the span draws."""
+        return self._last_row_if(self.span.draws)
 
     @property
     def scored_rows(self) -> range:
-        """The rows whose logits score the tokens of the prompt that follow them, as far as these
-        are to be scored.
-        """
-        request, start = self.sequence.request, self.span.start
+        """The rows whose logits score the following tokens of the prompt, if that is wanted."""
+        request = self.sequence.request
+        start = self.span.start
         if not request.want_prompt_logprobs:
             return range(0)
         end = min(start + self.span.tokens, len(request.prompt_token_ids) - 1)
         return range(max(0, request.scored_from - 1 - start), max(0, end - start))
 
     @property
-    def pooled_rows(self) -> range:
-        """The rows whose hidden states the prompt's embedding is made of."""
-        if self.sequence.request.pooling is None:
-            return range(0)
-        if self.sequence.request.pooling == "mean":
-            return range(self.span.tokens)
-        return range(
-            self.span.tokens - 1 if self.ends_prompt else self.span.tokens, self.span.tokens
-        )
+    def scored_tokens(self) -> tuple[int, ...]:
+        """The tokens of the prompt that follow the scored rows."""
+        first = self.span.start + 1
+        rows = self.scored_rows
+        return tuple(self.sequence.request.prompt_token_ids[first + rows.start : first + rows.stop])
 
     @property
-    def ends_prompt(self) -> bool:
-        """Whether the span has the last token of the prompt."""
-        last = len(self.sequence.request.prompt_token_ids) - 1
-        return self.span.start <= last < self.span.start + self.span.tokens
+    def pooled_rows(self) -> range:
+        """The rows whose hidden states are pooled into the prompt's embedding."""
+        match self.sequence.request.pooling:
+            case None:
+                return range(0)
+            case "mean":
+                return range(self.span.tokens)
+        return self._last_row_if(self.ends_prompt)
+
+    def _last_row_if(self, is_wanted: bool) -> range:
+        tokens = self.span.tokens
+        return range(tokens - 1, tokens) if is_wanted else range(0)
 
 
 def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
-    """int32 [tokens of all spans], in their order, without waiting for those that are still on the
-    device.
-    """
+    """The tokens of all spans, int32, without waiting for those that are still on the device."""
     pieces: list[mx.array] = []
     index = 0
     while index < len(spans):
-        span, sequence = spans[index].span, spans[index].sequence
+        span = spans[index].span
+        sequence = spans[index].sequence
         if not spans[index].is_decoding:
             pieces.append(sequence.known[span.start : span.start + span.tokens])
             index += 1
@@ -200,9 +185,7 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
 
 
 def _rows_drawn_together(spans: Sequence[SequenceSpan]) -> list[int]:
-    """The rows of what the first of these spans' sequences drew in that step, for it and those
-    behind it that drew there too.
-    """
+    """The rows that the first of these spans, and those right after it, drew in the same step."""
     drawn = spans[0].sequence.drawn
     together = itertools.takewhile(
         lambda each: each.is_decoding and each.sequence.drawn is drawn, spans
@@ -212,23 +195,19 @@ def _rows_drawn_together(spans: Sequence[SequenceSpan]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Snapshots of one sequence that a step has made. The blocks adjoin what was kept of it before."""
+    """Snapshots of one sequence that a step has made. The blocks adjoin what was saved before."""
 
     request_id: RequestId
     blocks: tuple[KVBlock, ...]
     state: StateCheckpoint | None = None
-    # bool []: neither NaN nor infinity is in it; evaluated with the rest
-    finite: mx.array = field(init=False)
+    finite: mx.array = field(init=False)  # bool []; evaluated with the rest
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "finite", all_finite(self._snapshots()))
 
     @property
     def is_finite(self) -> bool:
-        """Whether all of it are finite numbers.
-
-        What is not must not be kept, whatever the logits were: it would be restored.
-        """
+        """Whether it contains neither NaN nor infinity; otherwise it must not be cached."""
         return bool(self.finite.item())
 
     def arrays(self) -> Iterator[mx.array]:
@@ -244,17 +223,16 @@ class Kept:
 
 
 def keep_due(sequence: EngineSequence, policy: KeepPolicy) -> Kept | None:
-    """Copy out what is due after the tokens that were appended last; None when nothing is. Lazy."""
-    is_boundary = sequence.live.tokens in policy.boundaries
+    """Copy out what is due after the tokens that were appended last; None if nothing is. Lazy."""
     blocks = list(_full_blocks(sequence, policy.block_tokens))
-    if is_boundary:
+    if sequence.live.tokens in policy.boundaries:
         return _kept_up_to_now(sequence, blocks)
     return Kept(request_id=sequence.request.request_id, blocks=tuple(blocks)) if blocks else None
 
 
 def keep_everything(sequence: EngineSequence) -> Kept:
-    """Copy out all that has not been kept yet, and the state as it is. Lazy."""
-    # one that was read alone has kept nothing on its way
+    """Copy out everything that is not saved yet, and the state as it is. Lazy."""
+    # without a policy, nothing was saved on the way
     block_tokens = (sequence.keep or KeepPolicy()).block_tokens
     return _kept_up_to_now(sequence, list(_full_blocks(sequence, block_tokens)))
 

@@ -1,9 +1,8 @@
-"""What a model sees as its cache during one forward pass: views over the live state of the
-sequences in it.
+"""What a model gets as its cache in one forward pass: views of the live states of its sequences.
 
-A view speaks the small part of mlx-lm's cache protocol that models use: `offset`, `make_mask`,
-`update_and_fetch`, indexing. Views live for one step. None of them defines `__len__`: an empty one
-would be falsy and models would skip the mask.
+A view implements the part of mlx-lm's cache protocol that models use: `offset`, `make_mask`,
+`update_and_fetch`, indexing. Views live for one step. None defines `__len__`: an empty view would
+be falsy, and models would skip the mask.
 """
 
 from __future__ import annotations
@@ -25,24 +24,21 @@ _PIECES_AT_ONCE = 10
 
 @dataclass(frozen=True, slots=True)
 class WindowMask:
-    """A mask as its parameters.
-
-    In the rows layout every span needs a mask of its own, so the array is made where it is used.
-    """
+    """The parameters of a mask; the array is made where it is used, since every span has its own."""
 
     window: int | None
 
 
 def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) -> mx.array:
-    """Attention of one query per head, composed of two products per key/value head.
+    """Attention of one query per head, as two products per key head. For CPUs.
 
-    For backends without a fused kernel.
+    queries: scaled, [1, heads, 1, head_dim]. parts: adjoining keys and values, [1, kv_heads,
+    tokens, head_dim].
 
-    queries: scaled, [1, heads, 1, head_dim]; parts: adjoining keys and values, [1, kv_heads,
-    tokens, head_dim]. The heads that share a key head are the rows of one product, so that BLAS
-    packs the keys once: 1.4 to 2.2 times as fast on the CPU as mx.fast, which packs them for every
-    head. As exact as mx.fast: a softmax in bf16 alone moves logits by 2 % of what a changed token
-    of the context does.
+    The heads that share a key head are the rows of one product, so that BLAS packs the keys once:
+    1.4 to 2.2 times as fast on the CPU as mx.fast, which packs them for every head. As exact as
+    mx.fast: a softmax in bf16 alone moves logits by 2 % of what a changed token of the context
+    does.
     """
     heads, kv_heads = queries.shape[1], parts[0][0].shape[1]
     grouped = queries.reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
@@ -61,11 +57,10 @@ def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) ->
 
 @dataclass(slots=True)
 class StepContext:
-    """What the layers of one step share: how attention is computed, and causal masks, each made
-    once.
+    """What the layers of one step share: how attention is computed, and causal masks.
 
-    composes_attention: there is no fused kernel. host_scores: from so many scores on numpy computes
-    them then.
+    composes_attention: there is no fused kernel. host_scores: numpy computes attention from this
+    many scores on, then.
     """
 
     composes_attention: bool = field(
@@ -75,8 +70,8 @@ class StepContext:
     _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)
 
     def causal(self, tokens: int, *, held: int, window: int | None) -> mx.array:
-        """bool [tokens, held]: the last `tokens` of `held` positions, each seeing itself and the
-        (window - 1) before it.
+        """bool [tokens, held]: the last `tokens` of `held` positions each see themselves and the
+        window - 1 positions before.
         """
         key = (tokens, held, window)
         if key not in self._masks:
@@ -93,9 +88,7 @@ def _narrower(*windows: int | None) -> int | None:
 
 
 def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> AttentionSpan:
-    """queries: [1, heads, tokens, head_dim], of the tokens that the layer was given last; asked:
-    the model's window.
-    """
+    """queries: [1, heads, tokens, head_dim], of the tokens appended last. asked: the model's window."""
     tokens = queries.shape[2]
     window = _narrower(asked, layer.window)
     parts = layer.parts(layer.held() if window is None else min(layer.held(), window + tokens - 1))
@@ -105,9 +98,7 @@ def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> Att
 def _attend(
     spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | None, context: StepContext
 ) -> list[mx.array]:
-    """Attention of each span over its own sequence. scale: what is still to be applied; 1 where
-    attention is composed.
-    """
+    """Attention of each span over its own sequence. scale: not applied to the queries yet."""
     if context.composes_attention and host_attention.pays(spans, host_scores=context.host_scores):
         return host_attention.attend(spans, sinks=sinks)
     return [_attend_alone(span, scale, sinks, context) for span in spans]
@@ -130,11 +121,10 @@ def _attend_alone(
 
 
 class RowsView:
-    """One layer in the rows layout: every token is a row of its own; rows of a span are
-    consecutive.
+    """One layer in the rows layout: every token is a row; the rows of a span are consecutive.
 
-    Attention comes back here through the seam and is done span by span, each over its own
-    sequence's keys and values.
+    The model calls attention through the seam, which comes back here: it is computed span by span,
+    each over its own sequence.
     """
 
     def __init__(
@@ -145,7 +135,9 @@ class RowsView:
         offset: mx.array,
         context: StepContext,
     ) -> None:
-        self._layers, self._tokens, self._context = layers, tokens, context
+        self._layers = layers
+        self._tokens = tokens
+        self._context = context
         self.offset = offset
 
     def make_mask(
@@ -155,12 +147,12 @@ class RowsView:
         return WindowMask(window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowsView, RowsView]:
-        """keys, values: [rows, kv_heads, 1, head_dim].
+        """Append each span to its sequence; returns the view twice, for the seam.
 
-        Appends each span to its sequence; returns itself twice, for the seam.
+        keys, values: [rows, kv_heads, 1, head_dim].
         """
         if len(self._layers) > 1 and are_alike(keys, values):
-            # Joined once for all rows, they take one write for each sequence instead of two.
+            # joined once for all rows: one write per sequence instead of two
             both = mx.concatenate([keys, values], axis=1)
             for layer, new in zip(self._layers, self._split(both), strict=True):
                 layer.append_stored(new)
@@ -183,27 +175,24 @@ class RowsView:
             for layer, part in zip(self._layers, self._split(queries), strict=True)
         ]
         parts = _attend(spans, scale=scale, sinks=sinks, context=self._context)
-        # Turned before they are joined: the model's reshape copies nothing then.
+        # turned before they are joined: then the model's reshape copies nothing
         rows = [_turned(part, tokens) for part, tokens in zip(parts, self._tokens, strict=True)]
         return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=0)
 
     def _split(self, rows: mx.array) -> list[mx.array]:
-        """Of each span, [1, heads, tokens, head_dim]."""
+        """The rows of each span as [1, heads, tokens, head_dim]."""
         spans = _cut_up(rows, self._tokens)
         return [_turned(span, tokens) for span, tokens in zip(spans, self._tokens, strict=True)]
 
 
 def _turned(span: mx.array, tokens: int) -> mx.array:
-    """Tokens as rows of a batch from tokens of one sequence, or back; of one token both are the
-    same.
-    """
+    """Turn tokens of one sequence into rows of a batch, or back; one token is both."""
     return span if tokens == 1 else span.swapaxes(0, 2)
 
 
 def _cut_up(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
-    """The rows of each span.
-
-    Up to ten pieces are one operation in MLX's graph, from eleven on one each: so ten at a time.
+    """Cut the rows into spans, ten at a time: MLX splits up to ten pieces in one operation of its
+    graph, more in one operation each.
     """
     if len(tokens) == 1:
         return [rows]
@@ -219,9 +208,7 @@ def _cut_up(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
 
 
 class GatherView:
-    """One layer of decoding sequences whose model does its attention outside the seam: padded
-    copies and a real mask.
-    """
+    """One layer of decoding sequences as padded copies with a mask, for attention outside the seam."""
 
     def __init__(self, layers: Sequence[LayerKV], *, mask_dimensions: int) -> None:
         self._layers = layers
@@ -231,9 +218,7 @@ class GatherView:
     def make_mask(
         self, tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array:
-        """bool [rows, 1, …, 1, longest]: which of the padded positions each row may see, the new
-        one included.
-        """
+        """bool [rows, 1, …, 1, longest]: which positions each row sees, including the new one."""
         seen = [_seen_by(layer, 1) for layer in self._layers]
         lengths = mx.array(seen).reshape((len(seen),) + (1,) * (self._mask_dimensions - 1))
         positions = mx.arange(max(seen))
@@ -243,7 +228,7 @@ class GatherView:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """keys, values: [rows, kv_heads, 1, head_dim].
 
-        Returns [rows, kv_heads, longest, head_dim], zeros behind each end.
+        Returns [rows, kv_heads, longest, head_dim], padded with zeros.
         """
         seen = [_seen_by(layer, 1) for layer in self._layers]
         parts = []
@@ -257,9 +242,7 @@ class GatherView:
 
 
 def _seen_by(layer: LayerKV, tokens: int) -> int:
-    """How many positions the next `tokens` tokens of a sequence can see together, themselves
-    included.
-    """
+    """How many positions the next `tokens` tokens of a sequence see, including themselves."""
     return tokens + (layer.tokens if layer.window is None else min(layer.held(), layer.window - 1))
 
 
@@ -268,22 +251,21 @@ def _padded(array: mx.array, tokens: int) -> mx.array:
 
 
 class SpanView:
-    """One layer of one sequence whose span is a forward pass of its own.
+    """One layer of one sequence whose span has its own forward pass.
 
-    Plain arrays and plain masks, as mlx-lm would have it; but where attention is composed it comes
-    back here through the seam.
+    The model gets plain arrays and masks, as from mlx-lm; if attention is composed, it comes back
+    here through the seam.
     """
 
     def __init__(self, layer: LayerKV, *, context: StepContext) -> None:
-        self._layer, self._context = layer, context
+        self._layer = layer
+        self._context = context
         self.offset = layer.tokens
 
     def make_mask(
         self, tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | WindowMask | None:
-        """The mask over what `update_and_fetch` is about to return, or the window that the model
-        asks for.
-        """
+        """The mask for what `update_and_fetch` will return; composed: the window that is asked for."""
         if self._context.composes_attention:
             return WindowMask(window_size)
         window = _narrower(window_size, self._layer.window)
@@ -293,9 +275,9 @@ class SpanView:
         return self._context.causal(tokens, held=seen, window=window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """keys, values: [1, kv_heads, tokens, head_dim].
+        """Append the span; returns everything that it sees, or the view twice, for the seam.
 
-        Returns all that the span may see, or itself twice for the seam.
+        keys, values: [1, kv_heads, tokens, head_dim].
         """
         seen = _seen_by(self._layer, keys.shape[2])
         self._layer.append(keys, values)
@@ -312,8 +294,8 @@ class SpanView:
 
 
 class StateView:
-    """One recurrent layer of several decoding sequences: states stacked on reading, kept as rows of
-    the stack on writing.
+    """One recurrent layer of several decoding sequences: reading stacks their states, writing makes
+    each a row of the new stack.
     """
 
     lengths = None
@@ -327,7 +309,7 @@ class StateView:
         if stack is None:
             return None
         if first == 0 and stack.shape[0] == len(self._states) and self._is_whole(index, stack):
-            return stack
+            return stack  # of exactly these sequences
         rows = [state[index] for state in self._states]
         return mx.concatenate([row for row in rows if row is not None])
 
@@ -342,7 +324,7 @@ class StateView:
             state.set_row(index, value, row)
 
     def make_mask(self, tokens: int) -> None:
-        """No padding, no mask."""
+        """Required by mlx-lm's cache protocol; without padding there is no mask."""
 
     def advance(self, tokens: int) -> None:
-        """Nothing to count: there is no padding."""
+        """Required by mlx-lm's cache protocol; without padding there is nothing to count."""
