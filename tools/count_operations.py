@@ -150,7 +150,7 @@ def as_on_a_gpu() -> Iterator[list[Count]]:
     launched.
     """
     steps: list[Count] = []
-    launch = engine_module.launch
+    launch = engine_module.PendingStep.launch
 
     def counting(pending: Any) -> None:
         if pending.outputs:
@@ -159,7 +159,7 @@ def as_on_a_gpu() -> Iterator[list[Count]]:
 
     with fused_calls() as calls, pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "StepContext", partial(StepContext, composes_attention=False))
-        patch.setattr(engine_module, "launch", counting)
+        patch.setattr(engine_module.PendingStep, "launch", counting)
         patch.setattr(
             "holdfast.worker.engine.sampling.drawing_pays", lambda kind, vocab_size: False
         )

@@ -145,12 +145,10 @@ def test_an_index_in_memory_does_the_same() -> None:
     index.check_invariants()
 
 
-def test_models_are_known_by_their_fingerprints_until_they_are_taken_out(tmp_path: Path) -> None:
+def test_models_are_known_by_their_fingerprints(tmp_path: Path) -> None:
     index = BlockIndex(tmp_path / "i.sqlite")
     index.add([entry(0), entry(7)], fingerprints=FINGERPRINTS)
     assert index.fingerprints() == FINGERPRINTS
-    index.remove_models([fingerprint_id("model one")])
-    assert list(index.fingerprints().values()) == ["model two"]
 
 
 @pytest.mark.parametrize(

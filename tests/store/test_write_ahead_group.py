@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store import group as publishing
+from holdfast.store import write_ahead as publishing
 from holdfast.store.block import StoredBlock, encode_block, fingerprint_id, read_block
 from holdfast.store.folder import (
     StoreFolder,

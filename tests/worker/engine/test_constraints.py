@@ -96,7 +96,7 @@ def test_what_is_no_grammar_is_refused_in_one_line(grammar: str) -> None:
 
 
 def test_what_was_generated_against_the_grammar_cannot_be_gone_on_with() -> None:
-    with pytest.raises(InvalidRequest, match="does not go on behind token"):
+    with pytest.raises(InvalidRequest, match="does not allow token"):
         constraint(GREETING, generated="ha")
 
 
@@ -116,7 +116,7 @@ def test_a_token_that_the_grammar_does_not_allow_ends_the_constraint_with_a_reas
     greeting = constraint(GREETING)
     greeting.take(ord("x"))
     assert allowed(greeting) is None
-    assert "does not go on behind token 120" in greeting.failure
+    assert "does not allow token 120" in greeting.failure
 
 
 def test_a_forced_end_of_thought_is_taken_by_the_grammar_too() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.worker.engine import grammars as subject
+from holdfast.worker.engine import constraints as subject
 from holdfast.worker.engine.constraints import (
     KEPT_GRAMMARS,
     GrammarMatcher,

@@ -94,7 +94,7 @@ def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(
         got.drawn, mx.concatenate([logits_at(model, [8], (*TOKENS, 77)), logits_at(model, [7])])
     )
     assert list(got.scored) == ["b"]
-    assert len(got.scored["b"]) == 4
+    assert got.scored["b"].source.shape[0] == 4
     assert_close(got.scored["b"].of(0, 4), logits_at(model, [0, 1, 2, 3]))
     assert_close(got.scored["b"].of(1, 3), logits_at(model, [1, 2]))
 

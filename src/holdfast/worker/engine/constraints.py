@@ -1,9 +1,8 @@
-"""Which tokens a sequence may draw next: grammars matched by llguidance, thoughts that have a
-budget. Plain Python, no MLX.
+"""Which tokens a sequence may draw next: grammars, matched by llguidance, and thinking budgets.
 
-A matcher follows the tokens of one answer on the host and tells, as one bit per token of the
-vocabulary, what may come next. After a preemption, a failure or a restart it is built anew by
-taking the tokens that were generated.
+Plain Python, no MLX. A matcher follows the tokens of one answer on the host and says, as one bit
+per token of the vocabulary, what may follow. After a preemption, a failure or a restart it is built
+again from the tokens that were generated.
 """
 
 from __future__ import annotations
@@ -31,31 +30,30 @@ from holdfast.models.tokenizer_files import (
 from holdfast.wire.commands import SequenceRequest, ThinkingBudget
 from holdfast.wire.events import ConstraintFigures
 
-if TYPE_CHECKING:  # 30 ms and 6 MB, which nobody pays who never constrains anything
+if TYPE_CHECKING:  # imported on first use: 30 ms and 6 MB
     from llguidance import LLMatcher, LLTokenizer
 
 # bit i % 32 of word i // 32 is set where token i is allowed
 Words: TypeAlias = npt.NDArray[np.int32]
 
-KEPT_GRAMMARS = 32  # compiled, for the next request with the same one
-# from there on a tokenizer takes longer than a step (0.3 s with 131,000 tokens), and is prepared
+KEPT_GRAMMARS = 32  # compiled
+# larger tokenizers take longer than a step to build (0.3 s with 131,000 tokens)
 LARGE_FILE_BYTES = 1 << 20
 _LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarVocabulary:
-    """What a grammar has to know of a tokenizer: the text of tokenizer.json, and all ids that end
-    an answer.
-    """
+    """What grammars need of a tokenizer: the text of tokenizer.json, and all ids that end an answer."""
 
     tokenizer_json: str
     end_token_ids: tuple[int, ...]
 
     @staticmethod
     def of_folder(folder: Path) -> GrammarVocabulary:
-        """That of the model in a folder. Raises ModelLoadError."""
-        backend, config = read_backend(folder), tokenizer_config(folder)
+        """The vocabulary of the model in a folder. Raises ModelLoadError."""
+        backend = read_backend(folder)
+        config = tokenizer_config(folder)
         special_tokens = named_special_tokens(config)
         add_missing_tokens(backend, config, special_tokens)
         ends = end_token_ids(backend, special_tokens, named=eos_token_ids(folder))
@@ -63,9 +61,7 @@ class GrammarVocabulary:
 
 
 class GrammarMatcher:
-    """Follows the tokens of one answer through a grammar, which may end it by any of the answer's
-    own end tokens.
-    """
+    """Follows the tokens of one answer through a grammar."""
 
     __slots__ = ("_end_token_id", "_matcher", "_own_end_token_ids", "_tokenizer")
 
@@ -77,31 +73,31 @@ class GrammarMatcher:
         end_token_id: int,
         own_end_token_ids: tuple[int, ...],
     ) -> None:
-        """end_token_id: one that the grammar knows; own: those that it does not, such as what ends
-        a turn in a chat.
+        """end_token_id: one that the grammar knows. own_end_token_ids: those of the request that it
+        does not know, which end the answer just as well.
         """
-        self._matcher, self._tokenizer = matcher, tokenizer
-        self._end_token_id, self._own_end_token_ids = end_token_id, own_end_token_ids
+        self._matcher = matcher
+        self._tokenizer = tokenizer
+        self._end_token_id = end_token_id
+        self._own_end_token_ids = own_end_token_ids
 
     @property
     def error(self) -> str:
-        """Why it goes on no further, in one line; empty while it does."""
+        """Why the grammar cannot continue, in one line; empty while it can."""
         return first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def take(self, token_id: int) -> bool:
-        """One more token; whether it was allowed."""
+        """Add a token; returns whether it was allowed."""
         if token_id in self._own_end_token_ids and not self._matcher.validate_tokens([token_id]):
             token_id = self._end_token_id
         return bool(self._matcher.consume_token(token_id))
 
     def allows(self, token_ids: Sequence[int]) -> bool:
-        """Whether all of these may come next, one after the other."""
+        """Whether these tokens may follow, one after the other."""
         return bool(self._matcher.validate_tokens(list(token_ids)) == len(token_ids))
 
     def fill(self, words: Words) -> bool:
-        """Write the bits of one row: what may come next; whether anything may. words: as many as
-        the vocabulary needs.
-        """
+        """Write the bits of the tokens that may follow into one row; returns whether any may."""
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if np.count_nonzero(words) == 1:
             self._cut_marker(words)
@@ -111,10 +107,8 @@ class GrammarMatcher:
         return not self._matcher.is_error() and bool(words.any())
 
     def _cut_marker(self, words: Words) -> None:
-        """Where a grammar forces text that is a marker's, llguidance gives the marker's token
-        alone, and then refuses it.
-
-        Text is made of ordinary tokens: the one of its first byte is given in its place.
+        """If a grammar forces text that is also a special token, llguidance allows only that token,
+        and then refuses it. Allow the ordinary token of the text's first byte instead.
         """
         place = int(np.flatnonzero(words)[0])
         word = int(words.view(np.uint32)[place])
@@ -128,20 +122,21 @@ class GrammarMatcher:
 
 
 class Grammars:
-    """Makes matchers. Compiled grammars are kept; a matcher is a copy of one, at its beginning.
+    """Makes matchers, which are copies of compiled grammars.
 
-    The tokenizer is built at the first grammar, or on a thread of its own that `prepare` has begun.
+    The tokenizer is built for the first grammar, or by the thread that `prepare` starts.
     """
 
     def __init__(self, source: Path | GrammarVocabulary, *, vocab_size: int) -> None:
         """source: a model's folder, or what would be read there. vocab_size: columns of the logits."""
-        self._source, self._vocab_size = source, vocab_size
+        self._source = source
+        self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def prepare(self) -> None:
-        """Begin to build a tokenizer that takes long; does not wait."""
+        """Start to build the tokenizer if that takes long; does not wait."""
         if (
             isinstance(self._source, Path)
             and _file_bytes(self._source / "tokenizer.json") >= LARGE_FILE_BYTES
@@ -149,10 +144,10 @@ class Grammars:
             threading.Thread(target=self._build_if_possible, name="holdfast-grammars").start()
 
     def matcher(self, grammar: str, *, stop_token_ids: Iterable[int] = ()) -> GrammarMatcher:
-        """A new one. stop_token_ids: that end this answer, beside those of the tokenizer.
+        """A matcher at the start of a grammar.
 
-        Raises InvalidRequest when the grammar is none, or the model's tokenizer cannot be used for
-        grammars.
+        stop_token_ids: end this answer, in addition to those of the tokenizer. Raises InvalidRequest
+        if the grammar is invalid, or the model's tokenizer cannot be used for grammars.
         """
         compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
         self._compiled[grammar] = compiled
@@ -183,7 +178,7 @@ class Grammars:
         try:
             self._built()
         except HoldfastError:
-            return  # the first grammar says so
+            return  # the first request with a grammar gets the error
 
     def _built(self) -> LLTokenizer:
         from llguidance import LLTokenizer
@@ -207,7 +202,7 @@ class Grammars:
 
 
 def first_line(text: str) -> str:
-    """What the library says of an error, without the states that it dumps behind it."""
+    """The first line of the library's message; it dumps its state after that."""
     line = text.strip().splitlines()[0] if text.strip() else "no reason given"
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
@@ -221,39 +216,38 @@ def _file_bytes(path: Path) -> int:
 
 
 class ThoughtMeter:
-    """Follows one answer token by token.
+    """Counts the tokens of thoughts in one answer.
 
-    All its thoughts together have one budget; behind it a thought ends as it begins.
+    All thoughts share one budget. Once it is spent, a thought has to end as soon as it begins.
     """
 
     def __init__(self, budget: ThinkingBudget) -> None:
-        self._start, self._end = budget.start_token_ids, budget.end_token_ids
+        self._start = budget.start_token_ids
+        self._end = budget.end_token_ids
         self._left = budget.tokens
         self._thinks = not budget.start_token_ids
-        # the last tokens since the thought began or ended, as many as a marker has
+        # the last tokens since the thought began or ended, at most as many as a marker has
         self._since: list[int] = []
 
     def take(self, token_id: int) -> None:
-        """The answer has one more token."""
+        """Add a token of the answer."""
         marker = self._end if self._thinks else self._start
         self._left -= self._thinks
         self._since = [*self._since, token_id][-len(marker) :] if marker else []
         if marker and tuple(self._since) == marker:
-            self._thinks, self._since = not self._thinks, []
+            self._thinks = not self._thinks
+            self._since = []
 
     @property
     def due(self) -> tuple[int, ...]:
-        """The tokens that have to come now: the rest of the marker that ends the thought.
-
-        Empty while anything may come.
-        """
+        """The tokens that must follow: the rest of the end marker. Empty if anything may follow."""
         if not self._thinks or self._left > 0:
             return ()
         return self._end[_begun(self._end, self._since) :]
 
 
 def _begun(marker: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens of the marker these tokens end with."""
+    """How many of the marker's first tokens these tokens end with."""
     most = min(len(tokens), len(marker) - 1)
     return next((n for n in range(most, 0, -1) if tuple(tokens[-n:]) == tuple(marker[:n])), 0)
 
@@ -262,7 +256,7 @@ class Constraints:
     """The constraints of one model's sequences. Device thread only."""
 
     def __init__(self, grammars: Grammars | None, *, vocab_size: int) -> None:
-        """grammars: None: requests with one are refused. vocab_size: columns of the logits."""
+        """grammars: None refuses requests with a grammar. vocab_size: columns of the logits."""
         self.figures = ConstraintFigures()
         self.words_per_row = -(-vocab_size // 32)
         self._grammars = grammars
@@ -270,17 +264,16 @@ class Constraints:
     def of(
         self, request: SequenceRequest, *, generated: Sequence[int] = ()
     ) -> SequenceConstraint | None:
-        """What limits the draws of a sequence that has `generated` already; None when nothing does.
+        """The constraint of a sequence after `generated`; None if nothing limits its draws.
 
-        Raises InvalidRequest when its grammar is none or does not allow what was generated.
+        Raises InvalidRequest if its grammar is invalid or does not allow what was generated.
         """
-        if not request.grammar and request.thinking_budget is None:
+        budget = request.thinking_budget
+        if not request.grammar and budget is None:
             return None
         constraint = SequenceConstraint(
             matcher=self._matcher(request) if request.grammar else None,
-            meter=None
-            if request.thinking_budget is None
-            else ThoughtMeter(request.thinking_budget),
+            meter=None if budget is None else ThoughtMeter(budget),
             figures=self.figures,
         )
         for token_id in generated:
@@ -297,9 +290,7 @@ class Constraints:
         *,
         generated: Sequence[int],
     ) -> SequenceConstraint:
-        """The constraint of a sequence that gets another thinking budget after it has `generated`
-        these tokens.
-        """
+        """The constraint of a sequence that gets another thinking budget after `generated`."""
         if constraint is None:
             self.figures.sequences += 1
             constraint = SequenceConstraint(matcher=None, meter=None, figures=self.figures)
@@ -316,7 +307,7 @@ class Constraints:
 
 @dataclass(slots=True, eq=False)
 class SequenceConstraint:
-    """What one sequence may draw next, as a function of the tokens that it has drawn."""
+    """What one sequence may draw next, given the tokens that it has drawn."""
 
     matcher: GrammarMatcher | None
     meter: ThoughtMeter | None
@@ -324,25 +315,24 @@ class SequenceConstraint:
     failure: str = field(default="", init=False)  # why nothing can be drawn any more
 
     def take(self, token_id: int) -> None:
-        """The sequence has drawn a token."""
+        """Add a token that the sequence has drawn."""
         if self.meter is not None:
             self.meter.take(token_id)
         if self.matcher is not None and not self.failure and not self.matcher.take(token_id):
-            self._fail(f"the grammar does not go on behind token {token_id}: {self.matcher.error}")
+            self._fail(f"the grammar does not allow token {token_id}: {self.matcher.error}")
 
     def forced_token(self) -> int | None:
-        """The one token that has to come, whatever the model says; None where it may choose."""
+        """The only token that may follow, because a thought has to end; None without one."""
         due = () if self.meter is None else self.meter.due
         if not due or (self.matcher is not None and not self.matcher.allows(due)):
-            # a grammar has the last word; inside a character, say, the thought goes on for a token
+            # The grammar has precedence: within a character, the thought continues for a token.
             return None
         return due[0]
 
     def fill(self, words: Words) -> bool:
-        """Write into `words`, one row, what may come next; False, and nothing of use in there, when
-        anything may.
+        """Write what may follow into `words`, one row; returns False if the row is not limited.
 
-        When nothing may, there is a `failure`.
+        Sets `failure` if nothing may follow.
         """
         if self.matcher is None or self.failure:
             return False
@@ -352,8 +342,7 @@ class SequenceConstraint:
         self.figures.mask_seconds += time.perf_counter() - began_at
         if not is_open:
             self._fail(
-                "the grammar cannot be followed any further: "
-                f"{self.matcher.error or 'it allows no token here'}"
+                f"the grammar cannot continue: {self.matcher.error or 'it allows no token here'}"
             )
         return is_open
 

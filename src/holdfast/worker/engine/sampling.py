@@ -1,8 +1,7 @@
-"""Sample one token for each row of a step's logits, on the device, for rows with any mix of
-parameters.
+"""Sample one token for each row of a step's logits, on the device, with any mix of parameters.
 
 Nothing is read back from a GPU. On a CPU, rows of large vocabularies go to numpy (`host_sampling`),
-`host_rows`), which waits for them.
+which waits for them.
 
 Order: logit bias; repetition, presence and frequency penalties; then log-probabilities are taken;
 then the grammar's mask, temperature, top-k, top-p, min-p and the draw. A row's token depends only
@@ -45,15 +44,14 @@ _ANY_TOKEN = np.int32(-1)  # a word with all bits set
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowEdits:
-    """What changes the logits of one sequence, on the device.
+    """The logit bias and penalties of one sequence, on the device.
 
-    Immutable: a drawn token makes new edits.
+    Sparse: the work depends on the number of ids, not on the vocabulary. Immutable: a drawn token
+    makes new edits.
 
-    bias_ids: int32 [entries]; bias_values: fp32 [entries], -inf where banned.
-    prompt_ids: int32 [n], each distinct id of the prompt once, empty when the repetition penalty is
-        off.
-    generated_ids: int32 [m], as generated, with repeats, empty without penalties. May be lazy; the
-        next `sample` evaluates it.
+    bias_ids: int32 [entries]. bias_values: fp32 [entries], -inf for banned tokens.
+    prompt_ids: int32 [n], the distinct ids of the prompt; empty without a repetition penalty.
+    generated_ids: int32 [m], as generated, with repeats; empty without penalties. May be lazy.
     """
 
     params: SamplingParams
@@ -70,7 +68,7 @@ class RowEdits:
         generated_ids: Sequence[int],
         vocab_size: int,
     ) -> RowEdits | None:
-        """Those after `generated_ids`; None when there are none.
+        """The edits after `generated_ids`; None if there are none.
 
         Raises InvalidRequest for ids that the model does not have.
         """
@@ -78,11 +76,11 @@ class RowEdits:
             return None
         for token_id in params.logit_bias:
             if not 0 <= token_id < vocab_size:
-                message = (
+                raise InvalidRequest(
                     f"logit_bias names token {token_id}, the model's tokens are 0 to "
-                    f"{vocab_size - 1}"
+                    f"{vocab_size - 1}",
+                    field="logit_bias",
                 )
-                raise InvalidRequest(message, field="logit_bias")
         seen = sorted(set(prompt_ids)) if params.repetition_penalty != 1.0 else []
         return RowEdits(
             params=params,
@@ -101,7 +99,7 @@ class RowEdits:
         )
 
     def with_token(self, token: mx.array) -> RowEdits:
-        """The edits after one more generated token. token: any int dtype, [1], lazy or not."""
+        """The edits after one more generated token. token: any int dtype, [1], may be lazy."""
         if not _penalises(self.params):
             return self
         return replace(
@@ -118,13 +116,11 @@ def _penalises(params: SamplingParams) -> bool:
 
 
 def apply_edits(logits: mx.array, edits: Sequence[RowEdits]) -> mx.array:
-    """Bias, then the repetition penalty, then presence and frequency.
+    """Apply the bias, then the repetition penalty, then presence and frequency penalties. Lazy.
 
-    Lazy; a row's result does not depend on the others.
-
-    logits: fp32 [rows, vocab], one row per entry of `edits`. Returns the same shape. Repetition
-    (prompt and generated): positive logits are divided by the penalty, others multiplied. Presence
-    is taken off once, frequency once per occurrence, of generated tokens only.
+    logits: fp32 [rows, vocab], one row per entry of `edits`; rows do not depend on each other. The
+    repetition penalty (prompt and generated tokens) divides positive logits and multiplies others.
+    Presence is subtracted once, frequency once per occurrence, for generated tokens only.
     """
     biased = [(row, edit.bias_ids) for row, edit in enumerate(edits)]
     if _entries(biased):
@@ -141,7 +137,7 @@ def apply_edits(logits: mx.array, edits: Sequence[RowEdits]) -> mx.array:
         for row, edit in enumerate(edits)
         if edit.params.presence_penalty != 0.0 or edit.params.frequency_penalty != 0.0
     ]
-    return _take_off(_penalise_repetition(logits, repeated, edits), counted, edits)
+    return _subtract_counted(_penalise_repetition(logits, repeated, edits), counted, edits)
 
 
 def _penalise_repetition(
@@ -153,7 +149,7 @@ def _penalise_repetition(
     penalty = mx.array([edit.params.repetition_penalty for edit in edits], dtype=mx.float32)[rows]
     before = logits[rows, ids]
     edited = mx.array(logits)  # a second handle: assignment leaves the caller's array alone
-    # An id that comes twice is written twice the same.
+    # an id that occurs twice is written twice with the same value
     edited[rows, ids] = _penalised(before, penalty)
     return edited
 
@@ -163,7 +159,7 @@ def _penalised(logits: mx.array, penalty: mx.array) -> mx.array:
     return mx.where(logits > 0, logits / penalty, logits * penalty)
 
 
-def _take_off(
+def _subtract_counted(
     logits: mx.array, generated: Sequence[tuple[int, mx.array]], edits: Sequence[RowEdits]
 ) -> mx.array:
     if not _entries(generated):
@@ -194,8 +190,10 @@ def _places(lists: Sequence[tuple[int, mx.array]]) -> tuple[mx.array, mx.array]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLimits:
-    """words: int32 [rows, at least vocab / 32], None when no row is masked. forced: token by row,
-    whatever its logits say.
+    """Which tokens rows may draw.
+
+    words: int32 [rows, at least vocab / 32]; None if no row is masked. forced: row → its token,
+    whatever the logits are.
     """
 
     words: Words | None
@@ -206,9 +204,9 @@ NO_LIMITS = RowLimits(words=None, forced={})
 
 
 def limits_of(constraints: Sequence[SequenceConstraint | None], *, words_per_row: int) -> RowLimits:
-    """What the rows may draw, one constraint or None for each.
+    """The limits of rows, from one constraint or None for each.
 
-    A constraint that allows nothing has a `failure` afterwards.
+    A constraint that allows nothing sets its `failure`.
     """
     if not any(constraints):
         return NO_LIMITS
@@ -227,12 +225,7 @@ def limits_of(constraints: Sequence[SequenceConstraint | None], *, words_per_row
 
 
 def with_masks(logits: mx.array, limits: RowLimits) -> mx.array:
-    """Logits with -inf where a token may not be drawn; NaN stays, and so do rows without a mask.
-
-    Lazy.
-
-    logits: any float dtype [rows, vocab].
-    """
+    """Set logits of masked tokens to -inf; NaN stays. Lazy. logits: any float dtype [rows, vocab]."""
     if limits.words is None:
         return logits
     rows, columns = logits.shape
@@ -241,7 +234,7 @@ def with_masks(logits: mx.array, limits: RowLimits) -> mx.array:
 
 
 def with_forced(tokens: mx.array, limits: RowLimits) -> mx.array:
-    """Drawn tokens, with those in their place that have to come. Lazy. tokens: uint32 [rows]."""
+    """Replace drawn tokens of rows with a forced one. Lazy. tokens: uint32 [rows]."""
     if not limits.forced:
         return tokens
     forced = np.full(tokens.shape, -1, np.int32)
@@ -261,29 +254,25 @@ def _additions(dtype: mx.Dtype) -> mx.array:
 
 @dataclass(slots=True, kw_only=True)
 class RowState:
-    """What sampling keeps per sequence.
-
-    `advance` moves it on after each draw; everything else stays as it was made.
-    """
+    """What sampling keeps per sequence. `advance` updates position and edits after each draw."""
 
     params: SamplingParams
     kind: DrawKind
     seed: int
-    position: int  # of the token to draw, counted from the beginning of the prompt
+    position: int  # of the token to draw, from the beginning of the prompt
     want_logprobs: bool = False
     top_logprobs: int = 0
-    edits: RowEdits | None = None  # of its logits, by a bias or penalties
+    edits: RowEdits | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRows:
-    """What a call of `sample` gave, lazily, for R rows.
+    """The result of `sample` for R rows. Lazy.
 
-    tokens: uint32 [R]. ok: bool [R], False where the row's logits hold NaN or inf or nothing is
-    left to draw: its token is then meaningless (but a valid id). empty: bool [R], True where
-    nothing is left; None when no row is masked. scores: of R rows, with the largest k that any row
-    wants, so cut each row to its own; those of rows that do not want them mean nothing. None when
-    no row does.
+    tokens: uint32 [R]. ok: bool [R], False if the logits contain NaN or inf, or nothing is left to
+    draw: the token is then meaningless (but a valid id). empty: bool [R], whether nothing is left;
+    None if no row is masked. scores: of R rows with the largest k that any row wants, meaningless
+    for rows that want none; None if no row does.
     """
 
     tokens: mx.array
@@ -292,22 +281,21 @@ class DrawnRows:
     scores: Scores | None = None
 
     def arrays(self) -> list[mx.array]:
-        """All arrays that are there, for one evaluation."""
-        empty = [] if self.empty is None else [self.empty]
-        return [
-            self.tokens,
-            self.ok,
-            *empty,
-            *([] if self.scores is None else self.scores.arrays()),
-        ]
+        """All arrays, for one evaluation."""
+        arrays = [self.tokens, self.ok]
+        if self.empty is not None:
+            arrays.append(self.empty)
+        if self.scores is not None:
+            arrays.extend(self.scores.arrays())
+        return arrays
 
 
 def row_state(
     request: SequenceRequest, *, generated: Sequence[int] = (), vocab_size: int
 ) -> RowState:
-    """The state of a sequence that has `generated` already. vocab_size: columns of the logits.
+    """The state of a sequence after `generated`. vocab_size: columns of the logits.
 
-    Raises InvalidRequest when the logit bias names tokens that the model does not have.
+    Raises InvalidRequest if the logit bias names tokens that the model does not have.
     """
     params = request.sampling
     return RowState(
@@ -327,9 +315,7 @@ def row_state(
 
 
 def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
-    """Tell each row which token it drew (tokens: int [R], may be lazy), so that the next step can
-    be laid out at once.
-    """
+    """Update the rows after a draw. tokens: int [R], may be lazy."""
     for index, row in enumerate(rows):
         row.position += 1
         if row.edits is not None:
@@ -337,9 +323,7 @@ def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
 
 
 def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LIMITS) -> DrawnRows:
-    """Draw a token for each row.
-
-    Lazy, unless rows are drawn by numpy; changes neither `logits` nor `rows`.
+    """Draw a token for each row. Lazy, unless numpy draws; changes neither `logits` nor `rows`.
 
     logits: any float dtype [R, vocab], R = len(rows) ≥ 1.
     """
@@ -350,7 +334,7 @@ def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LI
         drawable = drawable.astype(mx.float32)
         peaks = mx.array(rows_of(drawable).max(axis=-1))
     else:
-        # NaN if the row holds one, here and there
+        # NaN if the row contains one, as in numpy
         peaks = mx.max(drawable, axis=-1).astype(mx.float32)
     tokens = with_forced(_drawn_tokens(drawable, rows, peaks), limits)
     scores = _scores_of(tokens, logits, rows) if any(row.want_logprobs for row in rows) else None
@@ -361,10 +345,8 @@ def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LI
 def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
     """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely.
 
-    Lazy, unless numpy does it.
-
-    logits: any float dtype [n, vocab]; token_ids: int [n], the token that follows each row's
-    position.
+    Lazy, unless numpy computes them. logits: any float dtype [n, vocab]. token_ids: int [n], the
+    token that follows each row's position.
     """
     logits = logits.astype(mx.float32)
     if scoring_pays(vocab_size=logits.shape[-1]):
@@ -422,7 +404,7 @@ def _draw_kind(logits: mx.array, rows: Sequence[RowState], peaks: mx.array) -> m
 
 
 def _by_groups(groups: Sequence[tuple[list[int], Callable[[], mx.array]]]) -> mx.array:
-    """Compute each group's rows and put them back in the order of the whole."""
+    """Compute the rows of each group and put them back in order."""
     order = [member for members, _ in groups for member in members]
     back = sorted(range(len(order)), key=order.__getitem__)
     return mx.concatenate([compute() for _, compute in groups])[mx.array(back)]

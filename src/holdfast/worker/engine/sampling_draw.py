@@ -1,9 +1,9 @@
-"""How a token is drawn from a row of logits: temperature, top-k, top-p, min-p, random numbers that
-belong to (seed, position).
+"""How a token is drawn from a row of logits: temperature, top-k, top-p, min-p, and random numbers
+that depend on (seed, position) only.
 
-Rows with top-k are drawn among their k candidates; others over the whole vocabulary, where a filter
-is one threshold per row. Scaled logits are (logit - max) / temperature, weights their exponentials,
-so that the likeliest token weighs 1.
+Rows with top-k are drawn among their k candidates, others over the whole vocabulary, where filters
+are one threshold per row. Scaled logits are (logit - max) / temperature, weights are their
+exponentials: the likeliest token weighs 1.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ def on_host() -> bool:
 
 
 def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Make one kernel of a function of elementwise operations where it runs on a GPU, for any
-    shapes; the bits stay the same.
+    """Fuse a function of elementwise operations into one kernel on a GPU, with the same bits.
 
-    On a CPU the operations run one by one: compiling them takes seconds there, and needs a C++
-    compiler.
+    Not on a CPU, where compiling takes seconds and needs a C++ compiler.
     """
     fused = mx.compile(function, shapeless=True)
 
@@ -49,10 +47,7 @@ def fused_on_gpus(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 @dataclass(frozen=True, slots=True)
 class DrawKind:
-    """What a row asks of the draw.
-
-    Rows of one kind are drawn together, and always by the same operations.
-    """
+    """How a row is drawn. Rows of one kind are drawn together, always by the same operations."""
 
     greedy: bool = False
     candidates: int = 0  # at least the row's top-k; 0: no top-k
@@ -60,7 +55,7 @@ class DrawKind:
 
 
 def draw_kind(params: SamplingParams, *, vocab_size: int) -> DrawKind:
-    """The kind of a row. Numbers of candidates are powers of two, so that few kinds exist."""
+    """The kind of a row. The number of candidates is a power of two, so that few kinds exist."""
     if params.temperature < GREEDY_BELOW or params.top_k == 1 or params.top_p <= 0.0:
         return DrawKind(greedy=True)
     nucleus = params.top_p < 1.0
@@ -73,9 +68,7 @@ def draw_kind(params: SamplingParams, *, vocab_size: int) -> DrawKind:
 
 
 def draw_key(*, seed: int, position: int) -> tuple[int, int]:
-    """The two words of the random key of one draw: a 64-bit mix of any int seed and the token's
-    position.
-    """
+    """The two words of the random key of a draw: a 64-bit mix of any int seed and the position."""
     mixed = _mix((_mix(seed & _WORD) + position * _GOLDEN) & _WORD)
     return mixed >> 32, mixed & 0xFFFFFFFF
 
@@ -88,11 +81,10 @@ def draw(
     keys: Sequence[tuple[int, int]],
     peaks: mx.array,
 ) -> mx.array:
-    """Draw one token per row. Lazy.
+    """Draw one token per row, all of `kind`: uint32 [rows]. Lazy.
 
-    logits: fp32 [rows, vocab]; peaks: fp32 [rows], their maxima. All rows are of `kind`. Returns
-    uint32 [rows]. Exactly k tokens pass top-k: of equal ones those with the lower ids. Tokens equal
-    at the edge of top-p without top-k all stay.
+    logits: fp32 [rows, vocab]. peaks: fp32 [rows], their maxima. Exactly k tokens pass top-k, of
+    equal ones those with the lowest ids. Without top-k, equal tokens at the edge of top-p all pass.
     """
     if kind.greedy:
         return mx.argmax(logits, axis=-1)
@@ -111,12 +103,11 @@ def draw(
 
 
 def largest(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
-    """The `count` largest entries of each row, largest first, equal ones in the order of their
-    columns. Lazy.
+    """The `count` largest entries of each row, largest first, equal ones by rising column. Lazy.
 
     values: fp32 [rows, columns], count ≤ columns. Returns the entries, fp32, and their columns,
-    uint32, [rows, count]. They lie in the `count` blocks with the largest maxima, so where that is
-    a small part of the row, only those are looked at.
+    uint32, [rows, count]. They are in the `count` blocks with the largest maxima: if that is a
+    small part of the row, only those are searched.
     """
     if count * SEARCH_BLOCK * 2 > values.shape[-1]:
         return _largest_of(values, count=count)
@@ -186,14 +177,14 @@ def _threshold(
 
 
 def nucleus_threshold(weights: mx.array, *, top_p: mx.array) -> mx.array:
-    """The weight from which on tokens are in the nucleus; lazy.
+    """The least weight of a token in the nucleus, float32 [rows, 1]. Lazy.
 
-    weights: float32 [rows, vocabulary], exp of the logits less their maximum. top_p, and what is
-    returned: float32 [rows, 1].
+    weights: float32 [rows, vocabulary], exp of the logits minus their maximum. top_p: float32
+    [rows, 1].
     """
-    # The tokens from one on, by rising weight, weigh enough together: the last such token is the
-    # edge. Bisecting for the edge is twice as fast where exponentials and sums cost what they do on
-    # a CPU, but it is 150 operations, and a CPU gives large vocabularies to numpy.
+    # The edge is the last token, by rising weight, from which on tokens weigh enough together.
+    # Bisecting for it is twice as fast on a CPU, but takes 150 operations, and large vocabularies
+    # go to numpy there.
     rising = mx.sort(weights, axis=-1)
     with_heavier = mx.cumsum(rising, axis=-1, reverse=True)
     return mx.max(
