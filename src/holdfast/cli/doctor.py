@@ -463,7 +463,6 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
     platform.prepare_blas(settings.threads)  # before the first import of MLX
     load = importlib.import_module("holdfast.worker.engine.load")
     probe = importlib.import_module("holdfast.worker.engine.probe")
-    kernels = importlib.import_module("holdfast.worker.engine.probe")
     sharing = importlib.import_module("holdfast.worker.engine.layouts")
     began = time.perf_counter()
     platform.use_device(settings.device)
@@ -480,7 +479,7 @@ def _load_and_probe(settings: ModelSettings) -> LayoutCheck:
         context_tokens=loaded.context_tokens,
         note=loaded.note,
         seconds=time.perf_counter() - began,
-        warnings=(*probe.warnings_about(result), *kernels.warnings_about_kernels(loaded.model)),
+        warnings=(*probe.warnings_about(result), *probe.warnings_about_kernels(loaded.model)),
     )
 
 

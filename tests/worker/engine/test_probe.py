@@ -58,7 +58,7 @@ def test_the_layout_that_is_wanted_is_taken_though_a_faster_one_is_right(wanted:
 
 def test_a_wanted_layout_that_is_not_right_is_an_error_with_the_reason() -> None:
     with pytest.raises(
-        ModelLoadError, match="no layout 'rows' runs this model rightly: rows fails"
+        ModelLoadError, match="no layout 'rows' runs this model correctly: rows fails"
     ):
         choose_layout(kept_tiny("mamba2"), vocab_size=VOCAB_SIZE, wanted="rows")
 
@@ -269,7 +269,7 @@ def test_a_model_that_takes_one_position_for_all_rows_runs_solo() -> None:
 
 
 def test_a_model_that_does_not_know_where_a_chunk_begins_is_refused() -> None:
-    with pytest.raises(ModelLoadError, match="no layout runs this model rightly"):
+    with pytest.raises(ModelLoadError, match="no layout runs this model correctly"):
         choose_layout(with_rope(DeafRope), vocab_size=VOCAB_SIZE)
 
 
@@ -290,7 +290,7 @@ def test_logits_that_are_minus_infinity_in_both_ways_are_equal() -> None:
 
 def test_a_model_whose_output_is_not_a_number_is_refused() -> None:
     model = calling(make_tiny("llama"), lambda plain, *_: plain() * math.nan)
-    with pytest.raises(ModelLoadError, match="no layout runs this model rightly"):
+    with pytest.raises(ModelLoadError, match="no layout runs this model correctly"):
         choose_layout(model, vocab_size=VOCAB_SIZE)
 
 

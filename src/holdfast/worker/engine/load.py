@@ -1,6 +1,4 @@
-"""Loads a model from a local folder: checked, read lazily, converted layer by layer, never written
-to.
-"""
+"""Loads a model from a local folder: checked, read lazily, converted module by module."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ from holdfast.worker.engine.seams import HEAD_NAMES
 
 Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300
-# What code of a model raises, besides ValueError and OSError, when a configuration or weights do
-# not fit it.
+# what code of a model raises, besides ValueError and OSError, if configuration or weights do not fit
 _MISFITS = (
     ArithmeticError,
     AssertionError,
@@ -46,7 +43,7 @@ _MISFITS = (
 
 
 def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
-    """Number of logits: rows of the head, else of the embedding, else what the configuration says."""
+    """The number of logits: rows of the head or embedding, or as the configuration says."""
     heads, embeddings = [], []
     modules: list[tuple[str, Any]] = cast("Any", model).named_modules()
     for path, module in modules:
@@ -60,14 +57,13 @@ def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
         (value for part in parts_of(config) if isinstance(value := part.get("vocab_size"), int)), 0
     )
     rows = heads or embeddings
-    # Several (auxiliary heads, embeddings per layer): the one that the configuration knows, else
-    # the largest.
+    # of several (auxiliary heads, embeddings per layer) the one in the configuration, or the largest
     return said if said in rows else max(rows, default=said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model that is ready to compute, and what is known of it. Stays on the device thread."""
+    """A model that is ready to compute. Stays on the device thread."""
 
     model: Module
     model_type: str
@@ -81,13 +77,14 @@ class LoadedModel:
 
 
 def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> LoadedModel:
-    """Load the model in `folder`. Device thread only; blocks for as long as reading takes.
+    """Load the model in `folder`. Device thread only; blocks until the weights are read.
 
-    `progress` is called with the stage ("checking", "building", "reading") and the fraction that is
-    done of all. Raises ModelLoadError with one line whatever is wrong with the model.
+    progress: called with the stage ("checking", "building", "reading") and the fraction done of
+    everything. Raises ModelLoadError, in one line, whatever is wrong with the model.
     """
     progress("checking", 0.0)
-    stored_config, tensor_bytes = checked_config(folder), checked_tensor_bytes(folder)
+    stored_config = checked_config(folder)
+    tensor_bytes = checked_tensor_bytes(folder)
     _refuse_foreign_code(folder, stored_config, settings)
     context = context_tokens(
         stored_config, tokenizer_limit=_tokenizer_limit(folder), requested=settings.context_tokens
@@ -145,7 +142,7 @@ def _refuse_foreign_code(
 
 
 def _check_architecture(config: dict[str, Any], utils: Any) -> None:
-    """Tell an architecture that mlx-lm does not have from one whose module cannot be imported here."""
+    """Raise ModelLoadError if mlx-lm does not have the architecture, or cannot import it here."""
     model_type = config["model_type"]
     module_name = f"mlx_lm.models.{utils.MODEL_REMAPPING.get(model_type, model_type)}"
     try:
@@ -160,12 +157,9 @@ def _check_architecture(config: dict[str, Any], utils: Any) -> None:
         try:
             importlib.import_module(module_name)
         except (ImportError, SystemExit) as error:
-            # some modules call exit() when a package of theirs is missing
-            reason = (
-                str(error)
-                if isinstance(error, ImportError)
-                else "it needs a package that is not installed"
-            )
+            # some modules call exit() if a package of theirs is missing
+            is_exit = isinstance(error, SystemExit)
+            reason = "it needs a package that is not installed" if is_exit else str(error)
             raise ModelLoadError(
                 f"mlx-lm's module for model_type {model_type!r} cannot be imported: "
                 f"{_one_line(reason)}"
@@ -187,7 +181,7 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _no_bytecode_written() -> Iterator[None]:
-    """Code that comes with a model is imported without leaving a __pycache__ in the user's folder."""
+    """Leave no __pycache__ in the user's folder when code of a model is imported."""
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:

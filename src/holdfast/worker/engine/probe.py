@@ -1,16 +1,28 @@
-"""Runs a loaded model in every layout and takes the fastest one whose logits are right.
+"""Runs a loaded model in every layout and takes the fastest one whose logits are right, and checks
+the attention kernels that only long contexts use.
 
-Three sequences of different lengths, prompt chunks and decoding rows mixed, joining one after the
-other, are compared with one-by-one evaluation through mlx-lm's own caches. Every error is relative
-to what one changed token of the context does.
+**Layouts.** Three sequences of different lengths, prefill chunks and decoding rows mixed, joining
+one after the other, are compared with one-by-one evaluation through mlx-lm's own caches. Every error
+is relative to the effect of one changed token of the context.
 
-A layout whose largest error of any logit is within rounding is right at once. One that is not may
-still be right: kernels that add in another order make a mixture of experts take another expert
-where two are almost equal, and then many logits change. So it is tried with several prompts. An
-expert that changes does so for some prompts and not for others; a wrong mask, position or KV is
-wrong at its place in the step for all of them. At every place the median over the prompts counts,
-of the KL divergence of the two distributions of the next token, and the worst place decides. The
-bounds are measured: docs/lab-log.md.
+A layout whose largest error of any logit is within rounding is right. One that is not may still be
+right: kernels that add in another order make a mixture of experts take another expert if two are
+almost equal, and then many logits change. So it is tried with several prompts. An expert changes for
+some prompts and not for others; a wrong mask, position or KV is wrong at its place in the step for
+all of them. At every place the median over the prompts counts, of the KL divergence of the two
+distributions of the next token, and the worst place decides. The bounds are measured:
+docs/lab-log.md.
+
+**Long contexts.** The layouts are compared over some 30 tokens. From 1,024 or 4,096 keys on, and for
+chunks of many queries, a GPU runs other kernels, and some versions of MLX were silently wrong
+exactly there (ml-explore/mlx#3586, #3797). So the model's own shapes of attention are tried once over
+random keys, and a few queries are computed again in float32 by plain products. Each of these attends
+mostly to one key, and these keys are spread over the whole context, including the boundaries of
+kernels: a key that is left out or confused with another shows as an error of the size of a value.
+
+Cost for 32 heads of 128 and 8 key heads, in bf16: 70 MB for a moment and 110 GFLOP, some 10 to 50 ms
+on a GPU (calculated). If MLX has no fused kernel for a head dimension, the scores take 330 MB more.
+Layers of the same shape are tried once.
 """
 
 from __future__ import annotations
@@ -51,23 +63,22 @@ BOUNDARIES = (0, 1_023, 1_024, 4_095, 4_096)
 COMPARED_QUERIES = 4
 # of the largest value, by the bytes of a number; TF32 shows in float32
 ALLOWED_ERROR = {2: 0.05, 4: 0.01}
-# of the effect of one changed context token; wrong layouts are off by 0.1 and more
+# relative to the effect of one changed context token; wrong layouts are off by 0.1 and more
 RIGHT_RELATIVE_ERROR = 1e-3
-ROUNDINGS = 8.0  # so many steps of the logits' precision are no error either
-# of each length, when the first does not decide: the median stands two that take another expert
+ROUNDINGS = 8.0  # steps of the logits' precision that are no error
+# of each length, if the first does not decide: two may take another expert without changing the median
 PROMPTS = 5
 # Roots of KL divergences relative to that of one changed token, by the bytes of a logit (TF32 shows
-# in fp32 too).
+# in fp32, too).
 DECIDES_AT_ONCE = {2: 0.05, 4: 0.01}  # with the first prompt alone
 RIGHT_DIVERGENCE = {2: 0.1, 4: 0.02}  # median of the prompts at the worst place
-LARGEST_DIVERGENCE = {2: 0.2, 4: 0.04}  # where mlx-lm's own ways diverge by half of that themselves
+LARGEST_DIVERGENCE = {2: 0.2, 4: 0.04}  # if mlx-lm's own ways diverge by half of that themselves
 NOISE_FACTOR = 2.0
 LEAST_AGREEMENT = 0.75  # of the most probable tokens, over all places and prompts
 DECODED_TOKENS = 3
 LONGEST_WINDOW_PROBED = 128
 
-# What mlx-lm models raise when a layout does not fit them: wrong shapes, missing attributes, scalar
-# offsets where arrays come.
+# what mlx-lm models raise when a layout does not fit: wrong shapes, missing attributes, scalar offsets
 _MISFITS = (
     LayoutError,
     ArithmeticError,
@@ -83,12 +94,371 @@ _MISFITS = (
 Numbers = NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """The result of one layout."""
+
+    variant: str
+    relative_error: float | None  # None: it raised an error
+    note: str
+    is_right: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    tokens: tuple[int, ...]
+    chunks: tuple[int, ...]  # lengths of the prompt's chunks; the rest is decoded token by token
+
+
+def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runner:
+    """Probe the layouts in order of speed and return the first right one. Device thread only.
+
+    wanted: "auto", or the name of a layout. Raises ModelLoadError if no layout, or not the wanted
+    one, is right.
+    """
+    trials: list[Trial] = []
+    judge = _judge_of(model, vocab_size)
+    for head in (HeadSeam(model), None):
+        for runner in _candidates(model, head):
+            trials.append(_try(runner, judge))
+            if trials[-1].is_right and wanted in ("auto", runner.name):
+                if head is not None:
+                    head.hidden_size = judge.first.hidden_size_of(head)
+                    head.projects_later = head.hidden_size > 0
+                runner.reason = _reason(trials)
+                return runner
+        if head is not None:
+            head.remove()
+    solo_error = trials[-1].relative_error
+    if (
+        wanted in ("auto", "solo")
+        and judge.first.is_coarse
+        and solo_error is not None
+        and math.isfinite(solo_error)
+    ):
+        # mlx-lm's own code and caches: in 16 bits, a near tie between experts can look like an error
+        solo = SoloRunner(model, None)
+        solo.reason = f"the last resort, because nothing is within the tolerance: {_reason(trials)}"
+        return solo
+    raise ModelLoadError(
+        f"no layout{'' if wanted == 'auto' else f' {wanted!r}'} runs this model correctly: "
+        f"{_reason(trials)}"
+    )
+
+
+def warnings_about(runner: Runner) -> tuple[str, ...]:
+    """Warnings about the cost of the layout, with its reason and what to do."""
+    if runner.name != "solo":
+        return ()
+    return (
+        "this model runs in the layout solo: its requests are computed one at a time instead of "
+        "together, and there is no prefix cache, so every prompt is prefilled from its first token. "
+        f"Why: {runner.reason}. What to do: if model.layout is set to solo, remove it; otherwise "
+        "try a newer mlx-lm, or another quantization or --dtype of the model, and report the model "
+        "with the output of `holdfast doctor MODEL`",
+    )
+
+
+def trial_of_each_layout(model: Any, *, vocab_size: int) -> tuple[Trial, ...]:
+    """The relative error of every layout and variant, for the table in the documentation."""
+    judge = _judge_of(model, vocab_size)
+    head = HeadSeam(model)
+    return tuple(_try(runner, judge) for runner in _candidates(model, head))
+
+
+def _judge_of(model: Any, vocab_size: int) -> _Judge:
+    try:
+        return _Judge(model, vocab_size)
+    except _MISFITS as misfit:
+        raise ModelLoadError(
+            f"mlx-lm itself cannot run this model here: {_first_line(misfit)}"
+        ) from misfit
+
+
+def _candidates(model: Any, head: HeadSeam | None) -> list[Runner]:
+    split = [
+        SplitRunner(model, head, gather_mask_dimensions=dimensions) for dimensions in (None, 4, 5)
+    ]
+    return [RowsRunner(model, head), *split, SoloRunner(model, head)]
+
+
+def _try(runner: Runner, judge: _Judge) -> Trial:
+    try:
+        return judge.trial_of(runner)
+    except _MISFITS as misfit:
+        return Trial(variant=runner.variant, relative_error=None, note=_first_line(misfit))
+
+
+def _first_line(error: Exception) -> str:
+    line = str(error).split("\n", 1)[0][:160]
+    return f"{type(error).__name__}: {line}"
+
+
+def _reason(trials: Sequence[Trial]) -> str:
+    *others, last = trials
+    words = [
+        f"{trial.variant} {'is right too' if trial.is_right else 'fails'} ({trial.note})"
+        for trial in others
+    ]
+    return "; ".join([*words, f"{last.variant}: {last.note}"])
+
+
+def _cases(model: Any, vocab_size: int, *, prompt: int) -> tuple[_Case, ...]:
+    """The sequences that a layout is tried with; each `prompt` has other tokens."""
+    windows = [
+        leaf.window
+        for layer in own_kinds(model)
+        for leaf in layer.leaves()
+        if leaf.window is not None
+    ]
+    longest = max([24, *(size + 8 for size in windows if size <= LONGEST_WINDOW_PROBED)])
+    lengths = (longest, 5, longest // 2 + 5)
+    chunks = ((longest - longest // 3, longest // 3), (5,), (3, longest // 2 + 2))
+    draw = random.Random(prompt)
+    cases = []
+    for length, parts in zip(lengths, chunks, strict=True):
+        tokens = draw.choices(range(min(vocab_size, 1009)), k=length + DECODED_TOKENS)
+        cases.append(_Case(tokens=tuple(tokens), chunks=parts))
+    return tuple(cases)
+
+
+class _Judge:
+    """Decides whether a layout is right: by one prompt of each length, or by several if in doubt."""
+
+    def __init__(self, model: Any, vocab_size: int) -> None:
+        self._model, self._vocab_size = model, vocab_size
+        self.first = _Reference(model, _cases(model, vocab_size, prompt=0))
+
+    def trial_of(self, runner: Runner) -> Trial:
+        """Try a layout. Raises what the model raises in it."""
+        got = _staggered(runner, self.first.cases)
+        error = self.first.relative_error(got)
+        note = f"relative error {error:.1e}"
+        at_once = DECIDES_AT_ONCE[self.first.logit_bytes]
+        is_right = error <= max(RIGHT_RELATIVE_ERROR, self.first.rounding)
+        if not is_right and math.isfinite(error):
+            is_right = (
+                float(self.first.divergences(got).max()) <= at_once * self.first.divergence_effect
+            )
+            if not is_right:
+                is_right, why = self._by_several(runner, got)
+                note += f", {why}"
+        return Trial(variant=runner.variant, relative_error=error, note=note, is_right=is_right)
+
+    def _by_several(self, runner: Runner, first: list[mx.array]) -> tuple[bool, str]:
+        """Whether the layout is right, and its figures."""
+        others = [_staggered(runner, reference.cases) for reference in self._references[1:]]
+        divergence, agreement = self._compared([first, *others])
+        is_right = divergence <= self._allowed and agreement >= LEAST_AGREEMENT
+        figures = (
+            f"divergence {divergence:.2f} (median of {PROMPTS} prompts at the worst place; allowed "
+            f"{self._allowed:.2f})"
+        )
+        return is_right, f"{figures}, the most probable token agrees in {agreement:.0%}"
+
+    def _compared(self, got: list[list[mx.array]]) -> tuple[float, float]:
+        """The median divergence at the worst place, relative to the effect of a changed token, and
+        the share of top tokens that agree.
+        """
+        pairs = list(zip(self._references, got, strict=True))
+        at_places = np.stack([reference.divergences(each) for reference, each in pairs])
+        agreement = np.stack([reference.agreements(each) for reference, each in pairs])
+        effect = np.median([reference.divergence_effect for reference in self._references])
+        worst = float(np.median(at_places, axis=0).max()) / float(effect or 1.0)
+        return (worst if math.isfinite(worst) else math.inf), float(agreement.mean())
+
+    @cached_property
+    def _references(self) -> list[_Reference]:
+        others = [
+            _cases(self._model, self._vocab_size, prompt=prompt) for prompt in range(1, PROMPTS)
+        ]
+        return [self.first, *(_Reference(self._model, cases) for cases in others)]
+
+    @cached_property
+    def _allowed(self) -> float:
+        """More than usual if mlx-lm disagrees with itself: a prompt at once and in chunks."""
+        own_way = SoloRunner(self._model, None)
+        noise, _ = self._compared(
+            [_staggered(own_way, reference.cases) for reference in self._references]
+        )
+        size = self.first.logit_bytes
+        if not math.isfinite(noise):
+            return RIGHT_DIVERGENCE[size]
+        return max(RIGHT_DIVERGENCE[size], min(NOISE_FACTOR * noise, LARGEST_DIVERGENCE[size]))
+
+
+class _Reference:
+    """Logits of one-by-one evaluation, and the scale to judge others by."""
+
+    def __init__(self, model: Any, cases: tuple[_Case, ...]) -> None:
+        self.cases = cases
+        self._model = model
+        self._expected = [_one_by_one(model, case.tokens, sum(case.chunks)) for case in cases]
+        changed = [
+            _one_by_one(
+                model, (case.tokens[0], case.tokens[1] ^ 1, *case.tokens[2:]), sum(case.chunks)
+            )
+            for case in cases
+        ]
+        mx.eval(self._expected, changed)
+        effects = [_distance(a, b) for a, b in zip(self._expected, changed, strict=True)]
+        self._effect = (
+            max((effect for effect in effects if math.isfinite(effect)), default=0.0) or 1.0
+        )
+        divergences = self.divergences(changed)
+        self.divergence_effect = (
+            float(divergences.max(initial=0.0, where=np.isfinite(divergences))) or 1.0
+        )
+
+    @property
+    def logit_bytes(self) -> int:
+        return self._expected[0].dtype.size
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether the model rounds to 16 bits, so that correct results may differ much."""
+        return self.logit_bytes < mx.float32.size
+
+    @property
+    def rounding(self) -> float:
+        """A relative error that comes from the precision of the logits."""
+        return ROUNDINGS * float(mx.finfo(self._expected[0].dtype).eps)
+
+    def hidden_size_of(self, head: HeadSeam) -> int:
+        """The size of rows set aside; 0 unless projecting them later gives the model's logits."""
+        ids = mx.array([self.cases[1].tokens])
+        with head.selecting(None, aside=mx.arange(ids.size)):
+            at_once = self._model(ids, cache=own_caches(self._model))[0]
+        set_aside = head.take_aside()
+        if set_aside is None:
+            return 0
+        try:
+            error = _distance(at_once, head.project(set_aside)) / self._effect
+        except _MISFITS:
+            return 0
+        return set_aside.shape[-1] if error <= RIGHT_DIVERGENCE[self.logit_bytes] else 0
+
+    def relative_error(self, got: list[mx.array]) -> float:
+        """The largest deviation of a logit, relative to the effect of a changed token; infinite if
+        a logit is not a number.
+        """
+        return max(_distance(a, b) for a, b in zip(self._expected, got, strict=True)) / self._effect
+
+    def divergences(self, got: list[mx.array]) -> Numbers:
+        """Root of the KL divergence from the expected distribution of the next token. [cases,
+        draws]
+        """
+        return np.stack([_divergence(a, b) for a, b in zip(self._expected, got, strict=True)])
+
+    def agreements(self, got: list[mx.array]) -> NDArray[np.bool_]:
+        """Whether the most probable token is the same. [cases, draws]"""
+        pairs = zip(self._expected, got, strict=True)
+        return np.stack([np.array(a.argmax(axis=-1) == b.argmax(axis=-1)) for a, b in pairs])
+
+
+def _divergence(expected: mx.array, got: mx.array) -> Numbers:
+    """Root of the KL divergence of each row; NaN if a logit is not a number."""
+    p, q = _log_probabilities(expected), _log_probabilities(got)
+    # -inf in both: no difference
+    difference = np.subtract(p, q, out=np.zeros_like(p), where=p != q)
+    weights = np.exp(p)
+    terms = np.multiply(weights, difference, out=np.zeros_like(p), where=weights > 0)
+    roots: Numbers = np.sqrt(np.maximum(terms.sum(axis=-1), 0.0))
+    return roots
+
+
+def _log_probabilities(logits: mx.array) -> Numbers:
+    wide = np.array(logits.astype(mx.float32)).astype(np.float64)
+    shifted = wide - wide.max(axis=-1, keepdims=True)
+    result: Numbers = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def _distance(a: mx.array, b: mx.array) -> float:
+    """Largest difference.
+
+    Infinities that agree do not differ: some models mask tokens out with them.
+    """
+    a, b = a.astype(mx.float32), b.astype(mx.float32)
+    distance = float(mx.where(a == b, 0.0, mx.abs(a - b)).max())
+    return distance if distance == distance else math.inf
+
+
+def _one_by_one(model: Any, tokens: tuple[int, ...], prompt: int) -> mx.array:
+    """Logits after the prompt and after each later token, through mlx-lm's own caches. [1 + later
+    tokens, vocabulary]
+    """
+    caches = own_caches(model)
+    after_prompt = model(mx.array([tokens[:prompt]]), cache=caches)[0, -1:]
+    return mx.concatenate(
+        [after_prompt, *(model(mx.array([[token]]), cache=caches)[0] for token in tokens[prompt:])]
+    )
+
+
+def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
+    """Play the cases as the scheduler would; logits as `_one_by_one` gives them, per case."""
+    live = [_sequence(case, runner.fresh_layers(), index) for index, case in enumerate(cases)]
+    queues = [_spans(case, str(index)) for index, case in enumerate(cases)]
+    got: list[list[mx.array]] = [[] for _ in cases]
+    step = 0
+    while any(queues):
+        # each sequence joins one step after the previous one
+        active = [index for index, queue in enumerate(queues) if queue and index <= step]
+        spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
+        for index, each in zip(active, spans, strict=True):
+            live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
+        # On a CPU, numpy attends in real prompts, but not in ones this short: give it every other step.
+        context = StepContext(host_scores=0) if step % 2 == 0 else StepContext()
+        logits = runner.forward(spans, context).drawn
+        mx.eval(logits, [list(each.sequence.live.arrays()) for each in spans])
+        row = 0
+        for index, each in zip(active, spans, strict=True):
+            if each.span.draws and logits is not None:
+                got[index].append(logits[row : row + 1])
+                row += 1
+        step += 1
+    return [mx.concatenate(rows) for rows in got]
+
+
+def _sequence(case: _Case, layers: list[Layer], index: int) -> EngineSequence:
+    request = SequenceRequest(
+        request_id=str(index),
+        prompt_token_ids=TokenIds.of(case.tokens[: sum(case.chunks)]),
+        max_tokens=DECODED_TOKENS,
+        sampling=SamplingParams(temperature=0.0, seed=0),
+    )
+    sequence = EngineSequence.begin(request, live=LiveState(layers), vocab_size=1)
+    sequence.live.reserve(len(case.tokens))
+    return sequence
+
+
+def _spans(case: _Case, request_id: str) -> list[Span]:
+    spans: list[Span] = []
+    start = 0
+    for tokens in case.chunks:
+        spans.append(
+            Span(
+                request_id=request_id,
+                start=start,
+                tokens=tokens,
+                draws=start + tokens == sum(case.chunks),
+            )
+        )
+        start += tokens
+    decoding = [
+        Span(request_id=request_id, start=at, tokens=1, draws=True)
+        for at in range(start, len(case.tokens))
+    ]
+    return spans + decoding
+
+
+# -- kernels for long contexts
+
+
 def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...]:
-    """What a user has to know of this model's attention over long contexts; nothing if it is right.
+    """Warnings about this model's attention over long contexts; empty if it is right.
 
-    Device thread only.
-
-    force: on a CPU too, which has no kernels of its own for long contexts.
+    Device thread only. force: on a CPU, too, which has no separate kernels for long contexts.
     """
     if mx.default_device() == mx.Device(mx.cpu) and not force:
         return ()
@@ -147,9 +517,7 @@ def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
 
 
 def _wanted_keys(at_once: int, *, seen: int) -> list[int]:
-    """Which key each query attends to: those at boundaries and the last one, and as many spread
-    over all that are seen.
-    """
+    """The key that each query attends to: at boundaries, the last one, and as many spread over all."""
     special = [key for key in (*BOUNDARIES, seen - 1) if key < seen]
     count = -(-2 * len(special) // at_once) * at_once
     spread = [at * seen // count for at in range(count)]
@@ -157,9 +525,7 @@ def _wanted_keys(at_once: int, *, seen: int) -> list[int]:
 
 
 def _queries(shape: AttentionShape, held: mx.array, wanted: list[int]) -> mx.array:
-    """Queries that give about half of their attention to one key each. [1, heads, queries,
-    head_dim]
-    """
+    """Queries that each give about half of their attention to one key. [1, heads, queries, head_dim]"""
     compared = len(wanted) // shape.heads
     group = shape.heads // shape.kv_heads
     heads = mx.array([at // compared // group for at in range(len(wanted))])
@@ -170,387 +536,13 @@ def _queries(shape: AttentionShape, held: mx.array, wanted: list[int]) -> mx.arr
 
 
 def _exact(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
-    """The same by plain products in float32; the queries are the last ones of a causal chunk."""
+    """Attention by plain products in float32; the queries are the last of a causal chunk."""
     _, heads, count, size = queries.shape
     kv_heads, tokens = keys.shape[1], keys.shape[2]
     grouped = queries.astype(mx.float32).reshape(1, kv_heads, -1, size)
     ends = mx.tile(mx.arange(tokens - count, tokens), heads // kv_heads)[:, None]
-    with mx.stream(mx.cpu):  # whose products are not those of the GPU
+    with mx.stream(mx.cpu):  # not by the products of the GPU
         scores = (grouped * scale) @ keys.astype(mx.float32).swapaxes(-1, -2)
         seen = mx.where(mx.arange(tokens) <= ends, scores, -mx.inf)
         attended = mx.softmax(seen, axis=-1) @ values.astype(mx.float32)
     return attended.reshape(queries.shape)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """How one layout did."""
-
-    variant: str
-    relative_error: float | None  # None: it raised
-    note: str
-    is_right: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Case:
-    tokens: tuple[int, ...]
-    chunks: tuple[int, ...]  # lengths of the prompt's chunks; the rest is decoded token by token
-
-
-def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runner:
-    """Probe the layouts in order of speed and return the first right one, ready to run; device
-    thread only.
-
-    wanted: "auto", or the name of the layout to insist on. Raises ModelLoadError when no layout (or
-    not the wanted one) is right.
-    """
-    trials: list[Trial] = []
-    judge = _judge_of(model, vocab_size)
-    for head in (HeadSeam(model), None):
-        for runner in _candidates(model, head):
-            trials.append(_try(runner, judge))
-            if trials[-1].is_right and wanted in ("auto", runner.name):
-                if head is not None:
-                    head.hidden_size = judge.first.hidden_size_of(head)
-                    head.projects_later = head.hidden_size > 0
-                runner.reason = _reason(trials)
-                return runner
-        if head is not None:
-            head.remove()
-    solo_error = trials[-1].relative_error
-    if (
-        wanted in ("auto", "solo")
-        and judge.first.is_coarse
-        and solo_error is not None
-        and math.isfinite(solo_error)
-    ):
-        # mlx-lm's own code over its own caches; in 16 bits a near tie between experts can look like
-        # an error
-        solo = SoloRunner(model, None)
-        solo.reason = f"the last resort, since nothing is within the tolerance: {_reason(trials)}"
-        return solo
-    raise ModelLoadError(
-        f"no layout{'' if wanted == 'auto' else f' {wanted!r}'} runs this model rightly: "
-        f"{_reason(trials)}"
-    )
-
-
-def warnings_about(runner: Runner) -> tuple[str, ...]:
-    """What a user has to know of the layout: what it costs, why it was chosen, what to do; nothing
-    if it costs nothing.
-    """
-    if runner.name != "solo":
-        return ()
-    return (
-        "this model runs in the layout solo: its requests are computed one at a time instead of "
-        "together, and there is no "
-        f"prefix cache, so every prompt is read again from its first token. Why: {runner.reason}. "
-        "What to do: if model.layout "
-        "is set to solo, remove it; otherwise try a newer mlx-lm, or another quantization or "
-        "--dtype of the model, and report "
-        "the model with the output of `holdfast doctor MODEL`",
-    )
-
-
-def trial_of_each_layout(model: Any, *, vocab_size: int) -> tuple[Trial, ...]:
-    """The relative error of every layout and variant, for the table in the documentation."""
-    judge = _judge_of(model, vocab_size)
-    head = HeadSeam(model)
-    return tuple(_try(runner, judge) for runner in _candidates(model, head))
-
-
-def _judge_of(model: Any, vocab_size: int) -> _Judge:
-    try:
-        return _Judge(model, vocab_size)
-    except _MISFITS as misfit:
-        raise ModelLoadError(
-            f"mlx-lm itself cannot run this model here: {_first_line(misfit)}"
-        ) from misfit
-
-
-def _candidates(model: Any, head: HeadSeam | None) -> list[Runner]:
-    split = [
-        SplitRunner(model, head, gather_mask_dimensions=dimensions) for dimensions in (None, 4, 5)
-    ]
-    return [RowsRunner(model, head), *split, SoloRunner(model, head)]
-
-
-def _try(runner: Runner, judge: _Judge) -> Trial:
-    try:
-        return judge.trial_of(runner)
-    except _MISFITS as misfit:
-        return Trial(variant=runner.variant, relative_error=None, note=_first_line(misfit))
-
-
-def _first_line(error: Exception) -> str:
-    line = str(error).split("\n", 1)[0][:160]
-    return f"{type(error).__name__}: {line}"
-
-
-def _reason(trials: Sequence[Trial]) -> str:
-    *others, last = trials
-    words = [
-        f"{trial.variant} {'is right too' if trial.is_right else 'fails'} ({trial.note})"
-        for trial in others
-    ]
-    return "; ".join([*words, f"{last.variant}: {last.note}"])
-
-
-def _cases(model: Any, vocab_size: int, *, prompt: int) -> tuple[_Case, ...]:
-    """Sequences of the lengths that a layout is tried with, the same for each `prompt`, with tokens
-    of its own.
-    """
-    windows = [
-        leaf.window
-        for layer in own_kinds(model)
-        for leaf in layer.leaves()
-        if leaf.window is not None
-    ]
-    longest = max([24, *(size + 8 for size in windows if size <= LONGEST_WINDOW_PROBED)])
-    lengths = (longest, 5, longest // 2 + 5)
-    chunks = ((longest - longest // 3, longest // 3), (5,), (3, longest // 2 + 2))
-    draw = random.Random(prompt)
-    cases = []
-    for length, parts in zip(lengths, chunks, strict=True):
-        tokens = draw.choices(range(min(vocab_size, 1009)), k=length + DECODED_TOKENS)
-        cases.append(_Case(tokens=tuple(tokens), chunks=parts))
-    return tuple(cases)
-
-
-class _Judge:
-    """Decides whether a layout is right: by one prompt of each length if that is plain, else by
-    several.
-    """
-
-    def __init__(self, model: Any, vocab_size: int) -> None:
-        self._model, self._vocab_size = model, vocab_size
-        self.first = _Reference(model, _cases(model, vocab_size, prompt=0))
-
-    def trial_of(self, runner: Runner) -> Trial:
-        """How the layout did. Raises what the model raises in it."""
-        got = _staggered(runner, self.first.cases)
-        error = self.first.relative_error(got)
-        note = f"relative error {error:.1e}"
-        at_once = DECIDES_AT_ONCE[self.first.logit_bytes]
-        is_right = error <= max(RIGHT_RELATIVE_ERROR, self.first.rounding)
-        if not is_right and math.isfinite(error):
-            is_right = (
-                float(self.first.divergences(got).max()) <= at_once * self.first.divergence_effect
-            )
-            if not is_right:
-                is_right, why = self._by_several(runner, got)
-                note += f", {why}"
-        return Trial(variant=runner.variant, relative_error=error, note=note, is_right=is_right)
-
-    def _by_several(self, runner: Runner, first: list[mx.array]) -> tuple[bool, str]:
-        """Whether it is right, and the figures that say so."""
-        others = [_staggered(runner, reference.cases) for reference in self._references[1:]]
-        divergence, agreement = self._compared([first, *others])
-        is_right = divergence <= self._allowed and agreement >= LEAST_AGREEMENT
-        figures = (
-            f"divergence {divergence:.2f} (median of {PROMPTS} prompts at the worst place; allowed "
-            f"{self._allowed:.2f})"
-        )
-        return is_right, f"{figures}, the most probable token agrees in {agreement:.0%}"
-
-    def _compared(self, got: list[list[mx.array]]) -> tuple[float, float]:
-        """The worst place's median divergence, relative to what a changed token does, and how many
-        top tokens agree.
-        """
-        pairs = list(zip(self._references, got, strict=True))
-        at_places = np.stack([reference.divergences(each) for reference, each in pairs])
-        agreement = np.stack([reference.agreements(each) for reference, each in pairs])
-        effect = np.median([reference.divergence_effect for reference in self._references])
-        worst = float(np.median(at_places, axis=0).max()) / float(effect or 1.0)
-        return (worst if math.isfinite(worst) else math.inf), float(agreement.mean())
-
-    @cached_property
-    def _references(self) -> list[_Reference]:
-        others = [
-            _cases(self._model, self._vocab_size, prompt=prompt) for prompt in range(1, PROMPTS)
-        ]
-        return [self.first, *(_Reference(self._model, cases) for cases in others)]
-
-    @cached_property
-    def _allowed(self) -> float:
-        """More where mlx-lm's own ways, a prompt at once and in chunks, disagree by more than
-        usual.
-        """
-        own_way = SoloRunner(self._model, None)
-        noise, _ = self._compared(
-            [_staggered(own_way, reference.cases) for reference in self._references]
-        )
-        size = self.first.logit_bytes
-        if not math.isfinite(noise):
-            return RIGHT_DIVERGENCE[size]
-        return max(RIGHT_DIVERGENCE[size], min(NOISE_FACTOR * noise, LARGEST_DIVERGENCE[size]))
-
-
-class _Reference:
-    """Logits of one-by-one evaluation, and the scale on which to judge others."""
-
-    def __init__(self, model: Any, cases: tuple[_Case, ...]) -> None:
-        self.cases = cases
-        self._model = model
-        self._expected = [_one_by_one(model, case.tokens, sum(case.chunks)) for case in cases]
-        changed = [
-            _one_by_one(
-                model, (case.tokens[0], case.tokens[1] ^ 1, *case.tokens[2:]), sum(case.chunks)
-            )
-            for case in cases
-        ]
-        mx.eval(self._expected, changed)
-        effects = [_distance(a, b) for a, b in zip(self._expected, changed, strict=True)]
-        self._effect = (
-            max((effect for effect in effects if math.isfinite(effect)), default=0.0) or 1.0
-        )
-        divergences = self.divergences(changed)
-        self.divergence_effect = (
-            float(divergences.max(initial=0.0, where=np.isfinite(divergences))) or 1.0
-        )
-
-    @property
-    def logit_bytes(self) -> int:
-        return self._expected[0].dtype.size
-
-    @property
-    def is_coarse(self) -> bool:
-        """Whether the model rounds to 16 bits, so that right ways may differ much."""
-        return self.logit_bytes < mx.float32.size
-
-    @property
-    def rounding(self) -> float:
-        """A relative error that is none: it comes from the precision of the logits."""
-        return ROUNDINGS * float(mx.finfo(self._expected[0].dtype).eps)
-
-    def hidden_size_of(self, head: HeadSeam) -> int:
-        """The size of what is set aside in front of the head; 0 unless, projected later, it gives
-        the logits of the model.
-        """
-        ids = mx.array([self.cases[1].tokens])
-        with head.selecting(None, aside=mx.arange(ids.size)):
-            at_once = self._model(ids, cache=own_caches(self._model))[0]
-        set_aside = head.take_aside()
-        if set_aside is None:
-            return 0
-        try:
-            error = _distance(at_once, head.project(set_aside)) / self._effect
-        except _MISFITS:
-            return 0
-        return set_aside.shape[-1] if error <= RIGHT_DIVERGENCE[self.logit_bytes] else 0
-
-    def relative_error(self, got: list[mx.array]) -> float:
-        """Largest deviation of any logit, relative to the effect of a changed token; infinite when
-        a logit is not a number.
-        """
-        return max(_distance(a, b) for a, b in zip(self._expected, got, strict=True)) / self._effect
-
-    def divergences(self, got: list[mx.array]) -> Numbers:
-        """Root of the KL divergence from the expected distribution of the next token. [cases,
-        draws]
-        """
-        return np.stack([_divergence(a, b) for a, b in zip(self._expected, got, strict=True)])
-
-    def agreements(self, got: list[mx.array]) -> NDArray[np.bool_]:
-        """Whether the most probable token is the same. [cases, draws]"""
-        pairs = zip(self._expected, got, strict=True)
-        return np.stack([np.array(a.argmax(axis=-1) == b.argmax(axis=-1)) for a, b in pairs])
-
-
-def _divergence(expected: mx.array, got: mx.array) -> Numbers:
-    """Root of the KL divergence of each row; NaN when a logit is not a number."""
-    p, q = _log_probabilities(expected), _log_probabilities(got)
-    # -inf in both: no difference
-    difference = np.subtract(p, q, out=np.zeros_like(p), where=p != q)
-    weights = np.exp(p)
-    terms = np.multiply(weights, difference, out=np.zeros_like(p), where=weights > 0)
-    roots: Numbers = np.sqrt(np.maximum(terms.sum(axis=-1), 0.0))
-    return roots
-
-
-def _log_probabilities(logits: mx.array) -> Numbers:
-    wide = np.array(logits.astype(mx.float32)).astype(np.float64)
-    shifted = wide - wide.max(axis=-1, keepdims=True)
-    result: Numbers = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
-
-
-def _distance(a: mx.array, b: mx.array) -> float:
-    """Largest difference.
-
-    Infinities that agree do not differ: some models mask tokens out with them.
-    """
-    a, b = a.astype(mx.float32), b.astype(mx.float32)
-    distance = float(mx.where(a == b, 0.0, mx.abs(a - b)).max())
-    return distance if distance == distance else math.inf
-
-
-def _one_by_one(model: Any, tokens: tuple[int, ...], prompt: int) -> mx.array:
-    """Logits after the prompt and after each later token, through mlx-lm's own caches. [1 + later
-    tokens, vocabulary]
-    """
-    caches = own_caches(model)
-    after_prompt = model(mx.array([tokens[:prompt]]), cache=caches)[0, -1:]
-    return mx.concatenate(
-        [after_prompt, *(model(mx.array([[token]]), cache=caches)[0] for token in tokens[prompt:])]
-    )
-
-
-def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
-    """Play the cases as the scheduler would; logits as `_one_by_one` gives them, per case."""
-    live = [_sequence(case, runner.fresh_layers(), index) for index, case in enumerate(cases)]
-    queues = [_spans(case, str(index)) for index, case in enumerate(cases)]
-    got: list[list[mx.array]] = [[] for _ in cases]
-    step = 0
-    while any(queues):
-        # each joins a step later
-        active = [index for index, queue in enumerate(queues) if queue and index <= step]
-        spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
-        for index, each in zip(active, spans, strict=True):
-            live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
-        # prompts of these lengths are too short for numpy, which reads the real ones on a CPU: it
-        # gets every other step
-        logits = runner.forward(
-            spans, StepContext(host_scores=0) if step % 2 == 0 else StepContext()
-        ).drawn
-        mx.eval(logits, [list(each.sequence.live.arrays()) for each in spans])
-        row = 0
-        for index, each in zip(active, spans, strict=True):
-            if each.span.draws and logits is not None:
-                got[index].append(logits[row : row + 1])
-                row += 1
-        step += 1
-    return [mx.concatenate(rows) for rows in got]
-
-
-def _sequence(case: _Case, layers: list[Layer], index: int) -> EngineSequence:
-    request = SequenceRequest(
-        request_id=str(index),
-        prompt_token_ids=TokenIds.of(case.tokens[: sum(case.chunks)]),
-        max_tokens=DECODED_TOKENS,
-        sampling=SamplingParams(temperature=0.0, seed=0),
-    )
-    sequence = EngineSequence.begin(request, live=LiveState(layers), vocab_size=1)
-    sequence.live.reserve(len(case.tokens))
-    return sequence
-
-
-def _spans(case: _Case, request_id: str) -> list[Span]:
-    spans: list[Span] = []
-    start = 0
-    for tokens in case.chunks:
-        spans.append(
-            Span(
-                request_id=request_id,
-                start=start,
-                tokens=tokens,
-                draws=start + tokens == sum(case.chunks),
-            )
-        )
-        start += tokens
-    decoding = [
-        Span(request_id=request_id, start=at, tokens=1, draws=True)
-        for at in range(start, len(case.tokens))
-    ]
-    return spans + decoding

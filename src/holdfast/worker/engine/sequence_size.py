@@ -1,9 +1,8 @@
-"""What one sequence of a model keeps, told from its config.json alone: the model is laid out and
-run, but nothing is computed.
+"""The size of a sequence of a model, from its config.json alone, without computing anything.
 
-MLX is lazy: a model without weights has shapes, and so have the caches after a forward pass that
-nobody evaluates. Runs in a process of its own (`python -m holdfast.worker.engine.sequence_size`),
-since the caller imports no MLX: use `sequence_size_of`.
+MLX is lazy: a model without weights has shapes, and so do its caches after a forward pass that is
+never evaluated. Callers must not import MLX, so `sequence_size_of` measures in another process
+(`python -m holdfast.worker.engine.sequence_size`).
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ import msgspec
 from holdfast.errors import ModelLoadError
 
 _LONGEST_SECONDS = 120.0
-_MOST_BYTES = 8 << 30  # of a process that was to compute nothing
+_MOST_BYTES = 8 << 30  # of the process, which should compute nothing
 _TOKENS = [[1, 2, 3]]
 
 
 class SequenceSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that a sequence keeps, and the device on which it was told."""
+    """Bytes of a sequence's live state, and the device that it is for."""
 
-    bytes_per_token: int  # keys and values of layers that see everything
+    bytes_per_token: int  # keys and values of layers that keep every token
     fixed_bytes: int  # windows at their full size, and recurrent states
     is_on_cpu: bool
-    working_set_bytes: int  # that a GPU recommends to use, or has; 0 on a CPU
+    working_set_bytes: int  # of a GPU: what it recommends to use, or has; 0 on a CPU
 
 
 def sequence_size_of(config: Mapping[str, Any]) -> SequenceSize:
-    """The sizes for a model with that config.json, in a process of its own. Takes about 2 s.
+    """Measure a model with this config.json in another process. Takes about 2 s.
 
-    Raises ModelLoadError where mlx-lm has no such model, or does not tell its sizes without
+    Raises ModelLoadError if mlx-lm has no such model, or its size cannot be known without
     computing.
     """
     command = [sys.executable, "-P", "-m", "holdfast.worker.engine.sequence_size"]
@@ -48,14 +47,14 @@ def sequence_size_of(config: Mapping[str, Any]) -> SequenceSize:
         return msgspec.json.decode(done.stdout, type=SequenceSize)
     except subprocess.TimeoutExpired:
         raise ModelLoadError(
-            f"what a sequence of it keeps was not told within {_LONGEST_SECONDS:.0f} s"
+            f"the size of its sequences was not known within {_LONGEST_SECONDS:.0f} s"
         ) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"exit code {error.returncode}"
-        raise ModelLoadError(f"what a sequence of it keeps cannot be told: {reason}") from error
+        raise ModelLoadError(f"the size of its sequences cannot be measured: {reason}") from error
     except msgspec.DecodeError as error:
-        raise ModelLoadError(f"what a sequence of it keeps cannot be told: {error}") from error
+        raise ModelLoadError(f"the size of its sequences cannot be measured: {error}") from error
 
 
 def _measured(config: dict[str, Any]) -> SequenceSize:
@@ -67,7 +66,7 @@ def _measured(config: dict[str, Any]) -> SequenceSize:
     model_class, arguments = utils._get_classes(config=config)
     model = model_class(arguments.from_dict(config))
     working_set_bytes = platform.working_set_bytes()
-    # as it is stored; on a CPU everything becomes float32, which a fresh model is
+    # as it would be stored; on a CPU everything becomes float32, which a new model is
     if working_set_bytes:
         model.set_dtype(mx.bfloat16)
     cache = importlib.import_module("mlx_lm.models.cache").make_prompt_cache(model)
@@ -90,9 +89,7 @@ def _parts(cache: Any) -> Iterator[Any]:
 
 
 def _as_kept(cache: Any) -> Any:
-    """What stands for one of mlx-lm's caches here, with the same in it; foreign ones are told from
-    outside.
-    """
+    """A state with the same contents as one of mlx-lm's caches."""
     kinds = importlib.import_module("holdfast.worker.kv.kinds")
     state = kinds.fresh_layer(cache)
     if not isinstance(state, kinds.WindowKV):
@@ -103,7 +100,7 @@ def _as_kept(cache: Any) -> Any:
 
 
 def _main() -> None:
-    # a model that computes after all must not take the machine's memory
+    # in case a model computes after all
     if sys.platform == "linux":
         resource.setrlimit(
             resource.RLIMIT_DATA, (_MOST_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1])

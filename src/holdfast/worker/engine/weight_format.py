@@ -1,8 +1,8 @@
-"""Which number format a model computes in, and whether its packed weights are unpacked at load.
+"""Which number format a model computes in, and whether quantized weights are dequantized at load.
 
-On a CPU matrix products are fast in float32 only (bf16 products are 20 times slower, packed ones
-with many rows as well, experts in bf16 are refused), so there everything becomes float32 as far as
-memory allows. Elsewhere a model stays as it is.
+On a CPU matrix products are fast in float32 only (bf16 products are 20 times slower, quantized ones
+with many rows as well, and experts in bf16 are refused), so everything becomes float32 there as far
+as memory allows. Elsewhere a model stays as it is stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from holdfast.errors import ModelLoadError
 from holdfast.worker.engine import seams
 
-# of available memory that unpacked weights may take: the rest is for KV and activations
+# of the available memory, for dequantized weights; the rest is for KV and activations
 _FLOAT32_SHARE = 0.75
 _GIB = 1 << 30
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -32,9 +32,9 @@ _PACKED_EXPERTS, _PLAIN_EXPERTS = "QuantizedSwitchLinear", "SwitchLinear"
 
 @cache
 def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
-    """Packed modules and what they become.
+    """Packed (quantized) modules and their plain counterparts.
 
-    Exact types: a subclass may do more in its call than its plain counterpart.
+    By exact type: a subclass may do more in its call than the plain counterpart.
     """
     seams.prepare()
     from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
@@ -50,12 +50,12 @@ def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """What becomes of the weights: `dtype` None leaves floating weights as they are."""
+    """How weights are converted. dtype: None leaves floating weights as they are."""
 
     dtype: mx.Dtype | None
     unpack: bool
     unpack_experts: bool
-    note: str = ""  # why it is not what one would wish for
+    note: str = ""  # why it is not the preferred format
 
     def unpacks(self, module: Module) -> bool:
         """Whether this module's packed weight is unpacked."""
@@ -70,10 +70,10 @@ AS_IT_IS = WeightFormat(dtype=None, unpack=False, unpack_experts=False)
 def choose_format(
     model: Module, *, dtype: str, dequantize: str, on_cpu: bool, available_bytes: int
 ) -> WeightFormat:
-    """The format for a model whose weights are not evaluated yet; `dtype` and `dequantize` as in
-    ModelSettings.
+    """The format for a model whose weights are not evaluated yet.
 
-    Raises ModelLoadError when the weights cannot fit in any allowed format.
+    dtype, dequantize: as in ModelSettings. Raises ModelLoadError if the weights fit in no allowed
+    format.
     """
     kinds = {type(module) for module in _modules(model)}
     packed = not kinds.isdisjoint(_plain_counterparts())
@@ -86,82 +86,63 @@ def choose_format(
             )
     needs = [format_bytes(model, wish) for wish in wishes]
     for wish, need in zip(wishes, needs, strict=True):
-        # The last one is all that was asked for, or cannot be smaller: it may take all there is,
-        # others their share only.
+        # The last one is what was asked for, or the smallest: it may take all memory.
         share = _FLOAT32_SHARE if wish is not wishes[-1] else 1.0
-        if need <= available_bytes * share:
-            return (
-                wish
-                if wish is wishes[0]
-                else _noted(wish, first_choice_bytes=needs[0], available_bytes=available_bytes)
-            )
+        if need > available_bytes * share:
+            continue
+        if wish is wishes[0]:
+            return wish
+        kept = "the experts stay packed" if wish.unpack else "the weights stay as they are stored"
+        note = (
+            f"{kept}: in the preferred format they would need {_gib(needs[0])}, "
+            f"{_gib(available_bytes)} are available"
+        )
+        return replace(wish, note=note)
     raise ModelLoadError(
         f"the weights need {_gib(min(needs))} of memory, {_gib(available_bytes)} are available"
     )
 
 
 def _wishes(*, packed: bool, dtype: str, dequantize: str, on_cpu: bool) -> list[WeightFormat]:
-    """Allowed formats, the best one first."""
+    """Allowed formats, the preferred one first."""
     target = _DTYPES.get(dtype, mx.float32 if on_cpu else None)
     stored = WeightFormat(dtype=target, unpack=False, unpack_experts=False)
     unpacked = replace(stored, unpack=True, unpack_experts=True)
     if packed and dequantize == "always":
         return [unpacked]
-    wishes = (
-        [unpacked, replace(unpacked, unpack_experts=False)]
-        if packed and dequantize == "auto" and on_cpu
-        else []
-    )
-    return (
-        [*wishes, stored, replace(stored, dtype=None)]
-        if dtype == "auto" and target is not None
-        else [*wishes, stored]
-    )
+    wishes = [stored]
+    if packed and dequantize == "auto" and on_cpu:
+        wishes = [unpacked, replace(unpacked, unpack_experts=False), stored]
+    if dtype == "auto" and target is not None:
+        wishes.append(replace(stored, dtype=None))
+    return wishes
 
 
 def _cpu_computes(wish: WeightFormat, kinds: set[str]) -> bool:
-    """Plain experts must be float32: upstream refuses other formats (`GatherMM`)."""
+    """Plain experts must be float32: MLX refuses other formats (`GatherMM`)."""
     plain_experts = _PLAIN_EXPERTS in kinds or (_PACKED_EXPERTS in kinds and wish.unpack_experts)
     return not plain_experts or (wish.dtype is not None and wish.dtype == mx.float32)
-
-
-def _noted(wish: WeightFormat, *, first_choice_bytes: int, available_bytes: int) -> WeightFormat:
-    kept = "the experts stay packed" if wish.unpack else "the weights stay as they are stored"
-    note = (
-        f"{kept}: in the preferred format they would need {_gib(first_choice_bytes)}, "
-        f"{_gib(available_bytes)} are available"
-    )
-    return replace(wish, note=note)
 
 
 def format_bytes(model: Module, wish: WeightFormat) -> int:
     """Bytes of the model's weights in that format. Nothing is evaluated."""
     total = 0
     for module, array, numbers in _weights(model, wish.unpacks):
-        is_unpacked = numbers != array.size
-        total += (
-            numbers
-            * (
-                (wish.dtype or module.scales.dtype) if is_unpacked else _target(array, wish.dtype)
-            ).size
-        )
+        dtype = _target(array, wish.dtype)
+        if numbers != array.size:  # it is dequantized
+            dtype = wish.dtype or module.scales.dtype
+        total += numbers * dtype.size
     return total
 
 
 def parameter_count(model: Module) -> int:
-    """Weights of the model; packed ones counted one by one, their scales not."""
-    return sum(
-        numbers
-        for _, _, numbers in _weights(
-            model, lambda module: hasattr(module, "bits") and "scales" in module
-        )
-    )
+    """The number of weights; packed ones count one by one, their scales do not."""
+    weights = _weights(model, lambda module: hasattr(module, "bits") and "scales" in module)
+    return sum(numbers for _, _, numbers in weights)
 
 
 def _weights(model: Module, unpacks: Callable[[Any], bool]) -> Iterator[tuple[Any, mx.array, int]]:
-    """(module, its array, numbers in it): packed ones unpacked and without their scales, where it
-    is one that `unpacks`.
-    """
+    """(module, its array, numbers in it). Modules that `unpacks` count as dequantized."""
     for module in _modules(model):
         is_unpacked = unpacks(module)
         for name, array in _own_arrays(module):
@@ -172,13 +153,13 @@ def _weights(model: Module, unpacks: Callable[[Any], bool]) -> Iterator[tuple[An
 
 
 def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -> None:
-    """Read and convert the weights in place, module by module, so that memory never holds more than
-    the result and one module.
+    """Read and convert the weights in place, module by module. Device thread only.
 
-    `read` is told how many bytes of stored weights each module took. Device thread only.
+    Memory never holds more than the result and one module. read: called with the bytes of stored
+    weights of each module.
     """
     waiting = _named_modules(model)[::-1]
-    while waiting:  # not a loop over the list: it would keep the packed modules alive to the end
+    while waiting:  # a for loop would keep the packed modules alive to the end
         path, module = waiting.pop()
         arrays = dict(_own_arrays(module))
         stored_bytes = sum(array.nbytes for array in arrays.values())
@@ -199,7 +180,7 @@ def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -
 
 
 def compute_dtype(model: Module) -> mx.Dtype:
-    """The format that most floating weights (or their scales) have."""
+    """The format of most floating weights (or their scales)."""
     sizes: dict[mx.Dtype, int] = {}
     for array in (array for module in _modules(model) for _, array in _own_arrays(module)):
         if mx.issubdtype(array.dtype, mx.floating):
@@ -208,9 +189,7 @@ def compute_dtype(model: Module) -> mx.Dtype:
 
 
 def give_back_freed_memory() -> None:
-    """Return to the system what loading needed in between: MLX's cache and, with glibc, the heap's
-    free pages.
-    """
+    """Return memory that loading has freed to the system: MLX's cache and glibc's heap."""
     mx.clear_cache()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
@@ -221,14 +200,15 @@ def give_back_freed_memory() -> None:
 def _unpacked(module: Any, dtype: mx.Dtype | None) -> Any:
     """The plain counterpart of a packed module.
 
-    Scales are widened first: rounding each product to them would change answers.
+    Scales are widened first: rounding each product to their format would change answers.
     """
-    target = dtype or (
-        module.scales.dtype if mx.issubdtype(module.scales.dtype, mx.floating) else mx.bfloat16
-    )
+    is_floating = mx.issubdtype(module.scales.dtype, mx.floating)
+    target = dtype or (module.scales.dtype if is_floating else mx.bfloat16)
+    scales = module.scales
     biases = module.get("biases")
-    scales = module.scales.astype(mx.float32) if biases is not None else module.scales
-    biases = biases.astype(mx.float32) if biases is not None else None
+    if biases is not None:
+        scales = scales.astype(mx.float32)
+        biases = biases.astype(mx.float32)
     packing = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
     global_scale = module.get("global_scale")
     if global_scale is None:
@@ -269,11 +249,9 @@ def _modules(model: Module) -> Iterator[Any]:
 
 
 def _own_arrays(module: Any) -> Iterator[tuple[str, mx.array]]:
-    """The module's own parameters, those in its lists and dicts too, but not those of modules
-    inside it.
-    """
+    """The module's own parameters, also in its lists and dicts, but not those of inner modules."""
     for key, value in module.items():
-        if not key.startswith("_"):  # as MLX itself tells parameters from other state
+        if not key.startswith("_"):  # in MLX, such names are not parameters
             yield from _arrays_in(value, key)
 
 
