@@ -1,10 +1,10 @@
-"""Attention by numpy on all cores, where MLX has no fused kernel and its softmax uses one core: on
-Linux without a GPU.
+"""Attention by numpy on all cores, for Linux without a GPU: MLX has no fused kernel there, and its
+softmax uses one core.
 
-There most of the time of reading a long prompt goes into exponentials, one at a time, on one core.
-numpy computes them with vector instructions and lets go of the interpreter, so the heads of all
-spans are shared out over threads, in blocks that fit a core's cache. Measured against mx.fast on 4
-cores: 7 to 15 times as fast, see docs/lab-log.md.
+Most of the prefill time of a long prompt goes into exponentials, which MLX computes one at a time.
+numpy uses vector instructions and releases the interpreter lock, so the heads of all spans are
+distributed over threads, in blocks that fit a core's cache. Measured against mx.fast on 4 cores: 7
+to 15 times as fast, see docs/lab-log.md.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import numpy.typing as npt
 from holdfast.machine.blas import blas_of_numpy, current_blas, usable_cores
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
-_MIN_ROWS = 64  # of a block: keys are read once for so many queries, however many keys there are
-_SMALL_PRODUCT = 1_000_000  # multiplications, at most, that OpenBLAS does without packing
-_LEAST_STEP = 200  # columns; with fewer, numpy is called too often
-_FEW_ROWS = 32  # with more, packing is worth its time
-SCORES_WORTH_IT = 1 << 15  # below, waiting for MLX and waking threads takes as long as it saves
+_MIN_ROWS = 64  # of a block: keys are read once for this many queries
+_SMALL_PRODUCT = 1_000_000  # multiplications up to which OpenBLAS does not pack
+_LEAST_STEP = 200  # columns; with fewer, calling numpy costs too much
+_FEW_ROWS = 32  # with more, packing pays
+SCORES_WORTH_IT = 1 << 15  # with fewer, waiting for MLX and waking threads costs what it saves
 
 _Array: TypeAlias = npt.NDArray[np.float32]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -38,12 +38,12 @@ _Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpan:
-    """The queries of one sequence's span and all that the last of them may see."""
+    """The queries of one sequence's span, and everything that the last of them sees."""
 
     queries: mx.array  # scaled, [1, heads, tokens, head_dim]
     # adjoining: keys [1, kv_heads, tokens, head_dim], values […, value_dim]
     parts: Sequence[tuple[mx.array, mx.array]]
-    window: int | None  # how many positions a query sees, its own included; None: all
+    window: int | None  # how many positions a query sees, including its own; None: all
 
     @property
     def tokens(self) -> int:
@@ -52,7 +52,7 @@ class AttentionSpan:
 
     @property
     def seen(self) -> int:
-        """How many positions there are keys of."""
+        """The number of positions with keys."""
         return sum(keys.shape[2] for keys, _ in self.parts)
 
     @property
@@ -63,10 +63,8 @@ class AttentionSpan:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Queries, their keys and values, and where the result goes: [rows, head_dim], [columns, …],
-    [columns, …], [rows, value_dim].
-
-    Or all heads of a span, with the heads as one dimension more in front. parts: adjoining columns.
+    """Queries [rows, head_dim], adjoining parts of keys and values [columns, …], and the result's
+    place [rows, value_dim]; of all heads of a span, with heads as an additional first dimension.
     """
 
     queries: _Array
@@ -75,14 +73,16 @@ class _Block:
 
     @property
     def columns(self) -> int:
-        """Of all parts."""
+        """Columns of all parts."""
         return sum(keys.shape[-2] for keys, _ in self.parts)
 
     def of_head(self, head: int, seen: slice) -> list[tuple[_Array, _Array]]:
-        """Those of these columns that belong to one head of keys."""
-        found, first = [], 0
+        """The parts of these columns for one key head."""
+        found = []
+        first = 0
         for keys, values in self.parts:
-            low, high = max(seen.start - first, 0), min(seen.stop - first, keys.shape[1])
+            low = max(seen.start - first, 0)
+            high = min(seen.stop - first, keys.shape[1])
             if low < high:
                 found.append((keys[head, low:high], values[head, low:high]))
             first += keys.shape[1]
@@ -90,12 +90,9 @@ class _Block:
 
 
 def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
-    """Whether `attend` is to be taken: where prompts are read.
+    """Whether `attend` is faster than MLX: in prefill. Decoding waits for memory, not exponentials.
 
-    Decoding waits for memory, not for exponentials.
-
-    host_scores: from so many on it is faster than MLX, mostly SCORES_WORTH_IT; probes and tests
-    have other numbers.
+    host_scores: the number of scores from which on it is; SCORES_WORTH_IT except in probes.
     """
     if sys.platform != "linux" or all(span.tokens == 1 for span in spans):
         return False
@@ -103,12 +100,11 @@ def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
 
 
 def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx.array]:
-    """Causal attention of each span over its own keys, computed in float32: [1, heads, tokens,
-    value_dim] each, in their type.
+    """Causal attention of each span over its own keys, computed in float32.
 
-    Evaluates what the spans depend on. sinks: [heads], a score per head that takes weight and has
-    no value. A query's result depends on its own keys alone, up to the rounding of products of
-    another number of rows.
+    Returns [1, heads, tokens, value_dim] each, in the type of the queries. Evaluates the spans.
+    sinks: [heads], a score per head that takes weight and has no value. A query's result depends on
+    its own keys only, up to rounding: products of other numbers of rows add in another order.
     """
     lazy = [
         [_as_float32(array) for array in (span.queries, *itertools.chain(*span.parts))]
@@ -119,7 +115,7 @@ def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx
     results: list[_Array] = []
     work: list[Callable[[], None]] = []
     for span, arrays in zip(spans, lazy, strict=True):
-        # views, gone before the next append
+        # views, which are gone before the next append
         queries, *pairs = (np.array(array, copy=False)[0] for array in arrays)
         parts = list(zip(pairs[::2], pairs[1::2], strict=True))
         results.append(np.empty((*queries.shape[:2], pairs[1].shape[2]), np.float32))
@@ -138,10 +134,12 @@ def _as_float32(array: mx.array) -> mx.array:
 def _pieces(
     heads: _Block, *, window: int | None, sinks: _Array | None
 ) -> Iterator[Callable[[], None]]:
-    """Pieces of work that write different parts of the result: rows of one head, or all few rows of
-    heads that share keys.
+    """Pieces of work that write separate parts of the result: rows of one head, or the few rows of
+    several heads that share keys.
     """
-    tokens, held, kv_heads = heads.queries.shape[1], heads.columns, len(heads.parts[0][0])
+    tokens = heads.queries.shape[1]
+    held = heads.columns
+    kv_heads = len(heads.parts[0][0])
     shared = len(heads.queries) // kv_heads
     together = max(1, min(shared, _MIN_ROWS // tokens, len(heads.queries) // _threads()))
     rows = min(tokens, max(_MIN_ROWS, _BLOCK_SCORES // held))
@@ -155,14 +153,11 @@ def _pieces(
             0 if window is None else max(0, held - tokens + start + 1 - window),
             held - tokens + asking.stop,
         )
-        queries, result = heads.queries[group, asking], heads.result[group, asking]
-        if together > 1:  # all tokens then, so that this is a view of the result
-            queries, result = (
-                queries.reshape(-1, queries.shape[2]),
-                result.reshape(-1, result.shape[2]),
-            )
-        else:
-            queries, result = queries[0], result[0]
+        queries = heads.queries[group, asking]
+        result = heads.result[group, asking]
+        # several heads have all of their tokens here, so that the reshaped result is a view
+        queries = queries.reshape(-1, queries.shape[2]) if together > 1 else queries[0]
+        result = result.reshape(-1, result.shape[2]) if together > 1 else result[0]
         block = _Block(queries, heads.of_head(first // shared, seen), result)
         hidden = _hidden(asking.stop - start, block.columns, window)
         yield partial(
@@ -175,9 +170,7 @@ def _pieces(
 
 @lru_cache(maxsize=8)
 def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
-    """Which of the last columns of a block must get no weight, [rows, some of the columns]; None:
-    every query sees everything.
-    """
+    """Which of the last columns each row must not see, [rows, columns]; None: each sees all."""
     if window is not None and columns > window:
         position = np.arange(columns - rows, columns)[:, None]
         column = np.arange(columns)[None]
@@ -186,7 +179,7 @@ def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
 
 
 def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
-    """Write the result of one block. hidden: of each head's rows; sinks: [rows, 1]."""
+    """Write the result of one block. hidden: for the rows of each head. sinks: [rows, 1]."""
     scores = _room(len(block.queries), block.columns)
     ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
     step = _step(block.queries)
@@ -211,16 +204,14 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
 
 
 def _step(queries: _Array) -> int:
-    """Of so many keys at a time products are fastest; 0: of all at once.
+    """With how many keys at a time products are fastest; 0: all at once.
 
-    For AVX-512 OpenBLAS has kernels for small products that pack nothing. For few rows packing is
+    For AVX-512, OpenBLAS has kernels for small products that do not pack. With few rows, packing is
     most of the work.
     """
-    step = (
-        min(1024, _SMALL_PRODUCT // queries.size)
-        if len(queries) <= _FEW_ROWS and _has_small_products()
-        else 0
-    )
+    if len(queries) > _FEW_ROWS or not _has_small_products():
+        return 0
+    step = min(1024, _SMALL_PRODUCT // queries.size)
     return step if step >= _LEAST_STEP else 0
 
 
@@ -243,7 +234,7 @@ def _weighted(weights: _Array, values: _Array, *, step: int) -> _Array:
     return total
 
 
-_scratch = threading.local()  # room for the scores of one block, one for each thread
+_scratch = threading.local()  # a buffer for the scores of one block, per thread
 
 
 def _room(rows: int, columns: int) -> _Array:
@@ -263,32 +254,29 @@ def _has_small_products() -> bool:
     )
 
 
-# models of one process: each would restore the other's number of threads
+# two models of one process would restore each other's number of threads
 _one_at_a_time = threading.Lock()
 
 
 @cache
 def _threads() -> int:
-    """As many as MLX's products use."""
+    """As many threads as MLX's products use."""
     return current_blas().threads or usable_cores()
 
 
 @cache
 def _helpers() -> ThreadPoolExecutor | None:
-    """The threads that work beside the one that asks; None with one core."""
-    return (
-        ThreadPoolExecutor(_threads() - 1, thread_name_prefix="attention")
-        if _threads() > 1
-        else None
-    )
+    """The threads beside the calling one; None with one core."""
+    if _threads() == 1:
+        return None
+    return ThreadPoolExecutor(_threads() - 1, thread_name_prefix="attention")
 
 
 @contextmanager
 def _products_on_one_thread() -> Iterator[None]:
-    """Our threads share the work out: a product that did too would wait for the others'.
+    """Our threads already use all cores: products on several threads would wait for each other.
 
-    Set and undone each time, which takes a microsecond: as a library, Holdfast runs in a process
-    where others may use numpy.
+    Set and undone each time, in a microsecond: in a library's process, others may use numpy.
     """
     before = [(library, library.get()) for library in _libraries()]
     try:
@@ -301,14 +289,11 @@ def _products_on_one_thread() -> Iterator[None]:
 
 
 def _run_all(work: Sequence[Callable[[], None]]) -> None:
-    """Do all pieces of work, each thread taking the next one as it becomes free.
-
-    Raises what a piece raised.
-    """
-    left = iter(work)  # gives each piece to one thread only
+    """Do all pieces of work on all threads. Raises what a piece raised."""
+    left = iter(work)  # gives each piece to one thread
 
     def take() -> None:
-        with np.errstate(all="ignore"):  # what is not a number is found in the logits
+        with np.errstate(all="ignore"):  # NaN is found in the logits
             for piece in left:
                 piece()
 
@@ -330,5 +315,4 @@ def _started(task: Callable[[], None], count: int) -> Iterator[Future[None]]:
         try:
             yield helpers.submit(task)
         except RuntimeError:
-            # the interpreter is ending and takes no more tasks: the one who asks does it all
-            return
+            return  # the interpreter is shutting down; the calling thread does all the work

@@ -1,11 +1,11 @@
-"""Draw tokens by numpy where the logits lie in host memory anyway: on a CPU, from large
-vocabularies, without top-k.
+"""Draw and score tokens by numpy: on a CPU, where the logits are in host memory anyway, for large
+vocabularies without top-k.
 
-There MLX computes exponentials one at a time, 13 ns each, and a nucleus takes 21 passes over the
-vocabulary. Here the largest entries of groups of tokens bound what the rest can weigh. Where the
-bounds decide which tokens are in the nucleus, only those that may be get an exponential; where they
-do not, all get one (0.5 ns each, with vector instructions), but few are sorted. What is drawn is
-what `sampling_draw` draws, up to rounding: the random numbers of a token are the same.
+MLX computes exponentials one at a time there, 13 ns each, and a nucleus takes 21 passes over the
+vocabulary. Here the largest entries of groups of tokens bound what the rest can weigh. If these
+bounds decide which tokens are in the nucleus, only its candidates get an exponential; otherwise all
+tokens do (0.5 ns each, with vector instructions), but few are sorted. The drawn token is the one
+that `sampling_draw` draws, up to rounding: the random numbers are the same.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from holdfast.worker.engine.sampling_draw import BLOCK, HOTTEST, DrawKind, on_ho
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.intp]
 
-# from here on numpy is faster than MLX on a CPU, however many rows there are
+# from this size on, numpy is faster than MLX on a CPU for any number of rows
 LARGE_VOCABULARY = 8192
 _GROUP = 32  # tokens that one maximum stands for
-# tokens: from there on numpy is faster for top-p, however many rows there are
+# the same for top-p
 _SMALLEST_FOR_NUCLEUS = 1024
-_ALLOWANCE = 1 / 4  # of 1 - top_p: what the tokens that are not looked at may weigh at most
-_FEW_GROUPS = 1 / 16  # of all: where more of them matter, all weights are computed
-# where more of them matter, so many tokens do that none are looked for among the largest
+_ALLOWANCE = 1 / 4  # of 1 - top_p: what tokens that are not examined may weigh
+_FEW_GROUPS = 1 / 16  # of all; if more matter, all weights are computed
+# if more matter, the edge is not searched among the largest tokens
 _MANY_GROUPS = 1 / 2
 _SORTED_AT_ONCE = 4096  # weights, which takes 30 µs
 _ROUNDING_NATS = 1e-3  # more than sums and logarithms of one block can be off
@@ -49,10 +49,7 @@ def rows_of(logits: mx.array) -> Floats:
 
 
 class GroupedRow:
-    """A row seen as groups of tokens.
-
-    Group g has the tokens g, g + n, g + 2n, …, so that maxima are taken by whole vectors.
-    """
+    """A row in groups. Group g has the tokens g, g + n, g + 2n, …: maxima are taken of vectors."""
 
     __slots__ = ("_count", "_rest", "maxima", "row", "size")
 
@@ -65,7 +62,7 @@ class GroupedRow:
         self.maxima: Floats = grouped.max(axis=0)  # one per group
 
     def tokens(self, groups: Ids) -> Ids:
-        """The tokens of these groups and those that belong to none, in no order."""
+        """The tokens of these groups and of no group, unordered."""
         ids = (groups + np.arange(self.size)[:, None] * self._count).ravel()
         return np.concatenate([ids, self._rest])
 
@@ -76,8 +73,7 @@ class GroupedRow:
         """
         if count * 4 > self._count:
             return np.argsort(-self.row, kind="stable")[:count]
-        # The groups with the largest maxima have an entry of at least `least` each, so nothing
-        # smaller is wanted.
+        # the groups with the largest maxima have an entry of at least `least` each
         least = np.partition(self.maxima, -count)[-count]
         ids = self.tokens(np.flatnonzero(self.maxima >= least))
         values = self.row[ids]
@@ -98,21 +94,20 @@ class Scores:
     top: tuple[mx.array, mx.array] | None = None
 
     def arrays(self) -> list[mx.array]:
-        """All arrays that are there."""
+        """All arrays, for one evaluation."""
         return [self.chosen, *(self.top or ())]
 
 
 def scoring_pays(*, vocab_size: int) -> bool:
-    """Whether numpy is faster than MLX here; the same for all rows of a model."""
+    """Whether numpy scores faster than MLX here; the same for all rows of a model."""
     return vocab_size >= LARGE_VOCABULARY and on_host()
 
 
 def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
-    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely,
-    NaN for rows without any.
+    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely.
 
-    logits: fp32 [n, vocab], token_ids: int [n]; both are evaluated. Needs the room of one row
-    beside them.
+    logits: fp32 [n, vocab]; token_ids: int [n]; both are evaluated. NaN for rows without a finite
+    maximum. Needs the memory of one more row.
     """
     mx.eval(logits, token_ids)
     rows, tokens = rows_of(logits), np.array(token_ids)
@@ -138,9 +133,8 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
 
 
 def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
-    """Whether numpy is faster than MLX here.
-
-    The same for all rows of a kind, so that nobody's draw depends on the batch.
+    """Whether numpy draws faster than MLX here; the same for all rows of a kind, so that no draw
+    depends on the batch.
     """
     if kind.greedy or kind.candidates or not on_host():
         return False
@@ -150,11 +144,10 @@ def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
 def draw_on_host(
     logits: mx.array, *, params: Sequence[SamplingParams], keys: Sequence[tuple[int, int]]
 ) -> mx.array:
-    """Draw one token per row, uint32 [rows].
+    """Draw one token per row, uint32 [rows]. Evaluates `logits`, fp32 [rows, vocab].
 
-    Evaluates `logits`, fp32 [rows, vocab]; none of the rows is greedy or has top-k.
-
-    Tokens equal at the edge of top-p all stay. A row without a finite maximum gets token 0.
+    No row is greedy or has top-k. Equal tokens at the edge of top-p all pass. A row without a
+    finite maximum gets token 0.
     """
     with np.errstate(all="ignore"):
         tokens = [
@@ -166,18 +159,14 @@ def draw_on_host(
 
 @dataclass(frozen=True, slots=True)
 class FewKept:
-    """Tokens that a filter leaves, by rising id, and their weights; the likeliest token of the row
-    weighs 1.
-    """
+    """Tokens that pass the filters, by rising id, and their weights."""
 
     ids: Ids
     weights: Floats
     columns: int
 
     def draw(self, key: tuple[int, int]) -> int:
-        """Gumbel-max over the blocks that have a token left, then over the tokens of one, as
-        `sampling_draw` does it over all.
-        """
+        """Gumbel-max over the blocks with a token left, then over the tokens of one of them."""
         block = self.ids // BLOCK
         starts = np.flatnonzero(np.diff(block, prepend=-1))
         sums = np.add.reduceat(self.weights, starts)
@@ -190,7 +179,7 @@ class FewKept:
 
 @dataclass(frozen=True, slots=True)
 class ManyKept:
-    """The weights of all tokens, 0 for those that a filter takes away."""
+    """The weights of all tokens, 0 for those that do not pass the filters."""
 
     weights: Floats
 
@@ -209,13 +198,11 @@ class ManyKept:
 
 
 class WeighedRow:
-    """A row of logits as weights, in the operations of `sampling_draw`: the likeliest token weighs
-    1.
-    """
+    """A row of logits as weights, with the operations of `sampling_draw`."""
 
     def __init__(self, row: Floats, params: SamplingParams) -> None:
         self.row = row
-        self.peak: np.float32 = row.max()  # NaN where the row holds one
+        self.peak: np.float32 = row.max()  # NaN if the row contains one
         self._coldness = np.float32(1.0 / min(params.temperature, HOTTEST))
 
     def nats(self, logits: Floats) -> Floats:
@@ -238,14 +225,12 @@ class WeighedRow:
         return self.weights(self.groups.maxima)
 
     def at_least(self, weight: float) -> tuple[Ids, Floats]:
-        """The tokens of all groups that have one of at least this weight, and their weights, in no
-        order.
-        """
+        """The tokens of groups with one of at least this weight, and their weights, unordered."""
         ids = self.groups.tokens(np.flatnonzero(self.tops >= np.float32(weight)))
         return ids, self.weights(self.row[ids])
 
     def few(self, ids: Ids, weights: Floats, *, threshold: float) -> FewKept:
-        """Those of at least this weight."""
+        """Keep the tokens of at least this weight."""
         kept = np.flatnonzero(weights >= np.float32(threshold))
         ids, weights = ids[kept], weights[kept]
         order = np.argsort(ids)
@@ -253,7 +238,7 @@ class WeighedRow:
 
 
 def kept_tokens(row: WeighedRow, params: SamplingParams) -> FewKept | ManyKept:
-    """What top-p and min-p leave of a row with a finite maximum. At least one of them is on."""
+    """The tokens that pass top-p and min-p, of which at least one is on; the maximum is finite."""
     floor = min(params.min_p, 1.0)
     if params.top_p < 1.0:
         if row.row.size <= _SORTED_AT_ONCE:
@@ -283,9 +268,7 @@ def _many(weights: Floats, *, threshold: float) -> ManyKept:
 
 
 def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKept:
-    """The tokens that complete `top_p`, from bounds on what most tokens weigh if these decide it,
-    else from what they weigh.
-    """
+    """The tokens that complete `top_p`: by bounds on what most tokens weigh, or by their weights."""
     rising = np.sort(row.tops)
     # by the number of groups left out
     unseen_at_most = np.append(0.0, np.cumsum(rising, dtype=np.float64)) * row.groups.size
@@ -304,9 +287,7 @@ def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKe
 
 
 def _certain_edge(weights: Floats, *, top_p: float, unseen_at_most: float) -> float | None:
-    """The weight at the edge of the nucleus; None if that depends on what the tokens weigh that are
-    not among these.
-    """
+    """The weight at the edge of the nucleus; None if it depends on tokens that are not given."""
     falling, cumulated = _falling(weights)
     least, most = (
         int(np.searchsorted(cumulated, top_p * (cumulated[-1] + unseen)))
@@ -316,7 +297,7 @@ def _certain_edge(weights: Floats, *, top_p: float, unseen_at_most: float) -> fl
 
 
 def _groups_within(unseen_at_most: _Doubles, limit: float) -> int:
-    """The most groups that may be left out for what they weigh; one at least stays."""
+    """How many groups weigh so little that they can be left out; at least one stays."""
     return min(
         int(np.searchsorted(unseen_at_most, limit, side="right")) - 1, len(unseen_at_most) - 2
     )
@@ -328,9 +309,7 @@ def _falling(weights: Floats) -> tuple[Floats, _Doubles]:
 
 
 def _edge(weights: Floats, *, top_p: float) -> float:
-    """The largest weight such that the tokens of at least so much weigh `top_p` of all: among the
-    largest, or by a histogram.
-    """
+    """The largest weight such that tokens of at least this weight make up `top_p`."""
     if len(weights) <= 2 * _SORTED_AT_ONCE:
         falling, cumulated = _falling(weights)
         return float(falling[np.searchsorted(cumulated, top_p * cumulated[-1])])
@@ -342,9 +321,9 @@ def _edge(weights: Floats, *, top_p: float) -> float:
 
 
 def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
-    """Adds up what is nearly equal, so that only the bin at the edge is sorted.
+    """The same by bins of nearly equal weights: only the bin at the edge is sorted.
 
-    The bits of positive floats order as they do.
+    Positive floats have the order of their bits.
     """
     bins = weights.view(np.uint32) >> np.uint32(16)
     masses = np.bincount(bins, weights=weights)[::-1]
@@ -357,9 +336,7 @@ def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
 
 
 def _draw_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
-    """The same over the whole vocabulary: only blocks that can win, by their largest weight and
-    their noise, are summed.
-    """
+    """Draw over the whole vocabulary; sums only blocks that can win by their maximum and noise."""
     row = weighed.row
     whole = row.size // BLOCK
     maxima = row[: whole * BLOCK].reshape(whole, BLOCK).max(axis=1)
@@ -376,7 +353,7 @@ def _draw_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
 
 
 def _gumbel(key: tuple[int, int], numbers: Ids) -> Floats:
-    # As sampling_draw's: see there.
+    # as in sampling_draw
     hashed = _scramble((numbers.astype(np.uint32) * np.uint32(0x9E3779B1)) ^ np.uint32(key[0]))
     hashed = _scramble(hashed ^ np.uint32(key[1]))
     uniform = np.clip(
