@@ -101,7 +101,7 @@ agents: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.agent_contexts $(ARGS)
 
 mac-check: $(SERVING)
-	@$(BIN)/holdfast doctor --measure $(ARGS)
+	@$(BIN)/python -m tools.machine_check $(ARGS)
 
 lock:
 	@printf '%s\n' '# Every version that Holdfast is tested with, on all systems. Made by `make lock`; used by pip and uv with -c.' > constraints.new

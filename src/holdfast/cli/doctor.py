@@ -16,10 +16,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
@@ -49,32 +49,12 @@ _INSTALL_CUDA = f"pip install -c constraints.txt '.[cuda]' && {_UNHIDE_CUDA}"
 def doctor(
     effective: EffectiveSettings,
     as_json: Json = False,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure",
-            help="Measure the machine for about ten minutes and save the findings in a file.",
-        ),
-    ] = False,
-    panic_test: Annotated[
-        bool,
-        typer.Option(
-            "--panic-test",
-            help="With --measure: try for 45 minutes what has made Macs panic. Save your work.",
-        ),
-    ] = False,
 ) -> None:
     """Check this machine.
 
     It reports on the machine, MLX, BLAS and memory, measures their speed, shows how MODEL would be
     run, and gives recommendations.
     """
-    if panic_test and not measure:
-        raise typer.BadParameter("--panic-test needs --measure")
-    if measure:
-        file = save_machine_check(Path.cwd(), arguments=("--panic-test",) if panic_test else ())
-        typer.echo(f"saved in {file}; please attach it to an issue")
-        return
     from holdfast.front.fleet.catalog import catalog_of
     from holdfast.front.run.running_servers import run_folder
     from holdfast.models.download import check_present
@@ -224,7 +204,7 @@ def check_layout(settings: ModelSettings) -> LayoutCheck:
 
     Raises HoldfastError with one line.
     """
-    command = [sys.executable, "-P", "-m", "holdfast.cli.doctor", "layout"]
+    command = [sys.executable, "-P", "-m", "holdfast.cli.doctor"]
     limit = settings.startup_seconds
     try:
         done = subprocess.run(
@@ -289,36 +269,6 @@ def has_nvidia_gpu() -> bool:
 def has_cuda_wheel() -> bool:
     """Whether MLX for CUDA is installed, working or not."""
     return any(wheel.name in _CUDA_WHEELS for wheel in distributions())
-
-
-def save_machine_check(folder: Path, *, arguments: Sequence[str] = ()) -> Path:
-    """Print findings as they arrive and save them in a new file in `folder`; returns the file.
-
-    arguments: `--quick` only checks that everything runs, `--panic-test` tries what has made Macs
-        panic.
-
-    Raises HoldfastError.
-    """
-    file = folder / f"holdfast-machine-check-{time.strftime('%Y-%m-%d-%H%M%S')}.md"
-    command = [sys.executable, "-P", "-m", "holdfast.cli.doctor", "measure", *arguments]
-    with (
-        file.open("w", encoding="utf-8") as saved,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-        ) as process,
-    ):
-        assert process.stdout is not None
-        saved.write("# Machine check of Holdfast\n\n| what | figures |\n|---|---|\n")
-        for line in process.stdout:
-            what, _, figures = line.rstrip("\n").partition("\t")
-            typer.echo(f"{what}: {figures}")
-            saved.write(f"| {what} | {figures} |\n")
-            saved.flush()  # a panic must not lose it
-    if process.returncode != 0:
-        raise HoldfastError(
-            f"the check ended with code {process.returncode}; its findings so far are in {file}"
-        )
-    return file
 
 
 def _print_diagnosis(found: Diagnosis) -> None:
@@ -497,14 +447,5 @@ def _print_layout() -> None:
         sys.modules["mlx.core"].clear_streams()
 
 
-def _main(task: str, *arguments: str) -> None:
-    if task == "layout":
-        _print_layout()
-        return
-    # before the first import of MLX
-    importlib.import_module("holdfast.machine.platform").prepare_blas()
-    importlib.import_module("holdfast.worker.engine.machine_check").main(list(arguments))
-
-
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _print_layout()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
-from holdfast.worker.engine import machine_check
-from holdfast.worker.engine.machine_check import Sizes
+import pytest
+
+from tools import machine_check
+from tools.machine_check import Sizes
 
 
 def test_a_part_that_fails_is_a_finding_and_the_next_part_runs() -> None:
@@ -33,3 +36,14 @@ def test_no_part_takes_more_memory_than_a_third_of_what_there_is() -> None:
     sizes = Sizes(quick=False)
     largest = max(*sizes.contexts, *(count * sizes.stream_tokens for count in sizes.streams), 0, 0)
     assert 2 * largest * sizes.layers * machine_check._BYTES_PER_TOKEN <= sizes.most_bytes
+
+
+@pytest.mark.slow
+def test_everything_that_is_measured_is_printed_and_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine_check.save(machine_check.findings(Sizes(quick=True)), tmp_path / "file")
+    rows = [line for line in (tmp_path / "file").read_text().splitlines()[4:] if line]
+    assert len(rows) >= 25
+    assert all(line.startswith("| ") and line.count(" | ") == 1 for line in rows)
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)

@@ -1,15 +1,17 @@
 """Measures what decides how Holdfast runs on this machine, above all on a Mac: steps, kernels,
 durability, memory.
 
-Runs in a process of its own, which `cli/doctor.py` starts, one line per finding, in about
-ten minutes: without a GPU with fewer layers, and nowhere with more memory than `Sizes` allows.
-Nothing can harm the machine but `churn`, which only `--panic-test` runs: it repeats, for fifteen
-minutes for each way of wiring, what has made Macs panic (ml-explore/mlx#3186).
+Run: `make mac-check` (`python -m tools.machine_check [--quick] [--panic-test]`). Prints one line per
+finding and saves them in a Markdown file, in about ten minutes: with fewer layers without a GPU, and
+nowhere with more memory than `Sizes` allows. Nothing can harm the machine except `churn`, which only
+`--panic-test` runs: for fifteen minutes for each way of wiring, it repeats what has made Macs panic
+(ml-explore/mlx#3186).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform as python_platform
 import random
@@ -21,14 +23,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import mlx.core as mx
-import numpy as np
-
-from holdfast.files import sync_to_drive
 from holdfast.machine import platform
-from holdfast.worker.engine.sampling_draw import nucleus_threshold
-from holdfast.worker.kv.codec import to_bytes
-from holdfast.worker.kv.live import KVBlock
+
+platform.prepare_blas()  # before the first import of MLX
+
+import mlx.core as mx  # noqa: E402
+import numpy as np  # noqa: E402
+
+from holdfast.files import sync_to_drive  # noqa: E402
+from holdfast.worker.engine.sampling_draw import nucleus_threshold  # noqa: E402
+from holdfast.worker.kv.codec import to_bytes  # noqa: E402
+from holdfast.worker.kv.live import KVBlock  # noqa: E402
 
 IS_ON_CPU = mx.default_device() == mx.Device(mx.cpu)
 DTYPE = mx.float32 if IS_ON_CPU else mx.bfloat16
@@ -50,7 +55,7 @@ Arrays = tuple[mx.array, mx.array]
 
 
 class Sizes:
-    """How much is measured: whole, or only enough to see that everything runs."""
+    """How much is measured; `quick`: only enough to see that everything runs."""
 
     def __init__(self, *, quick: bool) -> None:
         self.layers = 2 if quick else 8 if IS_ON_CPU else 32
@@ -75,7 +80,7 @@ class Sizes:
 
 
 def findings(sizes: Sizes) -> Iterator[Finding]:
-    """All that can be measured without risk, one after the other."""
+    """All measurements without risk, one after the other."""
     yield from _about_the_machine()
     yield "round trip: evaluating almost nothing", f"{_least_ms(_round_trip, sizes):.3f} ms"
     for measure in (
@@ -98,7 +103,7 @@ def findings(sizes: Sizes) -> Iterator[Finding]:
 def _whatever_happens(
     measure: Callable[[Sizes], Iterator[Finding]], sizes: Sizes
 ) -> Iterator[Finding]:
-    """The findings of one part; that it failed is a finding too, and the other parts still run."""
+    """The findings of one part; a failure is a finding, too, and the other parts still run."""
     try:
         yield from measure(sizes)
     except (MemoryError, OSError, RuntimeError, ValueError) as error:
@@ -424,7 +429,7 @@ def _sync_to_drive(sizes: Sizes) -> Iterator[Finding]:
 
 def _wiring(sizes: Sizes) -> Iterator[Finding]:
     if not mx.metal.is_available():
-        yield "wiring memory and letting go of it", "needs Metal"
+        yield "wiring memory and unwiring it", "needs Metal"
         return
     held = mx.zeros((sizes.taken_bytes // 4,))
     mx.eval(held)
@@ -433,13 +438,13 @@ def _wiring(sizes: Sizes) -> Iterator[Finding]:
     wired_at = time.perf_counter()
     platform.wire(0)
     done_at = time.perf_counter()
-    what = f"wiring {sizes.taken_bytes >> 20:,} MiB, letting go of them"
+    what = f"wiring {sizes.taken_bytes >> 20:,} MiB, unwiring them"
     yield what, f"{1000 * (wired_at - began):.1f} ms, {1000 * (done_at - wired_at):.1f} ms"
     del held
 
 
 def _killed_process(sizes: Sizes) -> Iterator[Finding]:
-    """How soon the memory of a worker that was killed is available again."""
+    """How soon the memory of a killed worker is available again."""
     import psutil
 
     code = (
@@ -467,31 +472,29 @@ def _killed_process(sizes: Sizes) -> Iterator[Finding]:
     yield what, f"{seconds:.2f} s ({gained >> 20:,} MiB)"
 
 
-def churn(wired: str, *, seconds: float) -> Iterator[Finding]:
-    """Two processes whose KV grows and goes all the time, with memory wired in one way: all,
-    weights or none.
-    """
+def churn(wired: str) -> Iterator[Finding]:
+    """Two processes that allocate and free KV all the time, with memory wired in one way."""
     command = [
         sys.executable,
-        "-P",
         "-m",
-        "holdfast.worker.engine.machine_check",
+        "tools.machine_check",
         "--churn",
         wired,
-        "--seconds",
-        str(seconds),
     ]
     children = [subprocess.Popen(command) for _ in range(2)]
     ends = [child.wait() for child in children]
-    yield f"churn for {seconds / 60:.0f} min, wired: {wired}", f"both processes ended, codes {ends}"
+    yield (
+        f"churn for {CHURN_SECONDS // 60} min, wired: {wired}",
+        f"both processes ended, codes {ends}",
+    )
 
 
-def _churn_alone(wired: str, *, seconds: float) -> None:
+def _churn_alone(wired: str) -> None:
     working_set = platform.working_set_bytes()
     weights = mx.zeros((working_set // 3 // 4,))
     mx.eval(weights)
     platform.wire({"all": working_set, "weights": weights.nbytes, "none": 0}[wired])
-    ends_at = time.monotonic() + seconds
+    ends_at = time.monotonic() + CHURN_SECONDS
     draw = random.Random(os.getpid())
     while time.monotonic() < ends_at:
         held = [_kv(draw.randrange(1000, 16_000)) for _ in range(draw.randrange(1, 36))]
@@ -499,34 +502,38 @@ def _churn_alone(wired: str, *, seconds: float) -> None:
         mx.eval([_attend(queries, kv) for kv in held])
 
 
-def main(arguments: list[str]) -> None:
-    """Print all findings, one per line: what, a tab, the figures."""
+def save(found: Iterator[Finding], file: Path) -> None:
+    """Print findings as they arrive and save them in a new file."""
+    with file.open("w", encoding="utf-8") as saved:
+        saved.write("# Machine check of Holdfast\n\n| what | figures |\n|---|---|\n")
+        for what, figures in found:
+            print(f"{what}: {figures}")
+            saved.write(f"| {what} | {figures} |\n")
+            saved.flush()  # a panic must not lose it
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(prog="machine_check")
     parser.add_argument("--quick", action="store_true", help="only see that everything runs")
     parser.add_argument(
         "--panic-test",
         action="store_true",
-        help="after that, try for 45 minutes what has made Macs panic",
+        help="then try for 45 minutes what has made Macs panic; save your work first",
     )
-    parser.add_argument("--churn", choices=("all", "weights", "none"))
-    parser.add_argument("--seconds", type=float, default=CHURN_SECONDS)
-    options = parser.parse_args(arguments)
+    parser.add_argument("--churn", choices=("all", "weights", "none"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
     if options.churn:
-        _churn_alone(options.churn, seconds=options.seconds)
-        mx.clear_streams()
-        return
-    for what, figures in findings(Sizes(quick=options.quick)):
-        sys.stdout.write(f"{what}\t{figures}\n")
-        sys.stdout.flush()
-    if options.panic_test and not mx.metal.is_available():
-        sys.stdout.write("panic test\tneeds Metal\n")
-    elif options.panic_test:
-        for wired in ("none", "weights", "all"):
-            for what, figures in churn(wired, seconds=options.seconds):
-                sys.stdout.write(f"{what}\t{figures}\n")
-                sys.stdout.flush()
+        _churn_alone(options.churn)
+    else:
+        found = findings(Sizes(quick=options.quick))
+        if options.panic_test and mx.metal.is_available():
+            ways = ("none", "weights", "all")
+            found = itertools.chain(found, *map(churn, ways))
+        file = Path(f"holdfast-machine-check-{time.strftime('%Y-%m-%d-%H%M%S')}.md")
+        save(found, file)
+        print(f"saved in {file}; please attach it to an issue")
     mx.clear_streams()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
