@@ -340,7 +340,7 @@ def test_views_are_never_falsy_and_composites_are_indexed_by_part() -> None:
 
 def test_a_kind_that_only_mlx_lm_knows_cannot_be_laid_out() -> None:
     foreign = [ForeignState(object()), ForeignState(object())]
-    with pytest.raises(TypeError, match="several sequences cannot be laid out"):
+    with pytest.raises(TypeError, match="cannot be laid out for several sequences"):
         foreign[0].view(foreign, for_kv=_spans, for_recurrent=StateView)
 
 
