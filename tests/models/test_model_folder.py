@@ -143,4 +143,4 @@ def test_weights_of_another_format_are_reported(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "has no weights" in refusal(folder)
     (folder / "pytorch_model.bin").write_bytes(b"x")
-    assert "found pytorch_model.bin" in refusal(folder)
+    assert "only pytorch_model.bin" in refusal(folder)

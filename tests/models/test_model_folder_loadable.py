@@ -21,7 +21,7 @@ def model(folder: Path, *files: str, model_type: object = "llama", **config: obj
 
 @pytest.mark.parametrize("name", DEMO_IDS)
 def test_the_bundled_models_can_be_loaded(name: str) -> None:
-    check_loadable(demo_folder(name))
+    assert check_loadable(demo_folder(name))["model_type"]
 
 
 def test_tested_and_remapped_types_are_supported() -> None:
@@ -33,9 +33,8 @@ def test_tested_and_remapped_types_are_supported() -> None:
 
 
 def test_all_shards_are_there(tmp_path: Path) -> None:
-    check_loadable(
-        model(tmp_path, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    )
+    files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    assert check_loadable(model(tmp_path, *files)) == {"model_type": "llama"}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_all_shards_are_there(tmp_path: Path) -> None:
         (
             ("pytorch_model.bin",),
             {},
-            "has no weights (model*.safetensors), only bin files",
+            "has no model*.safetensors, only pytorch_model.bin; convert the model first: mlx_lm.convert",
         ),
         ((), {}, "has no weights"),
         (("model.safetensors",), {"model_type": "bert"}, "mlx-lm has no models of the type bert"),
@@ -61,4 +60,5 @@ def test_an_unloadable_model_is_refused_with_the_reason(
 
 
 def test_a_type_with_its_own_code_is_not_refused(tmp_path: Path) -> None:
-    check_loadable(model(tmp_path, "model.safetensors", model_type="kelp", model_file="kelp.py"))
+    folder = model(tmp_path, "model.safetensors", model_type="kelp", model_file="kelp.py")
+    assert check_loadable(folder)["model_type"] == "kelp"

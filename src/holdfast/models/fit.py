@@ -6,8 +6,6 @@ Sizes come from config.json and the headers of the weight files, in a folder or 
 from __future__ import annotations
 
 import importlib
-import json
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,7 +16,12 @@ from typing import Any
 
 from holdfast.errors import ModelLoadError
 from holdfast.models.download import ModelSource, check_reachable, hub_errors
-from holdfast.models.model_folder import WEIGHT_FILES, checked_config, checked_tensor_bytes
+from holdfast.models.model_folder import (
+    WEIGHT_FILES,
+    checked_config,
+    checked_tensor_bytes,
+    read_header,
+)
 
 _WEIGHTS_SHARE = 0.75  # of shared memory: what macOS lets a GPU use
 _KV_SHARE = 0.6  # of the memory that the weights leave, as in `device_memory`
@@ -111,11 +114,7 @@ def size_of_folder(folder: Path) -> StoredSize:
     config, weight_bytes = checked_config(folder), checked_tensor_bytes(folder)
     shapes: dict[str, tuple[int, ...]] = {}
     for file in folder.glob(WEIGHT_FILES):
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(struct.unpack("<Q", opened.read(8))[0]))
-        shapes |= {
-            name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
-        }
+        shapes |= {name: tuple(entry["shape"]) for name, entry in read_header(file).items()}
     return StoredSize(
         config=config, weight_bytes=weight_bytes, parameters=_parameters(shapes, config)
     )

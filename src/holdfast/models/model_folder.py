@@ -32,7 +32,7 @@ _MLX_FORMAT = (
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER_BYTES = 256 << 20
 _LFS_POINTER = b"version https://git-lfs"
-_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 _SHARD = re.compile(r".*-(\d+)-of-(\d+)\.safetensors")
 _REMAPPINGS = re.compile(r"^MODEL_\w*REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
 # the names that model families use, the most common one first
@@ -68,8 +68,10 @@ def checked_tensor_bytes(folder: Path) -> int:
     Raises ModelLoadError with one line if a file is missing or truncated.
     """
     files = sorted(folder.glob(WEIGHT_FILES))
-    _check_shards(folder, files)
-    return sum(map(_tensor_bytes, files))
+    _check_shards(folder)
+    if not files:
+        raise _no_weights(folder)
+    return sum(_end_of_tensors(read_header(file)) for file in files)
 
 
 def check_is_folder(folder: Path) -> None:
@@ -132,36 +134,37 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _check_shards(folder: Path, files: list[Path]) -> None:
+def _check_shards(folder: Path) -> None:
     index = folder / _INDEX
-    if index.exists():
-        mapping = read_json(index).get("weight_map")
-        if not isinstance(mapping, dict):
-            raise ModelLoadError(f"{index} has no weight_map")
-        named = {str(name) for name in mapping.values()}
-        missing = sorted(name for name in named if not (folder / name).exists())
-        if missing:
-            raise ModelLoadError(
-                f"{folder} lacks {len(missing)} of {len(named)} weight files: {_some(missing)}"
-            )
-    if files:
+    if not index.exists():
         return
-    others = sorted(
-        file.name
-        for ending in ("safetensors", "bin", "pt", "pth", "gguf", "npz")
-        for file in folder.glob(f"*.{ending}")
-    )
-    if others:
-        convert = f"mlx_lm.convert --hf-path {folder} --mlx-path NEW_FOLDER"
+    mapping = read_json(index).get("weight_map")
+    if not isinstance(mapping, dict):
+        raise ModelLoadError(f"{index} has no weight_map")
+    named = {str(name) for name in mapping.values()}
+    missing = sorted(name for name in named if not (folder / name).exists())
+    if missing:
         raise ModelLoadError(
-            f"{folder} has no {WEIGHT_FILES} (found {_some(others)}); convert the model first: "
-            f"{convert}"
+            f"{folder} lacks {len(missing)} of {len(named)} weight files: {_some(missing)}"
         )
-    raise ModelLoadError(f"{folder} has no weights ({WEIGHT_FILES})")
 
 
-def _tensor_bytes(file: Path) -> int:
-    """Size of the tensors in a file. Source: https://github.com/huggingface/safetensors#format."""
+def _no_weights(folder: Path) -> ModelLoadError:
+    others = sorted(name for name in os.listdir(folder) if name.endswith(_OTHER_WEIGHTS))
+    if not others:
+        return ModelLoadError(f"{folder} has no weights ({WEIGHT_FILES})")
+    return ModelLoadError(
+        f"{folder} has no {WEIGHT_FILES}, only {_some(others)}; convert the model first: "
+        f"mlx_lm.convert --hf-path {folder} --mlx-path NEW_FOLDER"
+    )
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """The header of a weight file: name → entry of each tensor.
+
+    Raises ModelLoadError if the file is truncated. Source:
+    https://github.com/huggingface/safetensors#format.
+    """
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:
@@ -178,7 +181,8 @@ def _tensor_bytes(file: Path) -> int:
                     "into it"
                 )
             opened.seek(8)
-            header = json.loads(opened.read(header_bytes))
+            header: dict[str, Any] = json.loads(opened.read(header_bytes))
+        header.pop("__metadata__", None)
         expected = _end_of_tensors(header)
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
@@ -191,18 +195,17 @@ def _tensor_bytes(file: Path) -> int:
             f"{file} is damaged or cut short: {8 + header_bytes + expected:,} bytes expected, "
             f"{size:,} found"
         )
-    return expected
+    return header
 
 
-def _end_of_tensors(header: dict[str, Any]) -> int:
+def _end_of_tensors(header: Mapping[str, Any]) -> int:
     """The end of the last tensor, relative to the header. Raises ValueError and others if invalid."""
     last = 0
     for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            if not 0 <= begin <= end:
-                raise ValueError(name)
-            last = max(last, end)
+        begin, end = entry["data_offsets"]
+        if not 0 <= begin <= end:
+            raise ValueError(name)
+        last = max(last, end)
     return last
 
 
@@ -228,12 +231,9 @@ def _checked(folder: Path) -> Mapping[str, Any]:
     model_type = str(config["model_type"])
     if not (is_supported(model_type) or config.get("model_file")):
         raise ModelLoadError(f"mlx-lm has no models of the type {model_type}")
-    names = os.listdir(folder)
-    weights = [name for name in names if fnmatchcase(name, WEIGHT_FILES)]
+    weights = [name for name in os.listdir(folder) if fnmatchcase(name, WEIGHT_FILES)]
     if not weights:
-        others = {name.rpartition(".")[2] for name in names if name.endswith(_OTHER_WEIGHTS)}
-        found = f", only {', '.join(sorted(others))} files" if others else ""
-        raise ModelLoadError(f"{folder} has no weights ({WEIGHT_FILES}){found}")
+        raise _no_weights(folder)
     shards = [match for name in weights if (match := _SHARD.fullmatch(name))]
     if shards and len(shards) < (wanted := int(shards[0][2])):
         raise ModelLoadError(f"only {len(shards)} of its {wanted} weight files are in {folder}")
@@ -247,31 +247,23 @@ def is_supported(model_type: str) -> bool:
     return model_type in _modules() or _remapping().get(model_type) in _modules()
 
 
-def _package() -> Path | None:
+def _mlx_lm() -> Path:
     spec = importlib.util.find_spec("mlx_lm")  # does not import it
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(spec.submodule_search_locations[0])
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 @cache
 def _modules() -> frozenset[str]:
-    package = _package()
-    if package is None:
-        return frozenset()
-    return frozenset(
-        name.removesuffix(".py") for name in os.listdir(package / "models") if name.endswith(".py")
-    )
+    return frozenset(file.stem for file in (_mlx_lm() / "models").glob("*.py"))
 
 
 @cache
 def _remapping() -> dict[str, str]:
     """Model type → module in mlx-lm, read from its source: importing it would import MLX."""
-    package = _package()
-    if package is None:
-        return {}
     found = {}
-    for table in _REMAPPINGS.findall((package / "utils.py").read_text(encoding="utf-8")):
+    for table in _REMAPPINGS.findall((_mlx_lm() / "utils.py").read_text(encoding="utf-8")):
         for key, module in ast.literal_eval(table).items():
             found[key[0] if isinstance(key, tuple) else key] = module
     return found
