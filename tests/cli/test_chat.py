@@ -168,7 +168,7 @@ def chat_with(server: EchoServer, folder: Path, **size: int) -> Iterator[Termina
 
 
 def said(server: EchoServer) -> list[str]:
-    """What the person has said up to the last request."""
+    """The user's messages in the last request."""
     return [
         message["content"]
         for message in server.requests[-1]["messages"]

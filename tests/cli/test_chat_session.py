@@ -202,7 +202,7 @@ async def all_pieces(client: ServerClient, answer: Answer | None = None) -> list
 
 
 async def one_piece(client: ServerClient, answer: Answer) -> AnswerPiece:
-    """The first one; then the answer is left."""
+    """Read only the first piece, then leave the answer."""
     async with contextlib.aclosing(answer_pieces(client, HELLO, answer)) as pieces:
         return await anext(pieces)
 

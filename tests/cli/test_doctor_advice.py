@@ -1,4 +1,4 @@
-"""What doctor advises to install."""
+"""Doctor's recommendations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doctor's look at a model, in a process of its own."""
+"""Doctor loads and probes a model in a process of its own."""
 
 from __future__ import annotations
 

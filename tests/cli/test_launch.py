@@ -1,4 +1,4 @@
-"""`holdfast launch`: real programs that take down how they were started, and a real server."""
+"""`holdfast launch` with programs that record how they were started, and a real server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ USERS_FILES = (
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Of the real application on a port, with a key and one model, on a thread of its own."""
+    """The URL of the real application with a key and one model, on a thread of its own."""
     with serving() as url:
         yield url
 
@@ -77,7 +77,7 @@ def serving(certificate: ServerCertificate | None = None) -> Iterator[str]:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with configuration of its user's, on whose PATH are only the programs of `bin`."""
+    """A home with the user's own configuration; only the programs in `bin` are on the PATH."""
     for name in USERS_FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("the user's own\n")
@@ -116,7 +116,7 @@ def test_an_agent_is_started_without_touching_the_users_files(
     told = str([record["arguments"], record["environment"], record["files"]])
     for fact in (url, MODEL, KEY):
         assert fact in told
-    # Claude Code is told more, as it keeps 13,000 free
+    # Claude Code gets a larger number, because it keeps 13,000 free
     assert ("14792" if name == "claude" else "2048") in told
     assert KEY not in " ".join(record["arguments"])
     assert set(record["modes"]) <= {"0o700"}

@@ -1,4 +1,4 @@
-"""What each agent is told of the server."""
+"""The configuration that each agent gets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_
 
 
 def codex_settings(target: AgentTarget) -> dict[str, Any]:
-    """What Codex makes of its options: each value is TOML."""
+    """Codex's options, parsed as Codex does: each value is TOML."""
     options = AGENTS["codex"].setup(target).options
     assert set(options[::2]) == {"-c"}
     settings: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def test_every_agent_gets_the_address_the_model_and_the_key(
     told = json.dumps([setup.options, dict(setup.environment), dict(setup.files)])
     for fact in (TARGET.url, TARGET.model, TARGET.api_key):
         assert fact in told
-    # Claude Code is told more, as it keeps 13,000 free
+    # Claude Code gets a larger number, because it keeps 13,000 free
     limit = "48000" if name == "claude" else "40000"
     assert (limit in told) == (context_tokens is not None)
 
@@ -121,7 +121,7 @@ def test_without_a_key_codex_gets_no_key_variable() -> None:
 
 
 @given(name=names)
-def test_any_model_name_reaches_codex_as_it_is(name: str) -> None:
+def test_any_model_name_reaches_codex_unchanged(name: str) -> None:
     assert codex_settings(dataclasses.replace(TARGET, model=name))["model"] == name
 
 

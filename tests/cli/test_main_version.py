@@ -1,4 +1,4 @@
-"""`holdfast version` is quick and tells what is installed."""
+"""`holdfast version` is quick and prints the installed versions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_it_prints_the_important_versions() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
-def test_the_flag_says_the_same(flag: str) -> None:
+def test_the_flag_prints_the_same(flag: str) -> None:
     said = CliRunner().invoke(app, [flag])
     assert (said.exit_code, said.output) == (0, CliRunner().invoke(app, ["version"]).output)
 

@@ -22,13 +22,13 @@ MODEL = "coast/kelp-small"
 
 @pytest.fixture(autouse=True)
 def _no_other_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may have servers."""
+    """Hide the servers of the user who runs the tests."""
     monkeypatch.setattr("holdfast.front.run.running_servers.running_servers", lambda environ: [])
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
-    """A Hub with the bundled model under another name, and a cache that is looked into."""
+    """A Hub with the bundled model under another name, and a cache that the catalog searches."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_CATALOG_HUB_CACHE", "true")
     with hub_in_place(monkeypatch, tmp_path / "cache") as state:

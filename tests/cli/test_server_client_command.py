@@ -1,4 +1,4 @@
-"""Which server a command speaks to that is told nothing of it."""
+"""The server that a command uses if none is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who listens on a port that `serve` wants."""
+"""`serve` on a port that is in use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def said_of(port: int) -> str:
 
 @contextmanager
 def answering(status: int, answer: Any) -> Iterator[int]:
-    """The port of a server that answers every path so."""
+    """The port of a server that gives this answer to every request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

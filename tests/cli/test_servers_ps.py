@@ -1,4 +1,4 @@
-"""What `holdfast ps` shows of a running request, and of durations."""
+"""How `holdfast ps` shows requests and durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast service` with stand-ins for the system's own programs, which note how they are called."""
+"""`holdfast service` with stand-ins for the system's programs, which record their arguments."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from tests.fakes.command_line import holdfast, only_line
 
 @pytest.fixture
 def system(tmp_path: Path) -> dict[str, str]:
-    """Variables with which `systemctl` does nothing but note its arguments; one that is in `fails`
-    fails.
-    """
+    """Variables for a `systemctl` that only records its arguments, and fails for those in `fails`."""
     programs = tmp_path / "bin"
     programs.mkdir()
     program = programs / "systemctl"

@@ -25,7 +25,7 @@ SERVER = RunningServer(
 
 
 class Stage:
-    """A server that is told to end and does so a few looks later."""
+    """A server that ends a few polls after the signal."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, healths: list[dict[str, Any] | None]

@@ -30,7 +30,7 @@ def test_a_key_is_printed_once_and_alone(tmp_path: Path) -> None:
     assert secret not in keys(tmp_path, "ls").stdout
 
 
-def test_a_rotated_key_is_another_that_may_do_the_same(tmp_path: Path) -> None:
+def test_a_rotated_key_is_new_and_keeps_its_permissions(tmp_path: Path) -> None:
     keys(tmp_path, "add", "alice", "--priority", "batch")
     (before,) = read_keys(tmp_path / "keys.json")
     rotated = keys(tmp_path, "rotate", "alice")
@@ -39,7 +39,7 @@ def test_a_rotated_key_is_another_that_may_do_the_same(tmp_path: Path) -> None:
     assert (after.name, after.priority) == ("alice", "batch")
 
 
-def test_a_removed_key_is_gone_and_the_last_one_leaves_a_locked_door(tmp_path: Path) -> None:
+def test_after_the_last_key_was_removed_clients_still_need_one(tmp_path: Path) -> None:
     keys(tmp_path, "add", "alice")
     removed = keys(tmp_path, "rm", "alice")
     assert removed.exit_code == 0 and "delete" in removed.stdout

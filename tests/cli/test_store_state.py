@@ -16,7 +16,7 @@ from tests.fakes.stored_blocks import FINGERPRINT, make_chain
 
 @pytest.fixture
 def kept(tmp_path: Path) -> dict[str, str]:
-    """Something of every kind; the variables with which it is found."""
+    """Create something of every kind; returns the variables that point to it."""
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as store:
         for block in make_chain(3):
             store.put(block)

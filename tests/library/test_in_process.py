@@ -89,7 +89,7 @@ def test_a_model_that_cannot_be_loaded_is_reported() -> None:
             _ = link.info
 
 
-def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
+def test_closing_ends_running_requests_and_refuses_new_ones() -> None:
     with client() as link:
         link.wait_started()
         stream = link.submit(a_request(max_tokens=ENDLESS))

@@ -48,7 +48,7 @@ def test_more_prompts_than_the_queue_takes_are_answered_in_order(llm: LLM) -> No
     ]
 
 
-def test_token_ids_are_prompts_too(llm: LLM) -> None:
+def test_a_prompt_may_be_token_ids(llm: LLM) -> None:
     single = llm.generate([5, 6, 7], max_tokens=3, temperature=0)
     several = llm.generate([[5, 6, 7], [8]], max_tokens=3, temperature=0)
     assert several[0].token_ids == single.token_ids
@@ -59,7 +59,7 @@ def test_no_prompts_give_no_answers(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
-def test_a_vector_of_length_one_stands_for_a_text(llm: LLM) -> None:
+def test_an_embedding_has_length_one(llm: LLM) -> None:
     whole = llm.embed("Hello")
     assert len(whole) == llm.info.embedding_dimensions
     assert sum(value * value for value in whole) == pytest.approx(1, abs=1e-5)
@@ -87,21 +87,21 @@ def test_a_text_that_cannot_be_embedded_is_named(llm: LLM) -> None:
         llm.embed("a", temperature=0)  # type: ignore[call-overload]
 
 
-def test_a_text_is_a_message_of_the_user(llm: LLM) -> None:
+def test_a_text_is_a_user_message(llm: LLM) -> None:
     whole = llm.chat(HELLO, max_tokens=4, temperature=0)
     assert llm.chat("Hello", max_tokens=4, temperature=0).text == whole.text
     with llm.stream_chat("Hello", max_tokens=4, temperature=0) as stream:
         assert "".join(stream) == whole.text
 
 
-def test_a_streamed_chat_gives_the_text_of_the_whole_one(llm: LLM) -> None:
+def test_a_streamed_chat_has_the_same_text(llm: LLM) -> None:
     whole = llm.chat(HELLO, temperature=0, max_tokens=30)
     with llm.stream_chat(HELLO, temperature=0, max_tokens=30) as stream:
         assert "".join(stream) == whole.text
         assert stream.completion.token_ids == whole.token_ids
 
 
-def test_a_seed_draws_the_same_answer_again(llm: LLM) -> None:
+def test_a_seed_repeats_an_answer(llm: LLM) -> None:
     draws = [
         llm.generate("Hello", max_tokens=12, temperature=1.5, seed=seed).token_ids
         for seed in (1, 1, 2)
@@ -117,13 +117,13 @@ def test_a_stop_string_ends_the_answer(llm: LLM) -> None:
     assert stopped.finish_reason == "stop"
 
 
-def test_logprobs_come_when_asked_for(llm: LLM) -> None:
+def test_logprobs_are_returned_on_request(llm: LLM) -> None:
     answer = llm.generate("Hello", max_tokens=3, temperature=0, top_logprobs=2, ignore_eos=True)
     assert len(answer.logprobs) == 3
     assert all(len(token.top) == 2 and token.logprob <= 0 for token in answer.logprobs)
 
 
-def test_a_stream_that_is_left_stops_the_work(llm: LLM) -> None:
+def test_leaving_a_stream_stops_the_work(llm: LLM) -> None:
     before = llm.statistics().cancelled
     with llm.stream("Hello", max_tokens=4000, ignore_eos=True) as stream:
         next(stream)
@@ -160,7 +160,7 @@ def test_a_missing_model_and_a_bad_setting_are_refused(tmp_path: Path) -> None:
         LLM(served_model_folder(), settings={"model.layout": "columns"})
 
 
-def test_a_closed_model_answers_no_more() -> None:
+def test_a_closed_model_refuses_requests() -> None:
     llm = LLM(served_model_folder())
     llm.close()
     llm.close()
@@ -169,7 +169,7 @@ def test_a_closed_model_answers_no_more() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "del llm", "llm.close()"])
-def test_a_script_that_forgets_to_close_ends_all_the_same(end: str) -> None:
+def test_a_script_that_forgets_to_close_still_ends(end: str) -> None:
     script = f"""
 from holdfast import LLM
 from holdfast.library.llm import GenerationOptions
@@ -189,7 +189,7 @@ next(stream)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_sessions_are_kept_forked_carried_and_closed(llm: LLM, tmp_path: Path) -> None:
+def test_sessions_are_opened_forked_exported_and_closed(llm: LLM, tmp_path: Path) -> None:
     sessions, text = (
         llm.sessions(tenant="one"),
         "The ferry left at noon with two goats on deck. " * 10,
@@ -214,10 +214,8 @@ def test_sessions_are_kept_forked_carried_and_closed(llm: LLM, tmp_path: Path) -
     assert refused.value.failure is SessionFailure.NOT_FOUND
 
 
-def test_the_next_turn_of_a_chat_goes_on_behind_the_answer(llm: LLM) -> None:
-    """Whatever tokens the answer was made of: hot ones are seldom those that the tokenizer would
-    take.
-    """
+def test_the_next_turn_of_a_chat_continues_after_the_answer(llm: LLM) -> None:
+    """Also if the tokenizer would split the answer differently, as is usual at high temperature."""
     for seed in range(12):
         options = GenerationOptions(
             max_tokens=12, temperature=2.0, seed=seed, tenant=f"turn {seed}"
@@ -228,10 +226,7 @@ def test_the_next_turn_of_a_chat_goes_on_behind_the_answer(llm: LLM) -> None:
     assert llm._bundle.known_answers.put_back_answers > 0
 
 
-def test_one_path_with_new_weights_finds_nothing_of_the_old_ones(tmp_path: Path) -> None:
-    """The path is the same, the geometry, the tokenizer and the prompt too: only numbers in the
-    weights differ.
-    """
+def test_new_weights_at_the_same_path_use_no_old_blocks(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_tiny(folder, "llama", seed=1)
     prompt = list(range(3, 90))

@@ -16,7 +16,7 @@ def asked(**options: Any) -> Any:
     return chat_request("hi", options)
 
 
-def test_a_text_is_a_message_of_the_user_and_tools_are_a_part_of_the_prompt() -> None:
+def test_a_text_is_a_user_message_and_tools_are_part_of_the_prompt() -> None:
     request = asked(tools=[TOOL], template_options={"a": 1}, max_tokens=3)
     assert request.prompt == ChatPrompt(
         messages=({"role": "user", "content": "hi"},), tools=(TOOL,), template_options={"a": 1}
@@ -35,7 +35,7 @@ def test_a_text_is_a_message_of_the_user_and_tools_are_a_part_of_the_prompt() ->
         (ToolChoice(parallel=False), ToolChoice(parallel=False)),
     ],
 )
-def test_a_choice_of_tools_is_a_word_or_a_name(choice: Any, meant: ToolChoice) -> None:
+def test_a_tool_choice_is_a_word_or_a_name(choice: Any, meant: ToolChoice) -> None:
     assert asked(tools=[TOOL], tool_choice=choice).tool_choice == meant
 
 
@@ -49,7 +49,7 @@ def test_a_choice_of_tools_is_a_word_or_a_name(choice: Any, meant: ToolChoice) -
         (Thinking(budget_tokens=5), Thinking(budget_tokens=5)),
     ],
 )
-def test_thinking_is_a_switch_a_level_or_all_of_it(thinking: Any, meant: Thinking) -> None:
+def test_thinking_is_a_switch_an_effort_or_an_object(thinking: Any, meant: Thinking) -> None:
     assert asked(thinking=thinking).thinking == meant
 
 
@@ -67,7 +67,7 @@ def test_thinking_is_a_switch_a_level_or_all_of_it(thinking: Any, meant: Thinkin
         (OutputFormat(kind="regex", pattern="a+"), OutputFormat(kind="regex", pattern="a+")),
     ],
 )
-def test_a_form_is_openais_or_a_schema_itself(form: Any, meant: OutputFormat | None) -> None:
+def test_a_response_format_is_openais_or_a_schema(form: Any, meant: OutputFormat | None) -> None:
     assert asked(response_format=form).output_format == meant
     assert request_of("Once", {"response_format": form}).output_format == meant
 
@@ -87,13 +87,13 @@ def test_a_form_is_openais_or_a_schema_itself(form: Any, meant: OutputFormat | N
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(options: Any, field: str) -> None:
+def test_an_invalid_option_is_refused_by_name(options: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         asked(**options)
     assert refused.value.field == field
 
 
-def test_an_option_that_there_is_none_of_is_named() -> None:
+def test_an_unknown_option_is_named() -> None:
     with pytest.raises(TypeError, match="max_token;"):
         asked(max_token=5)
     with pytest.raises(TypeError, match="tools"):

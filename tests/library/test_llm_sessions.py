@@ -14,9 +14,7 @@ from tests.fakes.scripted_gateway import SESSION
 
 
 class AnsweringClient:
-    """Stands for the worker of this process: keeps the commands, and answers with one session or a
-    failure.
-    """
+    """A stand-in for the worker: records the commands, and answers with one session or a failure."""
 
     def __init__(self, failure: SessionFailure | None = None) -> None:
         self.asked: list[SessionCommand] = []
@@ -44,7 +42,7 @@ CALLS: dict[OperationName, Callable[[Sessions], object]] = {
 
 
 @pytest.mark.parametrize("name", SESSION_OPERATIONS)
-def test_every_operation_has_a_method_that_fills_in_all_that_it_takes(name: OperationName) -> None:
+def test_every_operation_has_a_method_with_all_its_parameters(name: OperationName) -> None:
     client = AnsweringClient()
     CALLS[name](Sessions(client, tenant="t"))  # type: ignore[arg-type]
     (command,) = client.asked
@@ -53,7 +51,7 @@ def test_every_operation_has_a_method_that_fills_in_all_that_it_takes(name: Oper
     assert given == set(SESSION_OPERATIONS[name].takes) - {"limit"}  # a library lists them all
 
 
-def test_what_is_left_out_of_a_change_stays() -> None:
+def test_an_update_changes_only_what_is_given() -> None:
     client = AnsweringClient()
     Sessions(client, tenant="").update("a")  # type: ignore[arg-type]
     (command,) = client.asked

@@ -1,4 +1,4 @@
-"""The cache as huggingface_hub itself writes it, and as it says where it is."""
+"""The Hub's cache, in the place and with the contents of huggingface_hub."""
 
 from __future__ import annotations
 

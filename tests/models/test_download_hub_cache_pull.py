@@ -24,7 +24,7 @@ WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
 
 
 class Enough(Exception):
-    """Nobody wants any more."""
+    """Raised to stop a pull."""
 
 
 @pytest.fixture

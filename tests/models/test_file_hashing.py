@@ -80,7 +80,7 @@ def test_a_change_during_the_load_is_detected(folder: Path, change: Callable[[Pa
 def test_a_change_that_leaves_no_trace_in_fresh_timestamps_is_detected(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the clock of the file system stood still: the stamp stays, the content does not."""
+    """The content changes but not the stamp, as with a coarse clock of the file system."""
     stamps = {path.name: file_hashing.stamp_of(path) for path in folder.iterdir()}
     monkeypatch.setattr(file_hashing, "stamp_of", lambda path: stamps[path.name])
     monkeypatch.setattr(

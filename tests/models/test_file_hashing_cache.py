@@ -160,7 +160,7 @@ def test_concurrent_writes_never_damage_the_cache(path: Path) -> None:
         thread.join()
     last = HashCache(path)
     found = [number for number in range(400) if last.find(numbered(number)[0])]
-    assert found  # one may undo what another has added: that file is hashed again
+    assert found  # a writer may drop an entry of another: that file is hashed again
     assert all(last.find(numbered(number)[0]) == numbered(number)[1] for number in found)
     assert [name.name for name in path.parent.iterdir()] == [path.name]
 
