@@ -246,23 +246,32 @@ class Metrics(Collector):
 
         restarts: of the workers, by cause. resumed: streams continued by another worker.
         """
+        lag = self.loop_lag.take()
         self._families = [
-            *lag_families(self.loop_lag.take()),
-            by_model(
+            GaugeMetricFamily(
+                "holdfast_event_loop_lag_seconds",
+                "Longest delay of the event loop while requests were served, since the last scrape.",
+                value=lag.late,
+            ),
+            GaugeMetricFamily(
+                "holdfast_event_loop_busy_seconds",
+                "Most CPU time of one round of the event loop, since the last scrape.",
+                value=lag.busy,
+            ),
+            _by_model(
                 GaugeMetricFamily, "holdfast_load_seconds", "Time to load the model.", load_seconds
             ),
-            by_model(
+            _by_model(
                 CounterMetricFamily,
                 "holdfast_resumed_streams",
                 "Answers that another worker continued after a crash.",
                 resumed,
             ),
-            labelled(
+            _labelled(
                 "holdfast_worker_restarts", "Workers that were replaced.", "cause", restarts or {}
             ),
-            *residency_families(residency or {}),
-            *worker_families(statistics),
-            *cache_families(statistics),
+            *_residency_families(residency or {}),
+            *_worker_families(statistics),
         ]
         return generate_latest(self.registry)
 
@@ -279,30 +288,16 @@ class Metrics(Collector):
         )
 
 
-def lag_families(lag: Lag) -> Iterator[Metric]:
-    """The event loop's lag since the last scrape."""
-    yield GaugeMetricFamily(
-        "holdfast_event_loop_lag_seconds",
-        "Longest delay of the event loop while requests were served, since the last scrape.",
-        value=lag.late,
-    )
-    yield GaugeMetricFamily(
-        "holdfast_event_loop_busy_seconds",
-        "Most CPU time of one round of the event loop, since the last scrape.",
-        value=lag.busy,
-    )
-
-
-def residency_families(residency: Mapping[str, ResidencyFigures]) -> Iterator[Metric]:
+def _residency_families(residency: Mapping[str, ResidencyFigures]) -> Iterator[Metric]:
     """Which models are loaded, and what requests waited for."""
-    yield from plain(GaugeMetricFamily, "holdfast_model_", _RESIDENT, residency)
-    yield labelled(
+    yield from _plain(GaugeMetricFamily, "holdfast_model_", _RESIDENT, residency)
+    yield _labelled(
         "holdfast_model_changes",
         "Loads, loads that failed, and unloads by their reason.",
         "change",
         {model: figures.changes for model, figures in residency.items()},
     )
-    yield labelled(
+    yield _labelled(
         "holdfast_model_wait_seconds",
         "Time that requests waited for memory, or for the load.",
         "for",
@@ -310,17 +305,13 @@ def residency_families(residency: Mapping[str, ResidencyFigures]) -> Iterator[Me
     )
 
 
-def worker_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:
-    """The figures of all workers' engines and schedulers."""
-    yield from plain(GaugeMetricFamily, "holdfast_worker_", _GAUGES, statistics)
-    yield from plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, statistics)
+def _worker_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:
+    """The figures of all workers: engine and scheduler, prefix cache, store."""
+    yield from _plain(GaugeMetricFamily, "holdfast_worker_", _GAUGES, statistics)
+    yield from _plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, statistics)
     constraints = {model: numbers.constraints for model, numbers in statistics.items()}
-    yield from plain(CounterMetricFamily, "holdfast_constrained_", _CONSTRAINED, constraints)
-    yield from histograms("holdfast_worker_", _SECONDS, statistics)
-
-
-def cache_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:
-    """The families of all workers' prefix caches and stores. statistics: by model id."""
+    yield from _plain(CounterMetricFamily, "holdfast_constrained_", _CONSTRAINED, constraints)
+    yield from _histograms("holdfast_worker_", _SECONDS, statistics)
     caches = {
         model: numbers.memory for model, numbers in statistics.items() if numbers.memory is not None
     }
@@ -332,46 +323,46 @@ def cache_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metri
 
 
 def _cache_families(prefix: str, caches: Mapping[str, CacheFigures]) -> Iterator[Metric]:
-    yield from plain(GaugeMetricFamily, prefix, _CACHE_GAUGES, caches)
-    reused = {
-        model: {"ram": cache.ram_tokens, "disk": cache.disk_tokens}
-        for model, cache in caches.items()
-    }
-    yield labelled(f"{prefix}reused_tokens", "Cached tokens used, by tier.", "tier", reused)
-    hows = {model: _by_how(cache) for model, cache in caches.items()}
-    yield labelled(
+    tiers: dict[str, dict[str, int]] = {}
+    ways: dict[str, dict[str, int]] = {}
+    for model, cache in caches.items():
+        moved, shared = cache.moved_tokens, cache.shared_tokens
+        tiers[model] = {"ram": cache.ram_tokens, "disk": cache.disk_tokens}
+        ways[model] = {
+            "moved": moved,
+            "shared": shared,
+            "copied": cache.ram_tokens - moved - shared,
+        }
+    lookups = {model: cache.lookups for model, cache in caches.items()}
+    yield from _plain(GaugeMetricFamily, prefix, _CACHE_GAUGES, caches)
+    yield _labelled(f"{prefix}reused_tokens", "Cached tokens used, by tier.", "tier", tiers)
+    yield _labelled(
         f"{prefix}reused_ram_tokens",
         "Cached tokens used from RAM: moved, shared or copied.",
         "how",
-        hows,
+        ways,
     )
-    lookups = {model: cache.lookups for model, cache in caches.items()}
-    yield labelled(
+    yield _labelled(
         f"{prefix}lookups", "Requests, by the reason why no more was reused.", "outcome", lookups
     )
-    yield from plain(CounterMetricFamily, prefix, _CACHE_COUNTERS, caches)
-    yield from histograms(prefix, _CACHE_SECONDS, caches)
-
-
-def _by_how(cache: CacheFigures) -> dict[str, int]:
-    copied = cache.ram_tokens - cache.moved_tokens - cache.shared_tokens
-    return {"moved": cache.moved_tokens, "shared": cache.shared_tokens, "copied": copied}
+    yield from _plain(CounterMetricFamily, prefix, _CACHE_COUNTERS, caches)
+    yield from _histograms(prefix, _CACHE_SECONDS, caches)
 
 
 def _store_families(stores: Mapping[str, StoreFigures]) -> Iterator[Metric]:
-    yield by_model(
+    yield _by_model(
         GaugeMetricFamily,
         "holdfast_store_writing",
         "1: blocks are written; 0: only kept in RAM for now.",
         {model: float(store.mode == "writing") for model, store in stores.items()},
     )
     dropped = {model: store.dropped_blocks for model, store in stores.items()}
-    yield labelled("holdfast_store_dropped_blocks", "Blocks not written.", "reason", dropped)
-    yield from plain(GaugeMetricFamily, "holdfast_store_", _STORE_GAUGES, stores)
-    yield from plain(CounterMetricFamily, "holdfast_store_", _STORE_COUNTERS, stores)
+    yield _labelled("holdfast_store_dropped_blocks", "Blocks not written.", "reason", dropped)
+    yield from _plain(GaugeMetricFamily, "holdfast_store_", _STORE_GAUGES, stores)
+    yield from _plain(CounterMetricFamily, "holdfast_store_", _STORE_COUNTERS, stores)
 
 
-def plain(
+def _plain(
     kind: type[GaugeMetricFamily | CounterMetricFamily],
     prefix: str,
     table: Table,
@@ -380,10 +371,10 @@ def plain(
     """A gauge or a counter for each field of the table. figures: by model id."""
     for name, documentation in table:
         values = {model: getattr(numbers, name) for model, numbers in figures.items()}
-        yield by_model(kind, prefix + name, documentation, values)
+        yield _by_model(kind, prefix + name, documentation, values)
 
 
-def by_model(
+def _by_model(
     kind: type[GaugeMetricFamily | CounterMetricFamily],
     name: str,
     documentation: str,
@@ -396,7 +387,7 @@ def by_model(
     return family
 
 
-def labelled(
+def _labelled(
     name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, float]]
 ) -> Metric:
     """A counter with a label in addition to the model. counts: model id → label value → count."""
@@ -407,7 +398,7 @@ def labelled(
     return counter
 
 
-def histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
+def _histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
     """A histogram for each field of the table, for the models that have one."""
     for name, documentation in table:
         family = HistogramMetricFamily(prefix + name, documentation, labels=["model"])

@@ -217,8 +217,6 @@ def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
         ),
         "gen_ai.response.finish_reasons": [_end_word(event) for event, _ in answer.ends] or None,
         "holdfast.cached_tokens": answer.cached_tokens,
-        "holdfast.put_back_tokens": answer.put_back_tokens,
-        "holdfast.dropped_tokens": answer.dropped_tokens,
     }
     if answer.first_text_at is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = answer.first_text_at - answer.began
@@ -235,11 +233,5 @@ def _lookup_attributes(event: ChoiceFinished) -> dict[str, Any]:
     return {
         "holdfast.cache.outcome": memory.outcome.value,
         "holdfast.ram_tokens": memory.ram_tokens,
-        "holdfast.moved_tokens": memory.moved_tokens,
-        "holdfast.shared_tokens": memory.shared_tokens,
         "holdfast.disk_tokens": memory.disk_tokens,
-        "holdfast.read_ahead_tokens": memory.read_ahead_tokens,
-        "holdfast.unused_tokens": memory.unused_tokens,
-        "holdfast.waited_seconds": memory.waited_seconds,
-        "holdfast.restore_seconds": memory.restore_seconds,
     }
