@@ -57,4 +57,4 @@ def test_a_client_can_end_a_thought_while_it_is_told(server: ServerProcess) -> N
         lambda: "thought ended by request" in server.log(), "the line of the request is in the log"
     )
     late = client.post("/chat/completions/control", body=body, cast_to=object)
-    assert late == {"success": False, "message": "no answer with this id is being made"}
+    assert late == {"success": False, "message": "no answer with this id is being generated"}

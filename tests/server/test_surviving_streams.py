@@ -96,7 +96,7 @@ def test_it_is_told_in_the_log_and_in_a_crash_report(
             json.loads(line[6:])["holdfast"] for line in lines if '"holdfast":{' in line
         ]
     assert explained["resumed"] == 1
-    assert "another one went on" in explained["explanation"]
+    assert "another one continued it" in explained["explanation"]
     assert "1 in mid-answer; they go on with the next one" in bundled.log()
     assert "resumed 1 times" in bundled.log()
     report = json.loads(max((state / "holdfast" / "crashes").iterdir()).read_text())

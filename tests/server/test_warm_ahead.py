@@ -65,7 +65,7 @@ def test_a_next_turn_reads_its_question_and_is_billed_for_nothing_else(
             without = memory["read_tokens"] + memory["read_ahead_tokens"]
             assert without > ANSWER_TOKENS
             assert memory["read_tokens"] <= 0.2 * without
-            assert "before it came" in memory["explanation"]
+            assert "in advance" in memory["explanation"]
             assert usage["prompt_tokens"] == memory["prompt_tokens"] < 2000, (
                 "a prompt is what is in it, thoughts are not"
             )

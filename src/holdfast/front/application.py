@@ -27,7 +27,7 @@ from holdfast.front.anthropic.messages import ANTHROPIC
 from holdfast.front.ollama.generation import OLLAMA
 from holdfast.front.openai.endpoints import OPENAI, OTHER_PARTS
 from holdfast.front.rerank import RERANK
-from holdfast.front.responses.dialect import RESPONSES
+from holdfast.front.responses.create import RESPONSES
 from holdfast.front.server.dialect import (
     HANDLERS,
     Dialect,
@@ -135,7 +135,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     services: Services = app.state.services
     yield
     await services.library.close()
-    await services.running.close()
+    await services.held.close()
     await services.responses.close()
 
 

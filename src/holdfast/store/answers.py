@@ -1,10 +1,8 @@
-"""Answers as they were generated, kept beside the blocks, so that conversations go on from them
-after a restart. SQLite.
+"""The tokens of generated answers in SQLite, so that conversations continue from them after a restart.
 
-A row can only be read by who has what the answer says: it lies under a hash of that, the tenant
-hashed in, and its bytes are masked with another part of the same hash. It is for finding again what
-was read, not for reading it: whatever goes wrong here costs a shortcut, never an answer. A file
-that is damaged is begun anew.
+A row can only be read by a request that contains the answer: its key is a hash of the answer's
+text and of the tenant, and its bytes are encrypted with another part of the same hash. The file is
+only a shortcut: no failure here costs an answer. A damaged file is replaced by an empty one.
 """
 
 from __future__ import annotations
@@ -24,13 +22,14 @@ from typing import Final, NamedTuple, TypeAlias
 from holdfast.store.index import make_tables, use_write_ahead_log
 
 SECRET_BYTES: Final = 32
-_ID_BYTES, _SEAL_BYTES = 16, 16
+_ID_BYTES = 16
+_SEAL_BYTES = 16
 _FORMAT = 1
 _BUSY_SECONDS = 1.0
 _CLOSE_SECONDS = 2.0
 _MOST_WAITING = 1_000
 MOST_BYTES = 32 << 20
-_SPARE = 0.9  # of the bound stays when the oldest go, so that they do not go one by one
+_KEPT_SHARE = 0.9  # of MOST_BYTES after eviction, so that not every new answer evicts
 _SCHEMA = """
 CREATE TABLE answers (
     id BLOB NOT NULL, tag BLOB NOT NULL, body BLOB NOT NULL, used REAL NOT NULL, PRIMARY KEY (id, tag)
@@ -41,29 +40,28 @@ CREATE INDEX answers_by_use ON answers (used);
 _BROKEN = (sqlite3.Error, UnicodeDecodeError, OSError, TypeError)
 
 Secret: TypeAlias = bytes
-"""`SECRET_BYTES` that only a hash of the answer itself gives."""
+"""`SECRET_BYTES` bytes, a hash of the answer itself."""
 
 logger = logging.getLogger("holdfast.store")
 
 
 class StoredAnswer(NamedTuple):
-    """What was put: the tag tells apart answers of one secret, the body is the caller's."""
+    """An answer. The tag distinguishes answers with one secret; only the caller interprets the body."""
 
     tag: bytes
     body: bytes
 
 
 class AnswerFile:
-    """`answers/answers.sqlite` in a store's folder.
+    """`answers/answers.sqlite` in a store's folder. Thread-safe; a thread of its own writes.
 
-    Any thread may call any method; a thread of its own writes.
-
-    Opened when it is first needed and the folder is there: the store makes it, nobody else does.
+    Opened at its first use after the store has created the folder.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
         self._path = _path_in(folder)
-        self._most_bytes, self._bytes = most_bytes, 0
+        self._most_bytes = most_bytes
+        self._bytes = 0
         self._ids: set[bytes] = set()
         self._database: sqlite3.Connection | None = None
         self._lock = threading.Lock()
@@ -72,7 +70,7 @@ class AnswerFile:
         self._is_closed = False
 
     def find(self, secret: Secret) -> tuple[StoredAnswer, ...]:
-        """All that was put under a secret and came back whole."""
+        """All intact answers with this secret."""
         found: list[StoredAnswer] = []
         if self._database is not None and secret[:_ID_BYTES] not in self._ids:
             return ()  # without waiting for the writer
@@ -91,7 +89,7 @@ class AnswerFile:
         return tuple(found)
 
     def put(self, secret: Secret, answer: StoredAnswer) -> None:
-        """Keep an answer, soon; not at all when the disk is far behind. Does not wait."""
+        """Queue an answer for writing. Drops it if the disk is too slow. Never blocks."""
         with self._lock:
             if self._is_closed:
                 return
@@ -103,9 +101,10 @@ class AnswerFile:
             self._waiting.put_nowait((secret, answer))
 
     def close(self) -> None:
-        """Write what waits, and close the file. May be called twice."""
+        """Write the queued answers and close the file. Idempotent."""
         with self._lock:
-            self._is_closed, writer = True, self._writer
+            self._is_closed = True
+            writer = self._writer
         atexit.unregister(self.close)
         if writer is not None:
             with contextlib.suppress(queue.Full):
@@ -131,16 +130,16 @@ class AnswerFile:
                 self._ids.add(key)
                 self._bytes += len(body)
                 if self._bytes > self._most_bytes:
-                    self._forget_oldest(database)
+                    self._evict(database)
 
-    def _forget_oldest(self, database: sqlite3.Connection) -> None:
+    def _evict(self, database: sqlite3.Connection) -> None:
         rows = database.execute(
             "SELECT id, tag, length(body) FROM answers ORDER BY used DESC"
         ).fetchall()
         kept = 0
         for place, (_, _, size) in enumerate(rows):
-            if kept + size > self._most_bytes * _SPARE:
-                # 2.9 s for 18,000 rows when each is a transaction, and readers wait
+            if kept + size > self._most_bytes * _KEPT_SHARE:
+                # one transaction: 18,000 transactions take 2.9 s, and readers wait for that
                 database.execute("BEGIN IMMEDIATE")
                 database.executemany(
                     "DELETE FROM answers WHERE id = ? AND tag = ?",
@@ -153,20 +152,17 @@ class AnswerFile:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection | None]:
-        """The open file, nobody else at it; None when there is none.
-
-        What breaks it has it begun anew the next time.
-        """
+        """The open file, locked; None if there is none. After an error, the next call opens it again."""
         with self._lock:
             try:
                 if self._database is None and self._path.parent.is_dir():
                     self._database = self._open()
             except _BROKEN as error:
-                self._begin_anew(error)
+                self._discard(error)
             try:
                 yield self._database
             except _BROKEN as error:
-                self._begin_anew(error)
+                self._discard(error)
 
     def _open(self) -> sqlite3.Connection:
         self._path.touch(mode=0o600)
@@ -175,7 +171,7 @@ class AnswerFile:
         )
         try:
             use_write_ahead_log(database, busy_seconds=_BUSY_SECONDS)
-            # a killed process loses nothing, and a power cut only a shortcut
+            # a killed process loses nothing; a power failure costs only a shortcut
             database.execute("PRAGMA synchronous = OFF")
             database.execute("PRAGMA journal_size_limit = 1048576")
             make_tables(database, _SCHEMA, version=_FORMAT)
@@ -187,15 +183,18 @@ class AnswerFile:
 
     def _count(self, database: sqlite3.Connection) -> None:
         rows = database.execute("SELECT id, length(body) FROM answers").fetchall()
-        self._ids, self._bytes = {key for key, _ in rows}, sum(size for _, size in rows)
+        self._ids = {key for key, _ in rows}
+        self._bytes = sum(size for _, size in rows)
 
-    def _begin_anew(self, error: BaseException) -> None:
+    def _discard(self, error: BaseException) -> None:
         logger.warning("the file of answers cannot be used: %s", error)
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
-        self._database, self._ids, self._bytes = None, set(), 0
-        # full, locked or read-only: not its own fault
+        self._database = None
+        self._ids = set()
+        self._bytes = 0
+        # full, locked or read-only, but not damaged
         if isinstance(error, sqlite3.OperationalError):
             return
         for suffix in ("", "-wal", "-shm"):
@@ -228,17 +227,13 @@ def _sealed(body: bytes, *, secret: Secret, tag: bytes) -> bytes:
 
 
 def _unsealed(masked: bytes, *, secret: Secret, tag: bytes) -> bytes | None:
-    """The body; None when it is not as it was written."""
+    """The body; None if it was changed."""
     body = _masked(masked[_SEAL_BYTES:], secret=secret, tag=tag)
-    return (
-        body
-        if hashlib.blake2b(body, key=secret, digest_size=_SEAL_BYTES).digest()
-        == masked[:_SEAL_BYTES]
-        else None
-    )
+    seal = hashlib.blake2b(body, key=secret, digest_size=_SEAL_BYTES).digest()
+    return body if seal == masked[:_SEAL_BYTES] else None
 
 
 def _masked(body: bytes, *, secret: Secret, tag: bytes) -> bytes:
-    """The body under a mask; the same again takes it off."""
+    """The encrypted body; applied twice, the body again."""
     mask = hashlib.shake_256(secret[_ID_BYTES:] + tag).digest(len(body))
     return (int.from_bytes(body) ^ int.from_bytes(mask)).to_bytes(len(body))

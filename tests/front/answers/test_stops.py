@@ -22,8 +22,8 @@ def expected(text: str, stops: list[str]) -> tuple[str, bool]:
 def test_any_division_shows_what_the_whole_shows(parts: list[str], stops: list[str]) -> None:
     scanner = StopScanner(stops)
     shown = "".join(scanner.push(part) for part in parts)
-    stopped = scanner.stopped
-    assert (shown + scanner.flush(), stopped) == expected("".join(parts), stops)
+    is_stopped = scanner.found is not None
+    assert (shown + scanner.flush(), is_stopped) == expected("".join(parts), stops)
 
 
 @given(part_lists, stop_lists)
@@ -33,7 +33,7 @@ def test_nothing_is_held_back_that_cannot_become_a_stop_string(
     scanner = StopScanner(stops)
     for part in parts:
         scanner.push(part)
-        if scanner.stopped:
+        if scanner.found is not None:
             break
         assert not scanner.held or any(
             stop.startswith(scanner.held) and stop != scanner.held for stop in stops
@@ -47,7 +47,7 @@ def test_nothing_is_shown_that_could_still_become_a_stop_string(
     scanner, text, shown = StopScanner(stops), "", ""
     for part in parts:
         text, shown = text + part, shown + scanner.push(part)
-        if scanner.stopped:
+        if scanner.found is not None:
             break
         beginnings = [stop[:length] for stop in stops for length in range(1, len(stop))]
         longest = max(
@@ -59,7 +59,7 @@ def test_nothing_is_shown_that_could_still_become_a_stop_string(
 def test_after_a_stop_string_nothing_is_shown() -> None:
     scanner = StopScanner(["END"])
     assert scanner.push("text EN") == "text "
-    assert (scanner.push("D and more"), scanner.stopped) == ("", True)
+    assert (scanner.push("D and more"), scanner.found is not None) == ("", True)
     assert scanner.push("more") == ""
     assert scanner.flush() == ""
 

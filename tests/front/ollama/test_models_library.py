@@ -143,7 +143,7 @@ async def test_a_model_is_deleted_and_then_it_is_unknown(hub: HubState, tmp_path
 @pytest.mark.parametrize(
     ("name", "status", "words"),
     [
-        ("first", 400, "does not lie in the Hub's cache"),  # the bundled model
+        ("first", 400, "is not in the Hub's cache"),  # the bundled model
         ("kelp", 409, "is pinned"),
         ("other", 404, "not found"),
         ("", 400, "is required"),

@@ -38,7 +38,7 @@ async def test_the_thought_of_an_answer_under_way_is_ended_by_the_answers_id(
         goes_on.set()
         assert (await answering).json()["id"] == gateway.request.request_id
         late = await client.post(CONTROL, json=asked(gateway.request.request_id))
-    assert late.json() == {"success": False, "message": "no answer with this id is being made"}
+    assert late.json() == {"success": False, "message": "no answer with this id is being generated"}
 
 
 async def test_a_model_that_cannot_end_a_thought_says_so() -> None:

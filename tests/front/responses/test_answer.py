@@ -16,8 +16,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull, WorkerUnavailable
-from holdfast.front.responses.answer import ResponseAnswer, ResponseObject, Shows
-from holdfast.front.responses.tools import ClientTool, OfferedTools
+from holdfast.front.responses.answer import ResponseAnswer, ResponseObject
+from holdfast.front.responses.fields import ClientTool, OfferedTools, Shows
 from holdfast.front.server.answers import TokenCounts, WholeChoice
 from holdfast.front.server.problem import problem_of
 from holdfast.wire.events import FinishReason

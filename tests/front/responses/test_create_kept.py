@@ -39,7 +39,7 @@ async def client_over(services: Services) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_application(services))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as client:
         yield client
-    await services.running.close()
+    await services.held.close()
     await services.responses.close()
 
 
@@ -204,7 +204,7 @@ async def test_cancelling_ends_the_work_and_every_stream_and_may_be_done_twice()
         await gateway.until(lambda: bool(gateway.closed))
         assert (await client.post(f"{path}/cancel")).json() == cancelled
         assert (await client.get(path)).json() == cancelled
-        assert not services.running.logs
+        assert not services.held.named
 
 
 async def test_only_what_is_made_in_the_background_can_be_cancelled() -> None:
@@ -227,7 +227,7 @@ async def test_one_that_is_deleted_while_it_is_made_ends_and_does_not_come_back(
         assert (await client.delete(f"{RESPONSES}/{got['id']}")).status_code == 200
         await gateway.until(lambda: bool(gateway.closed))
         assert (await client.get(f"{RESPONSES}/{got['id']}")).status_code == 404
-        assert not services.running.logs
+        assert not services.held.named
 
 
 async def test_what_is_being_made_cannot_be_continued() -> None:
@@ -260,7 +260,7 @@ async def test_what_is_refused_is_refused_at_once_and_not_kept() -> None:
                 response = await client.post(RESPONSES, json={"input": "hello", **fields})
                 assert response.status_code == status, fields
             assert await services.responses.call(lambda file: file.totals()) == (0, 0)
-            assert not services.running.logs
+            assert not services.held.named
 
 
 async def test_what_fails_on_the_way_is_kept_as_failed() -> None:
@@ -318,7 +318,7 @@ async def test_what_runs_in_the_background_when_the_server_stops_is_kept_as_fail
     ) as client:
         got = await begun(client)
         await until(client, got["id"], "in_progress")
-        await services.running.close()
+        await services.held.close()
         failed = (await client.get(f"{RESPONSES}/{got['id']}")).json()
     await services.responses.close()
     assert (failed["status"], failed["error"]["code"]) == ("failed", "server_is_overloaded")

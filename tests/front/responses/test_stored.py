@@ -36,7 +36,7 @@ async def served_app(
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321"
     ) as client:
         yield client
-    await services.running.close()
+    await services.held.close()
     await services.responses.close()
 
 
@@ -287,7 +287,7 @@ async def test_a_file_that_cannot_be_used_costs_what_needs_it_and_nothing_else(
         other.close()
         await created(client, previous_response_id=first["id"])
     assert [refusal(response) for response in refused] == [(503, "responses_unavailable", None)] * 2
-    assert all(log.has_ended for log in services.running.logs.values())
+    assert all(log.has_ended for log in services.held.named.values())
 
 
 async def test_what_cannot_be_written_at_its_end_can_still_be_asked_for(

@@ -61,7 +61,7 @@ def check(explained: Any) -> None:
         "reason": "diverged",
         "explanation": "The prompt differs from the cached prompt at token 5, after 'It is ': "
         "cached 'noon', now 'dusk'. "
-        "2 tokens were read for this turn before it came, while there was nothing else to do.",
+        "2 tokens were prefilled for this turn in advance, while the server was idle.",
         "difference": {
             "position": 5,
             "before": "It is ",

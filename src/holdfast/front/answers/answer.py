@@ -1,6 +1,7 @@
-"""Reads an answer in one pass: reasoning, visible text and calls, by the dialect of its model.
+"""Parses an answer in one pass into reasoning, visible text and calls, by its model's syntax. Pure.
 
-Pure.
+A marker encloses a thought or opens a call, and the white space around it is not text. What looks
+like a call may be text that only mentions one, so the reader holds text back until it is certain.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from holdfast.wire.output import TextKind
 
 _SPACES = " \t\r\n"
 _END_OR_SPACE = ("", *_SPACES)
-# characters of an answer that were read as calls and are none; then all that follows is text
+# after this number of characters that were parsed as calls in vain, the rest of the answer is text
 _MOST_IN_VAIN = 200_000
-_PIECE = 1024  # characters that are looked at ahead at once
-_MOST_SPACES = 64  # more of them before a marker are text: they are not held back
+_PIECE = 1024  # characters of lookahead at a time
+_MOST_SPACES = 64  # longer white space before a marker is text and is not held back
 
 
 class AnswerReader:
     """The `SegmentFormat` of a model whose dialect is known. One for each sequence.
 
-    White space next to a marker belongs to it: before one, and around calls, all of it; at a
-    thought's beginning and behind its end what stands before the first line of text.
+    White space next to a marker belongs to it: all white space before a marker and around calls;
+    after the beginning and the end of a thought, the lines before the first line of text.
     """
 
     def __init__(
@@ -47,9 +48,7 @@ class AnswerReader:
         reads_calls: bool = True,
         in_reasoning: bool = False,
     ) -> None:
-        """in_reasoning: the prompt has opened a thought. reads_calls: off, and what would be a call
-        is text.
-        """
+        """in_reasoning: the prompt has opened a thought. reads_calls: if off, calls are text."""
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
@@ -58,50 +57,47 @@ class AnswerReader:
             mark for mark in self._openers if mark in self._marks.marked_openers
         )
         marks = self._marks
-        self._marks_in_text = _given(
+        self._marks_in_text = _not_empty(
             marks.start, marks.end, *marks.dropped, *marks.frame, *self._openers
         )
-        self._marks_in_thought = _given(marks.end, marks.start, *self._openers_in_thought)
-        self._first_in_text, self._first_in_thought = (
-            _first(self._marks_in_text),
-            _first(self._marks_in_thought),
-        )
+        self._marks_in_thought = _not_empty(marks.end, marks.start, *self._openers_in_thought)
+        self._first_in_text = _first(self._marks_in_text)
+        self._first_in_thought = _first(self._marks_in_thought)
         self._thinking = in_reasoning and bool(self._marks.end)
         self._thoughts: list[Thought] = []
         self._thought_start = 0
         self._thought_text = False  # the open thought has text
-        # white space that is left out now
+        # white space that is omitted now
         self._skips: Literal["", "lines", "all"] = "lines" if self._thinking else ""
-        # the newlines of this white space are left out, and what follows them is not
+        # the newlines of this white space are omitted already; the rest of it is an indentation
         self._indents = False
-        # white space has been given because it was too much, and more of it follows
-        self._long_space = False
-        self._blank_line = True  # nothing but white space stands in the line before
+        self._long_space = False  # white space that was too long to hold back goes on
+        self._blank_line = True  # the line so far has only white space
         self._last = ""  # the last character that was given
-        self._reading = False  # a call, or what may be one
+        self._reading = False  # a call, or text that may be one
         self._is_cut = False  # the answer was ended by its length
         self._any_text = False  # visible text has been given
         self._in_frame = False  # the answer began with the marks that enclose it
-        self._in_vain = 0  # characters that were read for calls where none are
-        self._in_vain_before = 0  # the same, before the thought began
+        self._in_vain = 0  # characters that were parsed as calls but are none
+        self._in_vain_before = 0  # the same before the open thought
         self._steps = self._read()
         next(self._steps)
 
     @property
     def certain(self) -> int:
-        """Characters from the answer's beginning, markers written out, about which all is certain."""
+        """Length of the certain part of the answer, with markers written out."""
         return self._source.passed
 
     @property
     def thoughts(self) -> Sequence[Thought]:
-        """Where the answer's reasoning stands; an open thought ends where certainty does."""
+        """The places of reasoning; an open thought ends at `certain`."""
         if not self._thinking:
             return self._thoughts
         return (*self._thoughts, Thought(self._thought_start, self._source.passed))
 
     @property
     def waiting(self) -> int:
-        """Characters that came and are kept, because more has to come before they are done with."""
+        """Number of characters that are held back until more text arrives."""
         return len(self._source.text)
 
     def push(self, text: str) -> Sequence[AnswerPart]:
@@ -112,18 +108,20 @@ class AnswerReader:
             and text[-1:] not in _END_OR_SPACE
             and not first.search(text)
         ):
-            return (self._given_at_once(text),)
+            return (self._shortcut(text),)
         if text:
             self._source.add(text)
             next(self._steps, None)
         return self._taken()
 
     def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
-        """What was held back, when no text follows. cut: by the answer's length; a call that is
-        open stays as it is.
+        """The parts that were held back; call it if no text follows.
+
+        cut: the answer was ended by its length, so an open call stays open.
         """
         source = self._source
-        source.ended, self._is_cut = True, cut
+        source.ended = True
+        self._is_cut = cut
         if cut and self._marks.channel_openers:
             self._parts.cut()
         if not (cut and self._reading) or self._thinking or self._marks.channel_openers:
@@ -141,25 +139,23 @@ class AnswerReader:
         if self._marks.channel_openers:
             for part in parts:
                 if isinstance(part, Segment) and part.kind == "reasoning":
-                    self._spoken_thought(part.start, part.start + len(part.text))
+                    self._add_thought_in_channel(part.start, part.start + len(part.text))
         return parts
 
-    def _spoken_thought(self, start: int, end: int) -> None:
-        """A part of a thought that stands in a channel."""
+    def _add_thought_in_channel(self, start: int, end: int) -> None:
         if self._thoughts and self._thoughts[-1].end >= start:
             start = self._thoughts.pop().start
         self._thoughts.append(Thought(start, end))
 
     def _is_markup(self, text: str) -> bool:
-        """Whether nothing but the beginning of a marker is left of calls that are complete."""
-        return not text or (
-            self._parts.any_ended and any(mark.startswith(text) for mark in self._marks.call_marks)
-        )
-
-    # one pass
+        """Whether the text after complete calls is at most the beginning of a marker."""
+        if not text:
+            return True
+        is_beginning = any(mark.startswith(text) for mark in self._marks.call_marks)
+        return self._parts.any_ended and is_beginning
 
     def _read(self) -> Waiting[None]:
-        """Yields whenever nothing more is certain; ends when the text has."""
+        """The pass over the answer. Yields when it needs more text; ends with the text."""
         source = self._source
         yield
         while True:
@@ -176,7 +172,7 @@ class AnswerReader:
                 yield from self._at_mark(mark, space)
 
     def _at_mark(self, mark: str, space: int) -> Waiting[None]:
-        """Do what the mark that stands behind so much white space says."""
+        """Handle a mark. space: the length of the white space before it."""
         begins_line = is_marker(mark) or self._blank_line or "\n" in self._source.text[:space]
         if self._thinking:
             yield from self._at_mark_in_thought(mark, space, begins_line=begins_line)
@@ -184,54 +180,51 @@ class AnswerReader:
             yield from self._at_mark_in_text(mark, space, begins_line=begins_line)
 
     def _at_mark_in_text(self, mark: str, space: int, *, begins_line: bool) -> Waiting[None]:
-        """begins_line: so does the mark, or it is a token, which counts as well anywhere."""
-        marks, behind = self._marks, space + len(mark)
+        """begins_line: the mark begins a line, or it is a token and counts anywhere in a line."""
+        marks = self._marks
+        after = space + len(mark)
         if mark == marks.start and begins_line:
-            self._thought_start, self._thinking, self._thought_text = (
-                self._source.passed + space,
-                True,
-                False,
-            )
+            self._thought_start = self._source.passed + space
+            self._thinking = True
+            self._thought_text = False
             self._in_vain_before = self._in_vain
-            self._drop(behind)
+            self._drop(after)
         elif mark == marks.end and (is_marker(mark) or not self._is_quoted(space)):
-            self._leave_out(mark, space)  # nothing was opened
+            self._omit(mark, space)  # no thought is open
         elif mark in marks.dropped or (mark == marks.frame[0] and not self._any_text):
             self._in_frame = self._in_frame or mark == marks.frame[0]
-            self._drop(behind)
-        elif mark == marks.frame[1] and self._in_frame and (yield from self._ends_frame(behind)):
-            self._drop(behind)
+            self._drop(after)
+        elif mark == marks.frame[1] and self._in_frame and (yield from self._ends_frame(after)):
+            self._drop(after)
         elif mark in self._openers and (begins_line or mark in marks.marked_openers):
             yield from self._read_call(mark, space)
         else:
-            self._give(behind)
+            self._give(after)
 
     def _at_mark_in_thought(self, mark: str, space: int, *, begins_line: bool) -> Waiting[None]:
-        marks, behind = self._marks, space + len(mark)
+        marks = self._marks
+        after = space + len(mark)
         if mark == marks.end:
-            self._drop(behind)
+            self._drop(after)
             self._thoughts.append(Thought(self._thought_start, self._source.passed))
             self._thinking = False
-            # how much was tried in the thought depends on the pieces that it came in
+            # what was parsed in vain in the thought depends on how the text was split: forget it
             self._in_vain = self._in_vain_before
         elif mark == marks.start and not self._thought_text:
-            self._drop(behind)  # the prompt has opened the thought, and the model once more
+            self._drop(after)  # the prompt has opened the thought, and the model opens it again
         elif mark in self._openers and begins_line:
             yield from self._read_call_in_thought(mark, space)
         else:
-            self._give(behind)
+            self._give(after)
 
     def _ends_frame(self, place: int) -> Waiting[bool]:
-        """Whether no more text follows: nothing but white space, or calls.
-
-        The answer may speak of its own marks.
-        """
+        """Whether only white space or calls follow: an answer may mention its own marks in its text."""
         place = yield from self._source.after_space(place)
         at_end = place == len(self._source.text)
         return at_end or bool((yield from self._source.standing(self._openers, place)))
 
     def _is_quoted(self, place: int) -> bool:
-        """Whether what stands here is told rather than meant."""
+        """Whether the text here is quoted."""
         return (self._source.text[:place] or self._last)[-1:] in ("`", '"', "'")
 
     def _read_call(self, mark: str, space: int) -> Waiting[None]:
@@ -249,14 +242,12 @@ class AnswerReader:
             self._give(space + len(mark))
 
     def _read_call_in_thought(self, mark: str, space: int) -> Waiting[None]:
-        """A thought may quote a call or weigh one.
+        """A thought may quote or consider a call: it is made only if nothing follows it in the answer.
 
-        A call is made only if nothing follows it in the whole answer.
-
-        What the thought says is held back meanwhile: until it ends, or goes on with something else,
-        and then it was reasoning.
+        The text is held back until the thought ends or continues differently; then it is reasoning.
         """
-        source, end = self._source, self._marks.end
+        source = self._source
+        end = self._marks.end
         ahead = Incoming(source.plain)
         steps = self._ends_with_calls(ahead)
         seen = space  # up to here, the text has been passed on to `ahead`
@@ -284,10 +275,9 @@ class AnswerReader:
             self._give(space + len(mark))
 
     def _ends_with_calls(self, ahead: Incoming) -> Waiting[bool]:
-        """Whether the answer ends with the calls that stand here, all of them valid, and was not
-        cut.
+        """Whether the calls here are valid and end the answer, and the answer was not cut off.
 
-        A channel of visible text ends a thought as well, whatever follows.
+        A channel of visible text also ends a thought, whatever follows it.
         """
         is_called = False
         while True:
@@ -300,7 +290,7 @@ class AnswerReader:
                 return False
             said = next((part for part in trial.done if isinstance(part, Segment)), None)
             if said is not None:
-                return not is_called and said.start > begin  # else it is the mark itself
+                return not is_called and said.start > begin  # otherwise, it is the mark itself
             is_called = is_called or trial.any_ended
             yield from ahead.skip_space()
             ahead.drop_read()
@@ -308,7 +298,7 @@ class AnswerReader:
                 return not self._is_cut
 
     def _read_any_form(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read calls in the first of the forms in which some stand here. False: there are none."""
+        """Parse the calls here, by the first form that matches. False: there are none."""
         place = source.reached = source.place
         is_call = False
         for form in self._marks.forms:
@@ -319,17 +309,16 @@ class AnswerReader:
                 is_call = yield from form.read(source, parts)
         return is_call
 
-    # what is given
-
     def _give_up_to(self, end: int) -> int:
-        """Give what stands before this place, but for white space that may belong to a marker; how
-        much of it is left.
+        """Give the text before a place, except trailing white space, which may belong to a marker.
+
+        Returns the length of that white space.
         """
         text = self._source.text[:end]
         if self._skips:
             text = text[self._skip_spaces(text) :]
             if text.isspace():
-                return len(text)  # how far the first line is indented
+                return len(text)  # the indentation of the first line
         body = text.rstrip(_SPACES)
         if body:
             self._long_space = False
@@ -340,9 +329,7 @@ class AnswerReader:
         return len(text) - len(body)
 
     def _skip_spaces(self, text: str) -> int:
-        """Leave out the white space with which the text begins, up to its last newline; how much of
-        it.
-        """
+        """Omit the leading white space of the text, up to its last newline. Returns its length."""
         spaces = len(text) - len(text.lstrip(_SPACES))
         newline = text.rfind("\n", 0, spaces) + 1
         self._indents = self._indents or (newline > 0 and self._skips == "lines")
@@ -350,7 +337,7 @@ class AnswerReader:
         return len(self._source.drop_read())
 
     def _give(self, length: int) -> None:
-        """Give so many characters, as what they are here."""
+        """Give this number of characters, as text or reasoning."""
         source = self._source
         kind: TextKind = "reasoning" if self._thinking else "text"
         text = source.plain(source.text[:length])
@@ -361,16 +348,17 @@ class AnswerReader:
         source.drop_read()
 
     def _note(self, text: str) -> None:
-        """Text is given: what follows does not begin a thought any more, and may not begin a line."""
+        """Update the state after text was given."""
         self._thought_text = self._thinking
         self._any_text = self._any_text or not self._thinking
         *above, line = text.rsplit("\n", 1)
         self._blank_line = (bool(above) or self._blank_line) and not line.strip(_SPACES)
-        self._skips, self._last = "", text[-1]
+        self._skips = ""
+        self._last = text[-1]
 
-    def _given_at_once(self, text: str) -> Segment:
-        """The short way for text in which no marker can begin, which ends without white space, and
-        before which nothing waits.
+    def _shortcut(self, text: str) -> Segment:
+        """For text without the beginning of a marker and without trailing white space, if no text is
+        held back.
         """
         source = self._source
         start = source.passed
@@ -379,8 +367,8 @@ class AnswerReader:
         self._note(text)
         return Segment("reasoning" if self._thinking else "text", text, start)
 
-    def _leave_out(self, mark: str, space: int) -> None:
-        """Leave out a marker that says nothing. White space around it stays if it parts two words."""
+    def _omit(self, mark: str, space: int) -> None:
+        """Omit a meaningless marker. White space around it stays if it separates two words."""
         if self._last and not self._skips:
             self._give(space)
             self._source.place = len(mark)
@@ -389,29 +377,31 @@ class AnswerReader:
             self._drop(space + len(mark))
 
     def _drop(self, length: int, *, spaces: Literal["lines", "all"] = "lines") -> None:
-        """Leave out so many characters of markup, and the white space behind them."""
+        """Omit this number of characters of markup, and the white space after them."""
         self._source.place = length
         self._source.drop_read()
-        self._skips, self._indents, self._blank_line, self._long_space = spaces, False, True, False
+        self._skips = spaces
+        self._indents = False
+        self._blank_line = True
+        self._long_space = False
 
 
 def _first(marks: Sequence[str]) -> re.Pattern[str]:
-    """What a marker begins with, and every marker that is a token."""
+    """Matches the first characters of the markers, and each marker that is a token."""
     return re.compile("[\udc00-\udfff" + "".join(re.escape(mark[0]) for mark in marks) + "]")
 
 
-def _given(*marks: str) -> tuple[str, ...]:
+def _not_empty(*marks: str) -> tuple[str, ...]:
     return tuple(mark for mark in marks if mark)
 
 
 def _is_valid(trial: CallParts, *, marked: bool) -> bool:
-    """Whether all calls are of declared tools and, unless marked, have all arguments that are
-    required.
-    """
+    """Whether all calls are of declared tools and, unless marked, have all required arguments."""
     arguments: list[str] = []
     for part in trial.done:
         if isinstance(part, CallBegun):
-            name, arguments = part.name, []
+            name = part.name
+            arguments = []
             if not trial.tools.declares(name):
                 return False
         elif isinstance(part, CallArguments):
@@ -430,6 +420,6 @@ def _is_complete(tools: DeclaredTools, name: str, arguments: str, repairs: Seque
         given = json.loads(arguments)
     except (ValueError, RecursionError):
         return False
-    return not any(repair.startswith("unclosed") for repair in repairs) and tools.required(
-        name
-    ) <= set(given)
+    if any(repair.startswith("unclosed") for repair in repairs):
+        return False
+    return tools.required(name) <= set(given)

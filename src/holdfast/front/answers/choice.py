@@ -1,6 +1,6 @@
-"""One choice of an answer: the worker's events in, what a client sees out.
+"""A choice of an answer: turns the worker's events into what a client sees.
 
-Pure: no clock, no I/O but a source of random ids.
+Pure: no clock, and no I/O except a source of random ids.
 """
 
 from __future__ import annotations
@@ -56,31 +56,28 @@ from holdfast.wire.output import (
 )
 from holdfast.wire.requests import TokenIds
 
-_TOKENS_BEFORE = 16  # of the prompt, shown before the first token that differs from what is kept
+_TOKENS_BEFORE = 16  # shown before the first token of a prompt that differs from the cached one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceRules:
-    """What all choices of a request have in common."""
+    """What all choices of a request share."""
 
     prompt_token_ids: TokenIds
     stop_token_ids: frozenset[int]
     max_tokens: int
     stops: tuple[str, ...] = ()
-    # of the model, where it answers a conversation; what completes a text is text throughout
-    dialect: ModelDialect = PLAIN
+    dialect: ModelDialect = PLAIN  # the model's, for a conversation; plain for a completion
     tools: DeclaredTools = field(default_factory=DeclaredTools)
-    # the request's field that the answer is held to, its form or its tools; empty: there is none
-    form_field: str = ""
-    # tools were offered and may be called; without, what would be a call is text
-    reads_calls: bool = False
-    one_call: bool = False  # the answer ends behind its first call
+    form_field: str = ""  # the request's field that a grammar enforces; empty: none
+    reads_calls: bool = False  # tools may be called; otherwise, calls are text
+    one_call: bool = False  # the answer ends after its first call
     in_reasoning: bool = False  # the prompt has opened a thought
     earlier_call_ids: tuple[str, ...] = ()  # of the conversation
     random_text: Callable[[int], str] = random_text  # letters and digits for the ids of calls
     want_logprobs: bool = False
-    at_start: bool = True  # the answer is a text of its own, not the continuation of one
-    tells_progress: bool = False  # that the prompt is read is told before the answer's first text
+    at_start: bool = True  # the answer begins a text instead of continuing one
+    tells_progress: bool = False  # report the end of prefill before the first text
     echo: bool = False
     echo_text: str = ""
 
@@ -89,28 +86,27 @@ class ChoiceText:
     """Turns the events of one sequence into deltas of text and calls, and exactly one
     `ChoiceFinished`.
 
-    Tokens become text, the text segments and calls, and stop strings are looked for in what is
-    visible text. Stop tokens are not shown. A stop string cuts the answer before its first
-    character; tokens that begin behind the cut are dropped with their logprobs, the text and bytes
-    of a token that straddles it are cut. `completion_tokens` counts every token that was drawn up
-    to the one that ended the choice.
+    Tokens become text, text becomes segments and calls, and stop strings are searched in visible
+    text. Stop tokens are not shown. A stop string cuts the answer before its first character:
+    tokens after the cut are dropped with their logprobs, and a token across the cut is shortened.
+    `completion_tokens` counts all sampled tokens up to the one that ended the choice.
     """
 
     def __init__(self, *, index: int, pieces: TokenPieces, rules: ChoiceRules) -> None:
         self.index = index
-        # the choice has ended; if the worker has not said Finished by then, its sequence is to be
-        # cancelled
+        # the choice has ended; its sequence must be cancelled if the worker has not sent Finished
         self.done = False
         self.completion_tokens = 0
         self.memory = CacheReport()  # known from the first token on
         self.timings = Timings()
         self.resumptions = 0  # known at the end
-        self._pieces, self._rules = pieces, rules
+        self._pieces = pieces
+        self._rules = rules
         self._format = _format(rules)
         self._stops = VisibleStops(rules.stops)
         self._plain = rules.dialect.is_plain and not rules.stops and not rules.want_logprobs
-        self._may_end = bool(rules.stops) or rules.one_call  # before the worker says so
-        self._detokenizer = detokenizer(pieces, at_start=rules.at_start)  # of the short way
+        self._may_end = bool(rules.stops) or rules.one_call  # before the worker's Finished
+        self._detokenizer = detokenizer(pieces, at_start=rules.at_start)  # if plain
         self._tokens = PlacedTokens(
             pieces,
             rules.dialect.markers,
@@ -127,12 +123,12 @@ class ChoiceText:
         self._calls = 0  # complete ones
         self._begun = 0
         self._reasoning_tokens = 0
-        self._owed_ids: tuple[int, ...] = ()  # tokens that no event has taken with it yet, and
+        self._owed_ids: tuple[int, ...] = ()  # tokens that no event contains yet
         self._owed_logprobs: tuple[TokenText, ...] = ()
         self._owes_echo = rules.echo
 
     def feed(self, event: Event) -> tuple[OutputEvent, ...]:
-        """What a client sees of this event. Raises GenerationFailed when the sequence failed."""
+        """What a client sees of this event. Raises GenerationFailed if the sequence failed."""
         if self.done:
             return ()
         if isinstance(event, TokensGenerated):
@@ -140,8 +136,9 @@ class ChoiceText:
         if isinstance(event, Finished):
             return self._finished(event)
         if isinstance(event, Started):
-            self.memory, self.timings = event.memory, event.timings
-            return (*self._all_is_read(), *self._echo(event.logprobs))
+            self.memory = event.memory
+            self.timings = event.timings
+            return (*self._prefilled(), *self._echo(event.logprobs))
         if isinstance(event, PromptRead):
             return (
                 self._progress(
@@ -159,7 +156,7 @@ class ChoiceText:
             seconds=seconds,
         )
 
-    def _all_is_read(self) -> tuple[PromptProgress, ...]:
+    def _prefilled(self) -> tuple[PromptProgress, ...]:
         if not self._rules.tells_progress:
             return ()
         total_tokens = len(self._rules.prompt_token_ids)
@@ -171,15 +168,13 @@ class ChoiceText:
     def _generated(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
         echo = self._echo(()) if self._owes_echo else ()
         if self._rules.max_tokens == 0:
-            return echo  # only the prompt was to be scored
+            return echo  # the request only scores the prompt
         deltas = self._pass_on(event.token_ids) if self._plain else self._read(event)
         events = (*echo, *deltas)
         return (*events, self._ending(FinishReason.STOP)) if self.done else events
 
     def _pass_on(self, token_ids: tuple[int, ...]) -> tuple[OutputDelta, ...]:
-        """The short way, when all is text and nobody needs to know which token made which
-        character.
-        """
+        """The shortcut for plain text, if nobody needs the places of tokens."""
         self.completion_tokens += len(token_ids)
         if token_ids and token_ids[-1] in self._rules.stop_token_ids:
             token_ids = token_ids[:-1]
@@ -199,9 +194,7 @@ class ChoiceText:
         return self._show(parts)
 
     def _up_to_end(self, parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
-        """What may be shown of them: up to a stop string, and up to the end of the call that is the
-        only one.
-        """
+        """The parts up to a stop string, or up to the end of the only call."""
         for part in parts:
             yield from self._stops.scan(part)
             self.done = self._stops.cut is not None or (
@@ -224,7 +217,9 @@ class ChoiceText:
             self._flush(cut=event.reason is not FinishReason.STOP) if self._rules.max_tokens else ()
         )
         self.done = True
-        self.memory, self.timings, self.resumptions = event.memory, event.timings, event.resumptions
+        self.memory = event.memory
+        self.timings = event.timings
+        self.resumptions = event.resumptions
         return (*echo, *deltas, self._ending(event.reason))
 
     def _flush(self, *, cut: bool) -> tuple[OutputDelta, ...]:
@@ -232,20 +227,18 @@ class ChoiceText:
         parts = [*self._up_to_end([*self._format.push(text), *self._format.flush(cut=cut)])]
         if not self.done:
             parts += self._stops.flush()
-        return self._show(parts, all_of_it=True)
+        return self._show(parts, is_end=True)
 
     def _show(
-        self, parts: Sequence[AnswerPart], *, all_of_it: bool = False
+        self, parts: Sequence[AnswerPart], *, is_end: bool = False
     ) -> tuple[OutputDelta, ...]:
-        """Deltas for what may newly be shown, with the tokens about which all is certain now."""
+        """The deltas for parts that may be shown now, with the tokens that are certain now."""
         cut = self._stops.cut
         certain = self._format.certain if cut is None else cut
-        tokens = [
-            *self._tokens.take(
-                certain if self._stops.held_from is None else min(certain, self._stops.held_from)
-            )
-        ]
-        if cut is not None or all_of_it:
+        if self._stops.held_from is not None:
+            certain = min(certain, self._stops.held_from)
+        tokens = [*self._tokens.take(certain)]
+        if cut is not None or is_end:
             tokens += self._tokens.take_before(cut)
         thoughts = self._format.thoughts
         if thoughts:
@@ -261,7 +254,7 @@ class ChoiceText:
             parts,
             tuple(token.token_id for token in tokens),
             logprobs,
-            owes=not (self.done or all_of_it),
+            owes=not (self.done or is_end),
         )
 
     def _deltas(
@@ -272,19 +265,22 @@ class ChoiceText:
         *,
         owes: bool = True,
     ) -> tuple[OutputDelta, ...]:
-        """One delta for each run of parts of a kind.
+        """A delta for each run of parts of one kind.
 
-        All tokens stand with the last one; without any they are owed.
+        The last delta has all tokens; without a delta, the next one gets them (`owes`).
         """
         if self._owed_ids:
-            token_ids, logprobs = (*self._owed_ids, *token_ids), (*self._owed_logprobs, *logprobs)
+            token_ids = (*self._owed_ids, *token_ids)
+            logprobs = (*self._owed_logprobs, *logprobs)
         deltas = [self._delta(part) for part in (parts if len(parts) == 1 else _runs(parts))]
         if not deltas and token_ids and not owes:
             deltas.append(TextDelta(index=self.index, text=""))
         if not deltas:
-            self._owed_ids, self._owed_logprobs = token_ids, logprobs
+            self._owed_ids = token_ids
+            self._owed_logprobs = logprobs
             return ()
-        self._owed_ids, self._owed_logprobs = (), ()
+        self._owed_ids = ()
+        self._owed_logprobs = ()
         if token_ids:
             deltas[-1] = msgspec.structs.replace(deltas[-1], token_ids=token_ids, logprobs=logprobs)
         return tuple(deltas)
@@ -311,10 +307,7 @@ class ChoiceText:
                 )
 
     def _echo(self, scores: tuple[TokenLogprob, ...]) -> tuple[OutputEvent, ...]:
-        """The prompt as the beginning of the answer.
-
-        Its first token has no score: NaN, since nothing stands before it.
-        """
+        """The prompt as the beginning of the answer. The score of its first token is NaN."""
         if not self._owes_echo:
             return ()
         self._owes_echo = False
@@ -345,8 +338,8 @@ class ChoiceText:
         )
 
     def _ending(self, reported: FinishReason) -> ChoiceFinished:
-        """Why the answer ended is decided here: the worker's reason, unless a stop string or the
-        only call ended it before.
+        """The end of the choice, with the worker's reason unless a stop string or the only call ended
+        it first.
         """
         ended_here = self._stops.cut is not None or (self._rules.one_call and self._calls > 0)
         return ChoiceFinished(
@@ -370,10 +363,9 @@ class ChoiceText:
         before = self._rules.prompt_token_ids[
             max(0, found.position - _TOKENS_BEFORE) : found.position
         ]
+        raw = b"".join(self._pieces.all_bytes(token_id) for token_id in before)
         return DivergentTexts(
-            before=b"".join(self._pieces.all_bytes(token_id) for token_id in before).decode(
-                "utf-8", "replace"
-            ),
+            before=raw.decode("utf-8", "replace"),
             stored=text_and_bytes(self._pieces, found.stored_token_id)[0],
             prompt=text_and_bytes(self._pieces, found.prompt_token_id)[0],
         )
@@ -391,7 +383,7 @@ def _format(rules: ChoiceRules) -> SegmentFormat:
 
 
 def _runs(parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
-    """Segments of one kind and arguments that follow each other as one; none is empty."""
+    """The parts, with adjacent segments of one kind and adjacent arguments joined; none is empty."""
     for kind, run in groupby(
         parts, key=lambda part: part.kind if isinstance(part, Segment) else type(part)
     ):

@@ -1,4 +1,4 @@
-"""Token ids to text as they come, never half a character; and the tokens at their places in it."""
+"""Detokenization of a stream, never with half a character, and the places of tokens in the text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.wire.events import TokenLogprob
 from holdfast.wire.output import TokenText
 
 _REPLACEMENT = "\ufffd"
-# an opaque decoder's text may end in U+FFFD for so many tokens before it is believed
+# an opaque decoder's trailing U+FFFD is accepted only after this number of tokens
 _WINDOW_TOKENS = 16
 
 
@@ -22,10 +22,9 @@ _WINDOW_TOKENS = 16
 class PlacedToken:
     """A token whose text is not shown yet.
 
-    `start` and `end` are places in the answer, `emitted` the text between them.
-
-    A token that is a part of a character has the place of that character. Until the character is
-    certain, `end` is `start`.
+    `start` and `end` are places in the answer, `emitted` is the text between them. A token that is
+    part of a character has the place of that character; until the character is certain, `end` is
+    `start`.
     """
 
     token_id: int
@@ -36,20 +35,21 @@ class PlacedToken:
 
 
 def spread(text: str, tokens: Sequence[PlacedToken], raws: Sequence[bytes], *, start: int) -> bool:
-    """Place tokens that became certain together.
+    """Place tokens whose text became certain together. False: the text has other bytes than they.
 
-    False, and nothing done, when their bytes are not those of the text.
-
-    start: the place of the text in the answer. raws: the bytes of each of the tokens.
+    start: the place of the text in the answer.
+    raws: the bytes of each token.
     """
     data = text.encode()
     if b"".join(raws) != data:
         return False
-    at, begun = 0, 0
+    characters = 0  # of the text that have begun
     for token, raw in zip(tokens, raws, strict=True):
-        first = begun - 1 if raw and _continues(raw[0]) else begun
-        at, begun = at + len(raw), begun + sum(not _continues(byte) for byte in raw)
-        token.start, token.end, token.emitted = start + first, start + begun, text[first:begun]
+        first = characters - 1 if raw and _continues(raw[0]) else characters
+        characters += sum(not _continues(byte) for byte in raw)
+        token.start = start + first
+        token.end = start + characters
+        token.emitted = text[first:characters]
     return True
 
 
@@ -58,27 +58,27 @@ def _continues(byte: int) -> bool:
 
 
 class PlacedTokens:
-    """Makes text of tokens and keeps them until they are asked for.
+    """Detokenizes, and keeps each token until it is taken.
 
-    Places are characters of the answer, markers written out.
+    Places count the characters of the answer, with markers written out.
     """
 
     def __init__(
         self, pieces: TokenPieces, markers: Markers, *, at_start: bool, offset: int = 0
     ) -> None:
-        """offset: characters that stand before the answer's first, for the places that a client
+        """offset: characters before the answer (an echoed prompt); part of the places that a client
         sees.
         """
-        self._pieces, self._markers, self._offset = pieces, markers, offset
+        self._pieces = pieces
+        self._markers = markers
+        self._offset = offset
         self._detokenizer = detokenizer(pieces, at_start=at_start)
         self._pending: deque[PlacedToken] = deque()
-        self._uncertain: list[PlacedToken] = []  # those of them without certain text
-        self._characters = 0  # that have come
+        self._uncertain: list[PlacedToken] = []  # those without certain text
+        self._characters = 0  # of the text so far
 
     def push(self, token_id: int, logprob: TokenLogprob | None) -> str:
-        """Add a token; returns the text that is certain now, with one character for a token that is
-        a marker.
-        """
+        """Add a token; returns the text that is certain now. A marker is one character of it."""
         marker = self._markers.characters.get(token_id)
         if marker is not None:
             before = self.flush()
@@ -90,7 +90,7 @@ class PlacedTokens:
         return text
 
     def flush(self) -> str:
-        """The text that was held back, when no token follows that could change it."""
+        """The text that was held back; call it if no token follows that could change it."""
         text = self._detokenizer.flush()
         if text and self._uncertain:
             self._place(text, start=self._characters)
@@ -99,23 +99,21 @@ class PlacedTokens:
         return text
 
     def take(self, upto: int) -> Sequence[PlacedToken]:
-        """The tokens whose text ends before this place, which are not asked for again."""
+        """Remove and return the tokens whose text ends before this place."""
         taken: list[PlacedToken] = []
         while self._pending and self._pending[0].end <= upto and self._pending[0].start < upto:
             taken.append(self._pending.popleft())
         return taken
 
     def take_before(self, cut: int | None) -> Sequence[PlacedToken]:
-        """The tokens that begin before this place, where the answer is cut; without a place all
-        that are left.
-        """
+        """Remove and return the tokens that begin before the cut; without a cut, all tokens."""
         taken: list[PlacedToken] = []
         while self._pending and (cut is None or self._pending[0].start < cut):
             taken.append(self._pending.popleft())
         return taken
 
     def shown(self, token: PlacedToken, scored: TokenLogprob, *, cut: int | None) -> TokenText:
-        """A token as a client sees it. cut: the place from which on nothing of it is shown."""
+        """A token as a client sees it. cut: the place where the visible text ends."""
         text, raw = text_and_bytes(self._pieces, token.token_id)
         hidden = 0 if cut is None else token.end - cut
         if hidden > 0:
@@ -142,23 +140,25 @@ class PlacedTokens:
     def _place(self, text: str, *, start: int) -> None:
         """Place the tokens whose text was uncertain.
 
-        Where bytes were replaced, all of it counts as made by the last of them.
+        If invalid bytes were replaced, the last token gets all of the text.
         """
         raws = [self._pieces.visible_bytes(token.token_id) for token in self._uncertain]
         if not spread(text, self._uncertain, raws, start=start):
             last = self._uncertain[-1]
-            last.start, last.end, last.emitted = start, start + len(text), text
+            last.start = start
+            last.end = start + len(text)
+            last.emitted = text
         self._uncertain.clear()
 
 
 def text_and_bytes(pieces: TokenPieces, token_id: int) -> tuple[str, bytes]:
-    """A token's text and bytes by itself; what is no UTF-8 becomes U+FFFD in the text."""
+    """The text and bytes of a token by itself; in the text, invalid UTF-8 becomes U+FFFD."""
     raw = pieces.all_bytes(token_id)
     return raw.decode("utf-8", "replace"), raw
 
 
 def rival(pieces: TokenPieces, token_id: int, logprob: float) -> TokenText:
-    """A token that could have stood in another's place."""
+    """A token that could have been sampled in place of another one."""
     text, raw = text_and_bytes(pieces, token_id)
     return TokenText(text=text, raw=raw, logprob=logprob)
 
@@ -185,8 +185,8 @@ class _ByteDecoder:
 class _PieceDecoder:
     """SentencePiece-like vocabularies.
 
-    A run of byte tokens is decoded as one when it ends: a whole decode turns *each* byte of a run
-    that is not UTF-8 throughout into U+FFFD, so no part of a run is certain before its end.
+    A run of byte tokens is decoded at its end: if any of it is invalid UTF-8, the tokenizer turns
+    *each* byte of the run into U+FFFD, so no part of a run is certain before its end.
     """
 
     def __init__(self, pieces: TokenPieces, at_start: bool, show_special: bool) -> None:
@@ -206,7 +206,8 @@ class _PieceDecoder:
             if piece is None:
                 continue
             if self._first:
-                piece, self._first = self._pieces.first_piece(token_id), False
+                piece = self._pieces.first_piece(token_id)
+                self._first = False
             if isinstance(piece, int):
                 run.append(piece)
                 continue
@@ -231,18 +232,16 @@ class _PieceDecoder:
 
     def _stripped(self, text: str) -> str:
         while self._strip_left and text.startswith(self._strip):
-            text, self._strip_left = text[len(self._strip) :], self._strip_left - 1
+            text = text[len(self._strip) :]
+            self._strip_left -= 1
         if text:
             self._strip_left = 0
         return text
 
 
 class _WindowDecoder:
-    """Any other decoder: decodes the last few tokens again with their predecessors, and gives what
-    is new.
-
-    The result is the whole's as long as no decision of the decoder reaches back over more than the
-    window.
+    """Other decoders: decodes the last few tokens again with those before them, and returns what is
+    new. Correct if the decoder never looks back further than the window.
     """
 
     def __init__(self, pieces: TokenPieces, show_special: bool) -> None:
@@ -268,21 +267,20 @@ class _WindowDecoder:
 
     def _text_of_new(self) -> str:
         before = self._backend.decode(self._context, skip_special_tokens=self._skip)
-        return self._backend.decode(self._context + self._new, skip_special_tokens=self._skip)[
-            len(before) :
-        ]
+        text = self._backend.decode(self._context + self._new, skip_special_tokens=self._skip)
+        return text[len(before) :]
 
     def _begin_window(self) -> None:
-        self._context, self._new = self._new[-_WINDOW_TOKENS:], []
+        self._context = self._new[-_WINDOW_TOKENS:]
+        self._new = []
 
 
 Detokenizer: TypeAlias = _ByteDecoder | _PieceDecoder | _WindowDecoder
-"""Turns token ids into text as they come. One per sequence.
+"""Turns the token ids of a stream into text. One per sequence.
 
-`push` adds tokens and returns the text that is certain now; `flush` returns what was held back,
-when no token follows. All of it joined equals the tokenizer's decoding of all ids at once, however
-they were divided. Incomplete characters are held back; bytes that are no UTF-8 become U+FFFD as
-they do in the whole.
+`push` adds tokens and returns the text that is certain now; `flush` returns the text that was held
+back. Together they equal the tokenizer's decoding of all ids at once, however the ids are split.
+Incomplete characters are held back; invalid UTF-8 becomes U+FFFD, as in the tokenizer's decoding.
 """
 
 
@@ -291,9 +289,8 @@ def detokenizer(
 ) -> Detokenizer:
     """A detokenizer for one sequence of a model.
 
-    at_start: the tokens open a text, so that the space which some tokenizers put in front of a
-        first word is taken off again.
-        Off for a continuation: there the space parts the first word from what stands before it.
+    at_start: the tokens begin a text, so the space that some tokenizers add before the first word
+        is removed. Off for a continuation, where the space separates two words.
     show_special: special tokens are part of the text (for an echoed prompt).
     """
     if pieces.rules.style == "bytes":

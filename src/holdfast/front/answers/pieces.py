@@ -1,5 +1,5 @@
-"""What each token id adds to the text: the decoder of a `tokenizers` tokenizer, taken apart to work
-one token at a time.
+"""What each token adds to the text: the decoder of a `tokenizers` tokenizer, applied to one token at a
+time.
 """
 
 from __future__ import annotations
@@ -12,35 +12,32 @@ from typing import Any, Literal, TypeAlias
 
 from tokenizers import Regex, Tokenizer, decoders
 
-Piece = str | int | None  # text, one raw byte, or nothing (hidden special token, unknown id)
+Piece = str | int | None  # text, a raw byte, or nothing (hidden special token, unknown id)
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
-
-# How tokens become text. bytes: every token is a string of bytes, the text is their UTF-8. pieces:
-# every token is text, with byte tokens <0xNN> for what has no token of its own. opaque: the decoder
-# cannot be taken apart.
+# How tokens become text.
+# bytes: each token is a byte string, and the text is their UTF-8.
+# pieces: each token is text, with byte tokens <0xNN> for characters without a token.
+# opaque: the decoder does not work token by token.
 DecodingStyle: TypeAlias = Literal["bytes", "pieces", "opaque"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingRules:
-    """What a tokenizer's decoder does, as far as it matters token by token."""
+    """What a tokenizer's decoder does to each token."""
 
     style: DecodingStyle
     replacements: tuple[tuple[str | Regex, str], ...] = ()
     byte_fallback: bool = False
-    # a character and how many of it are taken off the beginning of the text
+    # a character, and how often it is removed from the beginning of the text
     leading_strip: tuple[str, int] = ("", 0)
-    # a character that the first token loses wherever it stands in it
+    # a character that is removed from the first token, wherever in it
     dropped_from_first_token: str = ""
 
 
 def decoding_rules(decoder: Any) -> DecodingRules:
-    """Read a decoder's definition.
-
-    Anything unusual is OPAQUE: right, but slower and with windows instead of exact steps.
-    """
+    """The rules of a decoder. An unusual decoder is opaque: correct, but slower."""
     opaque = DecodingRules(style="opaque")
     if decoder is None:
         return opaque
@@ -102,8 +99,8 @@ def _metaspace_rules(stage: dict[str, Any], *, byte_fallback: bool) -> DecodingR
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte: Latin-1's printable ones stand for themselves, the
-    rest from U+0100 on.
+    """GPT-2's printable character for each byte: the printable ones of Latin-1 are themselves, the
+    others begin at U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -116,9 +113,9 @@ _BYTE_OF_CHARACTER = _byte_alphabet()
 
 
 class TokenPieces:
-    """What each token of one tokenizer adds to the text. Shared by all requests.
+    """What each token of a tokenizer adds to the text. Shared by all requests.
 
-    The tables fill as tokens occur: only ids that do take memory, of vocabularies of up to 260,000.
+    The tables contain only tokens that have occurred: vocabularies have up to 260,000.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -139,11 +136,11 @@ class TokenPieces:
         self.all_pieces = cache(self._piece)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is left out of the text."""
+        """Whether a token is omitted from the text."""
         return self.backend.id_to_token(token_id) in self._special
 
     def raw(self, token_id: int) -> bytes:
-        """The bytes of one token, whatever stands around it; empty for an unknown id."""
+        """The bytes of a token by itself; empty for an unknown id."""
         if self.rules.style == "opaque":
             return self.backend.decode([token_id], skip_special_tokens=False).encode()
         if self.rules.style == "pieces":
@@ -154,12 +151,13 @@ class TokenPieces:
         token = self._token(token_id)
         if all(character in _BYTE_OF_CHARACTER for character in token):
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-        # an added token with characters outside the byte alphabet stands for itself
+        # an added token with characters outside the byte alphabet is its own text
         return token.encode()
 
     def first_piece(self, token_id: int) -> Piece:
-        """The piece of a token that opens the text."""
-        piece, dropped = self._piece(token_id), self.rules.dropped_from_first_token
+        """The piece of the first token of a text."""
+        piece = self._piece(token_id)
+        dropped = self.rules.dropped_from_first_token
         if isinstance(piece, str) and dropped:
             return (self.backend.id_to_token(token_id) or "").replace(dropped, "")
         return piece

@@ -1,4 +1,4 @@
-"""Stop strings: found as text comes, however it is cut, and among what a client sees."""
+"""Stop strings, found in visible text while it arrives, however it is split."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from holdfast.front.toolcalls.call_format import AnswerPart, Segment
 
 
 class StopScanner:
-    """Looks for stop strings in a text that comes in parts. One per sequence.
+    """Looks for stop strings in a text that arrives in parts. One per sequence.
 
-    The stop string that is *complete* first ends the text, whatever was pushed in one part or in
-    many; of several that end at the same character the longest, so that no beginning of it is
-    shown. The text before it is visible.
+    The stop string that is *complete* first ends the text, however the text is split. If several
+    end at the same character, the longest one counts, so that no part of it is shown. The text
+    before it is visible.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -23,39 +23,29 @@ class StopScanner:
             "|".join(re.escape(first) for first in sorted({stop[0] for stop in stops}))
         )
         self._longest = max(len(stop) for stop in stops)
-        self._held = ""
-        self._stopped = False
+        self.held = ""  # text that may be the beginning of a stop string
         self.found: str | None = None  # the stop string that ended the text
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self._stopped
-
-    @property
-    def held(self) -> str:
-        """Text that may be the beginning of a stop string."""
-        return self._held
-
     def push(self, text: str) -> str:
-        """Add text; returns what may be shown now: nothing more once `stopped`."""
-        if self._stopped or not text:
+        """Add text; returns what may be shown now: nothing after a stop string."""
+        if self.found is not None or not text:
             return ""
-        if not self._held and self._first.search(text) is None:
+        if not self.held and self._first.search(text) is None:
             return text
-        window = self._held + text
+        window = self.held + text
         match = self._earliest_match(window)
         if match is not None:
             place, self.found = match
-            self._held, self._stopped = "", True
+            self.held = ""
             return window[:place]
         keep = self._start_of_possible_stop(window)
-        self._held = window[keep:]
+        self.held = window[keep:]
         return window[:keep]
 
     def flush(self) -> str:
-        """What was held back, when the text ends without a stop string."""
-        text, self._held = self._held, ""
+        """The text that was held back; call it if the text ends without a stop string."""
+        text = self.held
+        self.held = ""
         return text
 
     def _earliest_match(self, window: str) -> tuple[int, str] | None:
@@ -67,9 +57,7 @@ class StopScanner:
         return None if best is None else best[1:]
 
     def _start_of_possible_stop(self, window: str) -> int:
-        """First place from which on the window could grow into a stop string; its length when there
-        is none.
-        """
+        """The first place where a stop string may begin; the length of the window if there is none."""
         place = max(0, len(window) - self._longest + 1)
         while (found := self._first.search(window, place)) is not None:
             tail = window[found.start() :]
@@ -83,9 +71,9 @@ class VisibleStops:
     """Looks for stop strings in the parts of an answer."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        # the place of the stop string that was found; places are those of `Segment.start`
-        self.cut: int | None = None
-        self.held_from: int | None = None  # the place from which on text is held back
+        # places are those of `Segment.start`
+        self.cut: int | None = None  # of the stop string that was found
+        self.held_from: int | None = None  # from here on, text is held back
         self._scanner = StopScanner(stops) if stops else None
 
     @property
@@ -94,7 +82,7 @@ class VisibleStops:
         return None if self._scanner is None else self._scanner.found
 
     def scan(self, part: AnswerPart) -> Iterator[AnswerPart]:
-        """What may be shown now, of the part and of what was held back before it."""
+        """What may be shown now of the part and of the text that was held back before it."""
         if self._scanner is None:
             yield part
         elif isinstance(part, Segment) and part.kind == "text":
@@ -104,9 +92,10 @@ class VisibleStops:
             yield part
 
     def flush(self) -> Iterator[Segment]:
-        """What was held back, when no visible text follows in one piece with it."""
+        """The text that was held back; call it if no visible text follows without a gap."""
         if self._scanner is not None and self.held_from is not None:
-            start, self.held_from = self.held_from, None
+            start = self.held_from
+            self.held_from = None
             yield Segment("text", self._scanner.flush(), start)
 
     def _scan_text(self, scanner: StopScanner, part: Segment) -> Iterator[Segment]:
@@ -115,10 +104,8 @@ class VisibleStops:
         shown = scanner.push(part.text)
         if shown:
             yield Segment("text", shown, start)
-        # what was held may not stand right before the part: markup that is left out may stand
-        # between them
+        # the held text need not end where the part begins: there may be omitted markup between them
         end = part.start + len(shown) - held if len(shown) >= held else start + len(shown)
-        if scanner.stopped:
-            self.cut, self.held_from = end, None
-        else:
-            self.held_from = end if scanner.held else None
+        self.held_from = end if scanner.held else None
+        if scanner.found is not None:
+            self.cut = end

@@ -1,9 +1,9 @@
-"""The answers of Messages, streamed and whole: their shapes, their usage, and errors."""
+"""The answer of Messages: its events, the message as the fold of them, token counts and errors."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -32,7 +32,7 @@ _KINDS = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-STATUSES = {"queue_full": 529}  # of problems that Anthropic gives another status
+STATUSES = {"queue_full": 529}  # code of a problem → status, where Anthropic's differs
 StopReason: TypeAlias = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
@@ -53,7 +53,7 @@ class MessagesErrorDetail(Struct, frozen=True, kw_only=True):
 
 
 class MessagesError(Struct, frozen=True, kw_only=True):
-    """The body of every answer that is not a success, and the event that ends a stream that fails."""
+    """The body of an error response, and the last event of a stream that fails."""
 
     type: Literal["error"] = "error"
     error: MessagesErrorDetail
@@ -61,13 +61,12 @@ class MessagesError(Struct, frozen=True, kw_only=True):
 
 
 def anthropic_error(problem: Problem) -> MessagesError:
-    """The body of an answer that says what went wrong.
+    """The body of an error response.
 
     Clients choose the exception by the status, and show type and message.
     """
-    kind = _KINDS.get(
-        problem.status, "invalid_request_error" if problem.status < 500 else "api_error"
-    )
+    default = "invalid_request_error" if problem.status < 500 else "api_error"
+    kind = _KINDS.get(problem.status, default)
     return MessagesError(
         error=MessagesErrorDetail(type=kind, message=_message(problem)),
         request_id=problem.request_id or UNSET,
@@ -75,9 +74,7 @@ def anthropic_error(problem: Problem) -> MessagesError:
 
 
 def _message(problem: Problem) -> str:
-    """Claude Code knows by these words, and the two numbers, that it has to make the conversation
-    shorter.
-    """
+    """Claude Code compacts the conversation when it finds these words and two numbers."""
     if isinstance(cause := problem.cause, PromptTooLong):
         most = min(cause.context_tokens, cause.prompt_tokens - 1)  # an answer needs a token too
         return f"prompt is too long: {cause.prompt_tokens} tokens > {most} maximum"
@@ -85,13 +82,13 @@ def _message(problem: Problem) -> str:
 
 
 class DirectCaller(Struct, frozen=True, kw_only=True):
-    """The model itself calls, not a program of Anthropic's."""
+    """The model calls the tool itself, not from a program that Anthropic runs."""
 
     type: Literal["direct"] = "direct"
 
 
 class AnswerBlock(Struct, frozen=True, kw_only=True):
-    """A piece of an answer, all of one kind: each kind has fields of its own."""
+    """A part of an answer; its type decides which fields it has."""
 
     type: Literal["text", "thinking", "tool_use"]
     text: str | UnsetType = UNSET
@@ -105,7 +102,7 @@ class AnswerBlock(Struct, frozen=True, kw_only=True):
 
 
 class MessageAnswer(Struct, frozen=True, kw_only=True):
-    """A whole answer, and without content and reason the head of a streamed one."""
+    """A whole answer, or (without content and stop reason) the head of a streamed one."""
 
     id: str
     type: Literal["message"] = "message"
@@ -121,7 +118,7 @@ class MessageAnswer(Struct, frozen=True, kw_only=True):
 
 
 class MessageEvent(Struct, frozen=True, kw_only=True):
-    """One event of a stream; each type has fields of its own."""
+    """An event of a stream; its type decides which fields it has."""
 
     type: Literal[
         "message_start",
@@ -143,20 +140,20 @@ class MessageEvent(Struct, frozen=True, kw_only=True):
 
 
 class TokenCount(Struct, frozen=True, kw_only=True):
-    """How long a prompt is."""
+    """The length of a prompt."""
 
     input_tokens: int
 
 
 class CacheCreation(Struct, frozen=True, kw_only=True):
-    """cache_creation_input_tokens by the time for which they are kept."""
+    """cache_creation_input_tokens by how long they stay cached."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
 
 
 class ThinkingTokens(Struct, frozen=True, kw_only=True):
-    """Those of output_tokens that belong to thoughts, their markers included."""
+    """The part of output_tokens that are thoughts, their markers included."""
 
     thinking_tokens: int
 
@@ -164,13 +161,13 @@ class ThinkingTokens(Struct, frozen=True, kw_only=True):
 class MessageUsage(Struct, frozen=True, kw_only=True):
     """The prompt has input_tokens + cache_creation_input_tokens + cache_read_input_tokens tokens."""
 
-    input_tokens: int  # read anew, behind the last breakpoint
-    cache_creation_input_tokens: int  # read anew, up to the last breakpoint
-    cache_read_input_tokens: int  # not read again
+    input_tokens: int  # prefilled, after the last breakpoint
+    cache_creation_input_tokens: int  # prefilled, up to the last breakpoint
+    cache_read_input_tokens: int  # cached
     cache_creation: CacheCreation
-    output_tokens: int  # with those of thoughts
+    output_tokens: int  # thoughts included
     output_tokens_details: ThinkingTokens
-    # Of Anthropic's own service; clients that check its types expect them.
+    # about Anthropic's own service; clients that check the types expect these fields
     server_tool_use: None = None
     service_tier: Literal["standard"] = "standard"
     inference_geo: None = None
@@ -179,11 +176,13 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
 def usage_of(counts: TokenCounts) -> MessageUsage:
     """The counts of one answer."""
     cached = counts.cached_tokens
-    last = max((each.tokens for each in counts.breakpoints), default=0)
+    breakpoints = counts.breakpoints
+    last = max((each.tokens for each in breakpoints), default=0)
     last_long = max(
-        (each.tokens for each in counts.breakpoints if each.seconds >= _LONG_SECONDS), default=0
+        (each.tokens for each in breakpoints if each.seconds >= _LONG_SECONDS), default=0
     )
-    created, long = max(0, last - cached), max(0, last_long - cached)
+    created = max(0, last - cached)
+    long = max(0, last_long - cached)
     return MessageUsage(
         input_tokens=counts.prompt_tokens - cached - created,
         cache_creation_input_tokens=created,
@@ -197,42 +196,40 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
 
 
 class MessagesAnswer(AnswerFormat):
-    """AnswerFormat of an answer.
+    """AnswerFormat of an answer. The whole message is the fold of its events.
 
-    max_tokens: as the request has it. hides_thinking: the blocks of thinking have no text, but a
-    signature that carries it.
+    max_tokens: as in the request.
+    hides_thinking: thinking blocks have no text, but a signature that contains it.
     """
 
     def __init__(
         self, *, model: str, seal: Seal, max_tokens: int, hides_thinking: bool = False
     ) -> None:
-        self.id, self.model = f"msg_{uuid.uuid4().hex}", model
-        self._seal, self._max_tokens, self._hides_thinking = seal, max_tokens, hides_thinking
-        self._open: Place | None = None  # the block that is being written
-        self._blocks = 0  # that were begun
-        self._thought: list[str] = []  # of that block
+        self.id = f"msg_{uuid.uuid4().hex}"
+        self.model = model
+        self._seal = seal
+        self._max_tokens = max_tokens
+        self._hides_thinking = hides_thinking
+        self._content: list[AnswerBlock] = []  # the last one is incomplete while it is open
+        self._open: Place | None = None
+        self._pieces: list[str] = []  # text, thought or arguments of the open block
         self._end: ChoiceFinished | None = None
 
     def keep_alive(self) -> bytes:
-        """A ping: Claude Code counts events, not bytes."""
+        """A ping: Claude Code gives up when no events arrive, and ignores comments."""
         return _PING
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """The head. What of the prompt was reused is not known yet: the counts at the end go before
-        these.
-        """
-        usage = usage_of(
-            TokenCounts(prompt_tokens=prompt_tokens, completion_tokens=0, cached_tokens=0)
-        )
+        """The head. It counts all of the prompt as uncached; the counts at the end are right."""
+        counts = TokenCounts(prompt_tokens=prompt_tokens, completion_tokens=0, cached_tokens=0)
         head = MessageAnswer(
-            id=self.id, model=self.model, content=[], stop_reason=None, usage=usage
+            id=self.id, model=self.model, content=[], stop_reason=None, usage=usage_of(counts)
         )
-        return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % _encode(
-            head
-        )
+        data = _encode(head)
+        return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % data
 
     def delta(self, event: OutputDelta) -> bytes:
-        """News of a block; the block before it ends, and it begins, with the first of them."""
+        """More of a block. The first delta of a block ends the previous one."""
         place = _place(event)
         if place is None:
             return b""
@@ -240,10 +237,10 @@ class MessagesAnswer(AnswerFormat):
         if isinstance(event, TextDelta):
             return before + self._text(event)
         if isinstance(event, ToolArgumentsDelta):
-            return before + (
-                self._delta(b"input_json_delta", b"partial_json", event.text) if event.text else b""
-            )
-        return before + (self._stop() if isinstance(event, ToolCallFinished) else b"")
+            return before + self._arguments(event)
+        if isinstance(event, ToolCallFinished):
+            return before + self._stop(is_complete=True)
+        return before
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """The end of the last block."""
@@ -251,37 +248,37 @@ class MessagesAnswer(AnswerFormat):
         return self._stop()
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """Why it ended, and the counts."""
-        assert self._end is not None, "an answer has an end"
-        reason, sequence = self._end_of(self._end, counts)
-        delta = _encode(
-            {
-                "stop_reason": reason,
-                "stop_sequence": sequence,
-                "stop_details": None,
-                "container": None,
-            }
-        )
+        """The stop reason and the counts."""
+        reason, sequence = self._stop_reason(counts)
+        delta = {
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+            "stop_details": None,
+            "container": None,
+        }
         extra = b"" if explanation is None else b',"holdfast":%b' % _encode(explanation)
         usage = _encode(usage_of(counts))
-        data = b'{"type":"message_delta","delta":%b,"usage":%b%b}' % (delta, usage, extra)
+        data = b'{"type":"message_delta","delta":%b,"usage":%b%b}' % (_encode(delta), usage, extra)
         return b"event: message_delta\ndata: %b\n\n%b" % (data, _STOP)
 
     def broken(self, problem: Problem) -> bytes:
-        """The error as an event; nothing follows."""
+        """The error as the last event."""
         return b"event: error\ndata: %b\n\n" % _encode(anthropic_error(problem))
 
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The whole as JSON."""
+        """The whole message as JSON."""
         (choice,) = choices
         assert choice.end is not None, "an answer has an end"
-        reason, sequence = self._end_of(choice.end, counts)
+        for delta in choice.deltas:
+            self.delta(delta)
+        self.finish(choice.end)
+        reason, sequence = self._stop_reason(counts)
         answer = MessageAnswer(
             id=self.id,
             model=self.model,
-            content=[self._block(place, deltas) for place, deltas in _by_block(choice.deltas)],
+            content=self._content,
             stop_reason=reason,
             stop_sequence=sequence,
             usage=usage_of(counts),
@@ -302,94 +299,79 @@ class MessagesAnswer(AnswerFormat):
             block = AnswerBlock(type="text", text="", citations=None)
         else:
             block = AnswerBlock(type="thinking", thinking="", signature="")
-        self._open, self._blocks = place, self._blocks + 1
+        self._open = place
+        self._content.append(block)
         data = b'{"type":"content_block_start","index":%d,"content_block":%b}' % (
-            self._blocks - 1,
+            len(self._content) - 1,
             _encode(block),
         )
         return b"event: content_block_start\ndata: %b\n\n" % data
 
     def _text(self, event: TextDelta) -> bytes:
+        self._pieces.append(event.text)
         if event.kind == "text":
             return self._delta(b"text_delta", b"text", event.text)
-        self._thought.append(event.text)
-        return (
-            b"" if self._hides_thinking else self._delta(b"thinking_delta", b"thinking", event.text)
-        )
+        if self._hides_thinking:
+            return b""
+        return self._delta(b"thinking_delta", b"thinking", event.text)
 
-    def _stop(self) -> bytes:
+    def _arguments(self, event: ToolArgumentsDelta) -> bytes:
+        self._pieces.append(event.text)
+        if not event.text:
+            return b""
+        return self._delta(b"input_json_delta", b"partial_json", event.text)
+
+    def _stop(self, *, is_complete: bool = False) -> bytes:
+        """End the open block, if there is one. is_complete: a call that was not cut off."""
         if self._open is None:
             return b""
         signed = b""
+        text = "".join(self._pieces)
+        fields: dict[str, Any] = {"text": text}
         if self._open == "reasoning":
-            signed = self._delta(
-                b"signature_delta", b"signature", self._signature("".join(self._thought))
-            )
-            self._thought.clear()
+            seal = self._seal.close if self._hides_thinking else self._seal.sign
+            signature = seal(text)
+            signed = self._delta(b"signature_delta", b"signature", signature)
+            fields = {"thinking": "" if self._hides_thinking else text, "signature": signature}
+        elif self._open != "text":
+            fields = {"input": _input(text, is_complete=is_complete)}
+        self._content[-1] = msgspec.structs.replace(self._content[-1], **fields)
+        self._pieces.clear()
         self._open = None
-        data = b'{"type":"content_block_stop","index":%d}' % (self._blocks - 1)
+        data = b'{"type":"content_block_stop","index":%d}' % (len(self._content) - 1)
         return b"%bevent: content_block_stop\ndata: %b\n\n" % (signed, data)
 
     def _delta(self, kind: bytes, key: bytes, text: str) -> bytes:
         delta = b'{"type":"%b","%b":%b}' % (kind, key, _encode(text))
-        data = b'{"type":"content_block_delta","index":%d,"delta":%b}' % (self._blocks - 1, delta)
+        place = len(self._content) - 1
+        data = b'{"type":"content_block_delta","index":%d,"delta":%b}' % (place, delta)
         return b"event: content_block_delta\ndata: %b\n\n" % data
 
-    def _signature(self, thought: str) -> str:
-        return self._seal.close(thought) if self._hides_thinking else self._seal.sign(thought)
-
-    def _block(self, place: Place, deltas: Sequence[OutputDelta]) -> AnswerBlock:
-        if isinstance(place, int):
-            return _call(deltas)
-        text = "".join([delta.text for delta in deltas if isinstance(delta, TextDelta)])
-        if place == "text":
-            return AnswerBlock(type="text", text=text, citations=None)
-        return AnswerBlock(
-            type="thinking",
-            thinking="" if self._hides_thinking else text,
-            signature=self._signature(text),
-        )
-
-    def _end_of(self, end: ChoiceFinished, counts: TokenCounts) -> tuple[StopReason, str | None]:
-        """Why it ended, and the stop sequence if it was one."""
-        if end.finish_reason == "length":
-            return (
-                "max_tokens"
-                if counts.completion_tokens >= self._max_tokens
-                else "model_context_window_exceeded"
-            ), None
-        if end.finish_reason == "tool_calls":
+    def _stop_reason(self, counts: TokenCounts) -> tuple[StopReason, str | None]:
+        """The stop reason, and the stop sequence if there is one."""
+        assert self._end is not None, "an answer has an end"
+        if self._end.finish_reason == "length":
+            is_at_limit = counts.completion_tokens >= self._max_tokens
+            return "max_tokens" if is_at_limit else "model_context_window_exceeded", None
+        if self._end.finish_reason == "tool_calls":
             return "tool_use", None
-        return ("end_turn" if end.stop_string is None else "stop_sequence"), end.stop_string
+        found = self._end.stop_string
+        return "end_turn" if found is None else "stop_sequence", found
 
 
 def _place(event: OutputDelta) -> Place | None:
-    """The block that an event belongs to; None for one that says nothing."""
+    """The block that an event belongs to; None for an event without news."""
     if isinstance(event, TextDelta):
         return event.kind if event.text else None
     return event.call
 
 
-def _by_block(deltas: Iterable[OutputDelta]) -> list[tuple[Place, list[OutputDelta]]]:
-    blocks: list[tuple[Place, list[OutputDelta]]] = []
-    for delta in deltas:
-        if (place := _place(delta)) is None:
-            continue
-        if not blocks or blocks[-1][0] != place:
-            blocks.append((place, []))
-        blocks[-1][1].append(delta)
-    return blocks
-
-
-def _call(deltas: Sequence[OutputDelta]) -> AnswerBlock:
-    """A call. Of the arguments of one that was cut, as much is shown as is JSON: so do the clients
-    that read streams.
+def _input(arguments: str, *, is_complete: bool) -> msgspec.Raw:
+    """The arguments of a call. If it was cut off: the part that is JSON, as in clients that read
+    streams.
     """
-    head = next(delta for delta in deltas if isinstance(delta, ToolCallStarted))
-    arguments = "".join([delta.text for delta in deltas if isinstance(delta, ToolArgumentsDelta)])
-    given = msgspec.Raw(arguments.encode()) if arguments else _NO_INPUT
-    if arguments and not any(isinstance(delta, ToolCallFinished) for delta in deltas):
-        given = msgspec.Raw(_encode(from_json(arguments, allow_partial=True)))
-    return AnswerBlock(
-        type="tool_use", id=head.id, name=head.name, input=given, caller=DirectCaller()
-    )
+    if not arguments:
+        return _NO_INPUT
+    if is_complete:
+        return msgspec.Raw(arguments.encode())
+    return msgspec.Raw(_encode(from_json(arguments, allow_partial=True)))

@@ -1,4 +1,4 @@
-"""A conversation in Anthropic's format, with its tools, as messages and tools of a prompt."""
+"""Converts a conversation and its tools from Anthropic's format to the messages and tools of a prompt."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.front.server.fields import (
-    MANY,
-    ONE,
     STRICT,
     TAG_MARK,
     FunctionName,
+    TextOrMany,
     ToolMode,
     checked_definitions,
     choice_among,
     is_media,
     log_once,
-    one_or_many,
     refuse_too_many,
     refused_media,
     without_media,
@@ -36,8 +34,7 @@ _TAGS = {
     kind: TAG_MARK + kind
     for kind in ("text", "thinking", "tool_use", "tool_result", "tool_reference")
 }
-# Of Anthropic's own tools, and thoughts of another server: nothing in them is of use to a model
-# here.
+# Blocks of Anthropic's own tools, and thoughts of other servers: a model here has no use for them.
 _LEFT_OUT = frozenset(
     {
         "redacted_thinking",
@@ -48,7 +45,7 @@ _LEFT_OUT = frozenset(
         "fallback",
     }
 )
-_LEFT_OUT_ENDING = "_tool_result"  # of web_search_tool_result and its like
+_LEFT_OUT_ENDING = "_tool_result"  # such as web_search_tool_result
 _FAILED = "The call failed."
 _SECONDS = {"5m": 300.0, "1h": 3600.0}
 _SCHEMA = "input_schema"
@@ -65,9 +62,14 @@ def _kind(value: Any) -> str:
     return _TAGS.get(kind, _OTHER) if isinstance(kind, str) else _OTHER
 
 
+def _kind_in_result(value: Any) -> str:
+    kind = _kind(value)
+    return kind if kind in (_TAGS["text"], _TAGS["tool_reference"]) else _OTHER
+
+
 @with_config(STRICT)
 class CacheControl(TypedDict):
-    """Keep what stands up to here: five minutes long, or an hour, since it was used last."""
+    """Cache the prompt up to here for five minutes or an hour after its last use."""
 
     type: Literal["ephemeral"]
     ttl: NotRequired[Literal["5m", "1h"] | None]
@@ -84,7 +86,7 @@ class TextBlock(TypedDict):
 
 @with_config(STRICT)
 class ThinkingBlock(TypedDict):
-    """An earlier thought, with the signature that came with it."""
+    """An earlier thought, with its signature."""
 
     type: Literal["thinking"]
     thinking: str
@@ -103,7 +105,7 @@ class ToolUseBlock(TypedDict):
 
 @with_config(STRICT)
 class ToolReferenceBlock(TypedDict):
-    """A tool that a search for tools has found: from here on it may be called."""
+    """A tool that a tool search has found: the model may call it from here on."""
 
     type: Literal["tool_reference"]
     tool_name: str
@@ -116,33 +118,21 @@ class OtherBlock(TypedDict):
     type: str
 
 
-_Any = Discriminator(_kind)
 ResultBlock = Annotated[
     Annotated[TextBlock, Tag(_TAGS["text"])]
     | Annotated[ToolReferenceBlock, Tag(_TAGS["tool_reference"])]
     | Annotated[OtherBlock, Tag(_OTHER)],
-    Discriminator(
-        lambda value: (
-            kind if (kind := _kind(value)) in (_TAGS["text"], _TAGS["tool_reference"]) else _OTHER
-        )
-    ),
+    Discriminator(_kind_in_result),
 ]
 
 
 @with_config(STRICT)
 class ToolResultBlock(TypedDict):
-    """What a call has given."""
+    """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, Field(min_length=1)]
-    content: NotRequired[
-        Annotated[
-            Annotated[str, Tag(ONE)]
-            | Annotated[list[ResultBlock], Field(fail_fast=True), Tag(MANY)],
-            Discriminator(one_or_many),
-        ]
-        | None
-    ]
+    content: NotRequired[TextOrMany[ResultBlock] | None]
     is_error: NotRequired[bool | None]
     cache_control: NotRequired[CacheControl | None]
 
@@ -154,12 +144,9 @@ Block = Annotated[
     | Annotated[ToolResultBlock, Tag(_TAGS["tool_result"])]
     | Annotated[ToolReferenceBlock, Tag(_TAGS["tool_reference"])]
     | Annotated[OtherBlock, Tag(_OTHER)],
-    _Any,
+    Discriminator(_kind),
 ]
-SystemPrompt = Annotated[
-    Annotated[str, Tag(ONE)] | Annotated[list[TextBlock], Field(fail_fast=True), Tag(MANY)],
-    Discriminator(one_or_many),
-]
+SystemPrompt = TextOrMany[TextBlock]
 
 
 @with_config(STRICT)
@@ -168,9 +155,8 @@ class Turn(TypedDict):
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        Annotated[str, Tag(ONE)] | Annotated[list[Block], Field(fail_fast=True), Tag(MANY)],
-        Discriminator(one_or_many),
-        Field(description="Text, or blocks. The results of calls stand in turns of the user."),
+        TextOrMany[Block],
+        Field(description="Text, or blocks. The user's turns contain the results of calls."),
     ]
 
 
@@ -178,16 +164,19 @@ Message: TypeAlias = dict[str, Any]
 
 
 class Conversation:
-    """A conversation as a prompt has it, and the places up to which its client wants it kept."""
+    """The messages of a prompt, and the places up to which the client wants it cached."""
 
     def __init__(self, *, seal: Seal) -> None:
-        """seal: tells the thoughts that are ours; others are left out."""
+        """seal: recognizes this server's thoughts; others are left out."""
         self.messages: list[Message] = []
         self.breakpoints: list[CacheBreakpoint] = []
         self._seal = seal
 
     def mark(self, block: Mapping[str, Any], *, messages: int, parts: int = 0) -> None:
-        """Note whether a block, behind which so much stands, ends what is to be kept."""
+        """Add a breakpoint if the block has `cache_control`.
+
+        messages, parts: how much of the conversation ends with the block.
+        """
         if control := block.get("cache_control"):
             seconds = _SECONDS[control.get("ttl") or "5m"]
             self.breakpoints.append(
@@ -195,7 +184,7 @@ class Conversation:
             )
 
     def add_system(self, system: str | Sequence[TextBlock]) -> None:
-        """Add what goes before the conversation."""
+        """Add the system message."""
         blocks: Sequence[TextBlock] = (
             [{"type": "text", "text": system}] if isinstance(system, str) else system
         )
@@ -205,9 +194,7 @@ class Conversation:
             self.messages.append({"role": "system", "content": [_part(block) for block in blocks]})
 
     def add(self, turn: Turn, field: str) -> None:
-        """Add a turn. Raises RequestRefused naming the first block in it that cannot be read by the
-        model.
-        """
+        """Add a turn. Raises RequestRefused naming its first block that the model cannot read."""
         content = turn["content"]
         if isinstance(content, str):
             self.messages.append({"role": turn["role"], "content": content})
@@ -219,9 +206,7 @@ class Conversation:
             self._add_said(turn["role"], content, field)
 
     def _add_said(self, role: str, blocks: Sequence[Mapping[str, Any]], field: str) -> None:
-        """Add the messages that a turn of the user or the system is: results of calls are messages
-        of their own.
-        """
+        """Add a turn of the user or the system. Each result of a call becomes its own message."""
         parts: list[Message] = []
         for place, block in enumerate(blocks):
             if block["type"] == "tool_result":
@@ -242,7 +227,7 @@ class Conversation:
 
 
 def referenced_tools(turns: Sequence[Turn]) -> Iterator[str]:
-    """The names of the tools that searches have found, in the order of the conversation."""
+    """The names of the tools that tool searches have found, in the order of the conversation."""
     for turn in turns:
         for block in turn["content"] if isinstance(turn["content"], list) else ():
             inner = block.get("content") if block["type"] == "tool_result" else [block]
@@ -252,7 +237,7 @@ def referenced_tools(turns: Sequence[Turn]) -> Iterator[str]:
 
 
 def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Message:
-    """A turn of the assistant: its thoughts, texts and calls, each together."""
+    """A turn of the assistant as one message: all thoughts, all texts, all calls."""
     text = ""
     follows_text = False
     thoughts: list[str] = []
@@ -282,10 +267,9 @@ def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Mess
 
 
 def _thought(block: Mapping[str, Any], seal: Seal) -> str:
-    """A thought of ours, or nothing: what another model has thought is not what this one would go
-    on from.
-    """
-    thinking, signature = block["thinking"], block["signature"]
+    """A thought of this server, or nothing: the model must not continue another one's thought."""
+    thinking = block["thinking"]
+    signature = block["signature"]
     if not thinking:
         return seal.open(signature) or ""
     return thinking if seal.is_signed(thinking, signature) else ""
@@ -305,7 +289,7 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
                     raise _refused_type(part["type"], f"{field}.content.{place}")
                 parts += without_media([part])
         content = parts
-    if block.get("is_error"):  # no template has a place for it
+    if block.get("is_error"):  # chat templates have no field for it
         content = _failed(content)
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
 
@@ -321,8 +305,8 @@ def _failed(content: str | list[Message]) -> str | list[Message]:
 
 
 def _read(block: Mapping[str, Any]) -> Message | None:
-    """A block of text, or a document or search result that consists of text, as a part of a
-    message; None for another one.
+    """The part of a message for a text, or for a document or search result that consists of text;
+    None for other blocks.
     """
     if block["type"] == "text":
         return _part(block)
@@ -337,14 +321,11 @@ def _read(block: Mapping[str, Any]) -> Message | None:
         given = source.get("data" if source["type"] == "text" else "content")
     else:
         return None
-    inner = (
-        [{"text": given}]
-        if isinstance(given, str)
-        else given
-        if isinstance(given, list)
-        else [None]
-    )
-    texts = [part.get("text") if isinstance(part, dict) else None for part in inner]
+    if isinstance(given, str):
+        given = [{"text": given}]
+    if not isinstance(given, list):
+        return None
+    texts = [part.get("text") if isinstance(part, dict) else None for part in given]
     if not all(isinstance(text, str) for text in texts):
         return None
     heading = [text for name in ("title", "context") if isinstance(text := block.get(name), str)]
@@ -370,7 +351,9 @@ def _is_left_out(kind: str) -> bool:
 
 def _refused_type(kind: str, field: str) -> RequestRefused:
     field = f"{field}.type"
-    return invalid_field(field, "no block of this type may stand here", shown=f": {kind[:40]!r}")
+    return invalid_field(
+        field, "a block of this type is not allowed here", shown=f": {kind[:40]!r}"
+    )
 
 
 def _object(required: str, **properties: Any) -> dict[str, Any]:
@@ -393,8 +376,7 @@ def _commands(words: str) -> dict[str, Any]:
     return {"type": "string", "enum": words.split()}
 
 
-# Tools that clients run and whose definition Anthropic's models know by heart: type without its
-# date → description and schema.
+# Tools that clients run and Anthropic's models know: type without its date → description and schema.
 _KNOWN_BY_HEART: Mapping[str, tuple[str, dict[str, Any]]] = {
     "bash": (
         "Runs a command in a shell that stays open.",
@@ -425,7 +407,7 @@ _KNOWN_BY_HEART: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 @with_config(STRICT)
 class MessagesTool(TypedDict):
-    """A tool: a function, or one that Anthropic has defined, by its type."""
+    """A tool: a function, or (by its type) a tool that Anthropic defines."""
 
     type: NotRequired[str | None]
     name: NotRequired[FunctionName]
@@ -434,17 +416,20 @@ class MessagesTool(TypedDict):
         Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
     ]
     strict: NotRequired[
-        Annotated[bool | None, Field(description="The arguments are made to fit the schema.")]
+        Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
     ]
     defer_loading: NotRequired[
-        Annotated[bool | None, Field(description="Not shown before a tool_reference names it.")]
+        Annotated[
+            bool | None,
+            Field(description="Hide it from the model until a tool_reference names it."),
+        ]
     ]
     cache_control: NotRequired[CacheControl | None]
 
 
 @with_config(STRICT)
 class MessagesToolChoice(TypedDict):
-    """Whether a tool may, must or must not be called, or which one must be."""
+    """Whether the model may, must or must not call tools, or which tool it must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: NotRequired[FunctionName | None]
@@ -452,9 +437,9 @@ class MessagesToolChoice(TypedDict):
 
 
 class ShownTools(NamedTuple):
-    """The tools as a prompt has them, without nulls, and the request's fields of their schemas.
+    """The tools of a prompt, without nulls, and the request's fields of their schemas.
 
-    found: the names of those that searches have found; they stand after all others.
+    found: the names of the tools that tool searches have found; they come after all others.
     """
 
     definitions: tuple[dict[str, Any], ...]
@@ -465,7 +450,7 @@ class ShownTools(NamedTuple):
 def shown_tools(
     tools: Sequence[MessagesTool], *, referenced: Iterable[str], limits: LimitsSettings
 ) -> ShownTools:
-    """Those that are offered to the model; deferred ones once they are referenced.
+    """The tools that the model is offered: deferred ones only after a reference to them.
 
     Raises RequestRefused naming what cannot be served.
     """
@@ -479,14 +464,11 @@ def shown_tools(
         elif definition is not None:
             shown.append((definition, field))
     found = tuple(name for name in dict.fromkeys(referenced) if name in deferred)
-    # Templates tell how to call tools only where they list some, so without any others the found
-    # ones are listed.
+    # Chat templates explain calls only if they list tools: without other tools, list the found ones.
     within = found if shown else ()
     shown += [deferred[name] for name in found]
-    definitions, fields = (
-        [definition for definition, _ in shown],
-        tuple(field for _, field in shown),
-    )
+    definitions = [definition for definition, _ in shown]
+    fields = tuple(field for _, field in shown)
     checked = checked_definitions(
         definitions, fields=fields, most_parts=limits.max_tool_parts, schema=_SCHEMA
     )
@@ -494,10 +476,11 @@ def shown_tools(
 
 
 def choice_of(choice: MessagesToolChoice | None, *, tools: ShownTools) -> ToolChoice:
-    """What `tool_choice` asks for. Raises RequestRefused for a tool that is not among `tools`."""
+    """The meaning of `tool_choice`. Raises RequestRefused for a tool that is not among `tools`."""
     if choice is None:
         return ToolChoice()
-    kind, name = choice["type"], choice.get("name")
+    kind = choice["type"]
+    name = choice.get("name")
     if kind == "tool" and not name:
         raise missing_field("tool_choice.name")
     names = [name] if kind == "tool" and name else []
@@ -512,16 +495,18 @@ def choice_of(choice: MessagesToolChoice | None, *, tools: ShownTools) -> ToolCh
 
 
 def _function(tool: MessagesTool, field: str) -> dict[str, Any] | None:
-    """A tool as a function; None for one that only Anthropic's servers could run."""
+    """A tool as a function; None if only Anthropic's servers could run it."""
     kind = tool.get("type") or "custom"
-    description, schema = tool.get("description"), tool.get("input_schema")
+    description = tool.get("description")
+    schema = tool.get("input_schema")
     if kind != "custom" and schema is None:
         family, _, date = kind.rpartition("_")
         known = _KNOWN_BY_HEART.get(family) if date.isdecimal() else None
         if known is None:
-            log_once("a tool of type %r is left out: it is run by Anthropic's servers only", kind)
+            log_once("skipped tools of type %r, which only Anthropic's servers can run", kind)
             return None
-        description, schema = known[0] if description is None else description, known[1]
+        default, schema = known
+        description = default if description is None else description
     for name, value in (("name", tool.get("name")), ("input_schema", schema)):
         if value is None:
             raise missing_field(f"{field}.{name}")

@@ -65,7 +65,7 @@ _SESSION_HEADER = "x-claude-code-session-id"
 _WITHOUT_EFFECT = frozenset(
     "metadata service_tier speed inference_geo context_management safeguards diagnostics betas "
     "user_profile_id "
-    # the last ones where tokens are counted
+    # the following where tokens are counted
     "fallbacks max_tokens stream stop_sequences temperature top_p top_k".split()
 )
 _NOT_SERVED = UnsupportedFields(neutral=dict.fromkeys(("container", "mcp_servers"), ([], {}, "")))
@@ -75,7 +75,7 @@ StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS
 
 
 class ThinkingField(BaseModel):
-    """Whether to think, and what of it is shown."""
+    """Whether to think, and how thoughts are shown."""
 
     model_config = STRICT
 
@@ -83,37 +83,37 @@ class ThinkingField(BaseModel):
         description="Whether to think."
     )
     budget_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
-        "Most tokens of thought."
+        "Maximum number of tokens of thought."
     )
     display: str | None = optional(
-        "omitted: blocks of thinking have a signature only, which carries the thought."
+        "omitted: thinking blocks have only a signature, which contains the thought."
     )
 
 
 class JsonOutput(BaseModel):
-    """JSON that fits a schema."""
+    """JSON that matches a schema."""
 
     model_config = STRICT
 
     type: Literal["json_schema"] = "json_schema"
     schema_: dict[str, Any] = Field(
-        alias="schema", description="The schema that the answer has to fit."
+        alias="schema", description="The schema that the answer must match."
     )
 
 
 class OutputConfig(BaseModel):
-    """How much to think, and the form of the answer."""
+    """How much to think, and the format of the answer."""
 
     model_config = STRICT
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = optional(
-        "How much to think, if at all."
+        "How much to think, if thinking is on."
     )
-    format: JsonOutput | None = optional("The form of the answer.")
+    format: JsonOutput | None = optional("The format of the answer.")
 
 
 class PromptFields(SharedFields):
-    """What the model is to read."""
+    """The prompt."""
 
     model: Annotated[str, Field(min_length=1)] = Field(
         description="Id of a model that /v1/models lists."
@@ -121,25 +121,22 @@ class PromptFields(SharedFields):
     messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True)] = Field(
         description="The conversation, oldest first."
     )
-    system: SystemPrompt | None = optional("What goes before the conversation.")
+    system: SystemPrompt | None = optional("The system message.")
     tools: Annotated[list[MessagesTool], Field(fail_fast=True)] | None = optional(
-        "What the model may call."
+        "The tools that the model may call."
     )
     tool_choice: MessagesToolChoice | None = optional(
-        "Whether it may, must or must not, and which of them."
+        "Whether the model may, must or must not call tools, and which."
     )
-    thinking: ThinkingField | None = optional(
-        "Whether the model is to think first; not, if left out."
+    thinking: ThinkingField | None = optional("Whether to think first; by default not.")
+    output_config: OutputConfig | None = optional(
+        "How much to think, and the format of the answer."
     )
-    output_config: OutputConfig | None = optional("How much to think, and the form of the answer.")
-    cache_control: CacheControl | None = optional("Keep all of it.")
+    cache_control: CacheControl | None = optional("Cache the whole prompt.")
     output_format: JsonOutput | None = optional("Older name of output_config.format.")
 
     def request(self, services: Services, *, request_id: str, **options: Any) -> GenerationRequest:
-        """What to generate, or to count.
-
-        Raises RequestRefused naming the field that cannot be served.
-        """
+        """What to generate or to count. Raises RequestRefused naming the field that is refused."""
         self._refuse_unsupported()
         tools = shown_tools(
             self.tools or (), referenced=referenced_tools(self.messages), limits=services.limits
@@ -182,41 +179,31 @@ class PromptFields(SharedFields):
         return talk
 
     def _refuse_unsupported(self) -> None:
-        _NOT_SERVED.refuse(
-            {
-                name: value
-                for name, value in (self.model_extra or {}).items()
-                if name not in _WITHOUT_EFFECT
-            }
-        )
+        extras = (self.model_extra or {}).items()
+        _NOT_SERVED.refuse({name: value for name, value in extras if name not in _WITHOUT_EFFECT})
 
     def _continues(self, messages: list[Message]) -> bool:
-        """Whether the conversation ends in an answer that is to be continued; an empty one is taken
-        away.
+        """Whether the model is to continue the last message, an answer. Removes an empty one.
 
-        Raises RequestRefused for one that cannot be continued.
+        Raises RequestRefused if it cannot be continued.
         """
         field = f"messages.{len(self.messages) - 1}.content"
         if not messages:
-            raise invalid_field(field, "there is nothing in it that a model could read")
+            raise invalid_field(field, "it contains nothing that a model can read")
         last = messages[-1]
         if self.messages[-1]["role"] != "assistant":
             return False
         if last.get("tool_calls"):
-            raise invalid_field(field, "the results of the calls in it are missing")
+            raise invalid_field(field, "the results of its calls are missing")
         text: str = last["content"]
         if text != text.rstrip():
-            raise invalid_field(
-                field, "an answer that is to be continued must not end with white space"
-            )
+            raise invalid_field(field, "an answer to continue must not end with white space")
         if not text and len(messages) > 1:
             messages.pop()
         return bool(text)
 
     def _thinking(self) -> Thinking:
-        """Who does not ask for a thought gets none, where the model has a switch for it: so it is
-        with Anthropic's models.
-        """
+        """Thinking is off by default, as with Anthropic's models, if the model has a switch for it."""
         asked = self.thinking
         if asked is None or asked.type == "disabled":
             return Thinking(effort="off")
@@ -236,9 +223,9 @@ class MessagesRequest(PromptFields):
     """A conversation to be answered."""
 
     max_tokens: MaxTokens = Field(
-        description="Most tokens to generate, those of thought included; 0: only read the prompt."
+        description="Maximum number of tokens to generate, thoughts included; 0: only prefill."
     )
-    stream: bool | None = optional("Send the answer as server-sent events while it is made.")
+    stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
     stop_sequences: Annotated[list[StopSequence], Field(fail_fast=True)] | None = optional(
         "Strings that end the answer; they are not part of it."
     )
@@ -246,16 +233,15 @@ class MessagesRequest(PromptFields):
         "0 takes the most likely token."
     )
     top_p: Annotated[float, within("top_p")] | None = optional(
-        "Draw from the likeliest tokens of this mass."
+        "Sample from the most likely tokens with this total probability."
     )
-    top_k: Annotated[int, within("top_k")] | None = optional("Draw from so many tokens; 0: off.")
+    top_k: Annotated[int, within("top_k")] | None = optional(
+        "Sample from this number of most likely tokens; 0: off."
+    )
     metadata: dict[str, Any] | None = optional("Accepted, without effect.")
 
     def plan(self, services: Services, *, session_key: str = "") -> AnswerPlan:
-        """What to generate and how to answer.
-
-        Raises RequestRefused naming the field that cannot be served.
-        """
+        """What to generate and how to answer. Raises RequestRefused naming the field."""
         self._refuse_too_many_stops(services.limits)
         services = salted(services, self.cache_salt)
         form = MessagesAnswer(
@@ -288,10 +274,7 @@ class MessagesRequest(PromptFields):
 
 
 class CountTokensRequest(PromptFields):
-    """A conversation whose length is asked for.
-
-    What only says how it would be answered is taken too.
-    """
+    """A conversation whose tokens are counted. Fields that shape only the answer are accepted."""
 
 
 @operation(
@@ -313,7 +296,7 @@ async def create_message(request: Request, services: Services) -> Response:
     "POST", "/v1/messages/count_tokens", request_of(CountTokensRequest), answers_of(TokenCount)
 )
 async def count_message_tokens(request: Request, services: Services) -> Response:
-    """Tell how many tokens the model would read."""
+    """Count the tokens of the prompt."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     asked = parse(CountTokensRequest, body)
     counted = asked.request(salted(services, asked.cache_salt), request_id="count")
@@ -323,16 +306,16 @@ async def count_message_tokens(request: Request, services: Services) -> Response
 
 
 class AnthropicModel(Struct, frozen=True, kw_only=True):
-    """One served model."""
+    """A served model."""
 
     type: Literal["model"] = "model"
     id: str
     display_name: str
     created_at: datetime
     lifecycle: Literal["active"] = "active"
-    max_input_tokens: int | None  # null where it is not known before it is loaded
+    max_input_tokens: int | None  # null: not known before the model is loaded
     max_tokens: int | None
-    state: str  # that of /health
+    state: str  # as in /health
 
 
 class AnthropicModelList(Struct, frozen=True, kw_only=True):
@@ -346,9 +329,8 @@ class AnthropicModelList(Struct, frozen=True, kw_only=True):
 
 def _list(models: Sequence[ModelStatus]) -> AnthropicModelList:
     shown = [_model(model) for model in models]
-    return AnthropicModelList(
-        data=shown, first_id=shown[0].id if shown else None, last_id=shown[-1].id if shown else None
-    )
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    return AnthropicModelList(data=shown, first_id=first, last_id=last)
 
 
 def _model(model: ModelStatus) -> AnthropicModel:
@@ -362,18 +344,15 @@ def _model(model: ModelStatus) -> AnthropicModel:
     )
 
 
-ANTHROPIC_MODELS = ModelShapes(
-    many_type=AnthropicModelList, one_type=AnthropicModel, many=_list, one=_model
-)
-
-
 ANTHROPIC = Dialect(
     name="Anthropic's Messages API",
     error=anthropic_error,
     error_shape=MessagesError,
     prefixes=("/v1/messages", "/v1/complete"),
     is_spoken=lambda headers: "anthropic-version" in headers,
-    models=ANTHROPIC_MODELS,
+    models=ModelShapes(
+        many_type=AnthropicModelList, one_type=AnthropicModel, many=_list, one=_model
+    ),
     statuses=STATUSES,
     serves="Anthropic's messages: /v1/messages",
     operations=(create_message, count_message_tokens),

@@ -1,4 +1,4 @@
-"""Ollama's answers, streamed and whole, and the context that /api/generate hands out."""
+"""Ollama's answers, streamed and whole, and the `context` of /api/generate."""
 
 from __future__ import annotations
 
@@ -12,50 +12,48 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from holdfast.front.openai.answers import ContentLogprob, content_logprobs
 from holdfast.front.server.answers import AnswerFormat, Explanation, TokenCounts, WholeChoice
 from holdfast.front.server.problem import Problem, invalid_field
 from holdfast.wire.output import (
     ChoiceFinished,
     OutputDelta,
     TextDelta,
-    TokenText,
     ToolCallFinished,
     text_of,
     tool_calls_of,
 )
 
-_LEAST_LOGPROB = -9999.0  # JSON cannot say minus infinity
 _NANOSECONDS = 1e9
-# in JSON they stand between values only, and a line must not have any
+# JSON has them only between values; a line must not contain any
 _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")
-# Further ones, which in JSON stand in texts only: httpx, and with it Ollama's Python client, splits
-# lines at these as well.
+# JSON has these only in texts. httpx, and so Ollama's Python client, splits lines at them too.
 _OTHER_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
 
 class OllamaError(Struct, frozen=True, kw_only=True):
-    """What went wrong, in words."""
+    """The error message."""
 
     error: str
 
 
 class CalledTool(Struct, frozen=True, kw_only=True):
-    """Whom a call calls, and with what."""
+    """The function of a call."""
 
     index: int
     name: str
-    arguments: msgspec.Raw  # an object
+    arguments: msgspec.Raw  # a JSON object
 
 
 class ToolCallLine(Struct, frozen=True, kw_only=True):
-    """A call of a tool, whole."""
+    """A complete tool call."""
 
     id: str
     function: CalledTool
 
 
 class MessageLine(Struct, frozen=True, kw_only=True):
-    """The assistant's turn, or what a line adds to it."""
+    """The assistant's message, or what a line adds to it."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
@@ -63,24 +61,10 @@ class MessageLine(Struct, frozen=True, kw_only=True):
     tool_calls: list[ToolCallLine] | UnsetType = UNSET
 
 
-class BareLogprob(Struct, frozen=True, kw_only=True):
-    """A token that might have stood at a place."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class LogprobLine(BareLogprob, frozen=True, kw_only=True):
-    """A token of the answer, with the likeliest at its place."""
-
-    top_logprobs: list[BareLogprob]
-
-
 class AnswerLine(Struct, frozen=True, kw_only=True):
-    """What the lines of both endpoints have in common.
+    """The fields that lines of both endpoints share.
 
-    The counts and durations (nanoseconds) stand in the last one only.
+    Only the last line has counts and durations (nanoseconds).
     """
 
     model: str
@@ -93,20 +77,20 @@ class AnswerLine(Struct, frozen=True, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
-    # Holdfast's own: part of prompt_eval_count that was not read again
+    # Holdfast's own: part of prompt_eval_count that was not prefilled
     cached_tokens: int | UnsetType = UNSET
-    logprobs: list[LogprobLine] | UnsetType = UNSET
+    logprobs: list[ContentLogprob] | UnsetType = UNSET
     holdfast: Explanation | UnsetType = UNSET
 
 
 class ChatLine(AnswerLine, frozen=True, kw_only=True):
-    """A line of /api/chat, or all of its answer."""
+    """A line of /api/chat, or its whole answer."""
 
     message: MessageLine
 
 
 class GenerateLine(AnswerLine, frozen=True, kw_only=True):
-    """A line of /api/generate, or all of its answer."""
+    """A line of /api/generate, or its whole answer."""
 
     response: str
     thinking: str | UnsetType = UNSET
@@ -116,7 +100,7 @@ class GenerateLine(AnswerLine, frozen=True, kw_only=True):
 class ContextTurn(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One turn."""
+    """A message in a `context`."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -127,40 +111,39 @@ _turns = msgspec.json.Decoder(list[ContextTurn])
 
 
 def packed(turns: Sequence[dict[str, Any]]) -> list[int]:
-    """The turns as numbers from 0 to 255."""
+    """A conversation as a `context`: numbers from 0 to 255."""
     return list(zlib.compress(msgspec.json.encode(turns)))
 
 
 def unpacked(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[str, Any], ...]:
-    """The turns again.
+    """The conversation in a `context`.
 
-    Raises RequestRefused for what `packed` has not made, or more than so many bytes.
+    Raises RequestRefused if `packed` did not make it, or if it has more than `limit_bytes`.
     """
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(bytes(numbers), limit_bytes)
         if not unpacking.eof:
-            raise ValueError("it is cut, or too long")
+            raise ValueError("it is incomplete or too long")
         return tuple(msgspec.to_builtins(turn) for turn in _turns.decode(text))
     except (ValueError, zlib.error, msgspec.DecodeError):
-        raise invalid_field(
-            "context", "this is none that an answer of this server has brought"
-        ) from None
+        raise invalid_field("context", "it is not from an answer of this server") from None
 
 
 class OllamaAnswer(AnswerFormat):
-    """AnswerFormat of both endpoints, one choice each.
+    """AnswerFormat of both endpoints, with one choice.
 
-    Calls of tools come whole; of one that was cut nothing is said.
+    Tool calls are sent when they are complete; a call that was cut off is omitted.
     """
 
     stream_type = "application/x-ndjson"
 
     def __init__(self, *, model: str, shows_logprobs: bool = False) -> None:
         """model: its name as the client wrote it."""
-        self._model, self._shows_logprobs = model, shows_logprobs
+        self._model = model
+        self._shows_logprobs = shows_logprobs
         self._began = time.perf_counter()
-        self._calls: list[OutputDelta] = []  # what has come of the call that is being written
+        self._calls: list[OutputDelta] = []  # of the call that is being generated
         self._end: ChoiceFinished | None = None
 
     @abc.abstractmethod
@@ -172,38 +155,34 @@ class OllamaAnswer(AnswerFormat):
         calls: list[ToolCallLine] | None = None,
         **fields: Any,
     ) -> AnswerLine:
-        """A line that says this; `fields` are those of AnswerLine beside its head."""
+        """A line with this content; `fields` are further fields of AnswerLine."""
 
     def keep_alive(self) -> bytes:
-        """A line that says nothing: clients read each as JSON, so there is no comment or empty line
-        to send.
-        """
+        """A line without content: clients parse each line as JSON, so a comment is impossible."""
         return written(self.line(done=False))
 
     def delta(self, event: OutputDelta) -> bytes:
-        """News as a line; parts of calls are kept until the call is complete."""
-        fields: dict[str, Any] = {"logprobs": logprobs_of(event.logprobs)} if event.logprobs else {}
-        if isinstance(event, TextDelta):
-            fields |= (
-                {"text" if event.kind == "text" else "thinking": event.appended}
-                if event.text
-                else {}
-            )
-            return written(self.line(done=False, **fields)) if fields else b""
-        self._calls.append(event)
-        if isinstance(event, ToolCallFinished):
-            fields["calls"] = calls_of(self._calls, first=event.call)
-            self._calls.clear()
+        """A line with what is new; a call is collected until it is complete."""
+        fields: dict[str, Any] = {}
+        if event.logprobs:
+            fields["logprobs"] = content_logprobs(event.logprobs)
+        if not isinstance(event, TextDelta):
+            self._calls.append(event)
+            if isinstance(event, ToolCallFinished):
+                fields["calls"] = calls_of(self._calls, first=event.call)
+                self._calls.clear()
+        elif event.text:
+            fields["text" if event.kind == "text" else "thinking"] = event.appended
         return written(self.line(done=False, **fields)) if fields else b""
 
     def finish(self, event: ChoiceFinished) -> bytes:
-        """Nothing yet: the last line has the counts as well."""
+        """Nothing yet: the last line has the counts too."""
         self._end = event
         return b""
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The last line."""
-        assert self._end is not None, "a stream ends behind its choice"
+        assert self._end is not None, "a stream ends after its choice"
         return written(self.line(**self._ending(self._end, counts, explanation)))
 
     def broken(self, problem: Problem) -> bytes:
@@ -213,12 +192,12 @@ class OllamaAnswer(AnswerFormat):
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The whole as one line."""
+        """The whole answer as one line."""
         (choice,) = choices
-        assert choice.end is not None, "an answer is written behind its end"
+        assert choice.end is not None, "an answer is sent after its end"
         fields = self._ending(choice.end, counts, explanation)
         if self._shows_logprobs:
-            fields["logprobs"] = logprobs_of(choice.logprobs)
+            fields["logprobs"] = content_logprobs(choice.logprobs)
         calls = calls_of(choice.deltas) or None
         return written(
             self.line(text=choice.text(), thinking=choice.text("reasoning"), calls=calls, **fields)
@@ -230,21 +209,20 @@ class OllamaAnswer(AnswerFormat):
     def _ending(
         self, end: ChoiceFinished, counts: TokenCounts, explanation: Explanation | None
     ) -> dict[str, Any]:
-        total, timings = time.perf_counter() - self._began, end.timings
-        # Of an answer that a stop string has ended, the worker tells no time of writing, nor of a
-        # single token.
-        writing = timings.decode_seconds or max(
-            total - timings.queue_seconds - timings.prefill_seconds, 0.0
-        )
+        total = time.perf_counter() - self._began
+        timings = end.timings
+        # The worker measures no decode time for a single token, nor if a stop string ended the answer.
+        rest = max(total - timings.queue_seconds - timings.prefill_seconds, 0.0)
+        decode = timings.decode_seconds or rest
         return {
             "done": True,
             "done_reason": "length" if end.finish_reason == "length" else "stop",
             "total_duration": nanoseconds(total),
-            "load_duration": nanoseconds(total - timings.prefill_seconds - writing),
+            "load_duration": nanoseconds(total - timings.prefill_seconds - decode),
             "prompt_eval_count": counts.prompt_tokens,
             "prompt_eval_duration": nanoseconds(timings.prefill_seconds),
             "eval_count": counts.completion_tokens,
-            "eval_duration": nanoseconds(writing),
+            "eval_duration": nanoseconds(decode),
             "cached_tokens": counts.cached_tokens,
             "holdfast": UNSET if explanation is None else explanation,
         }
@@ -261,16 +239,15 @@ class ChatLines(OllamaAnswer):
         calls: list[ToolCallLine] | None = None,
         **fields: Any,
     ) -> ChatLine:
-        """With all of it in the message."""
+        """A line with a message."""
         message = MessageLine(content=text, thinking=thinking or UNSET, tool_calls=calls or UNSET)
         return ChatLine(message=message, **self._head(), **fields)
 
 
 class GenerateLines(OllamaAnswer):
-    """AnswerFormat of /api/generate, which knows no tools.
+    """AnswerFormat of /api/generate, which has no tools.
 
-    turns: of the conversation that is answered; empty for a raw prompt, whose answers have no
-    `context`.
+    turns: the conversation of the prompt; empty for a raw prompt, whose answer has no `context`.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -279,14 +256,14 @@ class GenerateLines(OllamaAnswer):
         self._said: list[OutputDelta] = []
 
     def delta(self, event: OutputDelta) -> bytes:
-        """News as a line."""
+        """A line with what is new."""
         self._said.append(event)
         return super().delta(event)
 
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The whole as one line."""
+        """The whole answer as one line."""
         self._said = choices[0].deltas
         return super().whole(choices, counts, explanation)
 
@@ -311,18 +288,18 @@ class GenerateLines(OllamaAnswer):
         calls: list[ToolCallLine] | None = None,
         **fields: Any,
     ) -> GenerateLine:
-        """With the text as `response`."""
+        """A line with the text as `response`."""
         return GenerateLine(response=text, thinking=thinking or UNSET, **self._head(), **fields)
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """A time in seconds since 1970, or now, in RFC 3339."""
+    """A time in seconds since 1970, by default now, in the format of RFC 3339."""
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def calls_of(deltas: Iterable[OutputDelta], *, first: int = 0) -> list[ToolCallLine]:
-    """The complete calls among these, of which the first one has that number."""
+    """The complete calls in these deltas, numbered from `first`."""
     return [
         ToolCallLine(
             id=call.id,
@@ -333,16 +310,6 @@ def calls_of(deltas: Iterable[OutputDelta], *, first: int = 0) -> list[ToolCallL
     ]
 
 
-def logprobs_of(tokens: Iterable[TokenText]) -> list[LogprobLine]:
-    """Tokens as Ollama shows them."""
-    return [
-        LogprobLine(
-            **_token(token), top_logprobs=[BareLogprob(**_token(rival)) for rival in token.top]
-        )
-        for token in tokens
-    ]
-
-
 def written(line: Struct) -> bytes:
     """A line of a stream."""
     text = msgspec.json.encode(line)
@@ -350,14 +317,6 @@ def written(line: Struct) -> bytes:
         if found in text:
             text = text.replace(found, escape)
     return text + b"\n"
-
-
-def _token(token: TokenText) -> dict[str, Any]:
-    return {
-        "token": token.text,
-        "logprob": max(token.logprob, _LEAST_LOGPROB),
-        "bytes": list(token.raw),
-    }
 
 
 def _one_line(arguments: str) -> msgspec.Raw:

@@ -41,15 +41,15 @@ from holdfast.wire.requests import (
     Thinking,
 )
 
-_ALL = -1  # of top_k. Of seed: any.
+_UNLIMITED = -1  # top_k: all tokens; seed: a random one
 _OF_THE_ENGINE = (
     "num_ctx num_keep num_batch num_ubatch num_gpu main_gpu low_vram f16_kv logits_all vocab_only "
     "use_mmap use_mlock numa "
     "num_thread embedding_only draft_num_predict mirostat mirostat_tau mirostat_eta tfs_z "
     "typical_p penalize_newline"
 )
-WITHOUT_EFFECT = frozenset(_OF_THE_ENGINE.split())
-"""Options of Ollama's engine, which clients send with every request: taken, without effect."""
+# options of Ollama's engine, which clients send with every request
+_WITHOUT_EFFECT = frozenset(_OF_THE_ENGINE.split())
 _UNKNOWN = UnsupportedFields(neutral={})
 _WORD, _SCHEMA = TAG_MARK + "word", TAG_MARK + "schema"
 _NUMBER, _UNIT = r"(?:\d+\.?\d*|\.\d+)", "(?:ns|us|µs|μs|ms|s|m|h)"
@@ -64,15 +64,15 @@ _UNSUPPORTED = UnsupportedFields(
     },
     reasons={
         "images": "only text is supported so far",
-        "template": "the model's own template is used; send a prompt of your own form with `raw`",
-        "suffix": "no model here is known to fill in between two texts",
-        **dict.fromkeys(("width", "height", "steps"), "no model here makes images"),
+        "template": "the model's own template is used; to format the prompt yourself, use `raw`",
+        "suffix": "no model here is known to fill in the middle of a text",
+        **dict.fromkeys(("width", "height", "steps"), "no model here generates images"),
     },
 )
 
 
 def _whole(value: Any) -> Any:
-    # Clients that compute in doubles, and Home Assistant, send 40.0 for 40, which Ollama takes.
+    # JavaScript clients and Home Assistant send 40.0 for 40, which Ollama accepts.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -82,7 +82,7 @@ Stops = Annotated[
     Annotated[StopText, Tag(ONE)] | Annotated[list[StopText], Field(fail_fast=True), Tag(MANY)],
     Discriminator(one_or_many),
 ]
-# of SamplingParams → here, where it has another name
+# name in SamplingParams → name here, where it differs
 _FIELD = {"repetition_penalty": "repeat_penalty"}
 _SAMPLING = (
     "temperature",
@@ -96,36 +96,36 @@ _SAMPLING = (
 
 
 class OllamaOptions(BaseModel):
-    """What is left out is as the model's generation_config.json has it; Ollama's own defaults are
-    not used.
+    """Sampling and limits. The defaults are those of the model's generation_config.json, not
+    Ollama's.
     """
 
     model_config = STRICT
 
     num_predict: Annotated[WholeNumber, Field(ge=-2, le=INT32_MAX)] | None = optional(
-        "Most tokens of the answer; 0, -1 and -2: as many as fit the context."
+        "Maximum number of tokens of the answer; 0, -1 and -2: as many as fit the context."
     )
     temperature: Annotated[float, within("temperature")] | None = optional(
-        "0: the likeliest token each time."
+        "0 takes the most likely token."
     )
     top_k: Annotated[WholeNumber, Field(ge=-1, le=SAMPLING_RANGES["top_k"][1])] | None = optional(
-        "Draw from so many of the likeliest tokens; 0 and -1: from all."
+        "Sample from this number of most likely tokens; 0 and -1: from all."
     )
     top_p: Annotated[float, within("top_p")] | None = optional(
-        "Draw from the likeliest tokens of this share."
+        "Sample from the most likely tokens with this total probability."
     )
     min_p: Annotated[float, within("min_p")] | None = optional(
-        "Only tokens at least so likely as the likeliest."
+        "Sample from tokens at least this likely, relative to the most likely one."
     )
     seed: Annotated[WholeNumber, Field(ge=-(2**63), le=2**64 - 1)] | None = optional(
-        "The same seed gives the same answer; -1: another one each time."
+        "The same seed gives the same answer; -1: a random seed."
     )
     stop: Stops | None = optional("The answer ends before any of these texts.")
     repeat_penalty: Annotated[float, within("repetition_penalty")] | None = optional(
-        "Above 1: tokens of the prompt and the answer become less likely."
+        "Above 1, tokens of the prompt and the answer become less likely."
     )
     repeat_last_n: Annotated[WholeNumber, Field(ge=-1, le=INT32_MAX)] | None = optional(
-        "0 switches repeat_penalty off; it looks at the whole prompt and answer otherwise."
+        "0 switches repeat_penalty off; otherwise it covers the whole prompt and answer."
     )
     presence_penalty: Annotated[float, within("presence_penalty")] | None = optional("As OpenAI's.")
     frequency_penalty: Annotated[float, within("frequency_penalty")] | None = optional(
@@ -134,37 +134,23 @@ class OllamaOptions(BaseModel):
 
     @property
     def max_tokens(self) -> int | None:
-        """Most tokens of the answer; None: as many as fit."""
+        """Maximum number of tokens of the answer; None: as many as fit."""
         return None if self.num_predict is None or self.num_predict <= 0 else self.num_predict
 
     def request_options(self, limits: LimitsSettings) -> dict[str, Any]:
-        """Fields of a GenerationRequest.
-
-        Raises RequestRefused for more stop strings than this server takes.
-        """
-        _UNKNOWN.refuse(
-            {
-                name: value
-                for name, value in (self.model_extra or {}).items()
-                if name not in WITHOUT_EFFECT
-            }
-        )
-        stop = (
-            ()
-            if self.stop is None
-            else (self.stop,)
-            if isinstance(self.stop, str)
-            else tuple(self.stop)
-        )
+        """Fields of a GenerationRequest. Raises RequestRefused for too many stop strings."""
+        extras = (self.model_extra or {}).items()
+        _UNKNOWN.refuse({name: value for name, value in extras if name not in _WITHOUT_EFFECT})
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if len(stop) > limits.max_stop_strings:
             raise invalid_field("options.stop", f"at most {limits.max_stop_strings} strings")
         asked = {name: getattr(self, _FIELD.get(name, name)) for name in _SAMPLING}
         if self.repeat_last_n == 0:
             asked["repetition_penalty"] = 1.0
-        if asked["top_k"] == _ALL:
+        if asked["top_k"] == _UNLIMITED:
             asked["top_k"] = 0
         given = {name: value for name, value in asked.items() if value is not None}
-        if self.seed not in (None, _ALL):
+        if self.seed not in (None, _UNLIMITED):
             given["seed"] = self.seed & INT64_MAX
         return {
             "max_tokens": self.max_tokens,
@@ -184,7 +170,7 @@ def _duration(value: Any) -> Any:
     if isinstance(value, str) and (
         len(value) > _LONGEST_DURATION or not _DURATION.fullmatch(value)
     ):
-        raise ValueError("this is no duration; one is written as 5m, 1h30m, 300 or -1")
+        raise ValueError("a duration is written like 5m, 1h30m, 300 or -1")
     return value
 
 
@@ -202,66 +188,57 @@ class OllamaRequest(SaltField):
         "A served model, with or without :latest; the first one if not given."
     )
     keep_alive: KeepAlive | None = optional(
-        "0: unload the model when it is not used any more, which takes an administrator; else the server decides."
+        "0: unload the model when it is idle, if the client is an administrator. Other values have no effect."
     )
 
     def shown_model(self, services: Services) -> str:
-        """The model's name as the client wrote it.
-
-        Raises RequestRefused for one that is not served.
-        """
+        """The model's name as the client wrote it. Raises RequestRefused if it is not served."""
         model = served_model(self.model, services)
         return self.model or shown_name(model.id)
 
     @property
     def asks_to_unload(self) -> bool:
-        """Whether the model is to be let go of at once."""
+        """Whether the model is to be unloaded as soon as it is idle."""
         return self.keep_alive is not None and re.search("[1-9]", str(self.keep_alive)) is None
 
 
 class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
     """Fields of both generating endpoints."""
 
-    stream: bool | None = optional("False: the answer in one piece. Otherwise as lines of JSON.")
-    format: FormatField | None = optional('The form of the answer: "json", or a JSON schema.')
-    options: OllamaOptions | None = optional("How to draw and when to stop.")
+    stream: bool | None = optional("False: the answer in one piece; otherwise lines of JSON.")
+    format: FormatField | None = optional('The format of the answer: "json", or a JSON schema.')
+    options: OllamaOptions | None = optional("Sampling and limits.")
     think: Switch | None = optional("Whether to think first: true, false, low, medium, high, max.")
-    logprobs: bool | None = optional("Give the log-probability of each token of the answer.")
+    logprobs: bool | None = optional("Return the log-probability of each token of the answer.")
     top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
-        "And of so many of the likeliest at its place."
+        "Number of most likely tokens to list at each position."
     )
     truncate: bool | None = optional(
-        "Without effect: a prompt that is too long is refused, never cut."
+        "No effect: a prompt that is too long is refused, never shortened."
     )
-    shift: bool | None = optional("Without effect: an answer ends where the context is full.")
+    shift: bool | None = optional("No effect: an answer ends when the context is full.")
 
     @property
     @abc.abstractmethod
     def asks_nothing(self) -> bool:
-        """Whether there is nothing to be answered."""
+        """Whether there is no prompt: then the model is only loaded or unloaded."""
 
     @abc.abstractmethod
     def form(self, services: Services) -> OllamaAnswer:
-        """How the answer looks."""
+        """The format of the answer."""
 
     @abc.abstractmethod
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer.
-
-        Raises RequestRefused naming the field that cannot be served.
-        """
+        """What to generate and how to answer. Raises RequestRefused naming the field."""
 
     def plan_of(self, request: GenerationRequest, form: OllamaAnswer) -> AnswerPlan:
-        """The plan for this request and this form."""
+        """The plan for this request and this format."""
         return AnswerPlan(
             requests=[request], form=form, streams=self.stream is not False, **self.plan_options()
         )
 
     def request(self, services: Services, **prompt: Any) -> GenerationRequest:
-        """What to generate.
-
-        `prompt`: fields of it that say what the model reads. Raises RequestRefused.
-        """
+        """What to generate. prompt: its fields about the prompt. Raises RequestRefused."""
         _UNSUPPORTED.refuse(self.model_extra)
         refuse_above(self.top_logprobs, services.limits.max_top_logprobs, field="top_logprobs")
         if self.top_logprobs and not self.logprobs:
@@ -280,7 +257,7 @@ class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
         )
 
     def refuse_unless(self, what: Capability, services: Services) -> None:
-        """Raise RequestRefused, in Ollama's words, when the model cannot do what is asked of it."""
+        """Raise RequestRefused, in Ollama's words, if the model lacks a capability."""
         model = served_model(self.model, services)
         if what not in capabilities(model.id, services):
             name = json.dumps(self.shown_model(services), ensure_ascii=False)

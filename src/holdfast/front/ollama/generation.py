@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 import msgspec
 from msgspec import Struct
-from pydantic import Discriminator, Field, Tag, with_config
+from pydantic import Field, with_config
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -46,37 +46,31 @@ from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.dialect import Dialect, answers_of, operation, request_of
 from holdfast.front.server.fields import (
     INT32_MAX,
-    MANY,
-    ONE,
     STRICT,
     FunctionName,
+    TextOrMany,
     UnsupportedFields,
     checked_definitions,
-    one_or_many,
     optional,
     refuse_too_many,
     refused_media,
     without_media,
 )
 from holdfast.front.server.generation import SESSION_FIELDS, EmbeddingPlan, embed, generate
-from holdfast.front.server.problem import Problem, RequestRefused
+from holdfast.front.server.problem import Problem, invalid_field
 from holdfast.front.server.request import parse, read_body
 from holdfast.front.server.services import Services
 from holdfast.wire.output import Embedding
 from holdfast.wire.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, Prompt
 
 _FUNCTION = "function"
-_COPILOT = "GitHubCopilotChat/"  # asks every model to think, and cannot be told not to
+_COPILOT = "GitHubCopilotChat/"  # asks every model to think, and has no setting for that
 _UNSUPPORTED = UnsupportedFields(neutral=SESSION_FIELDS)
-Inputs = Annotated[
-    Annotated[str, Tag(ONE)] | Annotated[list[str], Field(fail_fast=True), Tag(MANY)],
-    Discriminator(one_or_many),
-]
 
 
 @with_config(STRICT)
 class PastFunction(TypedDict):
-    """What was called, and with what."""
+    """The function of an earlier call."""
 
     name: str
     arguments: NotRequired[dict[str, Any] | None]
@@ -85,7 +79,7 @@ class PastFunction(TypedDict):
 
 @with_config(STRICT)
 class PastCall(TypedDict):
-    """A call of an earlier answer. Many clients do not keep its id."""
+    """A call of an earlier answer. Many clients lose its id."""
 
     id: NotRequired[str | None]
     function: PastFunction
@@ -97,20 +91,16 @@ class OllamaMessage(TypedDict):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: NotRequired[str | None]
-    thinking: NotRequired[
-        Annotated[str | None, Field(description="What the assistant thought before it answered.")]
-    ]
+    thinking: NotRequired[Annotated[str | None, Field(description="The assistant's reasoning.")]]
     images: NotRequired[
         Annotated[
             list[Any] | None,
-            Field(
-                description="Not supported by this version yet; in results of tools they are left out."
-            ),
+            Field(description="Not supported yet; in results of tools they are left out."),
         ]
     ]
     tool_calls: NotRequired[Annotated[list[PastCall], Field(fail_fast=True)] | None]
     tool_name: NotRequired[
-        Annotated[str | None, Field(description="Of a result: the tool that was called.")]
+        Annotated[str | None, Field(description="Of a result: the name of the tool.")]
     ]
     tool_call_id: NotRequired[
         Annotated[str | None, Field(description="Of a result: the id of the call.")]
@@ -143,17 +133,12 @@ OllamaTools = Annotated[list[OllamaTool], Field(fail_fast=True)]
 def definitions(
     tools: Sequence[OllamaTool], *, limits: LimitsSettings
 ) -> tuple[dict[str, Any], ...]:
-    """The tools as a prompt has them, without nulls.
-
-    Raises RequestRefused naming what cannot be served.
-    """
+    """The tools of a prompt, without nulls. Raises RequestRefused naming the field."""
     refuse_too_many(tools, limits.max_tools, field="tools")
     for place, tool in enumerate(tools):
         if (kind := tool.get("type") or _FUNCTION) != _FUNCTION:
-            field, shown = f"tools.{place}.type", f", not {kind[:40]!r}"
-            raise RequestRefused(
-                f"`{field}`: only functions are supported", field=field, shown=shown
-            )
+            shown = f", not {kind[:40]!r}"
+            raise invalid_field(f"tools.{place}.type", "only functions are supported", shown=shown)
     functions = [
         {name: value for name, value in tool["function"].items() if value is not None}
         for tool in tools
@@ -163,12 +148,12 @@ def definitions(
 
 
 def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...]:
-    """The messages as a prompt has them.
+    """The messages of a prompt.
 
-    Raises RequestRefused for images of the user's; results have notes in their place.
+    Raises RequestRefused for images of the user; in results, notes take their place.
 
-    A result belongs to the call whose id it has; without one to the first of that name which has
-    none yet, else to the first.
+    A result belongs to the call with its id. Without an id, it belongs to the first call of that
+    name without a result, or else to the first call without a result.
     """
     ready: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}  # id → name, of the latest calls without a result
@@ -210,7 +195,7 @@ def _calls(calls: Sequence[PastCall], place: int) -> list[dict[str, Any]]:
 
 
 def _answered(given_id: str, name: str, open_calls: dict[str, str]) -> str:
-    """The id of the call that a result is of."""
+    """The id of the call that a result belongs to."""
     if given_id in open_calls:
         return given_id
     of_that_name = (call for call, called in open_calls.items() if called == name)
@@ -228,7 +213,7 @@ async def answered(request: Request, services: Services, kind: type[OllamaGenera
         asked.think = None
     if asked.asks_nothing:
         return await _loaded(request, asked, services, model_id=model_id)
-    # A model that is to be unloaded does not wait for a client that may come back.
+    # A model that is to be unloaded does not wait for a lost client.
     outlives_client = not _unloads(asked, request)
     answer = await generate(
         request,
@@ -247,35 +232,36 @@ def _unloads(asked: OllamaRequest, request: Request) -> bool:
 def with_unload(
     answer: Response, asked: OllamaRequest, request: Request, services: Services
 ) -> Response:
-    """An answer behind which its model is let go of, if an administrator asks for that: of others
-    it is a hint like any.
+    """The answer, after which its model is unloaded if an administrator asked for that. From other
+    clients, `keep_alive` has no effect.
     """
     if not _unloads(asked, request):
         return answer
     model_id = served_model(asked.model, services).id
-    return _Last(answer, lambda: services.control.let_go(model_id))
+    return _UnloadingResponse(answer, lambda: services.control.let_go(model_id))
 
 
-class _Last(Response):
-    """An answer behind which its model is let go of."""
+class _UnloadingResponse(Response):
+    """An answer after which its model is unloaded."""
 
     def __init__(self, answer: Response, let_go: Callable[[], None]) -> None:
         super().__init__()
-        self._answer, self._let_go = answer, let_go
+        self._answer = answer
+        self._let_go = let_go
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer; however it ends, the model is not needed any more."""
+        """Send the answer; then unload the model, even after an error."""
         try:
             await self._answer(scope, receive, send)
         finally:
-            with contextlib.suppress(UnknownModel):  # it is gone from the catalog meanwhile
+            with contextlib.suppress(UnknownModel):  # it has been removed from the catalog
                 self._let_go()
 
 
 async def _loaded(
     request: Request, asked: OllamaGeneration, services: Services, *, model_id: str
 ) -> Response:
-    """The answer when the model is there, or gone. To unload it takes an administrator."""
+    """The answer after the model was loaded or unloaded. Only an administrator may unload."""
     if asked.asks_to_unload:
         check_admin(request)
         await services.control.unload(model_id)
@@ -288,27 +274,22 @@ async def _loaded(
 
 
 class OllamaChat(OllamaGeneration):
-    """A conversation to be answered. Without messages the model is loaded, and nothing else."""
+    """A conversation to answer. Without messages, the model is only loaded."""
 
-    messages: OllamaMessages | None = Field(
-        None, description="The conversation so far, oldest first."
-    )
-    tools: OllamaTools | None = Field(None, description="What the model may call.")
+    messages: OllamaMessages | None = optional("The conversation so far, oldest first.")
+    tools: OllamaTools | None = optional("The tools that the model may call.")
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether there is nothing to be answered."""
+        """Whether there are no messages."""
         return not self.messages
 
     def form(self, services: Services) -> ChatLines:
-        """How the answer looks."""
+        """The format of the answer."""
         return ChatLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer.
-
-        Raises RequestRefused naming the field that cannot be served.
-        """
+        """What to generate and how to answer. Raises RequestRefused naming the field."""
         messages = conversation(self.messages or ())
         tools = definitions(self.tools or (), limits=services.limits)
         if tools:
@@ -317,7 +298,7 @@ class OllamaChat(OllamaGeneration):
         prompt = ChatPrompt(
             messages=messages,
             tools=tools,
-            # As Ollama does: what the assistant has begun is gone on with.
+            # like Ollama: a last message of the assistant is continued
             continue_last=last["role"] == "assistant"
             and bool(last["content"])
             and "tool_calls" not in last,
@@ -335,64 +316,53 @@ class OllamaChat(OllamaGeneration):
     summary="chat (Ollama)",
 )
 async def ollama_chat(request: Request, services: Services) -> Response:
-    """Answer a conversation; as lines of JSON unless `stream` is false."""
+    """Answer a conversation, with lines of JSON unless `stream` is false."""
     return await answered(request, services, OllamaChat)
 
 
 class OllamaGenerate(OllamaGeneration):
-    """A prompt to be answered as a user's message, or, with `raw`, a text to be continued.
+    """A prompt to answer as a user message, or (with `raw`) a text to continue.
 
-    Without one the model is loaded.
+    Without a prompt, the model is only loaded.
     """
 
-    prompt: str | None = Field(None, description="What the user says.")
-    system: str | None = Field(None, description="The system message before it.")
-    raw: bool | None = Field(
-        None, description="Continue the prompt as it is, without the model's template."
-    )
-    context: Annotated[list[int], Field(fail_fast=True)] | None = Field(
-        None, description="Of an earlier answer, as it came, to go on from there."
+    prompt: str | None = optional("The user message.")
+    system: str | None = optional("The system message before it.")
+    raw: bool | None = optional("Continue the prompt itself, without the model's template.")
+    context: Annotated[list[int], Field(fail_fast=True)] | None = optional(
+        "The `context` of an earlier answer, to continue its conversation."
     )
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether there is nothing to be answered."""
+        """Whether there is no prompt."""
         return not self.prompt
 
     def form(self, services: Services) -> GenerateLines:
-        """How the answer looks."""
+        """The format of the answer."""
         return GenerateLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
 
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer.
-
-        Raises RequestRefused naming the field that cannot be served.
-        """
-        prompt, form = self._asked(services), self.form(services)
+        """What to generate and how to answer. Raises RequestRefused naming the field."""
+        prompt = self._prompt(services)
+        form = self.form(services)
         if isinstance(prompt, ChatPrompt):
             form.turns = prompt.messages
         return self.plan_of(self.request(services, prompt=prompt, prompt_field="prompt"), form)
 
-    def _asked(self, services: Services) -> Prompt:
+    def _prompt(self, services: Services) -> Prompt:
         text = self.prompt or ""
         if self.raw:
             for field in ("system", "context"):
                 if getattr(self, field):
-                    raise RequestRefused(
-                        f"`{field}`: a prompt that is sent with `raw` has all of it in itself",
-                        field=field,
-                    )
+                    raise invalid_field(field, "not allowed with `raw`: a raw prompt is complete")
             return text
-        past = (
-            unpacked(self.context, limit_bytes=services.limits.max_body_bytes)
-            if self.context
-            else ()
-        )
-        if self.system:  # clients send it with every prompt: it takes the place of the earlier one
-            past = (
-                {"role": "system", "content": self.system},
-                *(turn for turn in past if turn["role"] != "system"),
-            )
+        past: tuple[dict[str, Any], ...] = ()
+        if self.context:
+            past = unpacked(self.context, limit_bytes=services.limits.max_body_bytes)
+        if self.system:  # clients send it with every prompt: it replaces the earlier one
+            others = [turn for turn in past if turn["role"] != "system"]
+            past = ({"role": "system", "content": self.system}, *others)
         return ChatPrompt(messages=(*past, {"role": "user", "content": text}))
 
 
@@ -404,12 +374,12 @@ class OllamaGenerate(OllamaGeneration):
     summary="completions (Ollama)",
 )
 async def ollama_generate(request: Request, services: Services) -> Response:
-    """Answer a prompt; as lines of JSON unless `stream` is false."""
+    """Answer a prompt, with lines of JSON unless `stream` is false."""
     return await answered(request, services, OllamaGenerate)
 
 
 class EmbeddedTexts(Struct, frozen=True, kw_only=True):
-    """The vectors of all texts, in their order. Durations are nanoseconds."""
+    """The vectors of all texts, in order. Durations are nanoseconds."""
 
     model: str
     embeddings: list[list[float]]
@@ -426,7 +396,7 @@ class EmbeddedPrompt(Struct, frozen=True, kw_only=True):
 
 
 class OllamaEmbedding(OllamaRequest):
-    """What both forms have in common."""
+    """Fields of both endpoints."""
 
     options: OllamaOptions | None = optional("Checked, without effect.")
 
@@ -461,51 +431,51 @@ class OllamaEmbedding(OllamaRequest):
 
 
 class OllamaEmbed(OllamaEmbedding):
-    """Texts of each of which a vector is wanted."""
+    """Texts to embed."""
 
-    input: Inputs | None = optional(
-        "A text, or several. Without one the model is loaded, and no vector comes."
+    input: TextOrMany[str] | None = optional(
+        "A text, or several. Without one, the model is only loaded, and there are no vectors."
     )
     truncate: bool | None = optional(
         "False: a text that is too long is refused. Otherwise its end is cut off."
     )
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
-        "Keep so many of the first numbers, and bring the vector to length 1 again."
+        "Keep only this number of leading dimensions, and normalize the vector again."
     )
 
     def plan(self, services: Services) -> EmbeddingPlan:
         """What to embed and how to answer. Raises RequestRefused."""
-        began, model = time.perf_counter(), self.shown_model(services)
+        began = time.perf_counter()
+        model = self.shown_model(services)
 
         def form(vectors: Sequence[Embedding]) -> EmbeddedTexts:
             total = time.perf_counter() - began
+            prefill = sum(each.timings.prefill_seconds for each in vectors)
             return EmbeddedTexts(
                 model=model,
                 embeddings=[_numbers(each) for each in vectors],
                 total_duration=nanoseconds(total),
-                load_duration=nanoseconds(
-                    total - sum(each.timings.prefill_seconds for each in vectors)
-                ),
+                load_duration=nanoseconds(total - prefill),
                 prompt_eval_count=sum(each.prompt_tokens for each in vectors),
                 cached_tokens=sum(each.memory.cached_tokens for each in vectors),
             )
 
-        given, is_list = self.input or [], isinstance(self.input, list)
+        given = self.input or []
         return self.plan_of(
             services,
             [given] if isinstance(given, str) else given,
             form,
             truncates=self.truncate is not False,
             dimensions=self.dimensions,
-            is_list=is_list,
+            is_list=isinstance(self.input, list),
         )
 
 
 class OllamaEmbeddings(OllamaEmbedding):
-    """The older form, of one text."""
+    """A text to embed, for the older endpoint."""
 
     prompt: str | None = optional(
-        "The text. Without one the model is loaded, and the vector is empty."
+        "The text. Without one, the model is only loaded, and the vector is empty."
     )
 
     def plan(self, services: Services) -> EmbeddingPlan:
@@ -527,13 +497,13 @@ class OllamaEmbeddings(OllamaEmbedding):
     summary="embeddings (Ollama)",
 )
 async def ollama_embed(request: Request, services: Services) -> Response:
-    """Make a vector of each text."""
+    """Embed texts."""
     return await _embedded(request, services, OllamaEmbed)
 
 
 @operation("POST", "/api/embeddings", request_of(OllamaEmbeddings), answers_of(EmbeddedPrompt))
 async def ollama_embeddings(request: Request, services: Services) -> Response:
-    """Make a vector of one text: the older form of /api/embed."""
+    """Embed one text: the older form of /api/embed."""
     return await _embedded(request, services, OllamaEmbeddings)
 
 
@@ -556,7 +526,7 @@ def _numbers(embedding: Embedding) -> list[float]:
 
 
 def ollama_error(problem: Problem) -> OllamaError:
-    """Ollama's form."""
+    """The body of an error response."""
     return OllamaError(error=problem.message_with_field)
 
 

@@ -44,8 +44,7 @@ Capability: TypeAlias = Literal["completion", "tools", "thinking"]
 _LATEST = ":latest"
 _HUB = re.compile(r"^(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _LONGEST_SHOWN = 100
-# Of Ollama, whose API of that time is meant: VS Code, Codex and others ask for a version and refuse
-# to speak to older ones.
+# The version of Ollama whose API this is: VS Code, Codex and others refuse older ones.
 API_VERSION = "0.30.0"
 _NEVER = "9999-12-31T23:59:59Z"
 _FULL_PRECISION_BITS = 16
@@ -55,14 +54,12 @@ _SHOWN_OF_DIGEST = 12
 
 
 def shown_name(model_id: str) -> str:
-    """A served id as Ollama lists models: with a tag, without which some clients do not find again
-    what they read here.
-    """
+    """A served id as Ollama lists models: with a tag, which some clients need to find the model."""
     return model_id if ":" in model_id.rpartition("/")[2] else model_id + _LATEST
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """The names by which a model may be known here that a client calls so."""
+    """The names that a client's name for a model can mean here."""
     return tuple(
         spelled
         for own in dict.fromkeys((name, _HUB.sub("", name)))
@@ -71,28 +68,23 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def named_entry(name: str, services: Services) -> CatalogEntry | None:
-    """The model of the catalog that has this very name or alias; `server.model_aliases` do not
-    count.
-    """
+    """The model of the catalog with this name or alias. `server.model_aliases` do not count."""
     find = services.catalog().find
     return next((entry for known in spellings(name) if (entry := find(known)) is not None), None)
 
 
 def hub_name(name: str) -> str:
-    """A name as the Hub has it."""
+    """The name of a model on the Hub."""
     return _HUB.sub("", name).removesuffix(_LATEST)
 
 
 def digest_of(model_id: str) -> str:
-    """What tells the names of models apart; not their weights."""
+    """A hash of a model's name, not of its weights."""
     return hashlib.sha256(model_id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def served_model(name: str | None, services: Services) -> ModelStatus:
-    """The model that is meant; the first one by no name.
-
-    Raises RequestRefused (404) with the words that clients look for.
-    """
+    """The model of that name; without a name, the first one. Raises RequestRefused (404)."""
     models = {model.id: model for model in served_models(services)}
     wanted = name or model_of(services, None)
     for known in spellings(wanted):
@@ -102,16 +94,14 @@ def served_model(name: str | None, services: Services) -> ModelStatus:
 
 
 def not_found(name: str) -> RequestRefused:
-    """The error for a model that is not here, with the words that clients look for."""
-    message = (
-        f"model {json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)} not found, try pulling it "
-        "first"
-    )
+    """The error for an unknown model. Clients look for Ollama's words in the message."""
+    shown = json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)
+    message = f"model {shown} not found, try pulling it first"
     return RequestRefused(message, status=404, code="model_not_found", field="model")
 
 
 class NamedModel(BaseModel):
-    """Which model is meant."""
+    """A request that names a model."""
 
     model_config = STRICT
 
@@ -121,16 +111,16 @@ class NamedModel(BaseModel):
     name: str | None = optional("Older name of model.")
 
     def required(self) -> str:
-        """The name. Raises RequestRefused for none."""
+        """The name. Raises RequestRefused if there is none."""
         if not (name := self.model or self.name):
             raise missing_field("model")
         return name
 
 
 async def learn_capabilities(model_id: str, services: Services) -> None:
-    """Have the files of a model read that say what it can do, if nobody has needed them yet."""
+    """Read the files that tell what a model can do, unless they were read before."""
     if model_id not in services.dialects:
-        # they are broken: nothing is known of it
+        # suppressed: the files are broken, and the capabilities stay unknown
         with contextlib.suppress(UnknownModel, WorkerUnavailable):
             await services.tokenizer_of(model_id)
 
@@ -138,19 +128,19 @@ async def learn_capabilities(model_id: str, services: Services) -> None:
 def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
     """What a served model can do.
 
-    Not said: that it makes embeddings, of which `ollama run` takes that it does nothing else.
+    `embedding` is omitted: `ollama run` would treat the model as embedding-only.
     """
     report = services.dialects.get(model_id)
-    can: dict[Capability, bool] = {
-        "completion": True,
-        "tools": report is not None and report.tools != "none",
-        "thinking": report is not None and report.thinking is not None,
-    }
-    return tuple(name for name, holds in can.items() if holds)
+    found: list[Capability] = ["completion"]
+    if report is not None and report.tools != "none":
+        found.append("tools")
+    if report is not None and report.thinking is not None:
+        found.append("thinking")
+    return tuple(found)
 
 
 class ModelDetails(Struct, frozen=True, kw_only=True):
-    """What kind of model it is. Empty until it is loaded."""
+    """The kind of a model. Empty until the model is loaded."""
 
     parent_model: str = ""
     format: str = "safetensors"
@@ -161,7 +151,7 @@ class ModelDetails(Struct, frozen=True, kw_only=True):
 
 
 class ListedModel(Struct, frozen=True, kw_only=True):
-    """A served model. `digest` tells names apart, not weights."""
+    """A served model. `digest` is a hash of its name, not of its weights."""
 
     name: str
     model: str
@@ -172,13 +162,13 @@ class ListedModel(Struct, frozen=True, kw_only=True):
 
 
 class ListedModels(Struct, frozen=True, kw_only=True):
-    """All of them."""
+    """All served models."""
 
     models: list[ListedModel]
 
 
 class RunningModel(Struct, frozen=True, kw_only=True):
-    """A model that is loaded."""
+    """A loaded model."""
 
     name: str
     model: str
@@ -191,13 +181,13 @@ class RunningModel(Struct, frozen=True, kw_only=True):
 
 
 class RunningModels(Struct, frozen=True, kw_only=True):
-    """All of them."""
+    """All loaded models."""
 
     models: list[RunningModel]
 
 
 class ShownModel(Struct, frozen=True, kw_only=True):
-    """All that is told of a model."""
+    """A model in detail."""
 
     modelfile: str
     parameters: str
@@ -210,14 +200,14 @@ class ShownModel(Struct, frozen=True, kw_only=True):
 
 
 class SpokenVersion(Struct, frozen=True, kw_only=True):
-    """`version` is the one of Ollama whose API is spoken."""
+    """`version` is the version of Ollama whose API this is."""
 
     version: str
     holdfast: str
 
 
 class ShowRequest(NamedModel):
-    """Which model is meant."""
+    """A model to show."""
 
     verbose: bool | None = optional("Accepted, without effect.")
 
@@ -230,7 +220,7 @@ async def ollama_tags(request: Request, services: Services) -> Response:
 
 @operation("GET", "/api/ps", answers_of(RunningModels))
 async def ollama_ps(request: Request, services: Services) -> Response:
-    """The models that are loaded, and when they are unloaded if nobody uses them."""
+    """The loaded models, and when they will be unloaded if nobody uses them."""
     running = [
         RunningModel(
             name=shown_name(model.id),
@@ -250,7 +240,7 @@ async def ollama_ps(request: Request, services: Services) -> Response:
 
 @operation("POST", "/api/show", request_of(ShowRequest), answers_of(ShownModel))
 async def ollama_show(request: Request, services: Services) -> Response:
-    """All that is told of one model."""
+    """Show one model in detail."""
     asked = await read_json(request, ShowRequest, services.limits)
     model = served_model(asked.required(), services)
     await learn_capabilities(model.id, services)
@@ -267,7 +257,7 @@ async def ollama_show(request: Request, services: Services) -> Response:
 
 @operation("GET", "/api/version", answers_of(SpokenVersion))
 async def ollama_version(request: Request, services: Services) -> Response:
-    """The version of Ollama whose API is spoken, and Holdfast's own."""
+    """The version of Ollama whose API this is, and Holdfast's own."""
     return json_response(SpokenVersion(version=API_VERSION, holdfast=__version__))
 
 
@@ -283,8 +273,9 @@ def _listed(model: ModelStatus) -> ListedModel:
 
 
 def _expires_at(model: ModelStatus, services: Services) -> str:
-    """When it is unloaded if it is not used again. While it is used, as if that ended now."""
-    entry, seconds_left = services.catalog().find(model.id), model.idle_seconds_left
+    """When the model will be unloaded if nobody uses it from now on."""
+    entry = services.catalog().find(model.id)
+    seconds_left = model.idle_seconds_left
     if seconds_left is None and entry is not None and not model.is_pinned:
         seconds_left = entry.idle_seconds
     return _NEVER if seconds_left is None else timestamp(time.time() + seconds_left)
@@ -316,7 +307,7 @@ def _model_info(model: ModelStatus) -> dict[str, Any]:
 
 
 def _in_short(number: int) -> str:
-    """Such as 7.6B, 494.03M and 812.5K."""
+    """A number such as 7.6B, 494.03M and 812.5K."""
     for size, unit, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 1)):
         if number >= size:
             return f"{number / size:.{digits}f}{unit}"
@@ -324,17 +315,17 @@ def _in_short(number: int) -> str:
 
 
 def _quantization(weight_bytes: int, parameters: int, compute_dtype: str) -> str:
-    """Bits per weight where there are fewer than a number has, such as Q4; else the type."""
+    """Bits per weight, such as Q4; the number format if the weights are not quantized."""
     bits = 8 * weight_bytes // max(parameters, 1)
-    return (
-        f"Q{bits}" if 0 < bits < _FULL_PRECISION_BITS else _TYPES.get(compute_dtype, compute_dtype)
-    )
+    if 0 < bits < _FULL_PRECISION_BITS:
+        return f"Q{bits}"
+    return _TYPES.get(compute_dtype, compute_dtype)
 
 
 class PullProgress(Struct, frozen=True, kw_only=True):
-    """How far it is; a line of a stream, or the end of it.
+    """The progress of a pull: a line of its stream.
 
-    `total` and `completed` are bytes; `digest` tells names apart.
+    `total` and `completed` are bytes; `digest` is a hash of the model's name.
     """
 
     status: str
@@ -343,14 +334,15 @@ class PullProgress(Struct, frozen=True, kw_only=True):
     completed: int | UnsetType = UNSET
 
 
-_BEGUN, _DONE = PullProgress(status="pulling manifest"), PullProgress(status="success")
+_BEGUN = PullProgress(status="pulling manifest")
+_DONE = PullProgress(status="success")
 
 
 class PullRequest(NamedModel):
-    """Which model is wanted."""
+    """A model to pull."""
 
     insecure: bool | None = optional("Accepted, without effect.")
-    stream: bool | None = optional("False: the end in one piece. Otherwise as lines of JSON.")
+    stream: bool | None = optional("False: only the last line. Otherwise lines of JSON.")
 
 
 @operation(
@@ -361,12 +353,13 @@ class PullRequest(NamedModel):
     needs_admin=True,
 )
 async def ollama_pull(request: Request, services: Services) -> Response:
-    """Fetch a model of the Hub into its cache, check it and serve it.
+    """Download a model of the Hub into its cache, check it and serve it.
 
-    One that comes from elsewhere is there.
+    A model from elsewhere is already there.
     """
     asked = await read_json(request, PullRequest, services.limits)
-    streams, source = asked.stream is not False, _wanted(asked.required(), services)
+    streams = asked.stream is not False
+    source = _wanted(asked.required(), services)
     if source is not None:
         return PullResponse(services.library, source, streams=streams)
     if not streams:
@@ -378,11 +371,11 @@ async def ollama_pull(request: Request, services: Services) -> Response:
     "DELETE",
     "/api/delete",
     request_of(NamedModel),
-    {"responses": {"200": {"description": "It is removed"}}},
+    {"responses": {"200": {"description": "The model was removed"}}},
     needs_admin=True,
 )
 async def ollama_delete(request: Request, services: Services) -> Response:
-    """Remove a model from the Hub's cache, and from memory if it is loaded and nobody uses it."""
+    """Remove a model from the Hub's cache, and unload it if nobody uses it."""
     asked = await read_json(request, NamedModel, services.limits)
     name = asked.required()
     if (entry := named_entry(name, services)) is None:
@@ -391,7 +384,7 @@ async def ollama_delete(request: Request, services: Services) -> Response:
             raise not_found(name)
     elif (source := services.library.source_of(entry)) is None:
         message = (
-            f"model {entry.name!r} does not lie in the Hub's cache, and only what lies there is "
+            f"model {entry.name!r} is not in the Hub's cache; only models in that cache can be "
             "removed over HTTP"
         )
         raise RequestRefused(message, code="not_removable", field="model")
@@ -403,10 +396,7 @@ async def ollama_delete(request: Request, services: Services) -> Response:
 
 
 def _wanted(name: str, services: Services) -> ModelSource | None:
-    """The model of the Hub that is to be pulled; None for one that is here in another way.
-
-    Raises RequestRefused.
-    """
+    """The model of the Hub to pull; None for a model from elsewhere. Raises RequestRefused."""
     if (entry := named_entry(name, services)) is not None:
         return services.library.source_of(entry)
     wanted = hub_name(name)
@@ -414,27 +404,28 @@ def _wanted(name: str, services: Services) -> ModelSource | None:
         if "/" not in wanted:
             served_model(name, services)
             return None
-        raise invalid_field(
-            "model",
-            "a model of the Hub is written owner/name, or hf.co/owner/name; its files are chosen here, so it has no tag",
+        reason = (
+            "a model of the Hub is written owner/name, or hf.co/owner/name, without a tag: the "
+            "server chooses its files"
         )
+        raise invalid_field("model", reason)
     if source.revision:
-        raise invalid_field(
-            "model",
-            "a revision is named in models.toml, or to `holdfast models pull`, not over HTTP",
-        )
+        reason = "set a revision in models.toml or with `holdfast models pull`, not over HTTP"
+        raise invalid_field("model", reason)
     return source
 
 
 class PullResponse(Response):
-    """The answer to a pull, which is stopped when the last client that waits for it has left."""
+    """The answer to a pull. The pull is cancelled when the last client that waits for it leaves."""
 
     def __init__(self, library: Library, source: ModelSource, *, streams: bool) -> None:
         super().__init__()
-        self._library, self._source, self._streams = library, source, streams
+        self._library = library
+        self._source = source
+        self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pull, and tell how far it is."""
+        """Pull and report the progress."""
         record: RequestRecord = scope[RECORD]
         with self._library.pulled(self._source) as pull:
             form = _PullLines(self._source)
@@ -455,7 +446,7 @@ class PullResponse(Response):
             async for step in pull.steps():
                 yield form.line(form.progress(step))
         except ModelLoadError as error:
-            # it is the Hub, the network or the disk that does not do what it should
+            # the Hub, the network or the disk failed
             refused = (
                 error
                 if isinstance(error, NoSuchModel)
@@ -473,7 +464,7 @@ async def _read(lines: AsyncIterator[bytes]) -> None:
 
 
 class _PullLines(StreamFormat):
-    """How the stream of a pull looks."""
+    """The format of a pull's stream."""
 
     stream_type = OllamaAnswer.stream_type
 
@@ -482,12 +473,12 @@ class _PullLines(StreamFormat):
         self._last = _BEGUN
 
     def line(self, progress: PullProgress) -> bytes:
-        """News as a line."""
+        """A line of the stream."""
         self._last = progress
         return written(progress)
 
     def progress(self, step: PullStep) -> PullProgress:
-        """How far it is, in Ollama's words."""
+        """The progress in Ollama's words."""
         so_far = PullProgress(
             status="verifying sha256 digest", total=step.total_bytes, completed=step.done_bytes
         )
@@ -497,7 +488,7 @@ class _PullLines(StreamFormat):
         return msgspec.structs.replace(so_far, status=status, digest=f"sha256:{self._digest}")
 
     def keep_alive(self) -> bytes:
-        """The last line once more."""
+        """The last line again."""
         return written(self._last)
 
     def broken(self, problem: Problem) -> bytes:
@@ -508,7 +499,7 @@ class _PullLines(StreamFormat):
 def _refused(method: str, path: str) -> Operation:
     @operation(method, path, {"responses": {}})
     async def refuse(request: Request, services: Services) -> Response:
-        """Not supported: models are not made here."""
+        """Not supported: this server does not create models."""
         raise RequestRefused(f"{path} is not supported: {_WHY_NOT}", code="unsupported_operation")
 
     return refuse

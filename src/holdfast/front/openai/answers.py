@@ -1,6 +1,7 @@
-"""OpenAI's errors, its answers as structs, and what the answers of chat and completions share.
+"""OpenAI's errors and the answers of chat and completions.
 
-Whole answers are encoded from the structs; the tests check the chunks of streams against them.
+Whole answers are encoded from structs. The chunks of streams are assembled from bytes, because
+there is one per token; tests decode them with the same structs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LEAST_LOGPROB = -9999.0
 
 
 class ErrorDetail(Struct, frozen=True, kw_only=True):
-    """What went wrong; `param` names the field of the request, such as messages.0.content."""
+    """An error; `param` names the field of the request, such as messages.0.content."""
 
     message: str
     type: str
@@ -46,37 +47,28 @@ class ErrorDetail(Struct, frozen=True, kw_only=True):
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
-    """The body of every answer that is not a success."""
+    """The body of an error response."""
 
     error: ErrorDetail
 
 
 def openai_error(problem: Problem) -> ErrorBody:
-    """The body of an answer that says what went wrong."""
-    kind = (
-        "rate_limit_error"
-        if problem.status == 429
-        else "invalid_request_error"
-        if problem.status < 500
-        else "server_error"
-    )
-    return ErrorBody(
-        error=ErrorDetail(
-            message=problem.message, type=kind, param=problem.field, code=problem.code
-        )
-    )
+    """The body of an error response."""
+    kind = "invalid_request_error" if problem.status < 500 else "server_error"
+    if problem.status == 429:
+        kind = "rate_limit_error"
+    detail = ErrorDetail(message=problem.message, type=kind, param=problem.field, code=problem.code)
+    return ErrorBody(error=detail)
 
 
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
-    """What the prompt's tokens were."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
-    """What the answer's tokens were. reasoning_ended_by: where something ended a thought before the
-    model did.
-    """
+    """Details of the answer's tokens. reasoning_ended_by: what interrupted a thought, if anything."""
 
     reasoning_tokens: int
     reasoning_ended_by: ThoughtEnder | UnsetType = UNSET
@@ -88,22 +80,18 @@ class Usage(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    # a stream's counts so far lack it
+    # only at the end of an answer
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
-    # and this
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class ContentLogprob(Struct, frozen=True, kw_only=True):
-    """A token of a chat answer.
-
-    A drawn one comes with the likeliest at its place, which have none themselves.
-    """
+    """A token of a chat answer, with the most likely tokens at its position (`top_logprobs`)."""
 
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[ContentLogprob] | UnsetType = UNSET
+    top_logprobs: list[ContentLogprob] | UnsetType = UNSET  # those in the list have none
 
 
 class ChatLogprobs(Struct, frozen=True, kw_only=True):
@@ -114,9 +102,9 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
 
 
 class CalledFunction(Struct, frozen=True, kw_only=True):
-    """Whom a call calls, and with what: JSON text.
+    """The function of a call; `arguments` is JSON text.
 
-    An event of a stream has the name once, and then parts of the arguments.
+    In a stream, the first chunk of a call has the name, the next ones parts of the arguments.
     """
 
     name: str | UnsetType = UNSET
@@ -124,7 +112,7 @@ class CalledFunction(Struct, frozen=True, kw_only=True):
 
 
 class AnswerToolCall(Struct, frozen=True, kw_only=True):
-    """A call of a tool, or what an event of a stream adds to it: then `index` says to which."""
+    """A tool call, or what a chunk adds to the tool call number `index`."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -133,20 +121,19 @@ class AnswerToolCall(Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(Struct, frozen=True, kw_only=True):
-    """The assistant's turn, or what an event of a stream adds to it."""
+    """The assistant's message, or what a chunk adds to it."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     refusal: UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET  # the same under its other name
+    reasoning: str | UnsetType = UNSET  # the same text for other clients
     tool_calls: list[AnswerToolCall] | UnsetType = UNSET
-    # where the request had `functions`
-    function_call: CalledFunction | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET  # if the request had `functions`
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
-    """One answer, or an event's part of it: a whole one has `message`, an event `delta`."""
+    """A choice (with `message`), or what a chunk adds to it (`delta`)."""
 
     index: int
     message: AnswerMessage | UnsetType = UNSET
@@ -156,7 +143,7 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
-    """A whole chat answer, or one event of a streamed one."""
+    """A whole chat answer, or a chunk of it."""
 
     id: str
     object: Literal["chat.completion", "chat.completion.chunk"] = "chat.completion"
@@ -181,7 +168,7 @@ class CompletionLogprobs(Struct, frozen=True, kw_only=True):
 
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):
-    """One completion, or a chunk's part of it."""
+    """A choice, or what a chunk adds to it."""
 
     index: int
     text: str
@@ -190,7 +177,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
 
 
 class TextCompletion(Struct, frozen=True, kw_only=True):
-    """A whole answer of /v1/completions, or one event of a streamed one."""
+    """A whole answer of /v1/completions, or a chunk of it."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -203,17 +190,17 @@ class TextCompletion(Struct, frozen=True, kw_only=True):
 
 
 class OpenAIAnswer(AnswerFormat):
-    """AnswerFormat of both endpoints. All that is the same in every chunk is encoded once.
+    """AnswerFormat of both endpoints. The bytes that all chunks share are encoded once.
 
-    shows_usage: a stream's last chunk has the token counts. shows_counts: every chunk has those so
-        far.
-    shows_progress: a stream tells how far the prompt is read, as llama.cpp's server does.
+    shows_usage: the last chunk of a stream has the token counts.
+    shows_counts: every chunk has the current token counts.
+    shows_progress: a stream reports the progress of prefill, like llama.cpp's server.
     shows_logprobs: a whole answer has the log-probabilities of its tokens.
     """
 
     id_prefix: str  # chatcmpl or cmpl
-    chunk_object: str  # what a chunk of a stream is called
-    no_news: bytes  # of a choice, in a chunk
+    chunk_object: str  # value of `object` in a chunk
+    empty_news: bytes  # a choice's field in a chunk that adds nothing to it
 
     def __init__(
         self,
@@ -225,12 +212,11 @@ class OpenAIAnswer(AnswerFormat):
         shows_logprobs: bool = False,
         shows_progress: bool = False,
     ) -> None:
-        self.id, self.model = f"{self.id_prefix}-{uuid.uuid4().hex}", model
-        self._shows_usage, self._shows_counts, self._shows_logprobs = (
-            shows_usage,
-            shows_counts,
-            shows_logprobs,
-        )
+        self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
+        self.model = model
+        self._shows_usage = shows_usage
+        self._shows_counts = shows_counts
+        self._shows_logprobs = shows_logprobs
         self._shows_progress = shows_progress
         fingerprint = f"fp_holdfast_{version.replace('.', '_')}"
         self._head = {
@@ -239,18 +225,19 @@ class OpenAIAnswer(AnswerFormat):
             "model": model,
             "system_fingerprint": fingerprint,
         }
-        head = msgspec.json.encode({"id": self.id, "object": self.chunk_object, **self._head})
+        head = _encode({"id": self.id, "object": self.chunk_object, **self._head})
         self._chunk_begin = b"data: " + head[:-1] + b',"choices":['
         self._fixed_end = b'],"usage":null}\n\n' if shows_usage else b"]}\n\n"
-        self._prompt_tokens = self._completion_tokens = 0
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """Nothing, but from here on the prompt counts."""
+        """No chunk; from here on, the current counts include the prompt."""
         self._prompt_tokens = prompt_tokens
         return b""
 
     def progress(self, event: PromptProgress) -> bytes:
-        """A chunk without news of the choice; `processed` has what was cached in it."""
+        """A chunk without text; `processed` includes the cached tokens."""
         if not self._shows_progress:
             return b""
         progress = {
@@ -262,38 +249,26 @@ class OpenAIAnswer(AnswerFormat):
         end = self._chunk_end().removesuffix(b"}\n\n")
         choice = b'{"index":%d,%b,"logprobs":null,"finish_reason":null}' % (
             event.index,
-            self.no_news,
+            self.empty_news,
         )
-        return b'%b%b%b,"prompt_progress":%b}\n\n' % (
-            self._chunk_begin,
-            choice,
-            end,
-            msgspec.json.encode(progress),
-        )
+        fields = (self._chunk_begin, choice, end, _encode(progress))
+        return b'%b%b%b,"prompt_progress":%b}\n\n' % fields
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """A chunk that has no choices, only token counts and explanation, if there is one of both;
-        then the end mark.
-        """
-        parts = {
-            b"usage": usage_of(counts) if self._shows_usage else None,
-            b"holdfast": explanation,
-        }
-        said = b"".join(
-            b',"%b":%b' % (name, msgspec.json.encode(part))
-            for name, part in parts.items()
-            if part is not None
-        )
-        return b"%b]%b}\n\n%b" % (self._chunk_begin, said, _DONE) if said else _DONE
+        """A chunk without choices if there are token counts or an explanation; then the end mark."""
+        fields = b""
+        if self._shows_usage:
+            fields += b',"usage":%b' % _encode(usage_of(counts))
+        if explanation is not None:
+            fields += b',"holdfast":%b' % _encode(explanation)
+        return b"%b]%b}\n\n%b" % (self._chunk_begin, fields, _DONE) if fields else _DONE
 
     def broken(self, problem: Problem) -> bytes:
         """The error as an event; no end mark follows."""
-        return b"data: %b\n\n" % msgspec.json.encode(openai_error(problem))
+        return b"data: %b\n\n" % _encode(openai_error(problem))
 
     def _chunk_end(self, new_tokens: int = 0) -> bytes:
-        """What follows the choices of a chunk that brings so many tokens: no `usage`, null, or the
-        counts so far.
-        """
+        """The end of a chunk after its choices: without `usage`, with null, or with current counts."""
         if not self._shows_counts:
             return self._fixed_end
         self._completion_tokens += new_tokens
@@ -309,7 +284,7 @@ class OpenAIAnswer(AnswerFormat):
     def _around_choices(
         self, counts: TokenCounts, explanation: Explanation | None
     ) -> dict[str, Any]:
-        """The fields of a whole answer beside its choices."""
+        """The fields of a whole answer except its choices."""
         return {
             **self._head,
             "usage": usage_of(counts),
@@ -318,7 +293,7 @@ class OpenAIAnswer(AnswerFormat):
 
 
 def usage_of(counts: TokenCounts) -> Usage:
-    """Token counts as OpenAI shows them."""
+    """Token counts in OpenAI's format."""
     return Usage(
         prompt_tokens=counts.prompt_tokens,
         completion_tokens=counts.completion_tokens,
@@ -326,27 +301,25 @@ def usage_of(counts: TokenCounts) -> Usage:
         prompt_tokens_details=PromptTokensDetails(cached_tokens=counts.cached_tokens),
         completion_tokens_details=CompletionTokensDetails(
             reasoning_tokens=counts.reasoning_tokens,
-            reasoning_ended_by=UNSET
-            if counts.thought_ended_by is None
-            else counts.thought_ended_by,
+            reasoning_ended_by=counts.thought_ended_by or UNSET,
         ),
     )
 
 
 def shown_logprob(logprob: float) -> float:
-    """A log-probability as OpenAI shows it: minus infinity, which JSON cannot say, is -9999."""
+    """A log-probability in OpenAI's format: -9999 for minus infinity, which JSON does not have."""
     return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB
 
 
 class ChatAnswer(OpenAIAnswer):
     """AnswerFormat of a chat answer.
 
-    calls_functions: a call is shown in the form that belongs to the request's `functions`, of which
-    an answer has one.
+    calls_functions: the request has `functions`, so its one call is shown as `function_call`.
     """
 
-    id_prefix, chunk_object = "chatcmpl", "chat.completion.chunk"
-    no_news = b'"delta":{}'
+    id_prefix = "chatcmpl"
+    chunk_object = "chat.completion.chunk"
+    empty_news = b'"delta":{}'
 
     def __init__(self, *, choices: int, calls_functions: bool = False, **given: Any) -> None:
         super().__init__(**given)
@@ -356,50 +329,36 @@ class ChatAnswer(OpenAIAnswer):
         ]
 
     def keep_alive(self) -> bytes:
-        """A chunk that says nothing: some clients give up on a stream whose events cease, and do
-        not see comments.
-        """
+        """An empty chunk: some clients give up when no events arrive, and ignore comments."""
         return self._choices[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """One chunk per choice that says who speaks."""
+        """A chunk per choice with the role."""
         super().opening(prompt_tokens=prompt_tokens)
-        said = (
-            b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-            + self._chunk_end()
-        )
-        return b"".join(choice + said for choice in self._choices)
+        role = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+        end = self._chunk_end()
+        return b"".join([choice + role + end for choice in self._choices])
 
     def delta(self, event: OutputDelta) -> bytes:
-        """News of a choice.
-
-        The end of a call has no form of its own; its tokens have log-probabilities, though, and
-        count.
-        """
-        said = self._said(event)
-        logprobs = _encode(_chat_logprobs(event.logprobs)) if event.logprobs else b"null"
+        """A chunk with what is new. The end of a call needs one only for its log-probabilities."""
+        added = self._added(event)
         end = self._chunk_end(len(event.token_ids))
-        if said == _EMPTY and not event.logprobs:
+        if added == _EMPTY and not event.logprobs:
             return b""
-        return b'%b%b,"logprobs":%b,"finish_reason":null}%b' % (
-            self._choices[event.index],
-            said,
-            logprobs,
-            end,
-        )
+        logprobs = _encode(_chat_logprobs(event.logprobs)) if event.logprobs else b"null"
+        fields = (self._choices[event.index], added, logprobs, end)
+        return b'%b%b,"logprobs":%b,"finish_reason":null}%b' % fields
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """The end of a choice."""
-        end = (
-            b'{},"logprobs":null,"finish_reason":"%b"}'
-            % self._end_word(event.finish_reason).encode()
-        )
+        word = self._end_word(event.finish_reason).encode()
+        end = b'{},"logprobs":null,"finish_reason":"%b"}' % word
         return self._choices[event.index] + end + self._chunk_end()
 
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The whole as JSON."""
+        """The whole answer as JSON."""
         shown = [
             ChatChoice(
                 index=index,
@@ -411,15 +370,13 @@ class ChatAnswer(OpenAIAnswer):
         ]
         return _encode(ChatCompletion(choices=shown, **self._around_choices(counts, explanation)))
 
-    def _said(self, event: OutputDelta) -> bytes:
-        """What an event says, as the `delta` of a chunk."""
+    def _added(self, event: OutputDelta) -> bytes:
+        """The `delta` of a chunk."""
         if isinstance(event, TextDelta):
             text = _encode(event.appended)
-            return (
-                b'{"content":%b}' % text
-                if event.kind == "text"
-                else b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
-            )
+            if event.kind == "text":
+                return b'{"content":%b}' % text
+            return b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
         if isinstance(event, ToolCallStarted):
             function = CalledFunction(name=event.name, arguments="")
             call = AnswerToolCall(index=event.call, id=event.id, type="function", function=function)
@@ -433,21 +390,28 @@ class ChatAnswer(OpenAIAnswer):
         return b'{"tool_calls":[%b]}' % _encode(call)
 
     def _message(self, choice: WholeChoice) -> AnswerMessage:
-        content, reasoning, calls = choice.text(), choice.text("reasoning"), choice.tool_calls
-        functions = [CalledFunction(name=call.name, arguments=call.arguments) for call in calls]
-        in_use = [
-            AnswerToolCall(id=call.id, type="function", function=function)
-            for call, function in zip(calls, functions, strict=True)
+        content = choice.text()
+        reasoning = choice.text("reasoning")
+        calls = [
+            AnswerToolCall(
+                id=call.id,
+                type="function",
+                function=CalledFunction(name=call.name, arguments=call.arguments),
+            )
+            for call in choice.tool_calls
         ]
-        return AnswerMessage(
+        message = AnswerMessage(
             role="assistant",
             content=content or (None if reasoning or calls else ""),
             refusal=None,
             reasoning_content=reasoning or UNSET,
             reasoning=reasoning or UNSET,
-            tool_calls=in_use if calls and not self._calls_functions else UNSET,
-            function_call=functions[0] if calls and self._calls_functions else UNSET,
         )
+        if not calls:
+            return message
+        if self._calls_functions:
+            return msgspec.structs.replace(message, function_call=calls[0].function)
+        return msgspec.structs.replace(message, tool_calls=calls)
 
     def _end_word(self, word: EndWord) -> ChatEndWord:
         return "function_call" if self._calls_functions and word == "tool_calls" else word
@@ -458,7 +422,7 @@ def _chat_logprobs(tokens: Sequence[TokenText]) -> ChatLogprobs:
 
 
 def content_logprobs(tokens: Sequence[TokenText]) -> list[ContentLogprob]:
-    """Drawn tokens as OpenAI shows them, each with the likeliest at its place."""
+    """Tokens in OpenAI's format, each with the most likely tokens at its position."""
     return [
         msgspec.structs.replace(
             _bare_logprob(token), top_logprobs=[_bare_logprob(rival) for rival in token.top]
@@ -474,23 +438,19 @@ def _bare_logprob(token: TokenText) -> ContentLogprob:
 
 
 class CompletionAnswer(OpenAIAnswer):
-    """AnswerFormat of a completion, of all its prompts' choices."""
+    """AnswerFormat of a completion, with the choices of all its prompts."""
 
-    id_prefix, chunk_object = "cmpl", "text_completion"
-    no_news = b'"text":""'
+    id_prefix = "cmpl"
+    chunk_object = "text_completion"
+    empty_news = b'"text":""'
 
     def keep_alive(self) -> bytes:
-        """A chunk without text: some clients give up on a stream whose events cease, and do not see
-        comments.
-        """
-        return (
-            self._chunk_begin
-            + b'{"index":0,"text":"","logprobs":null,"finish_reason":null}'
-            + self._chunk_end()
-        )
+        """An empty chunk: some clients give up when no events arrive, and ignore comments."""
+        choice = b'{"index":0,"text":"","logprobs":null,"finish_reason":null}'
+        return self._chunk_begin + choice + self._chunk_end()
 
     def delta(self, event: OutputDelta) -> bytes:
-        """New text of a choice."""
+        """A chunk with new text."""
         if not isinstance(event, TextDelta):
             return b""
         logprobs = _encode(completion_logprobs(event.logprobs)) if event.logprobs else b"null"
@@ -511,7 +471,7 @@ class CompletionAnswer(OpenAIAnswer):
     def whole(
         self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
-        """The whole as JSON."""
+        """The whole answer as JSON."""
         shown = [
             CompletionChoice(
                 index=index,
@@ -525,9 +485,9 @@ class CompletionAnswer(OpenAIAnswer):
 
 
 def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:
-    """The older logprobs shape.
+    """Tokens in the format of /v1/completions.
 
-    NaN stands for a token that has no logprob: the first of an echoed prompt.
+    A token without a log-probability (NaN) is the first token of an echoed prompt.
     """
     shape = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
     for token in tokens:
@@ -543,9 +503,9 @@ def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:
 def _likeliest(name: str, token: TokenText) -> dict[str, float]:
     likeliest: dict[str, float] = {}
     for rival in token.top:
-        # two tokens may read alike; the likelier one stays
+        # of two tokens with the same text, the more likely one comes first
         likeliest.setdefault(_name(rival), shown_logprob(rival.logprob))
-    # the chosen token is always among them
+    # always include the sampled token
     likeliest.setdefault(name, shown_logprob(token.logprob))
     return likeliest
 

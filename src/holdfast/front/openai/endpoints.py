@@ -63,10 +63,7 @@ from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
 from holdfast.models.model_folder import planned_answer_tokens
-from holdfast.wire.output import (
-    Embedding,
-    TextRead,
-)
+from holdfast.wire.output import Embedding, TextRead
 from holdfast.wire.requests import (
     ChatPrompt,
     EmbeddingRequest,
@@ -77,9 +74,7 @@ from holdfast.wire.requests import (
 )
 
 _SET_BY_THE_SERVER = ("messages", "tools", "add_generation_prompt")
-_encode = msgspec.json.encode
-_EMPTY = b"{}"
-_DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 _UNSUPPORTED = UnsupportedFields(
     neutral={
         **SESSION_FIELDS,
@@ -93,51 +88,51 @@ _UNSUPPORTED = UnsupportedFields(
     reasons={
         **dict.fromkeys(
             ("input_type", "task", "prompt_name", "instruction"),
-            "write the instruction in front of the text",
+            "write the instruction before the text",
         ),
         "messages": "send the text of the conversation as `input`",
-        "normalize": "vectors have length 1 here",
+        "normalize": "vectors are always normalized here",
         "add_special_tokens": "send token ids as `input` instead",
-        "truncate_prompt_tokens": "-1 cuts inputs to the model's window, other lengths are not supported",
+        "truncate_prompt_tokens": (
+            "only -1 is supported: it shortens inputs to the model's context window"
+        ),
     },
 )
 
 
 class ChatCompletionRequest(GenerationFields, FormatFields):
-    """A conversation to be answered."""
+    """A conversation to answer."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] = Field(
         description="The conversation so far, oldest first."
     )
-    max_completion_tokens: MaxTokens | None = optional("The newer name of max_tokens.")
-    logprobs: bool | None = optional("Give the log-probability of each token of the answer.")
+    max_completion_tokens: MaxTokens | None = optional("Newer name of max_tokens.")
+    logprobs: bool | None = optional("Return the log-probability of each token of the answer.")
     top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
-        "And of so many of the likeliest at its place."
+        "Number of most likely tokens to list at each position."
     )
     chat_template_kwargs: dict[str, Any] | None = optional(
         "Variables for the model's chat template."
     )
-    tools: Tools | None = optional("What the model may call.")
+    tools: Tools | None = optional("The tools that the model may call.")
     tool_choice: ChoiceField | None = optional(
-        "Whether it may, must or must not, and which of them."
+        "Whether the model may, must or must not call tools, and which."
     )
-    parallel_tool_calls: bool | None = optional("False: one call in an answer at most.")
+    parallel_tool_calls: bool | None = optional("False: at most one call in an answer.")
     functions: Functions | None = optional("Older form of tools.")
     function_call: FunctionCallField | None = optional("Older form of tool_choice.")
-    reasoning_effort: EffortWord | None = optional("How much the model is to think first.")
-    enable_thinking: bool | None = optional(
-        "Whether it is to think first; its chat template decides how."
-    )
-    thinking: Switch | None = optional("The same, as DeepSeek's and Anthropic's clients say it.")
-    think: Switch | None = optional("The same, as Ollama's clients say it.")
-    reasoning: ReasoningOptions | None = optional("The same, as OpenRouter's clients say it.")
+    reasoning_effort: EffortWord | None = optional("How much to think first.")
+    enable_thinking: bool | None = optional("Whether to think first.")
+    thinking: Switch | None = optional("The same for clients of DeepSeek and Anthropic.")
+    think: Switch | None = optional("The same for clients of Ollama.")
+    reasoning: ReasoningOptions | None = optional("The same for clients of OpenRouter.")
     thinking_budget: Budget | None = optional(
-        "Most tokens of thought; then it is ended. -1: no bound."
+        "Maximum number of tokens of thought; then the thought is ended. -1: no limit."
     )
     thinking_token_budget: Budget | None = optional("Another name of thinking_budget.")
     thinking_budget_tokens: Budget | None = optional("Another name of thinking_budget.")
     add_generation_prompt: bool | None = optional(
-        "False only together with continue_final_message."
+        "May be false only together with continue_final_message."
     )
     continue_final_message: bool | None = optional(
         "Continue the last assistant message instead of answering it."
@@ -145,18 +140,17 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
     verbosity: str | None = optional("Accepted, without effect.")
 
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer.
-
-        Raises RequestRefused naming the field that cannot be served.
-        """
+        """What to generate and how to answer. Raises RequestRefused naming the field."""
         self.refuse_what_cannot_be_served(services.limits)
         self._refuse_contradictions(services.limits)
         refuse_what_is_not_text(self.messages)
         tools, choice = self._tools(services.limits)
-        asks_by_functions = bool(self.functions)
+        max_tokens = self.max_completion_tokens
+        if max_tokens is None:
+            max_tokens = self.max_tokens
         form = ChatAnswer(
             choices=self.choices,
-            calls_functions=asks_by_functions,
+            calls_functions=bool(self.functions),
             shows_logprobs=bool(self.logprobs),
             **self.answer_options(services),
         )
@@ -170,13 +164,11 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
             request_id=form.id,
             model=form.model,
             prompt=prompt,
-            max_tokens=self.max_completion_tokens
-            if self.max_completion_tokens is not None
-            else self.max_tokens,
+            max_tokens=max_tokens,
             want_logprobs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
             tool_choice=choice,
-            thinking=thinking_of(said=self._said_of_thinking()),
+            thinking=thinking_of(said=self._thinking_fields()),
             output_format=self.output_format(),
             prompt_field="messages",
             **self.request_options(),
@@ -190,10 +182,8 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
                 "`top_logprobs` is allowed only with `logprobs`", field="top_logprobs"
             )
         if self.continue_final_message and self.messages[-1]["role"] != "assistant":
-            raise RequestRefused(
-                "`continue_final_message` needs a last message of the assistant",
-                field="continue_final_message",
-            )
+            reason = "`continue_final_message` needs a last message of the assistant"
+            raise RequestRefused(reason, field="continue_final_message")
         if self.add_generation_prompt is False and not self.continue_final_message:
             raise invalid_field(
                 "add_generation_prompt", "false is allowed only with `continue_final_message`"
@@ -204,18 +194,18 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
                 raise invalid_field(field, "this variable is set by the server")
 
     def _tools(self, limits: LimitsSettings) -> tuple[tuple[dict[str, Any], ...], ToolChoice]:
-        """The tools of either form, and what is asked of them."""
+        """The tools of either form, and the tool choice."""
         if self.functions or isinstance(self.function_call, dict):
             if self.tools and self.functions:
-                raise invalid_field("functions", "there are `tools` already")
+                raise invalid_field("functions", "not allowed together with `tools`")
             tools = checked_functions(self.functions or (), limits=limits)
             return tools, function_call_of(self.function_call, tools=tools)
         tools = checked_tools(self.tools or (), limits=limits)
         parallel = self.parallel_tool_calls is not False
         return tools, tool_choice_of(self.tool_choice, tools=tools, parallel=parallel)
 
-    def _said_of_thinking(self) -> dict[str, Any]:
-        """By name; what the variables of the template say goes before the fields."""
+    def _thinking_fields(self) -> dict[str, Any]:
+        """The fields about thinking by name. Template variables override them."""
         options = self.chat_template_kwargs or {}
         said = {name: getattr(self, name) for name in (*SPOKEN, "reasoning")}
         return said | {name: options[name] for name in SPOKEN if options.get(name) is not None}
@@ -236,21 +226,19 @@ async def create_chat_completion(request: Request, services: Services) -> Respon
 
 
 class ControlRequest(BaseModel):
-    """What an answer under way is to do."""
+    """An action on an answer that is being generated."""
 
     model_config = ConfigDict(strict=True)
 
-    id: str = Field(
-        description="The id of the answer, as its stream or its head says it; of any protocol."
-    )
+    id: str = Field(description="The id of the answer, as in its stream; of any protocol.")
     action: Literal["reasoning_end"] = Field(
-        description="reasoning_end: the thought ends now, and the answer begins."
+        description="reasoning_end: end the thought now, and begin the answer."
     )
     model: str | None = optional("Accepted, without effect.")
 
 
 class ControlAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether it is done; `message` says why not."""
+    """Whether the action succeeded; `message` says why not."""
 
     success: bool = msgspec.field()
     message: str = ""
@@ -260,13 +248,12 @@ class ControlAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     "POST", "/v1/chat/completions/control", request_of(ControlRequest), answers_of(ControlAnswer)
 )
 async def control_chat_completion(request: Request, services: Services) -> Response:
-    """End the thought of an answer that is being made. An answer that has ended is left as it is."""
+    """End the thought of an answer that is being generated. An answer that has ended is unchanged."""
     asked = await read_json(request, ControlRequest, services.limits)
     found = services.active.answering(asked.id, key=caller_of(request).key_name)
     if found is None or found.thinker is None:
-        return json_response(
-            ControlAnswer(success=False, message="no answer with this id is being made")
-        )
+        reason = "no answer with this id is being generated"
+        return json_response(ControlAnswer(success=False, message=reason))
     if not found.thinker.end_thoughts():
         reason = "this model has no token that ends a thought"
         return json_response(ControlAnswer(success=False, message=reason))
@@ -274,27 +261,22 @@ async def control_chat_completion(request: Request, services: Services) -> Respo
 
 
 class CompletionRequest(GenerationFields, FormatFields):
-    """Text or token ids to be continued."""
+    """Text or token ids to continue."""
 
     prompt: PromptField = Field(
         description="A text, several texts, token ids, or several lists of them."
     )
-    max_tokens: MaxTokens | None = optional("Most tokens for each choice; 16 if not given.")
+    max_tokens: MaxTokens | None = optional("Maximum number of tokens of each choice; default 16.")
     logprobs: Annotated[int, Field(ge=0)] | None = optional(
-        "Log-probabilities of each token and so many of the likeliest."
+        "Return the log-probability of each token, and of this number of most likely tokens."
     )
-    echo: bool | None = optional("Give the prompt back in front of the completion.")
-    best_of: Annotated[int, Field(ge=1)] | None = optional(
-        "Not supported, unless it is the same as `n`."
-    )
+    echo: bool | None = optional("Return the prompt before the completion.")
+    best_of: Annotated[int, Field(ge=1)] | None = optional("Must be equal to `n`.")
     suffix: str | None = optional("Not supported.")
     add_special_tokens: bool | None = optional("Only true is supported.")
 
     def plan(self, services: Services) -> AnswerPlan:
-        """What to generate and how to answer.
-
-        Raises RequestRefused naming the field that cannot be served.
-        """
+        """What to generate and how to answer. Raises RequestRefused naming the field."""
         self.refuse_what_cannot_be_served(services.limits)
         self._refuse_contradictions(services.limits)
         prompts = prompts_of(self.prompt)
@@ -310,36 +292,33 @@ class CompletionRequest(GenerationFields, FormatFields):
         return self.plan_of(requests, form, choices=self.choices)
 
     def _refuse_too_many(self, prompts: int, limits: LimitsSettings) -> None:
-        """Each answer is a sequence: thousands of them would hold up the event loop before the
-        queue could refuse them.
+        """Each answer is a sequence: thousands of them would block the event loop before the queue
+        could refuse them.
         """
         most = limits.max_batch_prompts
         if prompts > most:
             raise invalid_field("prompt", f"at most {most} prompts, got {prompts}")
         if prompts * self.choices > most:
-            raise invalid_field(
-                "n",
-                f"one request may have {most} answers, but {prompts} prompts with {self.choices} answers each were sent",
+            reason = (
+                f"one request may have {most} answers, but {prompts} prompts with {self.choices} "
+                "answers each were sent"
             )
+            raise invalid_field("n", reason)
 
     def _refuse_contradictions(self, limits: LimitsSettings) -> None:
         refuse_above(self.logprobs, limits.max_top_logprobs, field="logprobs")
+        field = reason = ""
         if self.suffix:
-            raise invalid_field(
-                "suffix", "this version does not support it yet", code="unsupported_parameter"
-            )
-        if self.best_of is not None and self.best_of != self.choices:
-            raise invalid_field(
-                "best_of",
-                "this version does not support it yet, other than the same as `n`",
-                code="unsupported_parameter",
-            )
-        if self.add_special_tokens is False:
-            raise invalid_field(
-                "add_special_tokens",
-                "send token ids as `prompt` instead",
-                code="unsupported_parameter",
-            )
+            field = "suffix"
+            reason = "this version does not support it yet"
+        elif self.best_of is not None and self.best_of != self.choices:
+            field = "best_of"
+            reason = "this version supports only the same number as `n`"
+        elif self.add_special_tokens is False:
+            field = "add_special_tokens"
+            reason = "send token ids as `prompt` instead"
+        if field:
+            raise invalid_field(field, reason, code="unsupported_parameter")
 
     def _request(self, prompt: Prompt, form: CompletionAnswer, *, place: str) -> GenerationRequest:
         return GenerationRequest(
@@ -379,7 +358,7 @@ class ReadUsage(Struct, frozen=True, kw_only=True):
 
 
 class VectorEntry(Struct, frozen=True, kw_only=True):
-    """One vector: numbers, or their bytes (float32) in base64."""
+    """A vector: numbers, or their float32 bytes in base64."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -387,7 +366,7 @@ class VectorEntry(Struct, frozen=True, kw_only=True):
 
 
 class VectorList(Struct, frozen=True, kw_only=True):
-    """The vectors of all inputs, in their order."""
+    """The vectors of all inputs, in order."""
 
     object: Literal["list"] = "list"
     data: list[VectorEntry]
@@ -396,30 +375,25 @@ class VectorList(Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingsRequest(SaltField):
-    """Texts, or token ids, of each of which a vector is wanted."""
+    """Texts or token ids to embed."""
 
     input: PromptField = Field(
         description="A text, several texts, token ids, or several lists of them."
     )
-    model: Model | None = optional(
-        "Id of a model that /v1/models lists; the first of them if not given."
-    )
+    model: Model | None = optional("Id of a model that /v1/models lists; default: the first one.")
     encoding_format: Literal["float", "base64"] | None = optional(
         "Numbers, or their float32 bytes in base64."
     )
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = optional(
-        "Keep so many of the first numbers, and bring the vector to length 1 again."
+        "Keep only this number of leading dimensions, and normalize the vector again."
     )
     pooling: Pooling | None = optional(
-        "Which hidden states make the vector: the mean of all, or the last; if not given, as the model was trained."
+        "Use the mean of all hidden states, or the last one; default: as the model was trained."
     )
     user: str | None = optional("Accepted, without effect.")
 
     def plan(self, services: Services) -> EmbeddingPlan:
-        """What to embed and how to answer.
-
-        Raises RequestRefused naming the field that cannot be served.
-        """
+        """What to embed and how to answer. Raises RequestRefused naming the field."""
         extras = self.model_extra or {}
         _UNSUPPORTED.refuse(extras)
         inputs = prompts_of(self.input)
@@ -442,8 +416,7 @@ class EmbeddingsRequest(SaltField):
     def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
         written = _base64 if self.encoding_format == "base64" else _numbers
         answer = VectorList(
-            # encoded one by one, so that the interpreter can turn to others between two of
-            # thousands
+            # encoded one by one: encoding thousands at once would hold the GIL for too long
             data=[
                 msgspec.Raw(
                     msgspec.json.encode(VectorEntry(index=index, embedding=written(each.vector)))
@@ -457,7 +430,7 @@ class EmbeddingsRequest(SaltField):
 
 
 def usage_of(read: Sequence[TextRead]) -> ReadUsage:
-    """Counts over all texts that were read."""
+    """Counts over all texts."""
     tokens = sum(each.prompt_tokens for each in read)
     details = PromptTokensDetails(cached_tokens=sum(each.memory.cached_tokens for each in read))
     return ReadUsage(prompt_tokens=tokens, total_tokens=tokens, prompt_tokens_details=details)
@@ -479,19 +452,20 @@ def _numbers(vector: bytes) -> list[float]:
     summary="embeddings (OpenAI)",
 )
 async def create_embedding(request: Request, services: Services) -> Response:
-    """Make a vector of each text."""
+    """Embed texts."""
     return await embed(
         request, services, lambda body: parse(EmbeddingsRequest, body).plan(services)
     )
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
-    """One model, with its context length under the names that clients look for; null where it is
-    not known before the load.
+    """A model.
 
-    max_model_len: vLLM's name for the context length. context_length: OpenRouter's.
-    max_output_tokens: the longest answer to plan for; not a limit.
-    state: that of /health. aliases: further names that requests may use.
+    max_model_len, context_length, context_window: the context length, by the names that clients of
+        vLLM, OpenRouter and others look for; null: not known before the model is loaded.
+    max_output_tokens: how long an answer agents should plan for; not a limit.
+    state: as in /health.
+    aliases: further names that requests may use.
     """
 
     id: str
@@ -514,15 +488,16 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
 
 def model_card(model: ModelStatus) -> ModelCard:
-    """A model as OpenAI shows it."""
+    """A model in OpenAI's format."""
     context_tokens = model.context_tokens
+    answer_tokens = None if context_tokens is None else planned_answer_tokens(context_tokens)
     return ModelCard(
         id=model.id,
         created=model.created,
         max_model_len=context_tokens,
         context_length=context_tokens,
         context_window=context_tokens,
-        max_output_tokens=None if context_tokens is None else planned_answer_tokens(context_tokens),
+        max_output_tokens=answer_tokens,
         state=model.state,
         aliases=model.aliases,
     )
@@ -532,7 +507,6 @@ def _list(models: Sequence[ModelStatus]) -> ModelList:
     return ModelList(data=[model_card(model) for model in models])
 
 
-OPENAI_MODELS = ModelShapes(many_type=ModelList, one_type=ModelCard, many=_list, one=model_card)
 OPENAI = Dialect(
     name="OpenAI's API",
     error=openai_error,
@@ -544,7 +518,7 @@ OPENAI = Dialect(
         create_completion,
         create_embedding,
     ),
-    models=OPENAI_MODELS,
+    models=ModelShapes(many_type=ModelList, one_type=ModelCard, many=_list, one=model_card),
 )
 OTHER_PARTS = Dialect(
     name="This part of OpenAI's API",

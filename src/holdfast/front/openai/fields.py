@@ -1,5 +1,5 @@
-"""The fields that the OpenAI endpoints share: sampling, limits, structured output, and the fields that
-are refused.
+"""The fields that OpenAI's endpoints share: sampling, limits, structured output, and unsupported
+fields.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ from holdfast.wire.requests import SAMPLING_RANGES, GenerationRequest, OutputFor
 _TEXT, _OBJECT, _SWITCH = (TAG_MARK + name for name in ("text", "object", "switch"))
 _KINDS = ("text", "json_object", "json_schema")
 _MOST_CHOICES = 4096
-_WANTED = "a JSON schema is an object"
 _TEXTS, _TOKENS, _TOKEN_LISTS = (TAG_MARK + name for name in ("texts", "tokens", "token_lists"))
 _PATIENT_TIERS = ("flex", "batch")
 _MOST_BIASES = 4096
 _MOST_DIGITS = 9
 
-# Fields that clients send and that are not served, or not on this route: refused, not ignored.
+# Unsupported fields that clients send, some of them only on this route: refused, not ignored.
 _EMPTY = (
     "grammar json_schema guided_whitespace_pattern structural_tag mm_processor_kwargs "
     "media_io_kwargs stop_token_ids bad_words "
@@ -57,7 +56,7 @@ _NEVER = (
     "repeat_penalty repeat_last_n n_predict num_predict num_ctx chat_template prompt_embeds "
     "num_draft_tokens"
 )
-# field → the values with which it asks for nothing; null does for every field
+# field → the values that ask for nothing; null always does
 KNOWN: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(_NEVER.split(), ()),
     **dict.fromkeys(_EMPTY.split(), ([], {}, "")),
@@ -99,12 +98,12 @@ _REASONS = {
         ("prompt", "suffix", "echo", "best_of"), "this is for raw text, see /v1/completions"
     ),
     "prompt_logprobs": "use `echo` with `logprobs` on /v1/completions",
-    "repetition_context_size": "`repetition_penalty` here looks at the whole prompt and answer",
+    "repetition_context_size": "`repetition_penalty` here covers the whole prompt and answer",
     "repeat_penalty": "the field is called `repetition_penalty` here",
-    "repeat_last_n": "`repetition_penalty` here looks at the whole prompt and answer",
+    "repeat_last_n": "`repetition_penalty` here covers the whole prompt and answer",
     "n_predict": "the field is called `max_tokens` here",
     "num_predict": "the field is called `max_tokens` here",
-    "num_ctx": "the context is set when the server is started",
+    "num_ctx": "the context length is a setting of the server",
     "chat_template": "the model's own template is used",
 }
 
@@ -112,7 +111,9 @@ UNSUPPORTED = UnsupportedFields(neutral=KNOWN, reasons=_REASONS)
 
 
 def _kind(value: Any) -> str:
-    return _OBJECT if isinstance(value, dict) else _SWITCH if isinstance(value, bool) else _TEXT
+    if isinstance(value, dict):
+        return _OBJECT
+    return _SWITCH if isinstance(value, bool) else _TEXT
 
 
 def _object_or_switch(value: Any) -> str:
@@ -140,25 +141,25 @@ class JsonSchemaFormat(BaseModel):
     name: str | None = optional("Accepted, without effect.")
     description: str | None = optional("Accepted, without effect.")
     schema_: SchemaProper | None = Field(
-        None, alias="schema", description="The schema that the answer has to fit."
+        None, alias="schema", description="The schema that the answer must match."
     )
-    strict: bool | None = optional("The answer fits the schema either way.")
+    strict: bool | None = optional("No effect: the schema is always enforced.")
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's: text, any JSON object, or JSON that fits a schema."""
+    """OpenAI's field: text, any JSON object, or JSON that matches a schema."""
 
     model_config = STRICT
 
     type: str = Field(description="text, json_object or json_schema.")
     json_schema: JsonSchemaFormat | None = optional("For json_schema.")
     schema_: dict[str, Any] | None = Field(
-        None, alias="schema", description="A schema for json_object, as llama.cpp's."
+        None, alias="schema", description="A schema for json_object, as in llama.cpp."
     )
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's: one of them."""
+    """vLLM's field: one of these."""
 
     model_config = STRICT
 
@@ -166,44 +167,40 @@ class StructuredOutputs(BaseModel):
         None, alias="json", description="A JSON schema, as an object or as text."
     )
     regex: str | None = optional("A regular expression.")
-    choice: Choices | None = optional("The answers that there may be.")
-    grammar: str | None = optional("A Lark grammar as llguidance knows it.")
+    choice: Choices | None = optional("The possible answers.")
+    grammar: str | None = optional("A Lark grammar in the syntax of llguidance.")
     json_object: bool | None = optional("Any JSON object.")
 
 
 class FormatFields(BaseModel):
-    """The fields that ask for a form of the answer."""
+    """The fields that ask for structured output."""
 
-    response_format: ResponseFormat | None = optional("The form of the answer: text, or JSON.")
-    structured_outputs: StructuredOutputs | None = optional("The form of the answer, as vLLM's.")
+    response_format: ResponseFormat | None = optional("The format of the answer: text or JSON.")
+    structured_outputs: StructuredOutputs | None = optional("The format of the answer, as in vLLM.")
     guided_json: Schema | None = optional("Older form of structured_outputs.json.")
     guided_regex: str | None = optional("Older form of structured_outputs.regex.")
     guided_choice: Choices | None = optional("Older form of structured_outputs.choice.")
     guided_grammar: str | None = optional("Older form of structured_outputs.grammar.")
 
     def output_format(self) -> OutputFormat | None:
-        """The form that is asked for; None: any.
+        """The format to enforce; None: any text.
 
-        Raises RequestRefused for two of them, or one that is not served.
+        Raises RequestRefused for two formats, or an unsupported one.
         """
         asked = [*self._asked()]
         if len(asked) > 1:
-            raise invalid_field(asked[1].field, f"`{asked[0].field}` asks for a form already")
+            reason = f"not allowed together with `{asked[0].field}`"
+            raise invalid_field(asked[1].field, reason)
         return asked[0] if asked else None
 
     def _asked(self) -> Iterator[OutputFormat]:
-        if (
-            self.response_format is not None
-            and (found := _response_format(self.response_format)) is not None
-        ):
-            yield found
+        if self.response_format is not None:
+            yield from _response_format(self.response_format)
         if (new := self.structured_outputs) is not None:
             for name, value in (new.model_extra or {}).items():
                 if value:
                     field = f"structured_outputs.{name}"
-                    raise invalid_field(
-                        field, "this is not supported", code="unsupported_parameter"
-                    )
+                    raise invalid_field(field, "not supported", code="unsupported_parameter")
             if new.json_object:
                 yield OutputFormat(kind="json_object", field="structured_outputs.json_object")
             yield from _formats(
@@ -230,10 +227,7 @@ def _formats(
     choice: list[str] | None,
     grammar: str | None,
 ) -> Iterator[OutputFormat]:
-    """vLLM's ways, of which each asks for nothing when it is empty.
-
-    `form`: how their fields are called.
-    """
+    """The formats of vLLM's fields. Empty fields ask for nothing. form: pattern of their names."""
     if schema is not None and schema != "":
         yield _schema_format(schema, field=form.format("json"))
     if choice:
@@ -244,7 +238,7 @@ def _formats(
         yield OutputFormat(kind="lark", pattern=grammar, field=form.format("grammar"))
 
 
-def _response_format(given: ResponseFormat) -> OutputFormat | None:
+def _response_format(given: ResponseFormat) -> Iterator[OutputFormat]:
     if given.type not in _KINDS:
         raise invalid_field(
             "response_format.type",
@@ -252,20 +246,20 @@ def _response_format(given: ResponseFormat) -> OutputFormat | None:
             code="unsupported_parameter",
             shown=f", got {given.type[:40]!r}",
         )
-    if given.type == "json_object" and given.schema_ is None:
-        return OutputFormat(kind="json_object", field="response_format")
+    inner = given.json_schema
     if given.type == "text":
-        return None
-    if given.json_schema is not None and given.json_schema.schema_ is not None:
-        schema, field = given.json_schema.schema_, "response_format.json_schema.schema"
+        return
+    if given.type == "json_object" and given.schema_ is None:
+        yield OutputFormat(kind="json_object", field="response_format")
+    elif inner is not None and inner.schema_ is not None:
+        field = "response_format.json_schema.schema"
+        yield OutputFormat(kind="json_schema", schema=inner.schema_, field=field)
     elif given.schema_ is not None:
-        schema, field = given.schema_, "response_format.schema"
+        field = "response_format.schema"
+        yield OutputFormat(kind="json_schema", schema=given.schema_, field=field)
     else:
-        missing = "response_format.json_schema" + (
-            ".schema" if given.json_schema is not None else ""
-        )
-        raise missing_field(missing)
-    return OutputFormat(kind="json_schema", schema=schema, field=field)
+        field = "response_format.json_schema"
+        raise missing_field(field if inner is None else f"{field}.schema")
 
 
 def _schema_format(schema: dict[str, Any] | bool | str, *, field: str) -> OutputFormat:
@@ -275,7 +269,7 @@ def _schema_format(schema: dict[str, Any] | bool | str, *, field: str) -> Output
         except (ValueError, RecursionError):
             raise invalid_field(field, "the text is not valid JSON") from None
     if not isinstance(schema, dict | bool):
-        raise invalid_field(field, f"{_WANTED}", code="invalid_type")
+        raise invalid_field(field, "a JSON schema is an object", code="invalid_type")
     return OutputFormat(kind="json_schema", schema=schema, field=field)
 
 
@@ -308,8 +302,7 @@ def prompts_of(given: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _not_too_many(value: Any) -> Any:
-    # Before the entries are looked at: each bad one would become an error of its own, a million of
-    # them gigabytes.
+    # Checked before the entries: each invalid one would become an error, a million of them gigabytes.
     if isinstance(value, dict) and len(value) > _MOST_BIASES:
         raise ValueError(f"at most {_MOST_BIASES} tokens, got {len(value)}")
     return value
@@ -339,66 +332,70 @@ Stop = Annotated[
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries besides the text."""
+    """What a stream contains besides the text."""
 
     model_config = STRICT
 
     include_usage: bool | None = optional("Send a last chunk with the token counts before [DONE].")
     continuous_usage_stats: bool | None = optional(
-        "With include_usage: every chunk has the counts so far, as vLLM's; what was cached comes with the last."
+        "With include_usage, as in vLLM: every chunk has the current counts; only the last has cached tokens."
     )
 
 
 class SamplingFields(SharedFields):
-    """How to sample, and whose request it is: the same for chat, completions and Responses."""
+    """Sampling and priority: the fields that chat, completions and Responses share."""
 
-    model: Model | None = optional(
-        "Id of a model that /v1/models lists; the first of them if not given."
-    )
-    stream: bool | None = optional("Send the answer as server-sent events while it is made.")
+    model: Model | None = optional("Id of a model that /v1/models lists; default: the first one.")
+    stream: bool | None = optional("Send the answer as server-sent events while it is generated.")
     temperature: Annotated[float, within("temperature", le=2)] | None = optional(
         "0 takes the most likely token."
     )
-    top_p: TopP | None = optional("Draw from the likeliest tokens of this mass.")
-    top_k: Annotated[int, within("top_k")] | None = optional("Draw from so many tokens; 0: off.")
-    min_p: Annotated[float, within("min_p")] | None = optional(
-        "Draw from tokens at least this likely, relative to the likeliest."
+    top_p: TopP | None = optional("Sample from the most likely tokens with this total probability.")
+    top_k: Annotated[int, within("top_k")] | None = optional(
+        "Sample from this number of most likely tokens; 0: off."
     )
-    presence_penalty: PresencePenalty | None = optional("On tokens the answer has already.")
-    frequency_penalty: FrequencyPenalty | None = optional("Per time the answer has a token.")
+    min_p: Annotated[float, within("min_p")] | None = optional(
+        "Sample from tokens at least this likely, relative to the most likely one."
+    )
+    presence_penalty: PresencePenalty | None = optional(
+        "Penalty on each token that the answer contains."
+    )
+    frequency_penalty: FrequencyPenalty | None = optional(
+        "Penalty on a token for each time that the answer contains it."
+    )
     repetition_penalty: Annotated[float, within("repetition_penalty")] | None = optional(
-        "Factor on tokens of prompt and answer; 1: off."
+        "Factor on tokens of the prompt and the answer; 1: off."
     )
     logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_not_too_many)] | None = optional(
-        "Token id → what is added to its logit."
+        "Token id → number to add to its logit."
     )
     seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = optional(
         "The same seed and request give the same answer."
     )
-    ignore_eos: bool | None = optional("Go on past the model's end-of-text tokens.")
+    ignore_eos: bool | None = optional("Continue after the model's end-of-text tokens.")
     user: str | None = optional("Accepted, without effect.")
     metadata: dict[str, Any] | None = optional("Accepted, without effect.")
     store: bool | None = optional("Accepted, without effect.")
     service_tier: str | None = optional(
-        "`flex`, `batch`: nobody waits for the answer; others go first."
+        "`flex` or `batch`: nobody waits for the answer, so other requests go first."
     )
     priority: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = optional(
-        "As vLLM's: above 0, others go first."
+        "As in vLLM: above 0, other requests go first."
     )
     safety_identifier: str | None = optional("Accepted, without effect.")
 
     def sampling(self) -> SamplingParams:
-        """The sampling parameters: what is given, on top of the plain defaults."""
+        """The sampling parameters, with plain defaults for those that are not given."""
         given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         if self.logit_bias:
             given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         if self.seed is not None:
-            # seeds of further choices are counted up from it: stay below 2**64
+            # the seeds of further choices count up from it and must stay below 2**64
             given["seed"] = self.seed & INT64_MAX
         return SamplingParams(**given)
 
     def request_options(self) -> dict[str, Any]:
-        """Fields of a GenerationRequest that the endpoints have in common."""
+        """The fields of a GenerationRequest about sampling."""
         return {
             "sampling": self.sampling(),
             "unset_sampling": tuple(name for name in _SAMPLING if getattr(self, name) is None),
@@ -413,7 +410,7 @@ class SamplingFields(SharedFields):
         choices: int = 1,
         session_key: str = "",
     ) -> AnswerPlan:
-        """The plan for these requests and this form."""
+        """The plan for these requests and this format."""
         return AnswerPlan(
             requests=requests,
             form=form,
@@ -425,14 +422,14 @@ class SamplingFields(SharedFields):
 
 
 class GenerationFields(SamplingFields):
-    """Further fields of chat and of completions."""
+    """Further fields of chat and completions."""
 
     stream_options: StreamOptions | None = None
     return_progress: bool | None = optional(
-        "Tell in a stream how far the prompt is read, as llama.cpp's server: chunks with `prompt_progress`."
+        "Report the progress of prefill in a stream, like llama.cpp's server: chunks with `prompt_progress`."
     )
-    max_tokens: MaxTokens | None = optional("Most tokens to generate for each choice.")
-    n: Annotated[int, Field(ge=1)] | None = optional("How many answers to give.")
+    max_tokens: MaxTokens | None = optional("Maximum number of tokens of each choice.")
+    n: Annotated[int, Field(ge=1)] | None = optional("Number of answers.")
     stop: Stop | None = optional("Strings that end the answer; they are not part of it.")
 
     @property
@@ -442,12 +439,10 @@ class GenerationFields(SamplingFields):
 
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings as a tuple."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def request_options(self) -> dict[str, Any]:
-        """Fields of a GenerationRequest that the two endpoints have in common."""
+        """The fields of a GenerationRequest that both endpoints share."""
         return {
             **super().request_options(),
             "choices": self.choices,
@@ -456,29 +451,26 @@ class GenerationFields(SamplingFields):
         }
 
     def answer_options(self, services: Services) -> dict[str, Any]:
-        """What an OpenAIAnswer has to know."""
-        options = self.stream_options
+        """The arguments of an OpenAIAnswer."""
+        options = self.stream_options or StreamOptions()
+        shows_usage = bool(options.include_usage)
         return {
             "model": model_of(services, self.model),
             "version": __version__,
             "shows_progress": bool(self.return_progress),
-            "shows_usage": bool(options and options.include_usage),
-            "shows_counts": bool(
-                options and options.include_usage and options.continuous_usage_stats
-            ),
+            "shows_usage": shows_usage,
+            "shows_counts": shows_usage and bool(options.continuous_usage_stats),
         }
 
     def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
-        """Raise RequestRefused for what the types alone cannot tell."""
+        """Raise RequestRefused for what the field types alone allow."""
         UNSUPPORTED.refuse(self.model_extra)
         if self.stream_options is not None and not self.stream:
-            raise RequestRefused(
-                "`stream_options` is allowed only with `stream`", field="stream_options"
-            )
+            reason = "`stream_options` is allowed only with `stream`"
+            raise RequestRefused(reason, field="stream_options")
         if self.choices > limits.max_choices:
-            raise invalid_field(
-                "n", f"this server gives at most {limits.max_choices} choices, got {self.n}"
-            )
+            reason = f"this server gives at most {limits.max_choices} choices, got {self.n}"
+            raise invalid_field("n", reason)
         if len(self.stop_strings()) > limits.max_stop_strings:
             raise invalid_field("stop", f"at most {limits.max_stop_strings} strings")
 

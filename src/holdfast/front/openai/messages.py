@@ -1,4 +1,4 @@
-"""The messages and tools of a chat request: what is accepted, and the form that the prompt gets."""
+"""The messages and tools of a chat request: their types, and how they become those of a prompt."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from holdfast.front.server.fields import (
     STRICT,
     TAG_MARK,
     FunctionName,
+    TextOrMany,
     ToolMode,
     checked_definitions,
     choice_among,
     is_media,
-    one_or_many,
     refuse_too_many,
     refused_media,
     without_media,
@@ -25,8 +25,6 @@ from holdfast.front.server.fields import (
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.wire.requests import ToolChoice
 
-_ONE = TAG_MARK + "one"
-_MANY = TAG_MARK + "many"
 _OBJECT = TAG_MARK + "object"
 _TEXT = TAG_MARK + "text"
 _WORD = TAG_MARK + "word"
@@ -37,7 +35,7 @@ _TEXT_PARTS = {
     "refusal": "refusal",
 }  # type of a part → key of its text
 _THOUGHTS = ("thinking", "reasoning")  # types of parts
-_MAY_BE_EMPTY = _MAY_THINK = "assistant"
+_ASSISTANT = "assistant"
 _OLD_RESULT = "function"
 _RESULTS = frozenset({"tool", _OLD_RESULT})  # roles
 _SERVED_TYPE = "function"
@@ -55,7 +53,7 @@ def _object_or_text(value: Any) -> str:
 
 @with_config(STRICT)
 class ContentPart(TypedDict):
-    """A part of a message's content: text, or an earlier thought of the assistant's."""
+    """A part of a message's content: text, or an earlier thought of the assistant."""
 
     type: str
     text: NotRequired[str | None]
@@ -63,10 +61,7 @@ class ContentPart(TypedDict):
     thinking: NotRequired[Any]
 
 
-Content = Annotated[
-    Annotated[str, Tag(_ONE)] | Annotated[list[ContentPart], Field(fail_fast=True), Tag(_MANY)],
-    Discriminator(one_or_many),
-]
+Content = TextOrMany[ContentPart]
 Arguments = Annotated[
     Annotated[str, Tag(_TEXT)] | Annotated[dict[str, Any], Tag(_OBJECT)],
     Discriminator(_object_or_text),
@@ -75,10 +70,7 @@ Arguments = Annotated[
 
 @with_config(STRICT)
 class FunctionCall(TypedDict):
-    """A call that the assistant made in an earlier turn.
-
-    OpenAI sends the arguments as text, others as an object.
-    """
+    """A call in an earlier turn. OpenAI's clients send the arguments as text, others as an object."""
 
     name: str
     arguments: NotRequired[Arguments | None]
@@ -86,7 +78,7 @@ class FunctionCall(TypedDict):
 
 @with_config(STRICT)
 class EarlierCall(TypedDict):
-    """One entry of an earlier assistant message's `tool_calls`."""
+    """An entry of `tool_calls` in an earlier message of the assistant."""
 
     id: NotRequired[str | None]
     type: NotRequired[Literal["function"] | None]
@@ -95,7 +87,7 @@ class EarlierCall(TypedDict):
 
 @with_config(STRICT)
 class ChatMessage(TypedDict):
-    """One turn of the conversation."""
+    """A message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: NotRequired[
@@ -107,25 +99,27 @@ class ChatMessage(TypedDict):
     tool_calls: NotRequired[Annotated[list[EarlierCall], Field(fail_fast=True)] | None]
     tool_call_id: NotRequired[str | None]
     function_call: NotRequired[
-        Annotated[
-            FunctionCall | None, Field(description="An earlier call in the form of `functions`.")
-        ]
+        Annotated[FunctionCall | None, Field(description="An earlier call of one of `functions`.")]
     ]
     reasoning_content: NotRequired[
-        Annotated[str | None, Field(description="What the assistant thought before it answered.")]
+        Annotated[str | None, Field(description="The assistant's reasoning.")]
     ]
-    reasoning: NotRequired[Annotated[str | None, Field(description="The same under another name.")]]
-    thinking: NotRequired[Annotated[str | None, Field(description="The same under another name.")]]
+    reasoning: NotRequired[
+        Annotated[str | None, Field(description="Another name of reasoning_content.")]
+    ]
+    thinking: NotRequired[
+        Annotated[str | None, Field(description="Another name of reasoning_content.")]
+    ]
 
 
 def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """The messages as a prompt has them: calls and results of the older form (`functions`) in the
-    newer one, thoughts apart.
+    """The messages of a prompt.
 
-    Results have notes in the place of media.
+    Calls and results of the older form (`functions`) become tool calls, thoughts move from the
+    content to `reasoning_content`, and notes take the place of media in results.
     """
     ready: list[dict[str, Any]] = []
-    latest: dict[str, str] = {}  # name of a function of the older form → id of its latest call
+    latest: dict[str, str] = {}  # older form: name of a function → id of its latest call
     for place, message in enumerate(messages):
         turn: dict[str, Any] = dict(message)
         if turn["role"] in _RESULTS and isinstance(turn.get("content"), list):
@@ -142,16 +136,16 @@ def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
 
 
 def _with_thoughts_apart(turn: dict[str, Any]) -> dict[str, Any]:
-    """Mistral's clients send a thought as a part of the content: what the other fields for it say
-    goes before that.
-    """
+    """Mistral's clients send thoughts as parts of the content; the fields for thoughts override them."""
     content = turn.get("content")
     if not isinstance(content, list) or not any(part["type"] in _THOUGHTS for part in content):
         return turn
     thoughts = "\n".join(_thought(part) for part in content if part["type"] in _THOUGHTS)
-    said = any(turn.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
     rest = [part for part in content if part["type"] not in _THOUGHTS]
-    return {**turn, "content": rest or None, **({} if said else {"reasoning_content": thoughts})}
+    turn = {**turn, "content": rest or None}
+    if not any(turn.get(name) for name in ("reasoning_content", "reasoning", "thinking")):
+        turn["reasoning_content"] = thoughts
+    return turn
 
 
 def _thought(part: Mapping[str, Any]) -> str:
@@ -162,21 +156,21 @@ def _thought(part: Mapping[str, Any]) -> str:
 
 
 def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
-    """Raise RequestRefused naming the first message or part that has no text where it must, or
-    something else than text.
+    """Raise RequestRefused naming the first message or part that is not text.
 
-    What a thought of the assistant's, or media in the result of a tool, become in a prompt is text.
+    Allowed besides text: thoughts of the assistant, and media in results of tools.
     """
     for position, message in enumerate(messages):
         field = f"messages.{position}.content"
         content = message.get("content")
-        if content is None and message["role"] != _MAY_BE_EMPTY:
+        if content is None and message["role"] != _ASSISTANT:
             reason = f"`{field}` is required for the role {message['role']}"
             raise RequestRefused(reason, code="invalid_type", field=field)
         if isinstance(content, list):
             for place, part in enumerate(content):
-                is_thought = part["type"] in _THOUGHTS and message["role"] == _MAY_THINK
-                if not is_thought and not (is_media(part["type"]) and message["role"] in _RESULTS):
+                is_thought = part["type"] in _THOUGHTS and message["role"] == _ASSISTANT
+                is_result = is_media(part["type"]) and message["role"] in _RESULTS
+                if not is_thought and not is_result:
                     _refuse_unless_text(part, f"{field}.{place}")
 
 
@@ -206,7 +200,7 @@ class FunctionDefinition(TypedDict):
         Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
     ]
     strict: NotRequired[
-        Annotated[bool | None, Field(description="The arguments are made to fit the schema.")]
+        Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
     ]
 
 
@@ -220,14 +214,14 @@ class ToolDefinition(TypedDict):
 
 @with_config(STRICT)
 class FunctionReference(TypedDict):
-    """One of the functions, by name."""
+    """A function by name."""
 
     name: FunctionName
 
 
 @with_config(STRICT)
 class ToolReference(TypedDict):
-    """One of the tools, by name."""
+    """A tool by name."""
 
     type: NotRequired[Literal["function"]]
     function: FunctionReference
@@ -235,7 +229,7 @@ class ToolReference(TypedDict):
 
 @with_config(STRICT)
 class AllowedTools(TypedDict):
-    """Some of the tools, of which the model may or must call one."""
+    """The tools that the model may or must call."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[ToolReference], Field(min_length=1, fail_fast=True)]
@@ -243,7 +237,7 @@ class AllowedTools(TypedDict):
 
 @with_config(STRICT)
 class NamedChoice(TypedDict):
-    """The tool that must be called (`function`), or those that may be (`allowed_tools`)."""
+    """The tool that must be called (`function`), or the tools that may be called (`allowed_tools`)."""
 
     type: NotRequired[Literal["function", "allowed_tools"]]
     function: NotRequired[FunctionReference]
@@ -266,20 +260,18 @@ Functions = Annotated[list[FunctionDefinition], Field(fail_fast=True)]
 def checked_tools(
     tools: Sequence[ToolDefinition], *, limits: LimitsSettings
 ) -> tuple[dict[str, Any], ...]:
-    """The tools as a prompt has them, without nulls.
-
-    Raises RequestRefused naming what cannot be served.
-    """
+    """The tools of a prompt, without nulls. Raises RequestRefused naming the field."""
     refuse_too_many(tools, limits.max_tools, field="tools")
     for place, tool in enumerate(tools):
         if (kind := tool["type"]) != _SERVED_TYPE:
-            name, shown = f"tools.{place}.type", f", not {kind[:40]!r}"
             raise invalid_field(
-                name, "only functions are supported", code="unsupported_parameter", shown=shown
+                f"tools.{place}.type",
+                "only functions are supported",
+                code="unsupported_parameter",
+                shown=f", not {kind[:40]!r}",
             )
         if "function" not in tool:
-            name = f"tools.{place}.function"
-            raise missing_field(name)
+            raise missing_field(f"tools.{place}.function")
     return checked_definitions(
         [_tool(tool["function"], tool) for tool in tools],
         field="tools.{}.function",
@@ -290,7 +282,7 @@ def checked_tools(
 def checked_functions(
     functions: Sequence[FunctionDefinition], *, limits: LimitsSettings
 ) -> tuple[dict[str, Any], ...]:
-    """The functions of the older form, as tools. Raises RequestRefused."""
+    """The functions of the older form, as the tools of a prompt. Raises RequestRefused."""
     refuse_too_many(functions, limits.max_tools, field="functions")
     return checked_definitions(
         [_tool(function) for function in functions],
@@ -302,47 +294,37 @@ def checked_functions(
 def tool_choice_of(
     choice: str | NamedChoice | None, *, tools: Sequence[Mapping[str, Any]], parallel: bool
 ) -> ToolChoice:
-    """What `tool_choice` asks for. Raises RequestRefused for a tool that is not among `tools`."""
+    """The meaning of `tool_choice`. Raises RequestRefused for a tool that is not among `tools`."""
     field = "tool_choice"
+    names: list[str] = []
     if choice is None or isinstance(choice, str):
-        return choice_among(
-            _MODES[choice or "auto"], (), tools=tools, parallel=parallel, field=field
-        )
-    if allowed := choice.get("allowed_tools"):
+        mode = _MODES[choice or "auto"]
+    elif allowed := choice.get("allowed_tools"):
+        mode = allowed["mode"]
         names = [tool["function"]["name"] for tool in allowed["tools"]]
-        return choice_among(
-            allowed["mode"],
-            names,
-            tools=tools,
-            parallel=parallel,
-            field=f"{field}.allowed_tools.tools",
-        )
-    if function := choice.get("function"):
-        return choice_among(
-            "required",
-            [function["name"]],
-            tools=tools,
-            parallel=parallel,
-            field=f"{field}.function.name",
-        )
-    missing = f"{field}.{choice.get('type', 'function')}"
-    raise missing_field(missing)
+        field = f"{field}.allowed_tools.tools"
+    elif function := choice.get("function"):
+        mode = "required"
+        names = [function["name"]]
+        field = f"{field}.function.name"
+    else:
+        raise missing_field(f"{field}.{choice.get('type', 'function')}")
+    return choice_among(mode, names, tools=tools, parallel=parallel, field=field)
 
 
 def function_call_of(
     choice: str | FunctionReference | None, *, tools: Sequence[Mapping[str, Any]]
 ) -> ToolChoice:
-    """What `function_call`, the older form, asks for; its answers have one call.
-
-    Raises RequestRefused.
-    """
+    """The meaning of `function_call`, the older form: one call at most. Raises RequestRefused."""
+    field = "function_call"
+    names: list[str] = []
     if choice is None or isinstance(choice, str):
-        return choice_among(
-            _MODES[choice or "auto"], (), tools=tools, parallel=False, field="function_call"
-        )
-    return choice_among(
-        "required", [choice["name"]], tools=tools, parallel=False, field="function_call.name"
-    )
+        mode = _MODES[choice or "auto"]
+    else:
+        mode = "required"
+        names = [choice["name"]]
+        field = f"{field}.name"
+    return choice_among(mode, names, tools=tools, parallel=False, field=field)
 
 
 def _tool(function: FunctionDefinition, tool: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -104,10 +104,11 @@ class _Recorder:
         tokenizer = self.bundle.tokenizer
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
         opening = self.bundle.without_hidden(self.opening)
-        # With these exceptions, the events that the client saw mean all that the tokens mean.
+        # The events that the client saw mean all that the tokens mean, unless the text may contain calls
+        # that were not read, a stop string may have cut the last token, or the opening has a meaning.
         is_seen_whole = (
-            self.reads_calls
-            and end.stop_string is None
+            (self.reads_calls or not self._may_call(text))
+            and (end.stop_string is None or not _may_end_in(text, end.stop_string))
             and self._meaning(opening, end) == AnswerMeaning()
         )
         if not is_seen_whole and self._meaning(opening + text, end) != said:
@@ -122,6 +123,11 @@ class _Recorder:
             and token_ids == tokenizer.encode(text, add_special_tokens=False),
             tenant=self.tenant,
         )
+
+    def _may_call(self, text: str) -> bool:
+        dialect = self.bundle.dialect
+        encoded = dialect.markers.encode(text)
+        return any(opener in encoded for opener in dialect.encoded.openers)
 
     def _has_hidden(self, token_ids: Sequence[int]) -> bool:
         """Whether some tokens are special ones that the client did not see."""
@@ -138,6 +144,11 @@ class _Recorder:
             self.bundle.answer_reader(self.tools),
             cut=end.reason is not FinishReason.STOP,
         )
+
+
+def _may_end_in(text: str, stop: str) -> bool:
+    """Whether the text ends with a part of the stop string."""
+    return any(text.endswith(stop[:length]) for length in range(1, len(stop) + 1))
 
 
 class WarmAhead:

@@ -1,30 +1,25 @@
-"""The answer of POST /v1/responses: the response object and its numbered events.
+"""The answer of POST /v1/responses: the response object, its output items and its numbered events.
 
-The whole answer is their fold.
+The whole answer is the fold of its events. An answer that compacts a conversation has one item, the
+sealed summary, which the client sends back in place of the conversation.
 """
 
 from __future__ import annotations
 
+import abc
+import itertools
+import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
-from holdfast.front.openai.answers import content_logprobs
-from holdfast.front.responses.output_items import (
-    Event,
-    ItemStatus,
-    OutputItem,
-    WrittenCall,
-    WrittenCustomCall,
-    WrittenItem,
-    WrittenMessage,
-    WrittenSummary,
-    WrittenThought,
-)
-from holdfast.front.responses.tools import OfferedTools
+from holdfast.front.openai.answers import ContentLogprob, content_logprobs
+from holdfast.front.responses.fields import ClientTool, OfferedTools, Shows
+from holdfast.front.responses.items import kind_of, stored_input
 from holdfast.front.server.answers import (
     KEEP_ALIVE_COMMENT,
     AnswerFormat,
@@ -32,7 +27,7 @@ from holdfast.front.server.answers import (
     TokenCounts,
     WholeChoice,
 )
-from holdfast.front.server.problem import Problem
+from holdfast.front.server.problem import Problem, RequestRefused
 from holdfast.wire.output import (
     ChoiceFinished,
     EndWord,
@@ -47,6 +42,8 @@ from holdfast.wire.requests import SamplingParams
 ResponseStatus: TypeAlias = Literal[
     "queued", "in_progress", "completed", "incomplete", "failed", "cancelled"
 ]
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+Event: TypeAlias = tuple[str, Mapping[str, Any]]  # type without `response.`, and fields
 # code of a problem → the code that clients of the Responses API act upon
 _FAILURES: Mapping[str, str] = {
     "context_length_exceeded": "context_length_exceeded",
@@ -54,22 +51,108 @@ _FAILURES: Mapping[str, str] = {
     "model_unavailable": "server_is_overloaded",
     "request_too_large_for_memory": "invalid_prompt",
 }
+_OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_NO_LOW = r"(?=[^\\]|\\[^u]|\\u(?![dD][c-fC-F])[0-9a-fA-F]{4})"
+# matches the part of a JSON string that can be decoded already: it stops before the closing quote
+# and before an escape whose end has not arrived
+_DECODABLE = re.compile(
+    rf'(?:[^"\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{{4}}|{_HIGH}(?:{_LOW}|{_NO_LOW}))*+'
+)
 
 
-class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+class _Tagged(Struct, frozen=True, tag_field="type"):
+    """A JSON object whose class decides its `type`."""
+
+
+class OutputText(_Tagged, frozen=True, kw_only=True, tag="output_text"):
+    """The text of a message."""
+
+    text: str
+    annotations: Sequence[Any] = ()
+    logprobs: Sequence[ContentLogprob] = ()
+
+
+class ReasoningText(_Tagged, frozen=True, kw_only=True, tag="reasoning_text"):
+    """A thought."""
+
+    text: str
+
+
+class SummaryText(_Tagged, frozen=True, kw_only=True, tag="summary_text"):
+    """A complete thought, for clients that asked for a summary."""
+
+    text: str
+
+
+class MessageItem(_Tagged, frozen=True, kw_only=True, tag="message"):
+    """Visible text of the answer."""
+
+    id: str
+    status: ItemStatus
+    role: Literal["assistant"] = "assistant"
+    content: Sequence[OutputText] = ()
+
+
+class ReasoningItem(_Tagged, frozen=True, kw_only=True, tag="reasoning"):
+    """A thought. `encrypted_content` repeats it, sealed, for clients that send their history back."""
+
+    id: str
+    summary: Sequence[SummaryText] = ()
+    content: Sequence[ReasoningText] | UnsetType = UNSET
+    encrypted_content: str | UnsetType = UNSET
+    status: ItemStatus
+
+
+class FunctionCallItem(_Tagged, frozen=True, kw_only=True, tag="function_call"):
+    """A call of a function. `arguments`: JSON text."""
+
+    id: str
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    arguments: str
+    status: ItemStatus
+
+
+class CustomCallItem(_Tagged, frozen=True, kw_only=True, tag="custom_tool_call"):
+    """A call of a tool whose only argument is a text."""
+
+    id: str
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str
+    status: ItemStatus
+
+
+class CompactionItem(_Tagged, frozen=True, kw_only=True, tag="compaction"):
+    """A sealed summary of the conversation so far, which clients send back in place of it."""
+
+    id: str
+    encrypted_content: str
+
+
+OutputItem: TypeAlias = (
+    MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CompactionItem
+)
+
+
+class InputTokensDetails(Struct, frozen=True, kw_only=True):
     """Details of the input tokens."""
 
     cached_tokens: int
     cache_write_tokens: int = 0  # cache writes are not charged
 
 
-class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+class OutputTokensDetails(Struct, frozen=True, kw_only=True):
     """Details of the output tokens."""
 
     reasoning_tokens: int
 
 
-class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseUsage(Struct, frozen=True, kw_only=True):
     """Exact token counts of one response."""
 
     input_tokens: int
@@ -79,20 +162,20 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
 
 
-class ResponseFailure(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseFailure(Struct, frozen=True, kw_only=True):
     """Why a response failed."""
 
     code: str
     message: str
 
 
-class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
+class IncompleteDetails(Struct, frozen=True, kw_only=True):
     """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
-class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseObject(Struct, frozen=True, kw_only=True):
     """A response at one moment. From `instructions` on, it repeats the request."""
 
     id: str
@@ -118,7 +201,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int = 0
     reasoning: Any = None
     text: Any = None
-    truncation: Literal["disabled"] = "disabled"  # nothing is ever cut from an input
+    truncation: Literal["disabled"] = "disabled"  # an input is never shortened
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool = False
@@ -128,23 +211,24 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     safety_identifier: str | None = None
     service_tier: Literal["default"] = "default"
     user: str | None = None
-    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
+    holdfast: Explanation | UnsetType = UNSET
 
 
-class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseEvent(Struct, frozen=True, kw_only=True):
     """An event of a stream; its other fields depend on its type."""
 
     type: str
     sequence_number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shows:
-    """What the client wants to see besides the text."""
+class CompactedResponse(Struct, frozen=True, kw_only=True):
+    """What replaces a conversation: its user messages and one compaction item."""
 
-    logprobs: bool = False
-    sealed_thoughts: bool = False  # thoughts also as encrypted_content
-    summaries: bool = False  # thoughts as summary instead of as content
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int  # seconds since 1970
+    output: Sequence[Any]
+    usage: ResponseUsage
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
@@ -161,9 +245,8 @@ class ResponseAnswer(AnswerFormat):
     """AnswerFormat of a response.
 
     seal: makes the encrypted_content of a thought.
-    record: called with each event and its number, in a whole answer too, except for repeated status
-        events. At the
-        last event `response` is final.
+    record: called with the number and bytes of each event, also while a whole answer is made, but
+        not with repeated status events. When it is called with the last event, `response` is final.
     """
 
     def __init__(
@@ -174,7 +257,7 @@ class ResponseAnswer(AnswerFormat):
         shows: Shows,
         seal: Callable[[str], str] = lambda _: "",
     ) -> None:
-        self.response = response  # as it stands; final from the last event on
+        self.response = response  # the current state; final from the last event on
         self.record: Callable[[int, bytes], None] = lambda number, event: None
         # by item id: thoughts that their item does not show as content
         self.hidden_thoughts: dict[str, str] = {}
@@ -182,9 +265,9 @@ class ResponseAnswer(AnswerFormat):
         self._shows = shows
         self._seal = seal
         self._done: list[OutputItem] = []
-        self._now: WrittenItem | None = None
+        self._now: _WrittenItem | None = None
         self._next_number = 0
-        self._told_status = ""
+        self._sent_status = ""
         self._end: EndWord = "stop"
 
     @property
@@ -197,7 +280,7 @@ class ResponseAnswer(AnswerFormat):
         self._change(**sampling_fields(sampling))
 
     def keep_alive(self) -> bytes:
-        """`response.in_progress` or `response.queued` again: clients count events, not bytes."""
+        """Repeat the status event: clients give up when no events arrive, and ignore comments."""
         return self._created() + self._status_event()
 
     def keep_alive_of_follower(self) -> bytes:
@@ -208,7 +291,7 @@ class ResponseAnswer(AnswerFormat):
         """The events before the first item."""
         begun = self._created()
         if self.response.status == "queued":
-            if self._told_status != "queued":
+            if self._sent_status != "queued":
                 begun += self._status_event()
             self._change(status="in_progress")
         return begun + self._status_event()
@@ -219,10 +302,10 @@ class ResponseAnswer(AnswerFormat):
             return self._text(event) if event.text or event.logprobs else b""
         if isinstance(event, ToolCallStarted):
             tool = self._tools.client_tool(event.name)
-            kind = WrittenCustomCall if tool.is_custom else WrittenCall
+            kind = _WrittenCustomCall if tool.is_custom else _WrittenCall
             closed = self._closed(_status_before_next(self._now))
-            return closed + self._added(kind(id=self._new_id(kind), call_id=event.id, tool=tool))
-        if isinstance(self._now, WrittenCall):
+            return closed + self._added(kind(self._new_id(kind), call_id=event.id, tool=tool))
+        if isinstance(self._now, _WrittenCall):
             if isinstance(event, ToolArgumentsDelta):
                 return self._item_events(self._now, self._now.more(event.text))
             if isinstance(event, ToolCallFinished):
@@ -235,7 +318,20 @@ class ResponseAnswer(AnswerFormat):
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The last event, with the final response object."""
-        self._conclude(counts, explanation)
+        usage = ResponseUsage(
+            input_tokens=counts.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=counts.cached_tokens),
+            output_tokens=counts.completion_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=counts.reasoning_tokens),
+            total_tokens=counts.prompt_tokens + counts.completion_tokens,
+        )
+        changes: dict[str, Any] = {"usage": usage}
+        if explanation is not None:
+            changes["holdfast"] = explanation
+        if self._end == "length":
+            self._end_as("incomplete", incomplete_details=IncompleteDetails(), **changes)
+        else:
+            self._end_as("completed", completed_at=int(time.time()), **changes)
         return self._event(self.response.status, response=self.response)
 
     def broken(self, problem: Problem) -> bytes:
@@ -258,7 +354,7 @@ class ResponseAnswer(AnswerFormat):
         return msgspec.json.encode(self.response)
 
     def cancel(self) -> None:
-        """End the response as it is.
+        """End the response in its current state.
 
         The API has no event for that, so the last one says incomplete.
         """
@@ -266,16 +362,16 @@ class ResponseAnswer(AnswerFormat):
         self._event("incomplete", response=self.response)
 
     def _text(self, event: TextDelta) -> bytes:
-        kind: type[WrittenItem] = WrittenThought
+        kind: type[_WrittenItem] = _WrittenThought
         if event.kind == "text":
-            kind = WrittenMessage
+            kind = _WrittenMessage
         elif self._shows.summaries:
-            kind = WrittenSummary
+            kind = _WrittenSummary
         item = self._now
         begun = b""
         if type(item) is not kind:
             closed = self._closed(_status_before_next(item))
-            item = kind(id=self._new_id(kind))
+            item = kind(self._new_id(kind))
             begun = closed + self._added(item)
         shows_logprobs = self._shows.logprobs and event.kind == "text"
         logprobs = content_logprobs(event.logprobs) if shows_logprobs else ()
@@ -284,22 +380,6 @@ class ResponseAnswer(AnswerFormat):
     def _finished(self, end: EndWord) -> bytes:
         self._end = end
         return self._closed("incomplete" if end == "length" else _status_before_next(self._now))
-
-    def _conclude(self, counts: TokenCounts, explanation: Explanation | None) -> None:
-        usage = ResponseUsage(
-            input_tokens=counts.prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=counts.cached_tokens),
-            output_tokens=counts.completion_tokens,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=counts.reasoning_tokens),
-            total_tokens=counts.prompt_tokens + counts.completion_tokens,
-        )
-        changes: dict[str, Any] = {"usage": usage}
-        if explanation is not None:
-            changes["holdfast"] = explanation
-        if self._end == "length":
-            self._end_as("incomplete", incomplete_details=IncompleteDetails(), **changes)
-        else:
-            self._end_as("completed", completed_at=int(time.time()), **changes)
 
     def _end_as(self, status: ResponseStatus, **changes: Any) -> None:
         if self._now is not None:
@@ -310,15 +390,15 @@ class ResponseAnswer(AnswerFormat):
     def _change(self, **changes: Any) -> None:
         self.response = msgspec.structs.replace(self.response, **changes)
 
-    def _new_id(self, kind: type[WrittenItem]) -> str:
+    def _new_id(self, kind: type[_WrittenItem]) -> str:
         return f"{kind.id_prefix}_{self.id.removeprefix('resp_')}{len(self._done):02x}"
 
-    def _added(self, item: WrittenItem) -> bytes:
+    def _added(self, item: _WrittenItem) -> bytes:
         self._now = item
         added = self._event(
             "output_item.added", output_index=len(self._done), item=item.item("in_progress")
         )
-        return added + self._item_events(item, item.beginning())
+        return added + self._item_events(item, item.part_events("added"))
 
     def _closed(self, status: ItemStatus) -> bytes:
         """End the current item, if there is one.
@@ -329,20 +409,20 @@ class ResponseAnswer(AnswerFormat):
         self._now = None
         if item is None:
             return b""
-        if isinstance(item, WrittenThought):
-            if isinstance(item, WrittenSummary):
+        if isinstance(item, _WrittenThought):
+            if isinstance(item, _WrittenSummary):
                 self.hidden_thoughts[item.id] = item.text
             if self._shows.sealed_thoughts:
                 item.sealed = self._seal(item.text)
-        is_told = status == "completed" or not isinstance(item, WrittenCall)
-        events = self._item_events(item, item.ending()) if is_told else b""
+        is_shown = status == "completed" or not isinstance(item, _WrittenCall)
+        events = self._item_events(item, item.ending()) if is_shown else b""
         whole = item.item(status)
-        if is_told:
+        if is_shown:
             events += self._event("output_item.done", output_index=len(self._done), item=whole)
         self._done.append(whole)
         return events
 
-    def _item_events(self, item: WrittenItem, events: Sequence[Event]) -> bytes:
+    def _item_events(self, item: _WrittenItem, events: Sequence[Event]) -> bytes:
         place = {"item_id": item.id, "output_index": len(self._done)}
         return b"".join([self._event(kind, **place, **fields) for kind, fields in events])
 
@@ -353,9 +433,9 @@ class ResponseAnswer(AnswerFormat):
 
     def _status_event(self) -> bytes:
         status = self.response.status
-        is_news = status != self._told_status
-        self._told_status = status
-        return self._event(status, is_news, response=self.response)
+        is_new = status != self._sent_status
+        self._sent_status = status
+        return self._event(status, is_new, response=self.response)
 
     def _event(self, kind: str, is_recorded: bool = True, /, **fields: Any) -> bytes:
         """An event. Numbers count from 0, over recorded and other events."""
@@ -370,6 +450,278 @@ class ResponseAnswer(AnswerFormat):
         return event
 
 
-def _status_before_next(item: WrittenItem | None) -> ItemStatus:
+class CompactionAnswer(ResponseAnswer):
+    """AnswerFormat of a response whose only item is a compaction item."""
+
+    # answer with a CompactedResponse for this conversation
+    replaces: Sequence[Mapping[str, Any]] | None = None
+
+    def delta(self, event: OutputDelta) -> bytes:
+        """Collect the summary. Thoughts are dropped."""
+        if not isinstance(event, TextDelta) or event.kind != "text" or not event.text:
+            return b""
+        item = self._now
+        begun = b""
+        if item is None:
+            item = _WrittenCompaction(self._new_id(_WrittenCompaction), seal=self._seal)
+            begun = self._added(item)
+        item.pieces.append(event.text)
+        return begun
+
+    def whole(
+        self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
+        """The response object, or the CompactedResponse."""
+        whole = super().whole(choices, counts, explanation)
+        if self.replaces is None:
+            return whole
+        response = self.response
+        assert response.usage is not None, "a response that has ended has its usage"
+        messages = [item for item in self.replaces if kind_of(item) == "message"]
+        kept = [item for item in messages if item.get("role") == "user"]
+        compacted = CompactedResponse(
+            id=response.id,
+            created_at=response.created_at,
+            output=[*stored_input(kept), *response.output],
+            usage=response.usage,
+        )
+        return msgspec.json.encode(compacted)
+
+    def _finished(self, end: EndWord) -> bytes:
+        if self._now is None or not self._now.text.strip():
+            reason = (
+                "the model wrote no summary; please try again, or keep the conversation as it is"
+            )
+            raise RequestRefused(reason, status=422, code="empty_summary")
+        return self._closed("completed")  # a summary that was cut at the limit is used anyway
+
+    def _end_as(self, status: ResponseStatus, **changes: Any) -> None:
+        self._now = None  # part of a summary must not replace a conversation
+        super()._end_as(status, **changes)
+
+
+def _status_before_next(item: _WrittenItem | None) -> ItemStatus:
     """The status of an item when another one follows. A complete call was closed before."""
-    return "incomplete" if isinstance(item, WrittenCall) else "completed"
+    return "incomplete" if isinstance(item, _WrittenCall) else "completed"
+
+
+class _WrittenItem(abc.ABC):
+    """An output item while it is generated, and the events by which it grows."""
+
+    id_prefix: ClassVar[str]
+    text_event: ClassVar[str] = ""  # of deltas and of the whole text
+    text_key: ClassVar[str] = "text"
+    part_event: ClassVar[str] = ""  # empty: the item itself has the text
+    index: ClassVar[Mapping[str, int]] = {}  # of the part
+
+    def __init__(self, item_id: str) -> None:
+        self.id = item_id
+        self.pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @abc.abstractmethod
+    def item(self, status: ItemStatus) -> OutputItem:
+        """The item in its current state."""
+
+    def part(self) -> Any:
+        """The part that has the text so far."""
+        return None
+
+    def part_events(self, what: str) -> list[Event]:
+        if not self.part_event:
+            return []
+        return [(f"{self.part_event}.{what}", {**self.index, "part": self.part()})]
+
+    def more(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
+        """The events of more text."""
+        if not text and not logprobs:
+            return []
+        self.pieces.append(text)
+        return [(f"{self.text_event}.delta", {**self.index, "delta": text})]
+
+    def ending(self) -> list[Event]:
+        """The events before `output_item.done`."""
+        whole = {**self.index, self.text_key: self.text}
+        return [(f"{self.text_event}.done", whole), *self.part_events("done")]
+
+
+class _WrittenMessage(_WrittenItem):
+    id_prefix = "msg"
+    text_event = "output_text"
+    part_event = "content_part"
+    index: ClassVar[Mapping[str, int]] = {"content_index": 0}
+
+    def __init__(self, item_id: str) -> None:
+        super().__init__(item_id)
+        self._logprobs: list[Sequence[ContentLogprob]] = []
+
+    def part(self) -> OutputText:
+        return OutputText(text=self.text, logprobs=self._all_logprobs())
+
+    def item(self, status: ItemStatus) -> MessageItem:
+        content = () if status == "in_progress" else (self.part(),)
+        return MessageItem(id=self.id, status=status, content=content)
+
+    def more(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
+        if logprobs:
+            self._logprobs.append(logprobs)
+        events = super().more(text, logprobs)
+        return [(kind, {**fields, "logprobs": logprobs}) for kind, fields in events]
+
+    def ending(self) -> list[Event]:
+        (kind, whole), *others = super().ending()
+        return [(kind, {**whole, "logprobs": self._all_logprobs()}), *others]
+
+    def _all_logprobs(self) -> list[ContentLogprob]:
+        return list(itertools.chain.from_iterable(self._logprobs))
+
+
+class _WrittenThought(_WrittenItem):
+    id_prefix = "rs"
+    text_event = "reasoning_text"
+    part_event = "content_part"
+    index: ClassVar[Mapping[str, int]] = {"content_index": 0}
+    part_key: ClassVar[str] = "content"
+    sealed = ""  # `encrypted_content` once the thought is complete; empty: not shown
+
+    def part(self) -> ReasoningText | SummaryText:
+        return ReasoningText(text=self.text)
+
+    def item(self, status: ItemStatus) -> ReasoningItem:
+        parts: dict[str, Any] = {self.part_key: ()}
+        if status != "in_progress":
+            parts = {self.part_key: (self.part(),)}
+        return ReasoningItem(
+            id=self.id, status=status, encrypted_content=self.sealed or UNSET, **parts
+        )
+
+
+class _WrittenSummary(_WrittenThought):
+    text_event = "reasoning_summary_text"
+    part_event = "reasoning_summary_part"
+    index: ClassVar[Mapping[str, int]] = {"summary_index": 0}
+    part_key = "summary"
+
+    def part(self) -> SummaryText:
+        return SummaryText(text=self.text)
+
+
+class _WrittenCall(_WrittenItem):
+    id_prefix = "fc"
+    text_event = "function_call_arguments"
+    text_key = "arguments"
+
+    def __init__(self, item_id: str, *, call_id: str, tool: ClientTool) -> None:
+        super().__init__(item_id)
+        self._tool = tool
+        self._head: dict[str, Any] = {
+            "id": item_id,
+            "call_id": call_id,
+            "name": tool.name,
+            "namespace": tool.namespace or UNSET,
+        }
+
+    def item(self, status: ItemStatus) -> OutputItem:
+        return FunctionCallItem(arguments=self.text, status=status, **self._head)
+
+    def ending(self) -> list[Event]:
+        """The arguments, with the function's name."""
+        return [(f"{self.text_event}.done", {"arguments": self.text, "name": self._tool.name})]
+
+
+class _WrittenCustomCall(_WrittenCall):
+    """A call of a custom tool, whose text the model writes as JSON."""
+
+    id_prefix = "ctc"
+    text_event = "custom_tool_call_input"
+    text_key = "input"
+
+    def __init__(self, item_id: str, *, call_id: str, tool: ClientTool) -> None:
+        super().__init__(item_id, call_id=call_id, tool=tool)
+        self._decoder = CustomInput()
+
+    def item(self, status: ItemStatus) -> CustomCallItem:
+        return CustomCallItem(input=self.text, status=status, **self._head)
+
+    def more(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
+        """The events of the text that the JSON has shown so far."""
+        return super().more(self._decoder.more(text))
+
+    def ending(self) -> list[Event]:
+        """The rest of the text, then the whole text."""
+        rest = super().more(self._decoder.rest())
+        return [*rest, *_WrittenItem.ending(self)]
+
+
+class _WrittenCompaction(_WrittenItem):
+    """The compaction item. Its summary is not shown while it is written."""
+
+    id_prefix = "cmp"
+
+    def __init__(self, item_id: str, *, seal: Callable[[str], str]) -> None:
+        super().__init__(item_id)
+        self._seal = seal
+
+    def item(self, status: ItemStatus) -> CompactionItem:
+        """The item, sealed once the summary is complete."""
+        sealed = "" if status == "in_progress" else self._seal(self.text)
+        return CompactionItem(id=self.id, encrypted_content=sealed)
+
+    def ending(self) -> list[Event]:
+        return []
+
+
+class CustomInput:
+    """Decodes the JSON of a custom call while it arrives: `more` and `rest` together give its
+    `input`.
+    """
+
+    def __init__(self) -> None:
+        self._arguments: list[str] = []
+        self._given: list[str] = []
+        self._waiting = ""  # JSON that is not decoded yet
+        self._is_open = False
+
+    def more(self, fragment: str) -> str:
+        """The text that another fragment of JSON adds."""
+        self._arguments.append(fragment)
+        self._waiting += fragment
+        if not self._is_open:
+            opening = _OPENING.match(self._waiting)
+            if opening is None:
+                return ""
+            self._is_open = True
+            self._waiting = self._waiting[opening.end() :]
+        found = _DECODABLE.match(self._waiting)
+        piece = found[0] if found else ""
+        if not piece:
+            return ""
+        self._waiting = self._waiting[len(piece) :]
+        return self._give(json.loads(f'"{piece}"', strict=False))
+
+    def rest(self) -> str:
+        """The remaining text after the end of the call. JSON of another form is returned unchanged."""
+        arguments = "".join(self._arguments)
+        try:
+            whole = json.loads(arguments, strict=False)
+        except ValueError:
+            whole = None
+        text = whole.get("input") if isinstance(whole, dict) else None
+        if not isinstance(text, str):
+            return "" if self._is_open else self._give(arguments)
+        given = "".join(self._given)
+        text = _mended(text)
+        return self._give(text[len(given) :]) if text.startswith(given) else ""
+
+    def _give(self, text: str) -> str:
+        text = _mended(text)
+        self._given.append(text)
+        return text
+
+
+def _mended(text: str) -> str:
+    """The text with U+FFFD for halves of surrogate pairs, which JSON cannot carry."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,48 +1,99 @@
-"""POST /v1/responses: what a new Response continues, its generation, and its way into the store."""
+"""OpenAI's Responses API, which Codex and the newer SDKs speak: POST /v1/responses, its compaction and
+its token counts, and the list of models in Codex' form.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import PromptTooLong, ResponsesUnavailable
-from holdfast.front.responses.answer import ResponseAnswer, ResponseEvent, ResponseObject
-from holdfast.front.responses.compaction import CompactedResponse, CompactionAnswer
-from holdfast.front.responses.fields import ResponseRequest
+from holdfast.front.fleet.residency import ModelStatus
+from holdfast.front.openai.answers import ErrorBody, openai_error
+from holdfast.front.openai.endpoints import ModelCard, model_card
+from holdfast.front.responses.answer import (
+    CompactedResponse,
+    CompactionAnswer,
+    ResponseAnswer,
+    ResponseEvent,
+    ResponseObject,
+    sampling_fields,
+)
+from holdfast.front.responses.fields import OfferedTools, ResponseRequest, offered_tools
 from holdfast.front.responses.items import (
     TRIGGER,
+    asks_for_compaction,
     continued,
     items_of,
     shown_item,
-    stored_input,
-    stored_output,
+    summary_seal,
 )
-from holdfast.front.responses.tools import missing, offered_tools
-from holdfast.front.server.dialect import answers_of, operation, request_of
+from holdfast.front.responses.stored import OPERATIONS, ResponseRun
+from holdfast.front.server.dialect import (
+    Dialect,
+    ModelShapes,
+    answers_of,
+    operation,
+    request_of,
+)
 from holdfast.front.server.generation import (
     FollowingResponse,
     GenerationResponse,
     rejoined,
     run_alone,
 )
-from holdfast.front.server.held_answers import EventLog, NumberedEvent, identity_of
-from holdfast.front.server.problem import RequestRefused, problem_of, record_problem
+from holdfast.front.server.held_answers import identity_of
+from holdfast.front.server.problem import (
+    RequestRefused,
+    invalid_field,
+    missing_field,
+    problem_of,
+    record_problem,
+)
 from holdfast.front.server.request import extended, json_response, parse, read_body, tenant_in
-from holdfast.front.server.services import Services, is_waited_for, salted
+from holdfast.front.server.services import Services, is_waited_for, model_of, salted
 from holdfast.store.responses import Item, RecordKey, RecordMissing, ResponseFile
 from holdfast.telemetry.request_log import RECORD, AnswerRecord
 
 _SESSION_HEADERS = ("session-id", "session_id")  # current and earlier Codex
+# fields of a function that the response shows although the request left them out
+_FUNCTION: Mapping[str, Any] = dict.fromkeys(("description", "parameters", "strict"))
+_REPEATED = {
+    "previous_response_id",
+    "background",
+    "instructions",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "max_tool_calls",
+    "max_output_tokens",
+    "top_logprobs",
+    "reasoning",
+    "text",
+    "metadata",
+    "prompt_cache_key",
+    "safety_identifier",
+    "user",
+}
+_INSTRUCTIONS = (  # Codex has its own for the models that it knows
+    "You are Codex, a coding agent in the user's terminal. Do what the user asks in the current "
+    "folder: look at files before you change them, change no more than is asked, run what you have "
+    "changed, and go on until the task is done. Use the tools for all of that, and tell the user "
+    "in a few words what you have done."
+)
 
 
-class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
+class InputTokens(Struct, frozen=True, kw_only=True):
     """The number of tokens of an input."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
@@ -58,31 +109,7 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
 )
 async def create_response(request: Request, services: Services) -> Response:
     """Answer the items of an input."""
-    answer = AnswerRecord(services.metrics)
-    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    identity = identity_of(request, body, services.server)
-    if (taken := rejoined(identity, request, services)) is not None:
-        return taken
-    asked = parse(ResponseRequest, body)
-    services = salted(services, asked.cache_salt)
-    resolved = await _resolved(asked, request, services)
-    asked = resolved.asked
-    plan = asked.plan(services, session_key=_session_key(request), before=resolved.before)
-    plan = extended(plan, request, limits=services.limits)
-    form = plan.form
-    assert isinstance(form, ResponseAnswer)
-    run = None
-    if asked.stores or asked.conversation_id is not None:
-        run = ResponseRun(form, resolved, services)
-    if run is not None and asked.background:
-        generation = GenerationResponse(services, replace(plan, streams=True), answer)
-        return await _in_background(request, services, generation, run)
-    return _AttendedResponse(
-        GenerationResponse(services, plan, answer, identity=identity),
-        form,
-        run,
-        streams_overflow=plan.streams and is_codex(request.headers),
-    )
+    return await _generated(request, services)
 
 
 @operation(
@@ -93,28 +120,7 @@ async def compact_response(request: Request, services: Services) -> Response:
 
     The answer is what to send in place of it. Nothing is stored.
     """
-    answer = AnswerRecord(services.metrics)
-    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    identity = identity_of(request, body, services.server)
-    if (taken := rejoined(identity, request, services)) is not None:
-        return taken
-    asked = parse(ResponseRequest, body)
-    if asked.model is None:  # sealed summaries belong to one model
-        raise missing("model")
-    for field in ("stream", "background"):
-        if getattr(asked, field):
-            raise RequestRefused(
-                f"`{field}`: a compaction is answered whole, while its client waits", field=field
-            )
-    services = salted(services, asked.cache_salt)
-    items = [*items_of(asked.input), {"type": TRIGGER}]
-    asked = asked.model_copy(update={"input": items, "store": False})
-    resolved = await _resolved(asked, request, services)
-    plan = resolved.asked.plan(services, session_key=_session_key(request), before=resolved.before)
-    assert isinstance(plan.form, CompactionAnswer), "the input ends with a trigger"
-    plan.form.replaces = [*resolved.before, *items_of(resolved.asked.input)]
-    plan = extended(plan, request, limits=services.limits)
-    return GenerationResponse(services, plan, answer, identity=identity)
+    return await _generated(request, services, only_compacts=True)
 
 
 @operation(
@@ -132,6 +138,41 @@ async def count_input_tokens(request: Request, services: Services) -> Response:
     return json_response(InputTokens(input_tokens=len(encoded.token_ids)))
 
 
+async def _generated(
+    request: Request, services: Services, *, only_compacts: bool = False
+) -> Response:
+    """The answer to a request. only_compacts: its input is compacted, and nothing is stored."""
+    answer = AnswerRecord(services.metrics)
+    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    identity = identity_of(request, body, services.server)
+    if (taken := rejoined(identity, request, services)) is not None:
+        return taken
+    asked = parse(ResponseRequest, body)
+    if only_compacts:
+        asked = _compaction(asked)
+    services = salted(services, asked.cache_salt)
+    resolved = await _resolved(asked, request, services)
+    asked = resolved.asked
+    offered = offered_tools(asked.tools or (), limits=services.limits)
+    form = _form(asked, services, offered)
+    if only_compacts:
+        assert isinstance(form, CompactionAnswer), "the input ends with a trigger"
+        form.replaces = [*resolved.before, *items_of(asked.input)]
+    generated = asked.request(services, form.id, offered=offered, before=resolved.before)
+    plan = asked.plan_of([generated], form, session_key=_session_key(request))
+    plan = extended(plan, request, limits=services.limits)
+    run = None
+    if not only_compacts and (asked.stores or asked.conversation_id is not None):
+        run = ResponseRun(form, asked, resolved.tenant, resolved.items, services)
+        if asked.background:
+            generation = GenerationResponse(services, replace(plan, streams=True), answer)
+            return await _in_background(request, services, generation, run)
+    attended = _AttendedResponse(services, plan, answer, identity=identity)
+    attended.run = run
+    attended.streams_overflow = plan.streams and is_codex(request.headers)
+    return attended
+
+
 def is_codex(headers: Mapping[str, str]) -> bool:
     """Whether a request comes from Codex."""
     names = [headers.get(name, "").lower() for name in ("originator", "user-agent")]
@@ -142,6 +183,47 @@ def _session_key(request: Request) -> str:
     """The session that the headers name; empty: none."""
     named = (request.headers.get(name) for name in _SESSION_HEADERS)
     return next(filter(None, named), "")
+
+
+def _compaction(asked: ResponseRequest) -> ResponseRequest:
+    """The request with a trigger at the end of its input. Raises RequestRefused."""
+    if asked.model is None:  # sealed summaries belong to one model
+        raise missing_field("model")
+    for field in ("stream", "background"):
+        if getattr(asked, field):
+            raise invalid_field(field, "a compaction is answered whole, while its client waits")
+    items = [*items_of(asked.input), {"type": TRIGGER}]
+    return asked.model_copy(update={"input": items, "store": False})
+
+
+def _form(asked: ResponseRequest, services: Services, offered: OfferedTools) -> ResponseAnswer:
+    response = _response(asked, services)
+    if asks_for_compaction(items_of(asked.input)):
+        seal = summary_seal(services.seal, response.model)
+        return CompactionAnswer(response, tools=offered, shows=asked.shows(), seal=seal.close)
+    return ResponseAnswer(response, tools=offered, shows=asked.shows(), seal=services.seal.close)
+
+
+def _response(asked: ResponseRequest, services: Services) -> ResponseObject:
+    """The response object before anything is generated."""
+    said = asked.model_dump(mode="json", include=_REPEATED, by_alias=True, exclude_unset=True)
+    given = {name: value for name, value in said.items() if value is not None}
+    if "tools" in given:
+        given["tools"] = [
+            {**_FUNCTION, **tool} if tool["type"] == "function" else tool for tool in given["tools"]
+        ]
+    text = {"format": {"type": "text"}, **given.pop("text", {})}
+    return ResponseObject(
+        id=f"resp_{uuid.uuid4().hex}",
+        status="queued" if asked.background else "in_progress",
+        store=asked.stores,
+        conversation={"id": asked.conversation_id} if asked.conversation_id else None,
+        created_at=int(time.time()),
+        model=model_of(services, asked.model),
+        text=text,
+        **sampling_fields(asked.sampling()),
+        **given,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +247,8 @@ async def _resolved(asked: ResponseRequest, request: Request, services: Services
         found = await services.responses.call(ResponseFile.find_items, tenant, names)
         for place, name in zip(references, names, strict=True):
             if name not in found:
-                what = "there is no such item; it may not be kept any more"
-                raise _not_found(f"input.{place}.id", what, "item_not_found")
+                reason = "there is no such item; it may not be kept any more"
+                raise _not_found(f"input.{place}.id", reason, "item_not_found")
             items[place] = found[name]
         asked = asked.model_copy(update={"input": continued(items)})
     before: list[Item] = []
@@ -183,8 +265,8 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
     return kind == "item_reference" or (kind is None and "id" in item and "role" not in item)
 
 
-def _not_found(field: str, what: str, code: str) -> RequestRefused:
-    return RequestRefused(f"`{field}`: {what}", status=404, code=code, field=field)
+def _not_found(field: str, reason: str, code: str) -> RequestRefused:
+    return RequestRefused(f"`{field}`: {reason}", status=404, code=code, field=field)
 
 
 async def _chain(services: Services, key: RecordKey) -> list[Item]:
@@ -192,72 +274,61 @@ async def _chain(services: Services, key: RecordKey) -> list[Item]:
     try:
         record = await services.responses.call(ResponseFile.record, key)
         if record.is_running:
-            reason = f"`{field}`: that response is still being generated"
-            raise RequestRefused(reason, code="previous_response_in_progress", field=field)
+            reason = "that response is still being generated"
+            raise invalid_field(field, reason, code="previous_response_in_progress")
         if record.body.get("conversation"):
-            reason = f"`{field}`: that response belongs to a conversation; continue `conversation`"
-            raise RequestRefused(reason, field=field)
+            reason = "that response belongs to a conversation; continue `conversation`"
+            raise invalid_field(field, reason)
         return await services.responses.call(ResponseFile.chain, key)
     except RecordMissing as lost:
-        what = "there is no such response"
+        reason = "there is no such response"
         if lost.record_id != key.id:
-            what = "a response that it continues is gone"
-        what += "; it may have been deleted, or not be kept any more"
-        raise _not_found(field, what, "previous_response_not_found") from None
+            reason = "a response that it continues is gone"
+        reason += "; it may have been deleted, or not be kept any more"
+        raise _not_found(field, reason, "previous_response_not_found") from None
 
 
 async def _conversation(services: Services, key: RecordKey) -> list[Item]:
     try:
         return await services.responses.call(ResponseFile.items, key)
     except RecordMissing:
-        what = "there is no such conversation; it may have been deleted, or not be kept any more"
-        raise _not_found("conversation", what, "conversation_not_found") from None
+        reason = "there is no such conversation; it may have been deleted, or not be kept any more"
+        raise _not_found("conversation", reason, "conversation_not_found") from None
 
 
-class _AttendedResponse(Response):
+class _AttendedResponse(GenerationResponse):
     """A response whose client waits for it. What was generated when the client leaves is stored."""
 
-    def __init__(
-        self,
-        generation: GenerationResponse,
-        form: ResponseAnswer,
-        run: ResponseRun | None,
-        *,
-        streams_overflow: bool,
-    ) -> None:
-        """streams_overflow: an input that is too long fails within the stream. Codex then compacts
-        its conversation; a status of 400 would end its turn.
-        """
-        super().__init__()
-        self._generation = generation
-        self._form = form
-        self._run = run
-        self._streams_overflow = streams_overflow
+    run: ResponseRun | None = None
+    # An input that is too long fails within the stream: Codex then compacts its conversation, while
+    # a status of 400 would end its turn.
+    streams_overflow = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send."""
         try:
-            await self._generation(scope, receive, send)
+            await super().__call__(scope, receive, send)
         except PromptTooLong as error:  # raised before anything was sent
-            if not self._streams_overflow:
+            if not self.streams_overflow:
                 raise
             problem = problem_of(error)
             record_problem(scope[RECORD], problem, error)
-            failed = Response(self._form.broken(problem), media_type=self._form.stream_type)
+            form = self._plan.form
+            failed = Response(form.broken(problem), media_type=form.stream_type)
             await failed(scope, receive, send)
         finally:
-            if self._run is not None:
-                self._run.stop()
+            if self.run is not None:
+                self.run.stop()
 
 
 async def _in_background(
     request: Request, services: Services, generation: GenerationResponse, run: ResponseRun
 ) -> Response:
-    """Start a background response, and answer with what it is so far or with its events.
+    """Start a background response, and answer with its current state or with its events.
 
     Raises what the response is refused for.
     """
-    tasks = services.running.tasks
+    tasks = services.held.tasks
     most = services.responses.limits.max_background
     if len(tasks) >= most:
         reason = (
@@ -290,93 +361,81 @@ async def _in_background(
     return FollowingResponse(run.after(-1), run.form) if run.asked.stream else json_response(queued)
 
 
-class ResponseRun(EventLog):
-    """The events of one response. The first one stores it as running, the last one as finished."""
+class CodexReasoningLevel(Struct, frozen=True, kw_only=True):
+    """A reasoning effort that a user of Codex may choose."""
 
-    def __init__(self, form: ResponseAnswer, resolved: _Resolved, services: Services) -> None:
-        super().__init__()
-        self.form = form
-        self.asked = resolved.asked
-        self.stopped = asyncio.Event()
-        self._key = RecordKey(resolved.tenant, form.id)
-        self._items = stored_input(resolved.items)
-        self._store = services.responses
-        self._running = services.running
-        self._stored: asyncio.Future[None] | None = None
-        form.record = self._record
+    effort: str
+    description: str
 
-    async def stored(self) -> None:
-        """Wait until the running response is stored. Raises ResponsesUnavailable."""
-        if self._stored is not None:
-            await asyncio.shield(self._stored)
 
-    def stop(self) -> None:
-        """End the response as cancelled, unless it has ended or not begun."""
-        if self._is_open:
-            self.form.cancel()
-        self.stopped.set()
+class CodexTruncation(Struct, frozen=True, kw_only=True):
+    """The longest tool output that Codex passes on; Codex' own default."""
 
-    def task_ended(self, task: asyncio.Task[None]) -> None:
-        """The background task has ended: with an error, the response fails."""
-        if task.cancelled():
-            self.stop()
-        elif (error := task.exception()) is not None and self._is_open:
-            self.form.broken(problem_of(error))
+    mode: Literal["bytes", "tokens"] = "tokens"
+    limit: int = 10_000
 
-    @property
-    def _is_open(self) -> bool:
-        return bool(self.events) and not self.has_ended
 
-    def _record(self, number: int, frame: bytes) -> None:
-        """Add an event. The response is stored before a client sees its first or last event."""
-        if self.has_ended:
-            return
-        if not self.events and self.asked.stores:
-            self._begin()
-        self.add(NumberedEvent(number, frame))
-        if self.form.response.status not in ("queued", "in_progress"):
-            self.end()
-            self._finish()
+class CodexModel(Struct, frozen=True, kw_only=True):
+    """A model in Codex' form. Codex rejects the whole list if a field is missing."""
 
-    def _begin(self) -> None:
-        self._running.logs[self._key] = self
-        self._stored = self._store.call(
-            ResponseFile.put,
-            self._key,
-            self._body(),
-            items=self._items,
-            previous=self.asked.previous_response_id,
-            is_running=True,
+    slug: str
+    display_name: str
+    description: str | None = None
+    supported_reasoning_levels: tuple[CodexReasoningLevel, ...] = tuple(
+        CodexReasoningLevel(effort=effort, description=f"{effort} effort")
+        for effort in ("low", "medium", "high")
+    )
+    shell_type: str = "unified_exec"
+    visibility: str = "list"
+    supported_in_api: bool = True
+    priority: int
+    upgrade: None = None
+    base_instructions: str = _INSTRUCTIONS
+    supports_reasoning_summaries: bool = True
+    support_verbosity: bool = False
+    default_verbosity: None = None
+    apply_patch_tool_type: str = "freeform"
+    truncation_policy: CodexTruncation = CodexTruncation()
+    supports_parallel_tool_calls: bool = True
+    context_window: int | None
+    experimental_supported_tools: tuple[str, ...] = ()
+    input_modalities: tuple[str, ...] = ("text",)
+
+
+class CodexModelList(Struct, frozen=True, kw_only=True):
+    """All served models, in OpenAI's form and in Codex'."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+    models: list[CodexModel]
+
+
+def _models(models: Sequence[ModelStatus]) -> CodexModelList:
+    shown = [
+        CodexModel(
+            slug=model.id,
+            display_name=model.id,
+            priority=place,
+            context_window=model.context_tokens,
         )
-        self._stored.add_done_callback(_ignore_failure)
-
-    def _finish(self) -> None:
-        response = self.form.response
-        output = stored_output(response.output, self.form.hidden_thoughts)
-        if self.asked.stores:
-            was_deleted = self._running.logs.pop(self._key, None) is None
-            events = b"".join([event.frame for event in self.events])
-            finished = self._store.call(
-                ResponseFile.finish, self._key, self._body(), output=output, events=events
-            )
-            finished.add_done_callback(_ignore_failure if was_deleted else self._finished)
-        if self.asked.conversation_id and response.status in ("completed", "incomplete"):
-            key = RecordKey(self._key.tenant, self.asked.conversation_id, "conversation")
-            appended = self._store.call(ResponseFile.append, key, [*self._items, *output])
-            appended.add_done_callback(_ignore_failure)
-
-    def _finished(self, done: asyncio.Future[None]) -> None:
-        """Keep the response in memory if its end could not be written: the store shows it as
-        running.
-        """
-        if done.cancelled() or isinstance(done.exception(), ResponsesUnavailable):
-            self._running.keep_unwritten(self._key, self)
-
-    def _body(self) -> dict[str, Any]:
-        return {**msgspec.to_builtins(self.form.response), "output": []}
+        for place, model in enumerate(models)
+    ]
+    return CodexModelList(data=[model_card(model) for model in models], models=shown)
 
 
-def _ignore_failure(done: asyncio.Future[Any]) -> None:
-    """The store has logged it; reading the exception keeps asyncio from logging it again."""
-    if not done.cancelled():
-        done.exception()
+RESPONSES = Dialect(
+    name="OpenAI's Responses API",
+    error=openai_error,
+    error_shape=ErrorBody,
+    is_spoken=is_codex,
+    models=ModelShapes(
+        many_type=CodexModelList,
+        one_type=ModelCard,
+        many=_models,
+        one=model_card,
+        is_on=lambda server: server.codex_models,
+    ),
+    prefixes=("/v1/responses", "/v1/conversations"),
+    serves="OpenAI's Responses: /v1/responses, /v1/conversations",
+    operations=(create_response, compact_response, count_input_tokens, *OPERATIONS),
+)

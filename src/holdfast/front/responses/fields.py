@@ -1,49 +1,48 @@
-"""The fields of POST /v1/responses, the refusals of unsupported ones, and the generation request
-they ask for.
+"""The fields of POST /v1/responses: their types, the refusals of unsupported ones, the tools, and the
+generation request that they ask for.
 """
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+import msgspec
+from pydantic import BaseModel, Discriminator, Field, Tag, with_config
+from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.front.openai.fields import KNOWN, JsonSchemaFormat, SamplingFields
-from holdfast.front.responses.answer import ResponseAnswer, ResponseObject, Shows, sampling_fields
-from holdfast.front.responses.compaction import CompactionAnswer, summary_request, summary_seal
 from holdfast.front.responses.items import (
     Input,
     InputItem,
     asks_for_compaction,
     conversation,
     items_of,
+    model_name,
+    summary_request,
+    summary_seal,
 )
-from holdfast.front.responses.tools import (
-    OfferedTools,
-    ResponseToolChoice,
-    ResponseTools,
-    choice_of,
-    missing,
-    offered_tools,
-)
-from holdfast.front.server.answers import AnswerPlan
 from holdfast.front.server.fields import (
     MANY,
     ONE,
     STRICT,
+    FunctionName,
     MaxTokens,
     ReasoningOptions,
     UnsupportedFields,
+    checked_definitions,
+    choice_among,
+    log_once,
+    optional,
     refuse_above,
+    refuse_too_many,
     thinking_of,
 )
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 from holdfast.front.server.services import Services, model_of
-from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat
+from holdfast.wire.requests import ChatPrompt, GenerationRequest, OutputFormat, ToolChoice
 
 # features of OpenAI's own service
 _HOSTED = ("prompt", "context_management", "moderation", "access_programs", "image")
@@ -76,25 +75,7 @@ UNSUPPORTED = UnsupportedFields(
 )
 _LOGPROBS = "message.output_text.logprobs"
 _SEALED = "reasoning.encrypted_content"
-# fields of a function that the response shows although the request left them out
-_FUNCTION: Mapping[str, Any] = dict.fromkeys(("description", "parameters", "strict"))
-_REPEATED = {
-    "previous_response_id",
-    "background",
-    "instructions",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "max_tool_calls",
-    "max_output_tokens",
-    "top_logprobs",
-    "reasoning",
-    "text",
-    "metadata",
-    "prompt_cache_key",
-    "safety_identifier",
-    "user",
-}
+_SUPPORTED_TOOLS = ("function", "custom")
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 ResponseMetadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
@@ -111,10 +92,8 @@ class TextOptions(BaseModel):
 
     model_config = STRICT
 
-    format: TextFormat | None = Field(None, description="Text or JSON.")
-    verbosity: Annotated[str, Field(max_length=20)] | None = Field(
-        None, description="Accepted, without effect."
-    )
+    format: TextFormat | None = optional("Text or JSON.")
+    verbosity: Annotated[str, Field(max_length=20)] | None = optional("Accepted, without effect.")
 
     def output_format(self) -> OutputFormat | None:
         """The format to enforce; None: any text. Raises RequestRefused if a schema is missing."""
@@ -125,19 +104,18 @@ class TextOptions(BaseModel):
             return OutputFormat(kind="json_object", field="text.format")
         field = "text.format.schema"
         if given.schema_ is None:
-            raise missing(field)
+            raise missing_field(field)
         return OutputFormat(kind="json_schema", schema=given.schema_, field=field)
 
 
 class ResponseReasoning(ReasoningOptions):
     """Whether and how much to think, and how thoughts are shown."""
 
-    summary: Literal["auto", "concise", "detailed"] | None = Field(
-        None,
-        description="Show thoughts as summary instead of as content; it is the whole thought.",
+    summary: Literal["auto", "concise", "detailed"] | None = optional(
+        "Show thoughts as summary instead of as content; it is the whole thought."
     )
-    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(
-        None, description="Older name of summary."
+    generate_summary: Literal["auto", "concise", "detailed"] | None = optional(
+        "Older name of summary."
     )
 
 
@@ -146,7 +124,7 @@ class ResponseStreamOptions(BaseModel):
 
     model_config = STRICT
 
-    include_obfuscation: bool | None = Field(None, description="Accepted, without effect.")
+    include_obfuscation: bool | None = optional("Accepted, without effect.")
 
 
 class ConversationName(BaseModel):
@@ -164,79 +142,117 @@ ConversationField = Annotated[
 ]
 
 
+@with_config(STRICT)
+class CustomFormat(TypedDict):
+    """What the text of a custom tool must be."""
+
+    type: Literal["text", "grammar"]
+    syntax: NotRequired[Literal["lark", "regex"]]
+    definition: NotRequired[str]
+
+
+@with_config(STRICT)
+class NamespacedTool(TypedDict):
+    """A tool in a namespace."""
+
+    type: str
+    name: NotRequired[FunctionName]
+    description: NotRequired[str | None]
+    parameters: NotRequired[
+        Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]
+    ]
+    strict: NotRequired[
+        Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
+    ]
+    format: NotRequired[Annotated[CustomFormat | None, Field(description="Of a custom tool.")]]
+
+
+@with_config(STRICT)
+class ResponseTool(NamespacedTool):
+    """A function, custom tool or namespace. Other types are skipped: this server cannot run them."""
+
+    tools: NotRequired[
+        Annotated[list[NamespacedTool], Field(fail_fast=True, description="Of a namespace.")]
+    ]
+
+
+@with_config(STRICT)
+class ToolNamed(TypedDict):
+    """A tool by name."""
+
+    type: NotRequired[str]
+    name: NotRequired[str]
+    namespace: NotRequired[str | None]
+
+
+@with_config(STRICT)
+class ChosenTool(ToolNamed):
+    """The tool that must be called, or (`allowed_tools`) the tools that may be called."""
+
+    mode: NotRequired[Literal["auto", "required"]]
+    tools: NotRequired[Annotated[list[ToolNamed], Field(min_length=1, fail_fast=True)]]
+
+
+ResponseTools = Annotated[list[ResponseTool], Field(fail_fast=True)]
+ResponseToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag(ONE)] | Annotated[ChosenTool, Tag(MANY)],
+    Discriminator(lambda value: MANY if isinstance(value, dict) else ONE),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shows:
+    """What the client wants to see besides the text."""
+
+    logprobs: bool = False
+    sealed_thoughts: bool = False  # thoughts also as encrypted_content
+    summaries: bool = False  # thoughts as summary instead of as content
+
+
 class ResponseRequest(SamplingFields):
     """Items to answer."""
 
-    input: Input | None = Field(
-        None, description="A text, or the conversation as items, oldest first."
-    )
-    instructions: str | None = Field(None, description="A system message before the input.")
+    input: Input | None = optional("A text, or the conversation as items, oldest first.")
+    instructions: str | None = optional("A system message before the input.")
     stream_options: ResponseStreamOptions | None = None
-    max_output_tokens: MaxTokens | None = Field(
-        None, description="Maximum number of tokens to generate, thoughts included."
+    max_output_tokens: MaxTokens | None = optional(
+        "Maximum number of tokens to generate, thoughts included."
     )
-    tools: ResponseTools | None = Field(None, description="The tools that the model may call.")
-    tool_choice: ResponseToolChoice | None = Field(
-        None, description="Whether the model may, must or must not call tools, and which."
+    tools: ResponseTools | None = optional("The tools that the model may call.")
+    tool_choice: ResponseToolChoice | None = optional(
+        "Whether the model may, must or must not call tools, and which."
     )
-    parallel_tool_calls: bool | None = Field(
-        None, description="False: at most one call in an answer."
+    parallel_tool_calls: bool | None = optional("False: at most one call in an answer.")
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = optional(
+        "Limits hosted tools, of which there are none: no effect."
     )
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Limits hosted tools, of which there are none: no effect."
+    reasoning: ResponseReasoning | None = optional(
+        "How much to think first, and how thoughts are shown."
     )
-    reasoning: ResponseReasoning | None = Field(
-        None, description="How much to think first, and how thoughts are shown."
+    text: TextOptions | None = optional("The format of the answer.")
+    include: Annotated[list[str], Field(fail_fast=True)] | None = optional(
+        f"What to add: {_SEALED}, {_LOGPROBS}. Other values concern hosted tools and add nothing."
     )
-    text: TextOptions | None = Field(None, description="The format of the answer.")
-    include: Annotated[list[str], Field(fail_fast=True)] | None = Field(
-        None,
-        description=f"What to add: {_SEALED}, {_LOGPROBS}. Other values concern hosted tools and add nothing.",
+    top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
+        "Number of most likely tokens to list at each position."
     )
-    top_logprobs: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Number of most likely tokens to list at each position."
+    truncation: Literal["auto", "disabled"] | None = optional(
+        "Accepted; an input that is too long is refused either way."
     )
-    truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="Accepted; an input that is too long is refused either way."
+    store: bool | None = optional("False: the response is not stored and cannot be retrieved.")
+    previous_response_id: Annotated[str, Field(min_length=1)] | None = optional(
+        "Continue a stored response: its input and output come first, without its instructions."
     )
-    store: bool | None = Field(
-        None, description="False: the response is not stored and cannot be retrieved."
+    conversation: ConversationField | None = optional(
+        "Continue a conversation; input and output are added to it."
     )
-    previous_response_id: Annotated[str, Field(min_length=1)] | None = Field(
-        None,
-        description="Continue a stored response: its input and output come first, without its instructions.",
+    background: bool | None = optional(
+        "Answer at once, and generate the response in the background."
     )
-    conversation: ConversationField | None = Field(
-        None, description="Continue a conversation; input and output are added to it."
-    )
-    background: bool | None = Field(
-        None, description="Answer at once, and generate the response in the background."
-    )
-    metadata: ResponseMetadata | None = Field(None, description="Repeated in the response.")
-    prompt_cache_retention: str | None = Field(None, description="Accepted, without effect.")
-    prompt_cache_options: dict[str, Any] | None = Field(
-        None, description="Accepted, without effect."
-    )
-    client_metadata: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
-
-    def plan(
-        self, services: Services, *, session_key: str, before: Sequence[InputItem]
-    ) -> AnswerPlan:
-        """What to generate, and the form of the answer. Raises RequestRefused naming the field.
-
-        before: the items that this input continues.
-        """
-        self.refuse_what_cannot_be_served(services.limits)
-        offered = offered_tools(self.tools or (), limits=services.limits)
-        response = self._response(services)
-        form_type = ResponseAnswer
-        seal = services.seal
-        if asks_for_compaction(items_of(self.input)):
-            form_type = CompactionAnswer
-            seal = summary_seal(seal, response.model)
-        form = form_type(response, tools=offered, shows=self._shows(), seal=seal.close)
-        request = self.request(services, form.id, offered=offered, before=before)
-        return self.plan_of([request], form, session_key=session_key)
+    metadata: ResponseMetadata | None = optional("Repeated in the response.")
+    prompt_cache_retention: str | None = optional("Accepted, without effect.")
+    prompt_cache_options: dict[str, Any] | None = optional("Accepted, without effect.")
+    client_metadata: dict[str, Any] | None = optional("Accepted, without effect.")
 
     def request(
         self,
@@ -252,7 +268,7 @@ class ResponseRequest(SamplingFields):
         if compacts:
             items.pop()
         if not items:
-            raise missing("input")
+            raise missing_field("input")
         model = model_of(services, self.model)
         messages = conversation(
             items,
@@ -269,7 +285,7 @@ class ResponseRequest(SamplingFields):
                 messages=messages, tools=offered.definitions, tool_fields=offered.fields
             ),
             max_tokens=self.max_output_tokens,
-            want_logprobs=self._shows().logprobs,
+            want_logprobs=self.shows().logprobs,
             top_logprobs=self.top_logprobs or 0,
             tool_choice=choice_of(self.tool_choice, offered=offered, parallel=parallel),
             thinking=thinking_of(said={"reasoning": self.reasoning}),
@@ -290,20 +306,8 @@ class ResponseRequest(SamplingFields):
         """Whether the response is to be stored."""
         return self.store is not False
 
-    def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
-        """Raise RequestRefused for what the field types alone allow."""
-        UNSUPPORTED.refuse(self.model_extra)
-        refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
-        if self.conversation_id and self.previous_response_id:
-            reason = "`previous_response_id` is not allowed together with `conversation`"
-            raise RequestRefused(reason, field="previous_response_id")
-        if self.background and not self.stores:
-            raise RequestRefused(
-                "`background` needs `store`: the response could not be retrieved",
-                field="background",
-            )
-
-    def _shows(self) -> Shows:
+    def shows(self) -> Shows:
+        """What the client wants to see besides the text."""
         included = self.include or ()
         reasoning = self.reasoning
         return Shows(
@@ -312,24 +316,160 @@ class ResponseRequest(SamplingFields):
             summaries=bool(reasoning and (reasoning.summary or reasoning.generate_summary)),
         )
 
-    def _response(self, services: Services) -> ResponseObject:
-        """The response object before anything is generated."""
-        said = self.model_dump(mode="json", include=_REPEATED, by_alias=True, exclude_unset=True)
-        given = {name: value for name, value in said.items() if value is not None}
-        if "tools" in given:
-            given["tools"] = [
-                {**_FUNCTION, **tool} if tool["type"] == "function" else tool
-                for tool in given["tools"]
-            ]
-        text = {"format": {"type": "text"}, **given.pop("text", {})}
-        return ResponseObject(
-            id=f"resp_{uuid.uuid4().hex}",
-            status="queued" if self.background else "in_progress",
-            store=self.stores,
-            conversation={"id": self.conversation_id} if self.conversation_id else None,
-            created_at=int(time.time()),
-            model=model_of(services, self.model),
-            text=text,
-            **sampling_fields(self.sampling()),
-            **given,
+    def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
+        """Raise RequestRefused for what the field types alone allow."""
+        UNSUPPORTED.refuse(self.model_extra)
+        refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
+        if self.conversation_id and self.previous_response_id:
+            reason = "`previous_response_id` is not allowed together with `conversation`"
+            raise RequestRefused(reason, field="previous_response_id")
+        if self.background and not self.stores:
+            reason = "`background` needs `store`: the response could not be retrieved"
+            raise RequestRefused(reason, field="background")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTool:
+    """A tool as the client calls it."""
+
+    name: str
+    namespace: str = ""  # empty: none
+    is_custom: bool = False  # takes a text instead of arguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedTools:
+    """The tools of a request, by the names that the prompt and the client have for them."""
+
+    definitions: tuple[dict[str, Any], ...] = ()  # OpenAI-shaped
+    fields: tuple[str, ...] = ()  # places of their schemas in the request
+    by_model_name: Mapping[str, ClientTool] = field(default_factory=dict)
+    held: tuple[str, ...] = ()  # names of functions for which the client did not set `strict`
+
+    def client_tool(self, model_name: str) -> ClientTool:
+        """The tool that the model knows by this name. A name that the model made up is a function."""
+        return self.by_model_name.get(model_name) or ClientTool(name=model_name)
+
+
+def offered_tools(tools: Sequence[ResponseTool], *, limits: LimitsSettings) -> OfferedTools:
+    """The tools that the model can be offered. Raises RequestRefused."""
+    refuse_too_many(tools, limits.max_tools, field="tools")
+    offered = list(_offered(tools))
+    refuse_too_many(offered, limits.max_tools, field="tools")
+    places = [place for place, _, _ in offered]
+    definitions = [{"type": "function", "function": function} for _, _, function in offered]
+    return OfferedTools(
+        definitions=checked_definitions(
+            definitions, fields=places, most_parts=limits.max_tool_parts
+        ),
+        fields=tuple(f"{place}.parameters" for place in places),
+        by_model_name={function["name"]: tool for _, tool, function in offered},
+        held=tuple(function["name"] for _, _, function in offered if "strict" not in function),
+    )
+
+
+def choice_of(
+    choice: str | ChosenTool | None, *, offered: OfferedTools, parallel: bool
+) -> ToolChoice:
+    """The meaning of `tool_choice`. Raises RequestRefused for a tool that is not offered."""
+    tools: Sequence[Mapping[str, Any]] = offered.definitions
+    names: list[str] = []
+    mode: Any = choice or "auto"
+    place = "tool_choice"
+    if isinstance(choice, dict):
+        if choice.get("type") != "allowed_tools":
+            mode = "required"
+            names = [_chosen(choice, place)]
+            place = "tool_choice.name"
+        else:
+            mode = choice.get("mode", "auto")
+            names = _allowed(choice)
+            if names:
+                place = "tool_choice.tools"
+            else:  # hosted tools only, which are not offered
+                tools = ()
+                mode = "none" if mode == "auto" else mode
+    asked = choice_among(mode, names, tools=tools, parallel=parallel, field=place)
+    return asked if asked.mode == "none" else msgspec.structs.replace(asked, held=offered.held)
+
+
+def _allowed(choice: ChosenTool) -> list[str]:
+    if "tools" not in choice:
+        raise missing_field("tool_choice.tools")
+    return [
+        _chosen(tool, f"tool_choice.tools.{number}")
+        for number, tool in enumerate(choice["tools"])
+        if tool.get("type", "function") in _SUPPORTED_TOOLS
+    ]
+
+
+def _chosen(tool: ToolNamed, place: str) -> str:
+    if (kind := tool.get("type", "function")) not in _SUPPORTED_TOOLS:
+        raise invalid_field(
+            f"{place}.type",
+            "only functions and custom tools can be chosen here",
+            code="unsupported_parameter",
+            shown=f", not {kind[:40]!r}",
         )
+    if not tool.get("name"):
+        raise missing_field(f"{place}.name")
+    return model_name(tool["name"], tool.get("namespace"))
+
+
+def _offered(tools: Sequence[ResponseTool]) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
+    """Each supported tool: its place in the request, the tool, and the model's function."""
+    for number, tool in enumerate(tools):
+        place = f"tools.{number}"
+        if tool["type"] != "namespace":
+            yield from _one(tool, place, "")
+            continue
+        namespace = _name(tool, place)
+        for inner, each in enumerate(tool.get("tools", ())):
+            yield from _one(each, f"{place}.tools.{inner}", namespace)
+
+
+def _one(
+    tool: NamespacedTool, place: str, namespace: str
+) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
+    kind = tool["type"]
+    if kind not in _SUPPORTED_TOOLS:
+        log_once("skipped tools of type %r, which this server cannot run", kind)
+        return
+    name = _name(tool, place)
+    client = ClientTool(name=name, namespace=namespace, is_custom=kind == "custom")
+    function = _custom(tool) if client.is_custom else _function(tool)
+    yield place, client, {"name": model_name(name, namespace), **function}
+
+
+def _name(tool: NamespacedTool, place: str) -> str:
+    if "name" not in tool:
+        raise missing_field(f"{place}.name")
+    return tool["name"]
+
+
+def _function(tool: NamespacedTool) -> dict[str, Any]:
+    given = {key: tool.get(key) for key in ("description", "parameters", "strict")}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _custom(tool: NamespacedTool) -> dict[str, Any]:
+    """A function with one text. The description tells the model the grammar of the text."""
+    form = tool.get("format") or {"type": "text"}
+    definition = form.get("definition", "")
+    description = tool.get("description") or ""
+    if form["type"] == "grammar" and definition:
+        syntax = form.get("syntax", "lark")
+        description += f"\n\nThe input has to match this {syntax} grammar:\n{definition}"
+    text = {"type": "string", "description": "The whole input of the tool, as it is."}
+    if form.get("syntax") == "regex":
+        text["pattern"] = f"^(?:{definition})$"
+    parameters = {
+        "type": "object",
+        "properties": {"input": text},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+    function: dict[str, Any] = {"parameters": parameters}
+    if description:
+        function = {"description": description.strip(), **function}
+    return function

@@ -1,5 +1,9 @@
-"""Input items of the Responses API: their types, their meaning as chat messages, and their stored
-form.
+"""Input items of the Responses API: their types, their meaning as chat messages, their stored form,
+and compaction.
+
+Compaction: an input that ends with a `compaction_trigger` has the model summarize the conversation.
+The summary is ordinary text that the model writes on request. A `compaction` item carries it,
+sealed, in `encrypted_content`; in a later prompt, the text takes the place of the item.
 """
 
 from __future__ import annotations
@@ -9,24 +13,35 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
 import msgspec
-from pydantic import Discriminator, Field, Tag, with_config
+from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
-from holdfast.front.responses.tools import missing, model_name
 from holdfast.front.server.fields import (
-    MANY,
-    ONE,
     STRICT,
+    TextOrMany,
     is_media,
-    one_or_many,
     refused_media,
     without_media,
 )
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
+from holdfast.front.server.sealing import Seal
 from holdfast.store.responses import Item
 from holdfast.wire.output import separator
+from holdfast.wire.requests import ChatPrompt, GenerationRequest, Thinking, ToolChoice
 
 TRIGGER = "compaction_trigger"
+_SUMMARY_TOKENS = 2048
+_THOUGHT_TOKENS = 1024
+_SUMMARY_REQUEST = {
+    "role": "user",
+    "content": (
+        "The conversation above is about to be removed from your context. Write a summary that "
+        "lets you continue without it: what the user wants, decisions and constraints, facts, "
+        "names, paths and values that are still needed, what has been done, and what remains to "
+        "be done. Do not call tools and do not continue the task. Reply with the summary only."
+    ),
+}
+_SEPARATOR = "__"  # between the names of a namespace and a tool in it
 _THOUGHT = "holdfast_thought"  # key of a thought that the stored item does not show
 # type → key of its text
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -60,10 +75,7 @@ class ItemPart(TypedDict):
     refusal: NotRequired[str | None]
 
 
-ItemText = Annotated[
-    Annotated[str, Tag(ONE)] | Annotated[list[ItemPart], Field(fail_fast=True), Tag(MANY)],
-    Discriminator(one_or_many),
-]
+ItemText = TextOrMany[ItemPart]
 
 
 @with_config(STRICT)
@@ -91,10 +103,7 @@ class InputItem(TypedDict):
     encrypted_content: NotRequired[str | None]
 
 
-Input = Annotated[
-    Annotated[str, Tag(ONE)] | Annotated[list[InputItem], Field(fail_fast=True), Tag(MANY)],
-    Discriminator(one_or_many),
-]
+Input = TextOrMany[InputItem]
 
 
 def items_of(given: str | Sequence[InputItem] | None) -> list[InputItem]:
@@ -102,6 +111,11 @@ def items_of(given: str | Sequence[InputItem] | None) -> list[InputItem]:
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     return list(given or ())
+
+
+def model_name(name: str, namespace: str | None) -> str:
+    """The name by which the model knows a tool."""
+    return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
 def kind_of(item: Mapping[str, Any]) -> str:
@@ -183,9 +197,8 @@ class _Messages:
     def _message(self, item: Mapping[str, Any], place: str) -> None:
         role = _required(item, "role", place)
         if role not in _ROLES:
-            reason = f"one of {', '.join(_ROLES)}"
             shown = f", got {role[:_LONGEST_SHOWN]!r}"
-            raise RequestRefused(f"`{place}.role`: {reason}", field=f"{place}.role", shown=shown)
+            raise invalid_field(f"{place}.role", f"one of {', '.join(_ROLES)}", shown=shown)
         content = _content(_required(item, "content", place), f"{place}.content")
         if role != "assistant":
             self.add(role, content)
@@ -228,12 +241,11 @@ class _Messages:
     def _compaction(self, item: Mapping[str, Any], place: str) -> None:
         summary = self._open_summary(_required(item, "encrypted_content", place))
         if summary is None:
-            field = f"{place}.encrypted_content"
             reason = (
                 "it is damaged, or was not made by this server with this model for this tenant; "
                 "send the conversation itself, or compact it again"
             )
-            raise RequestRefused(f"`{field}`: {reason}", code="invalid_compaction", field=field)
+            raise invalid_field(f"{place}.encrypted_content", reason, code="invalid_compaction")
         self.add("user", _SUMMARY_INTRODUCTION + summary)
 
     def _assistant(self) -> dict[str, Any]:
@@ -245,27 +257,24 @@ class _Messages:
 
 def _refused(item: Mapping[str, Any], place: str) -> RequestRefused:
     kind = kind_of(item)
-    if kind == TRIGGER:
-        reason = f"a {TRIGGER} has to be the last item of an input"
-        return RequestRefused(f"`{place}.type`: {reason}", field=f"{place}.type")
     if kind == "item_reference":  # references to stored items were resolved before
         field = f"{place}.id"
         reason = f"`{field}`: there is no such item"
         return RequestRefused(reason, status=404, code="item_not_found", field=field)
     field = f"{place}.type"
+    if kind == TRIGGER:
+        return invalid_field(field, f"a {TRIGGER} has to be the last item of an input")
     reason = (
         "this server takes messages, reasoning, calls of functions and custom tools, their "
         "outputs, and compaction items"
     )
     shown = f", not {kind[:_LONGEST_SHOWN]!r}"
-    return RequestRefused(
-        f"`{field}`: {reason}", code="unsupported_parameter", field=field, shown=shown
-    )
+    return invalid_field(field, reason, code="unsupported_parameter", shown=shown)
 
 
 def _required(item: Mapping[str, Any], key: str, place: str) -> Any:
     if item.get(key) is None:
-        raise missing(f"{place}.{key}")
+        raise missing_field(f"{place}.{key}")
     return item[key]
 
 
@@ -283,11 +292,8 @@ def _text(part: Mapping[str, Any], field: str) -> str:
     if (key := _TEXT_PARTS.get(kind)) is None:
         if is_media(kind):
             raise refused_media(kind, field=field)
-        raise RequestRefused(
-            f"`{field}.type`: unknown part type",
-            field=f"{field}.type",
-            shown=f" {kind[:_LONGEST_SHOWN]!r}",
-        )
+        shown = f" {kind[:_LONGEST_SHOWN]!r}"
+        raise invalid_field(f"{field}.type", "unknown part type", shown=shown)
     text: str = _required(part, key, field)
     return text
 
@@ -299,6 +305,37 @@ def _thought_in(item: Mapping[str, Any]) -> str:
     return "".join(part.get("text") or "" for part in parts if part["type"] == "reasoning_text")
 
 
+def summary_seal(seal: Seal, model: str) -> Seal:
+    """The seal of a model's summaries for the tenant of the given seal."""
+    return seal.of(f"summary by {model}")
+
+
+def summary_request(request: GenerationRequest) -> GenerationRequest:
+    """The request for a summary of a request's conversation.
+
+    Its prompt begins with the conversation, tools included, so most of it is in the prefix cache.
+    Raises RequestRefused if no token may be generated.
+    """
+    if request.max_tokens == 0:
+        reason = "a summary has at least 1 token"
+        raise invalid_field("max_output_tokens", reason, shown=", got 0")
+    thinking = request.thinking
+    if thinking.effort != "off" and thinking.budget_tokens is None:
+        thinking = Thinking(effort=thinking.effort, budget_tokens=_THOUGHT_TOKENS)
+    assert isinstance(request.prompt, ChatPrompt), "responses are made of conversations"
+    messages = (*request.prompt.messages, _SUMMARY_REQUEST)
+    return msgspec.structs.replace(
+        request,
+        prompt=msgspec.structs.replace(request.prompt, messages=messages),
+        max_tokens=request.max_tokens or _SUMMARY_TOKENS + _THOUGHT_TOKENS,
+        tool_choice=ToolChoice(mode="none"),
+        thinking=thinking,
+        output_format=None,
+        want_logprobs=False,
+        top_logprobs=0,
+    )
+
+
 def stored_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
     """Input items as they are stored: with ids and defaults, without compaction triggers."""
     stem = uuid.uuid4().hex
@@ -307,8 +344,8 @@ def stored_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
 
 
 def stored_output(items: Sequence[Any], hidden_thoughts: Mapping[str, str]) -> list[Item]:
-    """Output items as they are stored. hidden_thoughts: those that an item does not show, by its
-    id.
+    """Output items as they are stored. hidden_thoughts: by item id, thoughts that the item does not
+    show.
     """
     stored: list[Item] = msgspec.to_builtins(items)
     return [
@@ -332,7 +369,7 @@ def with_sealed_thought(item: Item, seal: Callable[[str], str]) -> Item:
 
 
 def continued(items: Iterable[Item]) -> list[Any]:
-    """Stored items as the beginning of an input: with readable thoughts, without calls that were
+    """Stored items as the first items of an input: with readable thoughts, without calls that were
     cut off.
     """
     found = []

@@ -1,7 +1,10 @@
-"""Stored responses and conversations: read, followed, listed in pages, changed, cancelled, deleted."""
+"""Stored responses and conversations: how a response gets into the store while it is generated, and
+the endpoints that read, follow, list, change, cancel and delete what is stored.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -13,20 +16,27 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.front.responses.answer import ResponseEvent, ResponseFailure, ResponseObject
-from holdfast.front.responses.create import ResponseRun
-from holdfast.front.responses.fields import ResponseMetadata
+from holdfast.errors import ResponsesUnavailable
+from holdfast.front.responses.answer import (
+    ResponseAnswer,
+    ResponseEvent,
+    ResponseFailure,
+    ResponseObject,
+)
+from holdfast.front.responses.fields import ResponseMetadata, ResponseRequest
 from holdfast.front.responses.items import (
     InputItem,
     conversation,
     shown_item,
     stored_input,
+    stored_output,
     with_sealed_thought,
 )
 from holdfast.front.server.dialect import Shape, answers_of, operation, request_of
-from holdfast.front.server.fields import INT64_MAX, STRICT, UnsupportedFields
+from holdfast.front.server.fields import INT64_MAX, STRICT, UnsupportedFields, optional
 from holdfast.front.server.generation import FollowingResponse
-from holdfast.front.server.problem import RequestRefused
+from holdfast.front.server.held_answers import EventLog, NumberedEvent
+from holdfast.front.server.problem import RequestRefused, invalid_field, problem_of
 from holdfast.front.server.request import M, json_response, parse, read_body, tenant_in
 from holdfast.front.server.services import Services, salted
 from holdfast.store.responses import (
@@ -92,8 +102,8 @@ class ConversationOpening(BaseModel):
 
     model_config = STRICT
 
-    metadata: ResponseMetadata | None = Field(None, description=_METADATA)
-    items: _Items | None = Field(None, description="Its first items.")
+    metadata: ResponseMetadata | None = optional(_METADATA)
+    items: _Items | None = optional("Its first items.")
 
 
 class ConversationAddition(BaseModel):
@@ -148,6 +158,105 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
+class ResponseRun(EventLog):
+    """The events of one response. The first one stores it as running, the last one as finished."""
+
+    def __init__(
+        self,
+        form: ResponseAnswer,
+        asked: ResponseRequest,
+        tenant: str,
+        items: Sequence[Item],
+        services: Services,
+    ) -> None:
+        super().__init__()
+        self.form = form
+        self.asked = asked
+        self.stopped = asyncio.Event()
+        self._key = RecordKey(tenant, form.id)
+        self._items = stored_input(items)
+        self._store = services.responses
+        self._held = services.held
+        self._stored: asyncio.Future[None] | None = None
+        form.record = self._record
+
+    async def stored(self) -> None:
+        """Wait until the running response is stored. Raises ResponsesUnavailable."""
+        if self._stored is not None:
+            await asyncio.shield(self._stored)
+
+    def stop(self) -> None:
+        """End the response as cancelled, unless it has ended or not begun."""
+        if self._is_open:
+            self.form.cancel()
+        self.stopped.set()
+
+    def task_ended(self, task: asyncio.Task[None]) -> None:
+        """The background task has ended: with an error, the response fails."""
+        if task.cancelled():
+            self.stop()
+        elif (error := task.exception()) is not None and self._is_open:
+            self.form.broken(problem_of(error))
+
+    @property
+    def _is_open(self) -> bool:
+        return bool(self.events) and not self.has_ended
+
+    def _record(self, number: int, frame: bytes) -> None:
+        """Add an event. The response is stored before a client sees its first or last event."""
+        if self.has_ended:
+            return
+        if not self.events and self.asked.stores:
+            self._begin()
+        self.add(NumberedEvent(number, frame))
+        if self.form.response.status not in ("queued", "in_progress"):
+            self.end()
+            self._finish()
+
+    def _begin(self) -> None:
+        self._held.named[self._key] = self
+        self._stored = self._store.call(
+            ResponseFile.put,
+            self._key,
+            self._body(),
+            items=self._items,
+            previous=self.asked.previous_response_id,
+            is_running=True,
+        )
+        self._stored.add_done_callback(_ignore_failure)
+
+    def _finish(self) -> None:
+        response = self.form.response
+        output = stored_output(response.output, self.form.hidden_thoughts)
+        if self.asked.stores:
+            was_deleted = self._held.named.pop(self._key, None) is None
+            events = b"".join([event.frame for event in self.events])
+            finished = self._store.call(
+                ResponseFile.finish, self._key, self._body(), output=output, events=events
+            )
+            finished.add_done_callback(_ignore_failure if was_deleted else self._finished)
+        if self.asked.conversation_id and response.status in ("completed", "incomplete"):
+            key = RecordKey(self._key.tenant, self.asked.conversation_id, "conversation")
+            appended = self._store.call(ResponseFile.append, key, [*self._items, *output])
+            appended.add_done_callback(_ignore_failure)
+
+    def _finished(self, done: asyncio.Future[None]) -> None:
+        """Keep the response in memory if its end could not be written: the store shows it as
+        running.
+        """
+        if done.cancelled() or isinstance(done.exception(), ResponsesUnavailable):
+            self._held.keep_unwritten(self._key, self)
+
+    def _body(self) -> dict[str, Any]:
+        return {**msgspec.to_builtins(self.form.response), "output": []}
+
+
+def _ignore_failure(done: asyncio.Future[Any]) -> None:
+    """The store has logged it; reading the exception keeps asyncio from logging it again."""
+    if not done.cancelled():
+        done.exception()
+
+
 def _query(*names: str) -> Shape:
     """OpenAPI description of an operation's query parameters; `cache_salt` is one of all."""
     parameters = []
@@ -172,7 +281,7 @@ def _query(*names: str) -> Shape:
     answers_of(ResponseObject, chunk=ResponseEvent),
 )
 async def get_response(request: Request, services: Services) -> Response:
-    """A stored response as it stands, or its events from some number on."""
+    """A stored response in its current state, or its events after a given number."""
     query = request.query_params
     streams = _boolean_in(query, "stream")
     given = _number_in(query, "starting_after", 0, INT64_MAX)
@@ -206,7 +315,7 @@ async def delete_response(request: Request, services: Services) -> Response:
     run = _run(request, services)
     await _call(request, services, "response", ResponseFile.delete)
     key = _key(request, "response")
-    services.running.logs.pop(key, None)
+    services.held.named.pop(key, None)
     if run is not None and run.asked.background:
         run.stop()
     return json_response(ResponseDeleted(id=key.id))
@@ -361,7 +470,7 @@ def _tenant(request: Request) -> str:
 
 
 def _run(request: Request, services: Services) -> ResponseRun | None:
-    found = services.running.logs.get(_key(request, "response"))
+    found = services.held.named.get(_key(request, "response"))
     return found if isinstance(found, ResponseRun) else None
 
 
@@ -381,7 +490,7 @@ async def _page(request: Request, services: Services, kind: Kind) -> Response:
     limit = _number_in(query, "limit", 1, _MOST_LISTED) or _LISTED
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise RequestRefused("`order`: asc or desc", field="order")
+        raise invalid_field("order", "asc or desc")
     items = await _call(request, services, kind, ResponseFile.items)
     if order == "desc":
         items.reverse()
@@ -390,7 +499,7 @@ async def _page(request: Request, services: Services, kind: Kind) -> Response:
         # the last of several items with one id, so that paging always ends
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
-            raise RequestRefused("`after`: there is no such item here", field="after")
+            raise invalid_field("after", "there is no such item here")
         begin = places[-1] + 1
     end = begin + limit
     return _list(items[begin:end], has_more=len(items) > end)
@@ -421,7 +530,7 @@ def _checked(items: list[InputItem]) -> list[Item]:
 def _boolean_in(query: Mapping[str, str], name: str) -> bool:
     text = query.get(name, "false").lower()
     if text not in ("true", "1", "false", "0"):
-        raise RequestRefused(f"`{name}`: true or false", field=name)
+        raise invalid_field(name, "true or false")
     return text in ("true", "1")
 
 
@@ -430,7 +539,7 @@ def _number_in(query: Mapping[str, str], name: str, least: int, most: int) -> in
     if text is None:
         return None
     if not (_DIGITS.fullmatch(text) and least <= int(text) <= most):
-        raise RequestRefused(f"`{name}`: a number from {least} to {most}", field=name)
+        raise invalid_field(name, f"a number from {least} to {most}")
     return int(text)
 
 

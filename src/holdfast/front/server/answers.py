@@ -1,4 +1,6 @@
-"""An answer: what to generate, the protocol's format, the explanation, and the writer of its stream."""
+"""An answer: its plan, its format in the client's protocol, the explanation of its cache use, and the
+writer of its stream.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from starlette.types import Send
 from holdfast.front.server.access import Caller
 from holdfast.front.server.problem import Problem, problem_of
 from holdfast.wire.commands import PinnedPrefix
-from holdfast.wire.events import CacheOutcome, CacheReport
+from holdfast.wire.events import CacheOutcome
 from holdfast.wire.output import (
     ChoiceFinished,
     EndWord,
@@ -30,9 +32,10 @@ from holdfast.wire.output import (
 )
 from holdfast.wire.requests import GenerationRequest, SamplingParams
 
-KEEP_ALIVE_SECONDS = 5.0  # checked this often: after 5 to 10 silent seconds the line is kept open
-MOST_READY_BYTES = 64 << 10  # as much again may be in the socket's buffer
-HEADER_GRACE_SECONDS = 0.5  # until then an early failure can still get its own status
+KEEP_ALIVE_SECONDS = 5.0  # interval of the check: a keep-alive follows 5 to 10 silent seconds
+MOST_READY_BYTES = 64 << 10  # the socket's buffer may hold as much again
+HEADER_GRACE_SECONDS = 0.5  # until then, an early failure can still get its own status
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # readers of server-sent events ignore it
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
@@ -44,9 +47,9 @@ class TokenShown(Struct, frozen=True, kw_only=True):
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """The first token of the prompt that differs from what is kept.
+    """The first token of the prompt that differs from the cached prompt.
 
-    `position` counts from 0, `before` is the text there.
+    `position` counts from 0; `before` is the text before it.
     """
 
     position: int
@@ -58,47 +61,45 @@ class Difference(Struct, frozen=True, kw_only=True):
 class SecondsSpent(Struct, frozen=True, kw_only=True):
     """Where the time went.
 
-    `lookup` and `waited_for_another` are parts of `queue`, `restore` of `queue` and `prefill`.
+    `lookup` and `waited_for_another` are parts of `queue`; `restore` is part of `queue` and
+    `prefill`.
     """
 
-    accept: float  # until the worker had taken the request: checks, template, tokenization
+    accept: float  # until the worker had accepted the request: checks, template, tokenization
     queue: float
     lookup: float
     waited_for_another: float
     restore: float
     prefill: float
-    # since the request came in, everything included; null when there was no text
+    # since the request arrived, all of the above included; null when there was no text
     first_text: float | None
 
 
 class Explanation(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one choice began from.
+    """How much of the prompt of one choice was cached.
 
-    `ram_tokens`, `disk_tokens` and `read_tokens` add up to `prompt_tokens`.
-
-    `moved_tokens` and `shared_tokens` are parts of `ram_tokens`; the rest of those was copied.
+    `ram_tokens`, `disk_tokens` and `read_tokens` add up to `prompt_tokens`. `moved_tokens` and
+    `shared_tokens` are parts of `ram_tokens`; the rest of those was copied.
     """
 
     index: int
     prompt_tokens: int
     ram_tokens: int
-    moved_tokens: int  # stand where the answer before has left them
-    shared_tokens: int  # stand where other sequences use them too
+    moved_tokens: int  # in the live state of the previous answer, which this one continues
+    shared_tokens: int  # in buffers that other sequences use too
     disk_tokens: int
-    read_tokens: int
-    read_ahead_tokens: int  # of both, those that were read for this turn before it came
-    unused_tokens: int  # further ones that are, or were, kept but could not be used
-    put_back_tokens: int  # of earlier answers, which stand in the prompt as they were generated
-    # of earlier answers, which the chat template or the client has left out of the prompt
-    dropped_tokens: int
+    read_tokens: int  # prefilled
+    read_ahead_tokens: int  # part of ram_tokens and disk_tokens: prefilled in advance for this turn
+    unused_tokens: int  # further tokens that are, or were, cached but could not be used
+    put_back_tokens: int  # of earlier answers: the prompt has them exactly as they were generated
+    dropped_tokens: int  # of earlier answers: the chat template or the client omitted them
     reason: str
     explanation: str
     difference: Difference | None
     seconds: SecondsSpent
-    # places in the schemas of tools, of keywords that the answer need not keep to
-    unenforced: tuple[str, ...] = ()
-    resumed: int = 0  # workers that died while they had it; the answer went on with the next one
-    # of the answer's first choice: the same for the others, if there are any
+    unenforced: tuple[str, ...] = ()  # places of schema keywords that no grammar enforces
+    resumed: int = 0  # workers that died during the request; the next one continued it
+    # in the object of the first choice: the objects of the others
     further_choices: list[Explanation] = []
 
 
@@ -119,8 +120,10 @@ def explain_choice(
     first_text_seconds: float | None,
     unenforced: tuple[str, ...] = (),
 ) -> Explanation:
-    """What one choice began from. What the front itself knows is given."""
-    memory, timings, difference = event.memory, event.timings, _difference(event)
+    """How much of the prompt of one choice was cached. The arguments are what the front knows."""
+    memory = event.memory
+    timings = event.timings
+    difference = _difference(event)
     return Explanation(
         index=event.index,
         prompt_tokens=event.prompt_tokens,
@@ -151,7 +154,8 @@ def explain_choice(
 
 
 def _difference(event: ChoiceFinished) -> Difference | None:
-    where, texts = event.memory.divergence, event.divergent
+    where = event.memory.divergence
+    texts = event.divergent
     if where is None or texts is None:
         return None
     return Difference(
@@ -162,152 +166,140 @@ def _difference(event: ChoiceFinished) -> Difference | None:
     )
 
 
-_WORDS = {
-    CacheOutcome.COMPLETE: "The whole prompt was in the cache; the last token is always recomputed.",
-    CacheOutcome.NEW_TOKENS: "All that is kept of this beginning was used; the prompt goes on behind it.",
+_SENTENCES = {
+    CacheOutcome.COMPLETE: "The whole prompt was cached; the last token is always recomputed.",
+    CacheOutcome.NEW_TOKENS: "The whole cached prefix was used; the rest of the prompt is new.",
     CacheOutcome.NOTHING_STORED: (
-        "Nothing is kept for this model and tenant. Other weights, another number format or codec, "
-        "another API key, "
-        "X-Holdfast-Tenant or cache_salt have memories of their own."
+        "Nothing is cached for this model and tenant. Other weights, another number format or "
+        "codec, another API key, X-Holdfast-Tenant or cache_salt have caches of their own."
     ),
-    CacheOutcome.SCORED: "Something of all of the prompt's tokens was asked for (log-probabilities, a mean): all had to be read.",
-    CacheOutcome.FAILED: "The memory failed on this request, so all of its prompt was read. The server's log says more.",
-    CacheOutcome.OFF: "The server keeps nothing for this model: its layout does not allow it.",
+    CacheOutcome.SCORED: (
+        "The request needs a result for every token of the prompt (log-probabilities, a mean), so "
+        "the whole prompt was prefilled."
+    ),
+    CacheOutcome.FAILED: (
+        "The cache failed for this request, so the whole prompt was prefilled. The server's log "
+        "has the details."
+    ),
+    CacheOutcome.OFF: "This model has no prefix cache: its layout does not allow one.",
+    CacheOutcome.NO_BOUNDARY: (
+        "{unused} more tokens are cached, but this model can resume only where its state was "
+        "saved; the last such position was used."
+    ),
+    CacheOutcome.EVICTED: (
+        "{unused} more tokens were cached, but were evicted; store.ram_bytes and store.disk_bytes "
+        "limit the cache."
+    ),
+    CacheOutcome.UNREADABLE: (
+        "{unused} more tokens were cached in files that are damaged or gone; that part of the "
+        "prompt was prefilled instead."
+    ),
+    CacheOutcome.FORGOTTEN: "{unused} more tokens were cached, but somebody deleted them.",
 }
 
 
 def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_tokens: int) -> str:
     memory = event.memory
-    said = [_WORDS.get(memory.outcome) or _lost_in_words(memory)]
+    sentences: list[str] = []
+    if memory.outcome in _SENTENCES:  # else the difference explains it
+        sentences.append(_SENTENCES[memory.outcome].format(unused=f"{memory.unused_tokens:,}"))
     if difference is not None:
-        said.append(
+        sentences.append(
             f"The prompt differs from the cached prompt at token {difference.position:,}, after "
             f"{difference.before!r}: "
             f"cached {difference.stored.text!r}, now {difference.prompt.text!r}."
         )
     if dropped_tokens:
-        said.append(
-            "The model's chat template, or the client, leaves parts of earlier answers out, such "
-            "as thinking: "
-            f"{dropped_tokens:,} tokens that were generated are not in the prompt as they were."
+        sentences.append(
+            "The chat template or the client omits parts of earlier answers, such as reasoning: "
+            f"{dropped_tokens:,} generated tokens are not in the prompt as they were generated."
         )
     if memory.read_ahead_tokens:
-        said.append(
-            f"{memory.read_ahead_tokens:,} tokens were read for this turn before it came, while "
-            "there was nothing else to do."
+        sentences.append(
+            f"{memory.read_ahead_tokens:,} tokens were prefilled for this turn in advance, while "
+            "the server was idle."
         )
     if memory.waited_for_another:
-        said.append("It waited until another request had read the same beginning.")
+        sentences.append("The request waited while another request prefilled the same prefix.")
     if event.resumptions:
-        said.append(
-            "A worker died in the middle of it; another one went on where that had stopped."
-        )
-    return " ".join(sentence for sentence in said if sentence)
-
-
-def _lost_in_words(memory: CacheReport) -> str:
-    more = f"{memory.unused_tokens:,} more tokens"
-    match memory.outcome:
-        case CacheOutcome.NO_BOUNDARY:
-            return (
-                f"{more} are kept, but this model can go on only where its state was saved; the "
-                "last such place was used."
-            )
-        case CacheOutcome.EVICTED:
-            return (
-                f"{more} were kept, but had to make room for others; store.ram_bytes and "
-                "store.disk_bytes say how much is kept."
-            )
-        case CacheOutcome.UNREADABLE:
-            return (
-                f"{more} were kept in files that are damaged or gone. They are not used; the "
-                "prompt was read instead."
-            )
-        case CacheOutcome.FORGOTTEN:
-            return f"{more} were kept, but somebody had them deleted."
-        case _:
-            return ""  # the difference says it
+        sentences.append("A worker died during the request; another one continued it.")
+    return " ".join(sentences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCounts:
-    """Exact token counts of one answer. A prompt counts once, however many choices it has."""
+    """Exact token counts of one answer. A prompt counts once, whatever its number of choices."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int  # part of prompt_tokens that was not read again
+    cached_tokens: int  # part of prompt_tokens that was not prefilled
     reasoning_tokens: int = 0  # part of completion_tokens
-    # of any choice; None: no thought was ended in the middle
-    thought_ended_by: ThoughtEnder | None = None
-    # where the prompt has the cache breakpoints of its client, ascending
-    breakpoints: tuple[PinnedPrefix, ...] = ()
+    thought_ended_by: ThoughtEnder | None = None  # of any choice; None: no thought was interrupted
+    breakpoints: tuple[PinnedPrefix, ...] = ()  # the client's, ascending
 
 
 @dataclass(slots=True)
 class WholeChoice:
-    """One choice of an answer that is sent in one piece."""
+    """One choice of an answer that is sent in one piece: the fold of its events."""
 
     deltas: list[OutputDelta] = field(default_factory=list)
     finish_reason: EndWord = "stop"
-    end: ChoiceFinished | None = None  # its last event, once it has come
+    end: ChoiceFinished | None = None  # its last event, once that has arrived
 
     def text(self, kind: TextKind = "text") -> str:
-        """All of its text of one kind."""
+        """All its text of one kind."""
         return text_of(self.deltas, kind)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """Its calls of tools, in order."""
+        """Its tool calls, in order."""
         return tool_calls_of(self.deltas)
 
     @property
     def logprobs(self) -> list[TokenText]:
-        """Those of all its tokens, in order."""
+        """Its tokens with their log-probabilities, in order."""
         return [token for delta in self.deltas for token in delta.logprobs]
 
 
-KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # what every reader of server-sent events passes over
-
-
 class StreamFormat(abc.ABC):
-    """What the writer of a stream must know of it, whatever its events are."""
+    """What the writer of a stream needs to know about its protocol."""
 
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
 
     def keep_alive(self) -> bytes:
-        """What keeps the line open while nothing comes, before the opening too; empty where there
-        is no such thing.
+        """What keeps a silent connection open, also before the opening; empty if the protocol has
+        nothing for that.
         """
         return KEEP_ALIVE_COMMENT
 
     def keep_alive_of_follower(self) -> bytes:
-        """The same for one of several clients of the stream: nothing that counts as an event of it."""
+        """The same for one of several clients of a stream: it must not count as an event."""
         return self.keep_alive()
 
     @abc.abstractmethod
     def broken(self, problem: Problem) -> bytes:
-        """The end of a stream that was begun and then failed."""
+        """The end of a stream that failed after it had begun."""
 
 
 class AnswerFormat(StreamFormat):
-    """How one answer looks: the events of a stream, each complete as the protocol frames it, or the
-    whole as JSON.
+    """The format of one answer: the events of a stream, each complete as the protocol frames it, or
+    the whole answer as JSON.
     """
 
     def sampled_by(self, sampling: SamplingParams) -> None:
-        """The request is accepted, and its answer is drawn like this."""
+        """The worker has accepted the request with these parameters. Only Responses repeats them."""
 
     def opening(self, *, prompt_tokens: int) -> bytes:
-        """What comes before the first text; may be empty."""
+        """The events before the first text; may be empty."""
         return b""
 
     @abc.abstractmethod
     def delta(self, event: OutputDelta) -> bytes:
-        """News of a choice: text, reasoning, calls. Empty where the protocol says nothing of it."""
+        """New text, reasoning or calls of a choice; empty if the protocol has no event for it."""
 
     def progress(self, event: PromptProgress) -> bytes:
-        """How far the prompt is read; empty unless the client has asked for it, and the protocol
-        has a form for it.
+        """The progress of prefill; empty unless the client asked for it and the protocol has an
+        event for it.
         """
         return b""
 
@@ -317,8 +309,8 @@ class AnswerFormat(StreamFormat):
 
     @abc.abstractmethod
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        """The end of a stream: token counts and explanation as far as the client asked for them,
-        and the end mark.
+        """The end of a stream: what the client asked for of token counts and explanation, and the
+        end mark.
         """
 
     @abc.abstractmethod
@@ -330,25 +322,23 @@ class AnswerFormat(StreamFormat):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """A checked request: what to generate, and the form of the answer."""
+    """A checked request: what to generate, and the format of the answer."""
 
     requests: Sequence[GenerationRequest]  # one per prompt
     form: AnswerFormat
     streams: bool = False
     choices_per_prompt: int = 1
-    explains: bool = False  # the answer is to say what was found of the prompt in the cache
-    cache_salt: str = ""  # what is kept under it is there for requests with the same one only
-    session_id: str | None = None  # as the body has it, unchecked; the header goes before it
-    session_key: str = ""  # names the session where neither does; any text
-    can_wait: bool = False  # nobody waits for the answer, as the body has it
+    explains: bool = False  # the answer has an `Explanation`
+    cache_salt: str = ""  # requests share cached prompts only with the same salt
+    session_id: str | None = None  # from the body, unchecked; the header overrides it
+    session_key: str = ""  # any text; names the session if body and header do not
+    can_wait: bool = False  # the body says that nobody waits for the answer
     caller: Caller = field(default_factory=Caller)
-    time_limit_seconds: float = 0.0  # for all of it, waiting included; 0: none
+    time_limit_seconds: float = 0.0  # queueing included; 0: no limit
 
 
 class EventWriter:
-    """Writes the events of one answer in order; while nothing comes, it keeps the line open as the
-    dialect does that.
-    """
+    """Writes the events of one answer in order, and keep-alives while there are none."""
 
     def __init__(
         self,
@@ -359,12 +349,14 @@ class EventWriter:
         request_id: str = "",
         keep_alive: Callable[[], bytes] | None = None,
     ) -> None:
-        """events: the first is the answer's opening, which may be empty. request_id: goes into the
-        event of an error.
-
-        keep_alive: in place of the form's.
+        """events: the first one is the answer's opening, which may be empty.
+        request_id: part of an error event.
+        keep_alive: replaces the format's.
         """
-        self._send, self._form, self._events, self._request_id = send, form, events, request_id
+        self._send = send
+        self._form = form
+        self._events = events
+        self._request_id = request_id
         self._keep_alive = keep_alive or form.keep_alive
         self._ready: list[bytes] = []
         self._ready_bytes = 0
@@ -380,19 +372,19 @@ class EventWriter:
     def has_sent_all(self) -> bool:
         """Whether all events have been handed to the connection.
 
-        Many clients close it when they have read the last one.
+        Many clients close it after they have read the last one.
         """
         return self._has_read_all and not self._ready and not self._is_sending
 
     def detach(self) -> None:
-        """The client is gone: read the events to their end all the same, and write nothing more."""
+        """The client is gone: read the remaining events, but write nothing more."""
         self._is_detached = True
         self._ready.clear()
         self._ready_bytes = 0
         self._taken.set()
 
     async def run(self) -> None:
-        """Write until the events end. Raises their error when nothing has been sent by then."""
+        """Write until the events end. Raises their error if nothing has been sent by then."""
         reader = asyncio.create_task(self._read())
         reader.add_done_callback(lambda _: self._wake.set())
         self._tick_in(HEADER_GRACE_SECONDS)
@@ -415,7 +407,7 @@ class EventWriter:
             await asyncio.wait((reader,))
 
     async def _read(self) -> None:
-        # it is written with what follows, but at once to a client that has its headers already
+        # The opening is sent together with the next event, unless the headers were sent already.
         is_opening = True
         async for event in self._events:
             if event and not self._is_detached:
@@ -424,7 +416,7 @@ class EventWriter:
                 if self._started or not is_opening:
                     self._wake.set()
             is_opening = False
-            while self._ready_bytes >= MOST_READY_BYTES:  # the client has left so much unread
+            while self._ready_bytes >= MOST_READY_BYTES:  # backpressure
                 self._taken.clear()
                 await self._taken.wait()
         self._has_read_all = True
@@ -452,8 +444,7 @@ class EventWriter:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def _tick(self) -> None:
-        # Writes at the end of a silent interval: headers and opening the first time, what keeps the
-        # line open from then on.
+        # After a silent interval, write the headers and the opening, and keep-alives from then on.
         if self._is_detached:
             return
         if self._quiet or not self._started:

@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -72,6 +72,14 @@ def within(name: str, *, le: float | None = None) -> Any:
 def one_or_many(value: Any) -> str:
     """The tag of a field that takes one value or a list."""
     return MANY if isinstance(value, list) else ONE
+
+
+ListItem = TypeVar("ListItem")
+TextOrMany = Annotated[
+    Annotated[str, Tag(ONE)] | Annotated[list[ListItem], Field(fail_fast=True), Tag(MANY)],
+    Discriminator(one_or_many),
+]
+"""A text, or a list of items of one type."""
 
 
 def refuse_above(value: int | None, limit: int, *, field: str) -> None:

@@ -1,8 +1,8 @@
-"""Logs of running answers, and answers that outlive their client's connection so that a retry gets
-them.
+"""Answers that outlive their client's connection: a retry gets the lost answer, and named answers
+(stored responses) can be followed by any number of clients.
 
-A client whose connection breaks in mid-answer sends its request again: SDKs do so by themselves,
-agents on an error. Generating the answer again would spend the same tokens twice. So an answer
+A client whose connection breaks in mid-answer sends its request again: SDKs do so on their own,
+agents after an error. Generating the answer again would spend the same tokens twice. So an answer
 that has lost its connection continues for a moment, then pauses, and is given up if the request is
 not repeated in time.
 
@@ -11,8 +11,8 @@ or because it draws several samples. Such a client wants another answer. So an i
 gets a lost answer only if no other answer can be wanted: sampling again would give the same tokens
 (temperature 0, or a seed), or the request shows that it is a retry, by `x-stainless-retry-count` or
 an `Idempotency-Key`. Two requests with the same key are one request: the second gets the answer of
-the first even while that is being read, or after it was delivered. Without a key, an answer has one
-reader.
+the first even while the first client reads it, or after it was delivered. Without a key, an answer
+has one reader.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IDEMPOTENCY_HEADER = "idempotency-key"
 RETRY_HEADER = "x-stainless-retry-count"
 MOST_BYTES = 32 << 20  # of all answers together, as they were sent
 MOST_LOST = 16  # lost answers of one sender
-_MOST_UNWRITTEN = 16
+_MOST_UNWRITTEN = 16  # ended answers that the store could not write
 _EVENT_BYTES = 150  # Python's overhead per event
 _SHAPING_HEADERS = ("anthropic-", "x-holdfast-", "user-agent", IDEMPOTENCY_HEADER)
 
@@ -66,11 +66,11 @@ class RequestIdentity:
 
 def identity_of(request: Request, body: bytes, settings: ServerSettings) -> RequestIdentity | None:
     """The identity of a request: its sender, path, query and body, and the headers that shape the
-    answer.
+    answer. Headers that differ between attempts (`x-stainless-retry-count`, `traceparent`) are not
+    part of it.
 
-    Headers that change from one attempt to the next (`x-stainless-retry-count`, `traceparent`) are
-    not part of it. None when the request cannot share its answer: lost answers are not kept, and it
-    has no `Idempotency-Key`.
+    None if the request cannot share its answer: lost answers are not kept, and it has no
+    `Idempotency-Key`.
     """
     has_key = IDEMPOTENCY_HEADER in request.headers
     if not has_key and not settings.reconnect_seconds:
@@ -90,18 +90,17 @@ def identity_of(request: Request, body: bytes, settings: ServerSettings) -> Requ
     hashed.update(b"\0")
     hashed.update(body)
     attempt = request.headers.get(RETRY_HEADER, "")
+    is_number = attempt.isascii() and attempt.isdigit() and len(attempt) < 10
     return RequestIdentity(
         hashed.digest(),
         sender=sender,
         has_key=has_key,
-        attempt=int(attempt)
-        if attempt.isascii() and attempt.isdigit() and len(attempt) < 10
-        else None,
+        attempt=int(attempt) if is_number else None,
     )
 
 
 class NumberedEvent(NamedTuple):
-    """An event as it is sent, and its number, by which a client says how far it has read."""
+    """The bytes of an event and its number. A client names the number of the last event it read."""
 
     number: int
     frame: bytes
@@ -117,24 +116,27 @@ class LogCursor:
 
 
 class EventLog:
-    """The events of one answer, readable from any place while more come. Event loop only."""
+    """The events of one answer, to read from any position while more are added.
+
+    Only call it from the event loop's thread.
+    """
 
     def __init__(self) -> None:
         self.events: list[NumberedEvent] = []
         self.has_ended = False
-        # why it broke off; None: it is complete, or has not ended
+        # why the answer failed; None: it is complete, or has not ended
         self.error: HoldfastError | None = None
         self._freed = 0  # events that were freed; `events` begins after them
         self._cursors: weakref.WeakSet[LogCursor] = weakref.WeakSet()
         self._changed = asyncio.Event()
 
     def add(self, event: NumberedEvent) -> None:
-        """One more, with a higher number than all before."""
+        """Add an event. Its number must be higher than all before."""
         self.events.append(event)
         self._wake()
 
     def end(self, error: HoldfastError | None = None) -> None:
-        """End the log. Every follower that reaches the end gets `error` raised."""
+        """End the log. Followers that reach the end raise `error`."""
         self.has_ended = True
         self.error = error
         self._wake()
@@ -146,18 +148,18 @@ class EventLog:
 
     @property
     def has_followers(self) -> bool:
-        """Whether anybody reads the log."""
+        """Whether a client reads the log."""
         return len(self._cursors) > 0
 
     @property
     def next_place(self) -> int:
-        """How many events there have been."""
+        """Number of events so far, freed ones included."""
         return self._freed + len(self.events)
 
     def free_read(self) -> list[NumberedEvent]:
-        """Free the events that all followers have read, and return them.
+        """Free and return the events that all followers have read.
 
-        Nobody can begin to follow the log afterwards.
+        No new follower can read the log from its beginning afterwards.
         """
         slowest = min((cursor.place for cursor in self._cursors), default=self.next_place)
         freed = self.events[: slowest - self._freed]
@@ -171,7 +173,7 @@ class EventLog:
         self.events.clear()
 
     def after(self, number: int) -> AsyncIterator[bytes]:
-        """An empty opening, then the events with higher numbers, those to come too, until the end."""
+        """An empty opening, then all events with higher numbers, also future ones, until the end."""
         cursor = LogCursor()
         self._cursors.add(cursor)
         return self._read(cursor, number)
@@ -219,10 +221,10 @@ class KeptEvents(Enum):
 
 
 class HeldAnswer(EventLog):
-    """One answer from its first event on. Event loop only."""
+    """An answer that a retry may get. Only call it from the event loop's thread."""
 
     def __init__(self, identity: RequestIdentity, plan: AnswerPlan, record: RequestRecord) -> None:
-        """record: the log record of the request that the answer is generated for."""
+        """record: the log record of the request that generates the answer."""
         super().__init__()
         self.identity = identity
         self.form = plan.form
@@ -230,12 +232,11 @@ class HeldAnswer(EventLog):
         self.choices = sum(request.choices for request in plan.requests)
         self.model = record.model
         self.request_id = record.request_id
-        # that are connected: the one that asked, and those that were given the answer later
-        self.clients = 1
+        self.clients = 1  # connected ones: of the original request and of its retries
         self.kept = KeptEvents.ALL
         self.held_bytes = 0
-        self.given_up = asyncio.Event()  # it has no client, and nobody can be given it
-        self.is_over = asyncio.Event()  # the worker generates nothing more for it
+        self.given_up = asyncio.Event()  # it has no client, and no retry can get it
+        self.is_over = asyncio.Event()  # its generation has ended
         self._is_repeatable = bool(plan.requests) and all(
             each.sampling.seed is not None for each in plan.requests
         )
@@ -269,7 +270,7 @@ class HeldAnswer(EventLog):
             super().end(error)
 
     def call_later(self, seconds: float, act: Callable[[], None]) -> None:
-        """Act later, unless `forget_timers` is called first."""
+        """Call `act` later, unless `forget_timers` is called first."""
         self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
 
     def forget_timers(self) -> None:
@@ -290,19 +291,26 @@ class HeldAnswer(EventLog):
 
 
 class HeldAnswers:
-    """The answers that are being generated and those that a retry may get. Event loop only."""
+    """The answers that are being generated and those that a retry may get.
+
+    Only call it from the event loop's thread.
+    """
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, most_lost: int = MOST_LOST) -> None:
-        self._answers: dict[HeldAnswer, None] = {}  # all of them, the oldest first
-        # those that another request may be given
+        self._answers: dict[HeldAnswer, None] = {}  # all answers, the oldest first
+        # the answers that a retry may get
         self._by_identity: dict[RequestIdentity, list[HeldAnswer]] = {}
-        # without a client before their end, the longest lost first
+        # answers that lost their client, the longest lost first
         self._lost: dict[HeldAnswer, None] = {}
-        # with an `Idempotency-Key`, the longest delivered first
+        # delivered answers with an `Idempotency-Key`, the longest delivered first
         self._delivered: dict[HeldAnswer, None] = {}
         self._most_bytes = most_bytes
         self._most_lost = most_lost
         self.held_bytes = 0
+        # the answers that clients can name: running responses that are stored, and unwritten ones
+        self.named: dict[RecordKey, EventLog] = {}
+        self._unwritten: deque[RecordKey] = deque()
+        self.tasks: set[asyncio.Task[None]] = set()  # of background answers
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -334,7 +342,7 @@ class HeldAnswers:
         return bool(lost)
 
     def take(self, identity: RequestIdentity) -> HeldAnswer | None:
-        """The answer that a request gets instead of a new one; the taker must `leave` it in the
+        """The answer that a request gets instead of a new one; its client must `leave` it in the
         end.
         """
         same = self._by_identity.get(identity, ())
@@ -377,7 +385,7 @@ class HeldAnswers:
         return True
 
     def finish(self, answer: HeldAnswer) -> None:
-        """Generation has ended, complete or not."""
+        """The generation of an answer has ended, complete or not."""
         answer.is_over.set()
         answer.end(GenerationFailed("the request failed; the server's log has the details"))
         if answer.error is not None:
@@ -386,7 +394,7 @@ class HeldAnswers:
     async def recorded(
         self, answer: HeldAnswer, events: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """Pass the events through and keep each of them."""
+        """Pass the events through, and keep each of them."""
         try:
             async for frame in events:
                 self.keep(answer, frame)
@@ -397,7 +405,7 @@ class HeldAnswers:
         answer.end()
 
     def keep(self, answer: HeldAnswer, frame: bytes) -> None:
-        """Keep an event if a client reads it or may come for it, and if there is room."""
+        """Keep an event if a client may still read it, and if there is room."""
         if not frame or answer.kept is KeptEvents.NONE or answer.has_ended:
             return
         size = len(frame) + _EVENT_BYTES
@@ -409,20 +417,34 @@ class HeldAnswers:
         self.held_bytes += size
         answer.add(NumberedEvent(answer.next_place, frame))
 
+    def keep_unwritten(self, name: RecordKey, log: EventLog) -> None:
+        """Keep an answer whose end could not be stored, in place of the oldest one of its kind."""
+        if len(self._unwritten) == _MOST_UNWRITTEN:
+            self.named.pop(self._unwritten.popleft(), None)
+        self._unwritten.append(name)
+        self.named[name] = log
+
+    async def close(self) -> None:
+        """Cancel all background answers and wait for them; called when the server stops."""
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks)
+
     def check_invariants(self) -> None:
-        """Assert that counts are right and within limits, and that no client reads a lost answer."""
+        """Assert that counts are right and within limits, and that lost answers have no client."""
         assert sum(answer.held_bytes for answer in self._answers) == self.held_bytes, (
-            "bytes are counted that nobody holds"
+            "the total differs from the sum over all answers"
         )
         assert self.held_bytes <= self._most_bytes, "more is held than there is room for"
         for answer in self._answers:
             kept_bytes = sum(len(event.frame) + _EVENT_BYTES for event in answer.events)
             assert answer.held_bytes == kept_bytes, (
-                "the bytes of an answer are not those of its events"
+                "the bytes of an answer differ from the sum over its events"
             )
         findable = [answer for same in self._by_identity.values() for answer in same]
         assert all(answer in self._answers for answer in findable), (
-            "an answer can be found that is nowhere held"
+            "an answer can be found that is not held"
         )
         waiting = [*self._lost, *self._delivered]
         assert all(answer in findable for answer in waiting), (
@@ -485,7 +507,7 @@ class HeldAnswers:
         self.held_bytes -= freed
 
     def _give_up(self, answer: HeldAnswer) -> None:
-        """Give the answer to no further request. Clients that are reading it get the rest."""
+        """Give the answer to no other request. Clients that are reading it get the rest."""
         self._hide(answer)
         if answer.clients:
             return
@@ -510,26 +532,3 @@ class HeldAnswers:
         answer.held_bytes = 0
         answer.kept = KeptEvents.NONE
         answer.drop_all()
-
-
-@dataclass(slots=True)
-class RunningAnswers:
-    """Running answers that clients can name, and the tasks of background answers."""
-
-    logs: dict[RecordKey, EventLog] = field(default_factory=dict)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _unwritten: deque[RecordKey] = field(default_factory=lambda: deque(maxlen=_MOST_UNWRITTEN))
-
-    def keep_unwritten(self, name: RecordKey, log: EventLog) -> None:
-        """Keep an answer in memory whose end could not be stored; only the latest of these stay."""
-        if len(self._unwritten) == _MOST_UNWRITTEN:
-            self.logs.pop(self._unwritten[0], None)
-        self._unwritten.append(name)
-        self.logs[name] = log
-
-    async def close(self) -> None:
-        """Cancel all background answers and wait for them; called when the server stops."""
-        for task in self.tasks:
-            task.cancel()
-        if self.tasks:
-            await asyncio.wait(self.tasks)

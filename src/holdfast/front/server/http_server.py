@@ -134,7 +134,7 @@ class HttpServer(uvicorn.Server):
             if connection.is_answering:  # type: ignore[union-attr]  # all are BoundedProtocol's
                 connection.shutdown()  # closes it after the answer
         # Requests from now on are short: they are refused, read some state, or end something.
-        running = {*self.server_state.tasks, *self._services.running.tasks}
+        running = {*self.server_state.tasks, *self._services.held.tasks}
         if running and not self.force_exit:
             _log.info(
                 "waiting for %s, at most %g s; press Ctrl-C again to exit now",

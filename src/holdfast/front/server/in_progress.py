@@ -1,4 +1,4 @@
-"""Requests in progress: their state, cancelling one by its id, and work that ends when its client
+"""Requests in progress: their state, cancellation by id, and work that ends when its client
 disconnects.
 """
 
@@ -22,17 +22,17 @@ _STOPPED = "the server stopped before the answer was done"
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` to its end, or cancel it when the client goes away first.
+    """Run `work`, but cancel it if the client disconnects first.
 
-    Returns whether it ended; raises its error.
+    Returns whether the work ended; raises its error.
     """
     return await unless_first(disconnected(receive), work)
 
 
 async def unless_first(other: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` to its end, or cancel it when `other` ends first.
+    """Run `work`, but cancel it if `other` ends first.
 
-    Returns whether it ended; raises its error.
+    Returns whether the work ended; raises its error.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(other)
@@ -58,22 +58,21 @@ class Thinker(Protocol):
     """An answer whose thoughts can be ended."""
 
     def end_thoughts(self) -> bool:
-        """Have it think no more. Returns whether that can be done with this model."""
+        """End its thought. Returns whether this model allows that."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
-    """One of them."""
+    """A request in progress."""
 
-    id: str  # the request's, with a number behind it where a client gives several the same
+    id: str  # the request's id, with a number if several requests have the same one
     record: RequestRecord
     task: asyncio.Task[object]
     is_cancelled: bool = False
     thinker: Thinker | None = None  # once the model has accepted the request
-    # the answer that is generated for it, where others may be given that
-    makes: HeldAnswer | None = None
-    follows: HeldAnswer | None = None  # the answer to an earlier request, which it was given
+    makes: HeldAnswer | None = None  # the answer that it generates and that a retry may get
+    follows: HeldAnswer | None = None  # the answer to an earlier request, which it gets instead
 
     @property
     def is_abandoned(self) -> bool:
@@ -82,10 +81,8 @@ class ActiveRequest:
 
     @property
     def state(self) -> RequestState:
-        """Waiting for its model or a place in the queue; in the queue, or its prompt is read; its
-        answer is written.
-
-        Abandoned: its client is gone, and may come back for the answer.
+        """waiting: for its model or a place in the queue. reading: queued, or in prefill.
+        writing: in decode. abandoned: its client is gone, but a retry may get the answer.
         """
         if self.is_abandoned:
             return "abandoned"
@@ -96,8 +93,8 @@ class ActiveRequest:
         return "reading" if self.record.answer.first_text_at is None else "writing"
 
     def ended_by(self) -> HoldfastError:
-        """What its client is told when its task was cancelled: an administrator has done that, or
-        the server's stop.
+        """The error for its client after its task was cancelled, by an administrator or because the
+        server stops.
         """
         if self.is_cancelled:
             return RequestRefused(
@@ -109,10 +106,10 @@ class ActiveRequest:
 
 
 class ActiveRequests:
-    """All of them, the oldest first. Loop's thread only."""
+    """All requests in progress, the oldest first. Only call it from the event loop's thread."""
 
     def __init__(self, *, on_change: Callable[[int], None] = lambda count: None) -> None:
-        """on_change: told how many there are, whenever that has changed."""
+        """on_change: called with the number of requests whenever it has changed."""
         self._active: dict[str, ActiveRequest] = {}
         self._on_change = on_change
 
@@ -121,7 +118,7 @@ class ActiveRequests:
 
     @contextmanager
     def entered(self, record: RequestRecord) -> Iterator[ActiveRequest]:
-        """The current task makes the answer to this request as long as the context lasts."""
+        """A context in which the current task answers this request."""
         task = asyncio.current_task()
         assert task is not None
         active = ActiveRequest(self._free_id(record.request_id), record, task)
@@ -134,15 +131,12 @@ class ActiveRequests:
             self._on_change(len(self._active))
 
     def answering(self, answer_id: str, *, key: str) -> ActiveRequest | None:
-        """The request whose answer has this id, and came with that named key; None when there is
-        none.
-        """
-        found = (
-            each
-            for each in self
-            if each.record.asked is not None and each.record.asked.request_id == answer_id
-        )
-        return next((each for each in found if each.record.key == key), None)
+        """The request of this API key whose answer has this id, if there is one."""
+        for each in self:
+            asked = each.record.asked
+            if asked is not None and asked.request_id == answer_id and each.record.key == key:
+                return each
+        return None
 
     @property
     def has_clients(self) -> bool:
@@ -150,7 +144,7 @@ class ActiveRequests:
         return not all(active.is_abandoned for active in self._active.values())
 
     def cancel(self, request_id: str) -> ActiveRequest | None:
-        """End a request; its client is told so. None when there is none of that id."""
+        """End a request with an error for its client. None: there is no request with this id."""
         found = self._active.get(request_id)
         if found is not None and not found.is_cancelled:
             found.is_cancelled = True
@@ -158,7 +152,8 @@ class ActiveRequests:
         return found
 
     def _free_id(self, request_id: str) -> str:
-        number, free = 1, request_id
+        number = 1
+        free = request_id
         while free in self._active:
             number += 1
             free = f"{request_id}.{number}"

@@ -14,7 +14,7 @@ from holdfast.front.fleet.residency import ModelStatus, Residency
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.server.access import AnswersAtOnce, Drain, KeyRing
-from holdfast.front.server.held_answers import HeldAnswers, RunningAnswers
+from holdfast.front.server.held_answers import HeldAnswers
 from holdfast.front.server.in_progress import ActiveRequests
 from holdfast.front.server.sealing import Seal
 from holdfast.store.responses import ResponseStore
@@ -110,7 +110,6 @@ class Services:
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
     # of the Responses API
     responses: ResponseStore = field(default_factory=ResponseStore)
-    running: RunningAnswers = field(default_factory=RunningAnswers)
     held: HeldAnswers = field(default_factory=HeldAnswers)
     active: ActiveRequests = field(default_factory=ActiveRequests)
     drain: Drain = field(default_factory=Drain)

@@ -1,5 +1,5 @@
-"""Streams of output events around those of the worker: several prompts merged into one stream, and a
-stream with a time limit.
+"""Wrappers around the worker's streams of output events: several prompts merged into one stream, and
+a time limit.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class MergedStream:
         self.put_back_tokens = sum(stream.put_back_tokens for stream in streams)
         self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
         self.sampling = streams[0].sampling
-        self.breakpoints: tuple[PinnedPrefix, ...] = ()  # a protocol that has them takes one prompt
+        self.breakpoints: tuple[PinnedPrefix, ...] = ()  # only for requests with one prompt
         self.unenforced = tuple(
             dict.fromkeys(place for stream in streams for place in stream.unenforced)
         )
@@ -123,12 +123,12 @@ class MergedStream:
             stream.go_on()
 
     def end_thoughts(self) -> bool:
-        """Have none of them think any more. Returns whether that can be done."""
+        """End all thoughts. Returns whether the model allows that."""
         ended = [stream.end_thoughts() for stream in self._streams]
         return all(ended)
 
     async def aclose(self) -> None:
-        """Cancel what still runs."""
+        """Cancel all answers that are still running."""
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.responses.output_items import CustomInput
+from holdfast.front.responses.answer import CustomInput
 
 
 def decoded(*fragments: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from holdfast.config import LimitsSettings
-from holdfast.front.responses.tools import ClientTool, OfferedTools, choice_of, offered_tools
+from holdfast.front.responses.fields import ClientTool, OfferedTools, choice_of, offered_tools
 from holdfast.front.server.problem import RequestRefused
 from holdfast.wire.requests import ToolChoice
 
