@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.front.fleet.crash_reports import report_of, write_report
-from holdfast.wire.events import WorkerStatistics
+from holdfast.front.fleet.worker_files import CrashReport, write_report
 from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.tiny_models import write_tiny
 
@@ -47,13 +46,13 @@ def test_the_last_worker_that_died_is_shown(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     write_tiny(tmp_path / "model", "qwen3")
-    report = report_of(
-        "some-model",
+    report = CrashReport(
+        at="2026-01-01T00:00:00.000+00:00",
+        model="some-model",
         cause="died",
         how="signal SIGSEGV",
         pid=7,
         served_seconds=3.0,
-        figures=WorkerStatistics(),
         log=("Fatal Python error: Segmentation fault",),
     )
     write_report(str(tmp_path / "state" / "holdfast" / "crashes"), report)

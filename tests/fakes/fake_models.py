@@ -9,8 +9,8 @@ from typing import Any
 
 from holdfast.config import ModelSettings, ResidencySettings, StoreSettings
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry
-from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency
+from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.link.model_client import ModelClient
 from holdfast.machine.device_memory import MemoryShare
 from holdfast.wire.commands import WorkerSettings

@@ -9,8 +9,8 @@ from holdfast.config import CatalogSettings, ResidencySettings, Settings
 from holdfast.errors import ModelLoadError
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.library import Library
-from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency
+from holdfast.front.fleet.slot import ModelFiles
 from holdfast.machine.device_memory import MemoryShare
 from holdfast.models.download import demo_folder
 from holdfast.wire.commands import WorkerSettings

@@ -32,7 +32,7 @@ from holdfast.errors import HoldfastError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from holdfast.front.fleet.crash_reports import CrashReport
+    from holdfast.front.fleet.worker_files import CrashReport
     from holdfast.front.prompt.dialects import DialectReport
     from holdfast.machine.device_memory import DeviceMemory
     from holdfast.machine.platform import PlatformReport
@@ -126,7 +126,7 @@ class Diagnosis(msgspec.Struct, kw_only=True):
 def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None]) -> Diagnosis:
     """Run all checks: a few seconds, and the time to fetch and load the model."""
     from holdfast.files import crash_reports_folder
-    from holdfast.front.fleet.crash_reports import last_report
+    from holdfast.front.fleet.worker_files import last_report
     from holdfast.machine.blas import usable_cores
     from holdfast.machine.device_memory import memory_report
 

@@ -637,8 +637,7 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
 
 def _kinds_beside_store(settings: Settings) -> list[StateKind]:
     from holdfast.files import caches_folder, state_folder
-    from holdfast.front.fleet.compiled_code import MOST_KINDS
-    from holdfast.front.fleet.crash_reports import MOST_REPORTS
+    from holdfast.front.fleet.worker_files import MOST_KINDS, MOST_REPORTS
     from holdfast.front.server.access import key_file_of
 
     def folder_kind(

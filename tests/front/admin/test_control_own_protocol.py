@@ -23,8 +23,8 @@ from starlette.responses import Response
 from holdfast.config import LimitsSettings, ServerSettings, Settings
 from holdfast.errors import GenerationFailed, QueueFull, WorkerUnavailable
 from holdfast.front.application import DIALECTS
-from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency
+from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.run.web import build_application
 from holdfast.front.server import answers as server_answers
 from holdfast.front.server.answers import (

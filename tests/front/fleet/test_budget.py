@@ -100,8 +100,8 @@ def test_an_unused_model_goes_when_its_time_is_over_or_at_once_or_never() -> Non
 
 
 def test_a_model_that_is_asked_to_go_goes_when_nobody_uses_it_any_more() -> None:
-    assert decide([ready("a", is_to_go=True)], TWO, now=5) == Verdict(unload=("a",))
-    assert decide([ready("a", is_to_go=True, leases=1)], TWO, now=5) == Verdict(
+    assert decide([ready("a", is_unload_requested=True)], TWO, now=5) == Verdict(unload=("a",))
+    assert decide([ready("a", is_unload_requested=True, leases=1)], TWO, now=5) == Verdict(
         drain=frozenset("a")
     )
 

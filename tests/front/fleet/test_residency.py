@@ -20,8 +20,8 @@ from holdfast.errors import (
     UnknownModel,
     WorkerUnavailable,
 )
-from holdfast.front.fleet.crash_reports import CrashReport
-from holdfast.front.fleet.supervisor import WorkerSupervisor
+from holdfast.front.fleet.process import WorkerProcess
+from holdfast.front.fleet.worker_files import MOST_REQUESTS, CrashReport
 from holdfast.front.link.event_stream import EventStream, RequestEvent
 from holdfast.wire.events import Accepted, Finished, FinishReason, Started, TokensGenerated
 from holdfast.wire.sessions import SessionCommand
@@ -128,14 +128,17 @@ async def test_a_session_command_that_a_dead_worker_had_is_answered_by_the_next_
 async def test_when_no_worker_comes_up_again_all_streams_end_with_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.front.fleet.supervisor.backoff_seconds", lambda failures: 0.0)
+    monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)
     crashes = tmp_path / "crashes"
     made = OneModel(fake_settings("good-once", place=str(tmp_path), crash_reports=str(crashes)))
     await made.start()
     try:
         client = await made.client("m")
-        streams = [client.submit(a_request(str(index), max_tokens=900_000)) for index in range(2)]
-        await begun(streams)
+        streams = [
+            client.submit(a_request(str(index), max_tokens=900_000))
+            for index in range(MOST_REQUESTS + 2)
+        ]
+        await begun(streams[:2])
         await kill(made)
         for stream in streams:
             *_, end = await collected(stream)
@@ -151,7 +154,8 @@ async def test_when_no_worker_comes_up_again_all_streams_end_with_one_clear_erro
         msgspec.json.decode(path.read_bytes(), type=CrashReport)
         for path in sorted(crashes.iterdir())
     ]
-    assert [request.prompt_tokens for request in first.requests] == [3, 3]
+    assert [request.prompt_tokens for request in first.requests] == [3] * MOST_REQUESTS
+    assert first.more_requests == 2
     assert first.served_seconds is not None
     assert [report.served_seconds for report in later[:2]] == [None, None]
 
@@ -177,7 +181,7 @@ async def test_a_model_at_fault_is_not_tried_again() -> None:
 
 
 async def test_a_worker_that_never_came_up_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.front.fleet.supervisor.backoff_seconds", lambda failures: 0.0)
+    monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)
     async with residency("dies-loading") as made:
         with pytest.raises(WorkerUnavailable, match="SIGKILL"):
             await made.wait_ready()
@@ -244,7 +248,7 @@ async def test_no_more_wait_than_the_worker_can_take() -> None:
 async def test_sockets_that_cannot_be_had_for_a_moment_do_not_end_the_supervision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.front.fleet.supervisor.backoff_seconds", lambda failures: 0.0)
+    monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)
     make, failures = zmq.Context.socket, [zmq.ZMQError(errno.EMFILE)]
 
     def socket(
@@ -272,7 +276,7 @@ async def test_what_goes_wrong_beside_a_restart_leaves_nobody_waiting(
     def fails(folder: str, report: CrashReport) -> None:
         raise error
 
-    monkeypatch.setattr("holdfast.front.fleet.supervisor.write_report", fails)
+    monkeypatch.setattr("holdfast.front.fleet.slot.write_report", fails)
     async with residency() as made:
         stream = (await made.client("m")).submit(a_request(max_tokens=20_000))
         await begun([stream])
@@ -282,9 +286,7 @@ async def test_what_goes_wrong_beside_a_restart_leaves_nobody_waiting(
         assert end.reason is (
             FinishReason.LENGTH if isinstance(error, RuntimeError) else FinishReason.FAILED
         )
-        assert ("not looked after any more (ValueError" in end.error) is isinstance(
-            error, ValueError
-        )
+        assert ("no longer supervised (ValueError" in end.error) is isinstance(error, ValueError)
         assert str(error) in caplog.text
 
 
@@ -303,11 +305,11 @@ async def test_who_waits_for_a_process_to_be_launched_is_told_too(
 ) -> None:
     begins = asyncio.Event()
 
-    async def never(supervisor: WorkerSupervisor) -> None:
+    async def never(*arguments: Any, **options: Any) -> None:
         begins.set()
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(WorkerSupervisor, "start", never)
+    monkeypatch.setattr(WorkerProcess, "start", never)
     made = OneModel(fake_settings())
     starting = asyncio.create_task(made.start())
     await begins.wait()

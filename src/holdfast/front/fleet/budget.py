@@ -1,10 +1,11 @@
-"""Who is loaded and who must go: one pure decision over all models. No clock, no process, no task.
+"""Which models to load and which to unload: one pure decision over all models. No clock, no process,
+no task.
 
-A model that somebody wants takes a place: one of `max_loaded`, and some of `memory_bytes`. Those
-who want one are served in the order in which they came. Room is made by models that nobody uses,
-the longest unused first. If that is not enough, a model that has had its turn is *drained*: it is
-given no new requests, and goes when those that run have ended. So nobody starves, and nothing is
-unloaded that somebody uses.
+A loaded model takes a place: one of `max_loaded`, and some of `memory_bytes`. Requests get places
+for their models in the order of their arrival. Room is made by unloading unused models, least
+recently used first. If that is not enough, a model that has had its turn is *drained*: it gets no
+new requests, and is unloaded once the running ones have finished. So no request starves, and no
+model is unloaded while a request uses it.
 """
 
 from __future__ import annotations
@@ -19,27 +20,24 @@ Phase: TypeAlias = Literal["unloaded", "loading", "ready", "stopping"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One model, as far as it matters who is loaded. Times are seconds of one clock."""
+    """What the decision needs to know of one model. Times are seconds of one clock."""
 
     name: str
     phase: Phase
-    footprint_bytes: int  # of memory, when it is loaded: measured, or an estimate
-    leases: int = 0  # requests that use it, or wait only until it is loaded
+    footprint_bytes: int  # its memory when loaded: measured, or an estimate
+    leases: int = 0  # requests that use it, or wait only for it to be loaded
     is_pinned: bool = False
-    is_to_go: bool = False  # somebody has asked for that
-    idle_seconds: float | None = None  # how long it stays unused; None: for ever
-    used_at: float = 0.0  # when it was used last, or became ready if that is later
+    is_unload_requested: bool = False
+    idle_seconds: float | None = None  # unloaded after this long without a request; None: never
+    used_at: float = 0.0  # when it was last used, or became ready if that is later
     ready_at: float = 0.0  # when it became ready, and its turn began
-    # number of the first arrival that waits for it to have a place; None: nobody does
+    # arrival number of the first request that waits for it to get a place
     waiting_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceLimits:
-    """How much there is to be shared out.
-
-    A model in use keeps its place for `turn_seconds`, whoever waits.
-    """
+    """The places. A model in use keeps its place for at least `turn_seconds`."""
 
     max_loaded: float = math.inf
     memory_bytes: float = math.inf
@@ -48,35 +46,34 @@ class PlaceLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is to be done now, by names. All that is drained is ready, and in use."""
+    """What to do now, by names of models."""
 
     load: tuple[str, ...] = ()
     unload: tuple[str, ...] = ()
-    # of those that are unloaded or drained: for whom
+    # unloaded or drained models, and the model that gets the place
     makes_room: Mapping[str, str] = field(default_factory=dict)
-    drain: frozenset[str] = frozenset()
-    blocked: tuple[str, ...] = ()  # wanted, and can have no place, as pinned models leave none
-    look_again_at: float = math.inf  # when the passing of time alone may change this
+    drain: frozenset[str] = frozenset()  # ready and in use, all of them
+    blocked: tuple[str, ...] = ()  # requested, but pinned models leave no room
+    look_again_at: float = math.inf  # when the decision may change without another event
 
 
 def decide(models: Sequence[Candidate], limits: PlaceLimits, *, now: float) -> Verdict:
-    """What to do, as things are at the time `now`.
-
-    What is loading or stopping has its place until that has ended.
-    """
+    """What to do at the time `now`. Loading and stopping models keep their places."""
     return _Decision(models, limits, now=now).verdict()
 
 
 def idle_until(model: Candidate) -> float:
-    """When an unused model goes, if it is not used before."""
+    """When a model is unloaded if no request uses it until then."""
     return math.inf if model.idle_seconds is None else model.used_at + model.idle_seconds
 
 
 class _Decision:
     def __init__(self, models: Sequence[Candidate], limits: PlaceLimits, *, now: float) -> None:
-        self._models, self._limits, self._now = models, limits, now
+        self._models = models
+        self._limits = limits
+        self._now = now
         self._load: list[Candidate] = []
-        self._reserved: list[Candidate] = []  # for whom room is being made
+        self._reserved: list[Candidate] = []  # room is being made for them
         self._unload: list[Candidate] = []
         self._drain: list[Candidate] = []
         self._makes_room: dict[str, str] = {}
@@ -84,9 +81,9 @@ class _Decision:
         self._look_again_at = math.inf
 
     def verdict(self) -> Verdict:
-        """The decision, which is made only once."""
+        """The decision. Call this only once."""
         for model in self._models:
-            if model.is_to_go and model.phase == "ready":
+            if model.is_unload_requested and model.phase == "ready":
                 (self._drain if model.leases else self._unload).append(model)
             elif _is_unused(model):
                 self._end_idle(model)
@@ -102,7 +99,7 @@ class _Decision:
             if not _fits(model, pinned, self._limits):
                 self._blocked.append(model)
             elif not self._find_place(model):
-                break  # whoever came later has to wait, or the first would wait for ever
+                break  # later arrivals have to wait, or the first might starve
         return Verdict(
             load=_names(self._load),
             unload=_names(self._unload),
@@ -120,7 +117,7 @@ class _Decision:
             self._look_again_at = min(self._look_again_at, ends_at)
 
     def _find_place(self, model: Candidate) -> bool:
-        """Load it, or make room for it. False when that cannot be done yet."""
+        """Load it, or make room for it. False if that cannot be done yet."""
         occupied = [other for other in self._models if other.phase != "unloaded"]
         if _fits(model, [*occupied, *self._load, *self._reserved], self._limits):
             self._load.append(model)
@@ -137,7 +134,7 @@ class _Decision:
         return True
 
     def _victims(self) -> tuple[list[Candidate], list[Candidate]]:
-        """Who may go now, and who may be drained, each in the order in which they should."""
+        """Models to unload now, and models to drain, each in the preferred order."""
         staying = [
             model
             for model in self._models
@@ -154,7 +151,7 @@ class _Decision:
         return idle, sorted(over, key=lambda model: model.ready_at)
 
     def _enough(self, model: Candidate, victims: Sequence[Candidate]) -> list[Candidate] | None:
-        """As few of the victims as make room, from the first on; None when all are not enough."""
+        """As few of the victims as make room, preferring the first; None if all are not enough."""
         chosen: list[Candidate] = []
         remaining = iter(victims)
         while not self._would_fit(model, without=chosen):
@@ -168,7 +165,7 @@ class _Decision:
         return chosen
 
     def _would_fit(self, model: Candidate, *, without: Sequence[Candidate]) -> bool:
-        """Whether there will be room when all that goes has gone."""
+        """Whether it will fit once all that is to be unloaded, and `without`, is gone."""
         staying = [
             other
             for other in self._models
@@ -177,7 +174,7 @@ class _Decision:
         return _fits(model, [*staying, *self._load, *self._reserved], self._limits)
 
     def _stays(self, model: Candidate, *, beside: Candidate) -> bool:
-        if model.phase == "stopping":  # it has its place again first if it was waited for first
+        if model.phase == "stopping":  # it gets its place back first if it was requested first
             return _number(model) < _number(beside)
         return model.phase != "unloaded" and not self._goes(model)
 
@@ -205,10 +202,7 @@ def _is_unused(model: Candidate) -> bool:
 
 
 def _fits(model: Candidate, beside: Iterable[Candidate], limits: PlaceLimits) -> bool:
-    """Whether a model has room beside others.
-
-    Alone it always has: the load itself says best whether memory is enough.
-    """
+    """Whether a model fits beside others. Alone it always does: loading it tells best."""
     others = list(beside)
     if not others:
         return True

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from holdfast.errors import InvalidRequest, ModelInUse, WorkerUnavailable
 from holdfast.front.fleet.catalog import CatalogEntry
-from holdfast.front.fleet.own_thread import on_own_thread
 from holdfast.front.fleet.residency import Residency
+from holdfast.front.fleet.slot import on_own_thread
 from holdfast.models.download import ModelSource, PullStage, hub_model_of, pull_model, removal_of
 from holdfast.models.model_folder import check_loadable
 

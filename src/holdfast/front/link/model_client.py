@@ -128,6 +128,11 @@ class ModelClient:
         return self._info
 
     @property
+    def is_serving(self) -> bool:
+        """Whether a worker serves the model now."""
+        return self._worker is not None and self._worker.is_open
+
+    @property
     def open_streams(self) -> int:
         """Requests that have not ended."""
         return len(self._open)

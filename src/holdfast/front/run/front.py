@@ -31,8 +31,8 @@ from holdfast.files import (
     logs_folder,
 )
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
-from holdfast.front.fleet.model_slot import ModelFiles
 from holdfast.front.fleet.residency import Residency
+from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.run.running_servers import (
     ReadyModel,
     ReadyServer,

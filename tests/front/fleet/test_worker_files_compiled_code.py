@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.front.fleet import compiled_code
-from holdfast.front.fleet.compiled_code import WorkerTemporaries
+from holdfast.front.fleet.worker_files import WorkerTemporaries
 
 LIBRARY = Path("mlx", "0.0.0", "cpu", "libx.so")
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from holdfast.config import ResidencySettings
-from holdfast.front.fleet.worker_process import WorkerProcess
+from holdfast.front.fleet.process import WorkerProcess
 from holdfast.front.link.event_stream import EventStream
 from holdfast.wire.events import (
     Finished,
@@ -92,7 +92,7 @@ async def test_a_worker_that_is_stopped_at_rest_is_replaced(
         await replaced(made, old=old)
         await assert_answers(made)
     (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "no sign of life" in line.message
+    assert "sent no heartbeat" in line.message
     assert "restarting in 0 s" in line.message
 
 
@@ -137,7 +137,7 @@ async def test_a_worker_that_is_stopped_while_it_loads_is_killed(
     os.kill(worker.pid, signal.SIGSTOP)
     outcome = await worker.wait_started(timeout_seconds=10 * LIMIT_SECONDS)
     assert isinstance(outcome, WorkerFailed)
-    assert "while loading it has given no sign of life" in outcome.message
+    assert "while loading it has sent no heartbeat" in outcome.message
     assert not outcome.fatal_input
     assert not psutil.pid_exists(worker.pid)
 
@@ -154,9 +154,10 @@ async def test_a_worker_that_serves_but_never_was_heard_to_beat_is_killed() -> N
     worker.link.heartbeats.close()
     assert isinstance(await worker.wait_started(timeout_seconds=LIMIT_SECONDS), WorkerReady)
     async with asyncio.timeout(LIMIT_SECONDS):
-        await worker.wait_death()
+        await worker.wait_lost()
+        await worker.stop()
     assert worker.hang is not None
-    assert "has given no sign of life" in worker.hang
+    assert "has sent no heartbeat" in worker.hang
 
 
 async def test_a_call_of_the_device_that_never_returns_is_seen_and_the_worker_replaced(
@@ -178,7 +179,7 @@ async def test_a_call_of_the_device_that_never_returns_is_seen_and_the_worker_re
         await replaced(made, old=old)
         assert (await last_of(bystander)).reason is FinishReason.LENGTH
         assert bystander.token_ids == expected_tokens(asked)
-    assert any("in one and the same step" in record.message for record in caplog.records)
+    assert any("in the same step" in record.message for record in caplog.records)
 
 
 @pytest.mark.slow
@@ -195,7 +196,7 @@ async def test_who_hangs_every_worker_is_refused_and_the_others_go_on() -> None:
         async with asyncio.timeout(LIMIT_SECONDS):
             end = await last_of(hanging)
             assert end.reason is FinishReason.FAILED
-            assert "when it ran alone" in end.error
+            assert "while the request ran alone" in end.error
             for stream in others:
                 assert (await last_of(stream)).reason is FinishReason.LENGTH
         assert [stream.token_ids for stream in others] == [expected_tokens(each) for each in asked]

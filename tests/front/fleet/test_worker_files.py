@@ -6,28 +6,29 @@ from pathlib import Path
 import pytest
 
 from holdfast.files import crash_reports_folder
-from holdfast.front.fleet.crash_reports import (
+from holdfast.front.fleet.worker_files import (
     MOST_REPORTS,
-    MOST_REQUESTS,
     CrashReport,
     RequestAtCrash,
+    installed_versions,
     last_report,
-    report_of,
     write_report,
 )
-from holdfast.wire.events import WorkerStatistics
 
 
-def a_report(pid: int = 7, *, requests: int = 2) -> CrashReport:
-    return report_of(
-        "m",
+def a_report(pid: int = 7) -> CrashReport:
+    return CrashReport(
+        at=f"2026-01-01T00:00:{pid:02}.000+00:00",
+        model="m",
         cause="died",
         how="signal SIGSEGV",
         pid=pid,
         served_seconds=1.5,
-        figures=WorkerStatistics(running=2, resident_bytes=3),
+        running=2,
+        resident_bytes=3,
         log=("Fatal Python error: Segmentation fault",),
-        requests=(RequestAtCrash(prompt_tokens=5, drawn_tokens=1),) * requests,
+        requests=(RequestAtCrash(prompt_tokens=5, drawn_tokens=1),) * 2,
+        versions=installed_versions(),
     )
 
 
@@ -41,15 +42,16 @@ def test_the_last_report_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert last.versions["mlx"]
 
 
-def test_reports_are_bounded_in_number_and_in_what_they_tell(tmp_path: Path) -> None:
+def test_the_oldest_reports_are_deleted(tmp_path: Path) -> None:
     for pid in range(MOST_REPORTS + 5):
         write_report(str(tmp_path), a_report(pid))
     assert len(list(tmp_path.iterdir())) == MOST_REPORTS
-    crowded = a_report(requests=100)
-    assert (len(crowded.requests), crowded.more_requests) == (MOST_REQUESTS, 100 - MOST_REQUESTS)
+    newest = last_report(str(tmp_path))
+    assert newest is not None
+    assert newest.pid == MOST_REPORTS + 4
 
 
-def test_a_damaged_report_hides_none_before_it(tmp_path: Path) -> None:
+def test_a_damaged_report_does_not_hide_earlier_ones(tmp_path: Path) -> None:
     write_report(str(tmp_path), a_report())
     (tmp_path / "9999.crash.json").write_text("{")
     found = last_report(str(tmp_path))
@@ -57,15 +59,15 @@ def test_a_damaged_report_hides_none_before_it(tmp_path: Path) -> None:
     assert found.pid == 7
 
 
-def test_a_folder_that_cannot_be_written_costs_a_line_in_the_log_only(
+def test_a_folder_that_cannot_be_written_costs_only_a_line_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):
         write_report(str(tmp_path / "file" / "crashes"), a_report())
-    assert "could not be kept" in caplog.text
+    assert "could not be written" in caplog.text
     write_report("", a_report())
 
 
-def test_they_lie_in_the_state_of_the_user() -> None:
+def test_reports_are_in_the_users_state_folder() -> None:
     assert crash_reports_folder({"XDG_STATE_HOME": "/s"}) == "/s/holdfast/crashes"

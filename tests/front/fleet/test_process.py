@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.front.fleet.worker_process import WorkerProcess, describe_exit
+from holdfast.front.fleet.process import WorkerProcess, describe_exit
 from holdfast.front.link import worker_link
 from holdfast.front.link.model_client import ModelClient
 from holdfast.wire.events import (
@@ -61,6 +61,12 @@ async def serving(
         yield process, client
 
 
+async def exited(process: WorkerProcess) -> None:
+    """Wait until the process has exited on its own."""
+    while process.is_alive:
+        await asyncio.sleep(0.005)
+
+
 async def test_a_start_that_fails_before_there_is_a_process_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +90,7 @@ async def test_a_worker_says_when_it_is_ready_and_serves() -> None:
     ]
     assert tokens == expected_tokens(a_request())
     assert stages == ["reading"]
-    assert await process.wait_exit() == 0
+    assert await process.stop() == 0
 
 
 async def test_a_bad_model_is_reported_as_such() -> None:
@@ -116,7 +122,8 @@ async def test_a_killed_worker_cuts_no_stream() -> None:
             while not isinstance(await anext(stream), TokensGenerated):
                 continue
         psutil.Process(process.pid).kill()
-        assert await process.wait_death() == -signal.SIGKILL
+        await process.wait_lost()
+        assert await process.stop() == -signal.SIGKILL
         loss = client.lose_worker()
         assert (len(loss.requests), loss.had_progress, loss.refused) == (3, True, ())
         assert all(loss.drawn_tokens)
@@ -132,7 +139,8 @@ async def test_a_broken_device_ends_the_process_and_leaves_its_requests(
         async with serving("broken-device") as (process, client):
             for index in range(4):
                 client.submit(a_request(str(index)))
-            assert await process.wait_exit() == 1
+            await exited(process)
+            assert await process.stop() == 1
             assert client.open_streams == 4
     assert any("the device refuses the step" in record.message for record in caplog.records)
 
@@ -152,7 +160,8 @@ async def test_a_worker_ends_when_the_link_is_cut() -> None:
     async with serving() as (process, _):
         await process.link.close()
         async with asyncio.timeout(60):
-            assert await process.wait_exit() == 0
+            await exited(process)
+            assert await process.stop() == 0
 
 
 @pytest.mark.parametrize(
@@ -165,11 +174,12 @@ def test_an_exit_is_described_in_words(code: int, words: str) -> None:
 async def test_a_process_that_the_worker_has_left_behind_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.front.fleet.worker_process.LOG_SECONDS", 0.05)
+    monkeypatch.setattr("holdfast.front.fleet.process.LOG_SECONDS", 0.05)
     async with serving("has-a-child") as (process, _):
         worker = psutil.Process(process.pid)
         (child,) = worker.children()
         worker.kill()
-        assert await process.wait_death() == -signal.SIGKILL
+        await process.wait_lost()
+        assert await process.stop() == -signal.SIGKILL
         assert child.is_running()
         child.kill()

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from holdfast.errors import QueueFull, WorkerUnavailable
-from holdfast.front.fleet.model_slot import Leases
+from holdfast.front.fleet.slot import Leases
 
 LONG = 60.0
 

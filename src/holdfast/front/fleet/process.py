@@ -1,0 +1,311 @@
+"""One worker as a child process: start it, watch it, stop it. Knows nothing of restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from holdfast.config import ModelSettings
+from holdfast.front.fleet.worker_files import WorkerTemporaries
+from holdfast.front.link.worker_link import WorkerLink
+from holdfast.wire.commands import Assignment, WorkerSettings
+from holdfast.wire.events import Event, Heartbeat, LoadProgress, WorkerFailed, WorkerReady
+
+# a step hangs after this many times the longest time that similar steps took; if none was measured,
+# after this many times the loading time
+PATIENCE = 20.0
+# least time for a step that was not measured yet, in multiples of `hang_seconds`
+LEAST_UNMEASURED = 8.0
+GRACE_SECONDS = 10.0  # between the request to exit and SIGKILL
+LOG_SECONDS = 2.0  # how long to wait for the rest of the log after the process has exited
+_LONGEST_LOG_LINE_BYTES = 1 << 20
+_LINES_KEPT = 80  # for a crash report: the stacks of a few threads
+_LONGEST_KEPT_LINE = 500
+_LOG_LINE = re.compile(
+    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<name>[\w.]+): (?P<message>.*)"
+)
+
+logger = logging.getLogger("holdfast.front.fleet")
+worker_logger = logging.getLogger("holdfast.worker")
+
+
+class WorkerProcess:
+    """A running child process and the link to it. Only use it on the event loop's thread."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        link: WorkerLink,
+        *,
+        temporaries: WorkerTemporaries,
+        settings: WorkerSettings,
+    ) -> None:
+        self._process = process
+        self._temporaries = temporaries
+        self.link = link
+        self.hang: str | None = None  # how it hung, if it was killed for that
+        self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)  # of its log
+        self.watchdog = Watchdog(
+            heartbeat_seconds=settings.residency.heartbeat_seconds,
+            hang_seconds=settings.residency.hang_seconds,
+            unmeasured_seconds=settings.model.startup_seconds,
+        )
+        self._log_task = asyncio.create_task(
+            _pass_log_on(process, self.last_lines), name="worker-log"
+        )
+        self._exit_task = asyncio.create_task(self._watch_exit(), name="worker-exit")
+        self._watch_task = asyncio.create_task(
+            self._watch(settings.residency.heartbeat_seconds), name="worker-watch"
+        )
+
+    @classmethod
+    async def start(
+        cls,
+        settings: WorkerSettings,
+        *,
+        on_progress: Callable[[LoadProgress], None],
+        deliver: Callable[[Sequence[Event]], None],
+    ) -> WorkerProcess:
+        """Start the process and send it its assignment; it then loads its model on its own.
+
+        deliver: see `WorkerLink`. Raises OSError.
+        """
+        async with contextlib.AsyncExitStack() as undo:
+            temporaries = WorkerTemporaries(settings.compiled_code)
+            undo.callback(temporaries.remove)
+            link = WorkerLink(on_progress=on_progress, deliver=deliver)
+            undo.push_async_callback(link.close)
+            process = await asyncio.create_subprocess_exec(
+                *settings.command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                limit=_LONGEST_LOG_LINE_BYTES,
+                env=_environment(settings.model) | temporaries.environment,
+            )
+            undo.pop_all()
+        worker = cls(process, link, temporaries=temporaries, settings=settings)
+        assignment = Assignment(
+            settings=settings,
+            endpoint=link.endpoint,
+            heartbeat_endpoint=link.heartbeat_endpoint,
+            parent_pid=os.getpid(),
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(assignment))
+        process.stdin.close()
+        try:
+            with contextlib.suppress(ConnectionError):  # it has died; `_watch_exit` notices
+                await process.stdin.wait_closed()
+        except asyncio.CancelledError:
+            await worker.stop()
+            raise
+        return worker
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not exited."""
+        return self._process.returncode is None
+
+    async def wait_started(self, *, timeout_seconds: float) -> WorkerReady | WorkerFailed:
+        """Wait until the model serves, or the worker fails or dies; after the timeout, kill it."""
+        try:
+            # not wait_for: before Python 3.12 it may swallow a cancellation
+            async with asyncio.timeout(timeout_seconds):
+                outcome = await asyncio.shield(self.link.started)
+        except TimeoutError:
+            await self.stop()
+            message = f"the model was not loaded within {timeout_seconds:.0f} s"
+            return WorkerFailed(message=message, fatal_input=False)
+        if isinstance(outcome, WorkerReady):
+            self.watchdog.begin_serving(load_seconds=outcome.model.load_seconds)
+            self._temporaries.keep_compiled()
+            return outcome
+        code = await self.stop()
+        if outcome.fatal_input:
+            return outcome
+        message = f"it died while loading ({describe_exit(code)})"
+        if self.hang is not None:
+            message = f"while loading it {self.hang}"
+        return WorkerFailed(message=message, fatal_input=False)
+
+    async def wait_lost(self) -> None:
+        """Wait until the process has exited or closed the link: then it serves nobody."""
+        await asyncio.wait((self._exit_task, self.link.lost), return_when=asyncio.FIRST_COMPLETED)
+
+    async def stop(self) -> int:
+        """Have the process exit in order, kill it if that takes too long, and close the link.
+
+        Returns the exit code, or minus the signal, once the rest of the log is read.
+        """
+        self._watch_task.cancel()
+        if not self.link.started.done():
+            self._signal(signal.SIGKILL)  # nothing to lose, and a load cannot be interrupted
+        elif self.is_alive:
+            self.link.shut_down_worker()
+            self._signal(signal.SIGTERM)
+        await asyncio.wait((self._exit_task,), timeout=LOG_SECONDS)
+        if self.is_alive:
+            await asyncio.wait((self._exit_task,), timeout=GRACE_SECONDS - LOG_SECONDS)
+        if self.is_alive:
+            logger.warning("worker %d does not exit; killing it", self.pid)
+            self._signal(signal.SIGKILL)
+        if not self._exit_task.done():
+            self._close_log()
+        await asyncio.shield(self._exit_task)
+        await asyncio.shield(self._log_task)
+        await self.link.close()
+        return self._process.returncode or 0
+
+    def _close_log(self) -> None:
+        """A child of the worker may hold its log open, and asyncio waits for all pipes of a process."""
+        log = self._process._transport.get_pipe_transport(2)  # type: ignore[attr-defined]
+        if log is not None:
+            log.close()
+
+    async def _watch_exit(self) -> None:
+        code = await self._process.wait()
+        if code == 0:
+            self._temporaries.keep_compiled()
+        self._temporaries.remove()
+        self.link.fail(
+            f"the worker process of the model died ({describe_exit(code)}); please try again"
+        )
+
+    async def _watch(self, interval_seconds: float) -> None:
+        """Kill the process when it hangs.
+
+        Not SIGTERM: a stopped process would not get it.
+        """
+        loop = asyncio.get_running_loop()
+        polled_at = loop.time()
+        while self.hang is None and self.is_alive:
+            await asyncio.sleep(interval_seconds)
+            now = loop.time()
+            heartbeat = self.link.poll_heartbeat()
+            self.hang = self.watchdog.look(heartbeat, elapsed_seconds=now - polled_at)
+            polled_at = now
+        if self.hang is not None and self.is_alive:
+            self._signal(signal.SIGKILL)
+            self.link.fail(
+                f"the worker process of the model {self.hang} and is being replaced; please try "
+                "again"
+            )
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Not asyncio's send_signal: it may reap the child unseen by the event loop, which loses the
+        # exit code.
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):  # it has just exited
+                os.kill(self.pid, number)
+
+
+class Watchdog:
+    """Judges one worker by its heartbeats, polled every `heartbeat_seconds`.
+
+    At most one interval counts per poll, so that a front that was suspended or too busy to poll
+    never blames the worker.
+    """
+
+    def __init__(
+        self, *, heartbeat_seconds: float, hang_seconds: float, unmeasured_seconds: float
+    ) -> None:
+        """hang_seconds: the longest silence, and the least time for any step.
+
+        unmeasured_seconds: the time for work that was not measured yet.
+        """
+        self._heartbeat_seconds = heartbeat_seconds
+        self._hang_seconds = hang_seconds
+        self._unmeasured_seconds = max(unmeasured_seconds, hang_seconds)
+        # from the first heartbeat on, or from the moment the worker serves; loading has its own limit
+        self.expects_heartbeats = False
+        self._silent_seconds = 0.0
+
+    def begin_serving(self, *, load_seconds: float) -> None:
+        """The worker serves: expect heartbeats, and allow unmeasured work a multiple of the loading
+        time, in which the model was run over several prompts.
+        """
+        self.expects_heartbeats = True
+        known = max(LEAST_UNMEASURED * self._hang_seconds, PATIENCE * load_seconds)
+        self._unmeasured_seconds = min(self._unmeasured_seconds, known)
+
+    def look(self, beat: Heartbeat | None, *, elapsed_seconds: float) -> str | None:
+        """Judge what came since the last poll: how the worker hangs, in words, or None."""
+        if beat is not None:
+            self.expects_heartbeats = True
+            self._silent_seconds = 0.0
+            return self._judge(beat)
+        if self.expects_heartbeats:
+            self._silent_seconds += min(elapsed_seconds, self._heartbeat_seconds)
+        if self._silent_seconds < self._hang_seconds:
+            return None
+        return f"has sent no heartbeat for {self._silent_seconds:.0f} s"
+
+    def _judge(self, beat: Heartbeat) -> str | None:
+        if beat.expected_seconds is None:
+            limit = self._unmeasured_seconds
+        else:
+            limit = max(self._hang_seconds, PATIENCE * beat.expected_seconds)
+        if beat.activity != "working" or beat.lasting_seconds < limit:
+            return None
+        return f"has been in the same step for {beat.lasting_seconds:.0f} s"
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words; a negative one is a signal."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _environment(model: ModelSettings) -> dict[str, str]:
+    """The worker's environment: ours, and the number of BLAS threads if it is set.
+
+    Idle OpenBLAS threads sleep after 2^16 cycles (25 µs), not after 2^26: between two steps they
+    would spin on cores that the front and the other BLAS need (docs/lab-log.md).
+    """
+    environment = {"OPENBLAS_THREAD_TIMEOUT": "16"} | os.environ
+    if model.threads is not None:
+        environment["OPENBLAS_NUM_THREADS"] = str(model.threads)
+        environment["OMP_NUM_THREADS"] = str(model.threads)
+    return environment
+
+
+async def _pass_log_on(process: asyncio.subprocess.Process, last_lines: deque[str]) -> None:
+    """Log the worker's standard error with the worker's loggers and levels.
+
+    A line without them, such as in a traceback, gets those of the line before.
+    """
+    assert process.stderr is not None
+    level = logging.WARNING
+    name = worker_logger.name
+    while True:
+        try:
+            line = await process.stderr.readline()
+        except ValueError:
+            continue  # a line beyond the limit; the reader has dropped it
+        if not line:
+            return
+        text = line.decode("utf-8", errors="replace").rstrip()
+        last_lines.append(text[:_LONGEST_KEPT_LINE])
+        if said := _LOG_LINE.fullmatch(text):
+            level = logging.getLevelNamesMapping()[said["level"]]
+            name = said["name"]
+            text = said["message"]
+        logging.getLogger(name).log(level, "%s", text)

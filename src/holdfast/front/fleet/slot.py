@@ -1,0 +1,874 @@
+"""One model of the catalog and its worker: a state machine.
+
+`Residency` decides which models are loaded; a slot carries that out and keeps the worker alive
+meanwhile. A worker that dies or hangs is replaced; its requests continue with the next one
+(`ModelClient`).
+
+- UNLOADED, FAILED: no worker. After a failure, requests are refused until `retry_at`.
+- LOADING: the first worker of this load is starting. Requests get leases and wait for it.
+- READY: the worker serves.
+- RESTARTING: the worker is gone and the next one is starting. Requests get leases and wait for it.
+- DRAINING: requests that hold a lease finish, also if their worker dies; new ones wait for another
+  load.
+- STOPPING: the worker writes its cache to the store and exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import enum
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, NoReturn, TypeAlias, TypeVar
+
+import msgspec
+
+from holdfast.config import LogLevel, SchedulerSettings
+from holdfast.errors import (
+    HoldfastError,
+    InvalidRequest,
+    ModelLoadError,
+    QueueFull,
+    WorkerUnavailable,
+)
+from holdfast.front.fleet.budget import Candidate, Phase
+from holdfast.front.fleet.catalog import CatalogEntry
+from holdfast.front.fleet.process import WorkerProcess, describe_exit
+from holdfast.front.fleet.worker_files import (
+    MOST_REQUESTS,
+    CrashReport,
+    RequestAtCrash,
+    installed_versions,
+    write_report,
+)
+from holdfast.front.link.model_client import Loss, ModelClient
+from holdfast.machine.device_memory import MemoryShare
+from holdfast.wire.commands import SchedulerLimits, WorkerSettings, checked_limits
+from holdfast.wire.events import (
+    LoadProgress,
+    ModelInfo,
+    ResidencyFigures,
+    WorkerFailed,
+    WorkerStatistics,
+)
+
+
+class State(enum.Enum):
+    """The states of a model and its worker, described at the top of this file."""
+
+    UNLOADED = "unloaded"
+    FAILED = "failed"
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+
+    @property
+    def phase(self) -> Phase:
+        """The state as `budget.decide` sees it."""
+        return _PHASES[self]
+
+
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.UNLOADED: frozenset({State.LOADING, State.FAILED}),  # failed: its files are missing
+    State.FAILED: frozenset({State.LOADING, State.FAILED, State.UNLOADED}),  # its entry changed
+    State.LOADING: frozenset({State.READY, State.FAILED, State.STOPPING}),
+    State.READY: frozenset({State.RESTARTING, State.DRAINING, State.FAILED, State.STOPPING}),
+    State.RESTARTING: frozenset({State.READY, State.DRAINING, State.FAILED, State.STOPPING}),
+    State.DRAINING: frozenset({State.READY, State.RESTARTING, State.FAILED, State.STOPPING}),
+    State.STOPPING: frozenset({State.UNLOADED}),
+}
+_PHASES: Mapping[State, Phase] = {
+    State.UNLOADED: "unloaded",
+    State.FAILED: "unloaded",
+    State.LOADING: "loading",
+    State.READY: "ready",
+    State.RESTARTING: "ready",
+    State.DRAINING: "ready",
+    State.STOPPING: "stopping",
+}
+_TAKES_REQUESTS = frozenset({State.LOADING, State.READY, State.RESTARTING})
+
+LONGEST_BACKOFF_SECONDS = 60.0
+# in a row: then the first load has failed, and open requests no longer wait for the next worker
+FAILED_STARTS = 3
+HEALTHY_SECONDS = 60.0  # a worker that served this long resets the backoff
+# restarted immediately if answers make progress: as many as it takes to find one bad request
+DEATHS_A_MINUTE = 5
+RETRY_AFTER_SECONDS = 5.0  # for a full queue: how long loading takes is unknown
+SHUTTING_DOWN = "the server is shutting down"
+
+T = TypeVar("T")
+logger = logging.getLogger("holdfast.front.fleet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """Where a model's files are, and the size of its weights in them."""
+
+    folder: Path
+    weight_bytes: int = 0
+
+
+Fetch: TypeAlias = Callable[[CatalogEntry], ModelFiles]
+"""Finds the files of a model; blocks as long as a download takes.
+
+Any thread. Raises ModelLoadError.
+"""
+
+
+class ModelSlot:
+    """One model, through all its loads. Only use it on the event loop's thread."""
+
+    def __init__(
+        self,
+        entry: CatalogEntry,
+        *,
+        fetch: Fetch,
+        settings_of: Callable[[ModelSlot, ModelFiles], WorkerSettings],
+        places: int,
+        numbers: Iterator[int],
+        on_change: Callable[[], None],
+        on_progress: Callable[[str, LoadProgress], None],
+    ) -> None:
+        """settings_of: called at each load. places: the most sequences that may wait for the model.
+
+        numbers: arrival numbers, shared by all slots. on_change: called after each change of the
+        state and of the leases.
+        """
+        self.entry = entry
+        self._next_entry = entry  # effective at the next load
+        self.is_listed = True  # else it was removed from the catalog, and leaves when unused
+        self.is_pinned = entry.is_pinned
+        self.is_unload_requested = False
+        self.state = State.UNLOADED
+        self.leases = Leases(places=places, numbers=numbers, on_change=on_change)
+        self.used_at = 0.0
+        self.ready_at = 0.0
+        self.retry_at = 0.0
+        self.failure = ""  # why it has failed
+        self.info: ModelInfo | None = None  # of the last worker that was ready
+        self.created = int(time.time())  # Unix time
+        self.loads = 0
+        self.changes: Counter[str] = Counter()  # loads, failures, and unloads by reason
+        self.wait_seconds = {"place": 0.0, "load": 0.0}  # of requests, by what they waited for
+        self.restarts = {"died": 0, "hung": 0}  # of workers, by cause
+        self.resumed = 0  # streams that have continued with another worker
+        self.launched = asyncio.Event()  # there is, or was, a worker process
+        self._fetch = fetch
+        self._settings_of = settings_of
+        self._places = places
+        self._on_change = on_change
+        self._on_progress = on_progress
+        self._failures_in_a_row = 0
+        self._files: asyncio.Future[ModelFiles] | None = None
+        self._are_files_old = False
+        self._scheduler: SchedulerSettings | None = None  # as changed by `set_limits`
+        self._waiting_sequences = 0  # with a lease, for the worker
+        self._changed = asyncio.Event()
+        # of the current load
+        self._task: asyncio.Task[NoReturn] | None = None
+        self._loaded: asyncio.Future[None] | None = None
+        self._settings: WorkerSettings | None = None
+        self._launched_with: WorkerSettings | None = None
+        self._client: ModelClient | None = None
+        self._process: WorkerProcess | None = None
+        self._refusal: WorkerUnavailable | None = (
+            None  # for requests with a lease, once it has ended
+        )
+
+    # -- state
+
+    def _enter(self, state: State) -> None:
+        assert state in TRANSITIONS[self.state], f"from {self.state} to {state}"
+        self.state = state
+        if state in _TAKES_REQUESTS:
+            self.leases.open()
+        else:
+            self.leases.close()
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._on_change()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the parts of the state contradict each other."""
+        assert self.leases.is_open == (self.state in _TAKES_REQUESTS), f"leases in {self.state}"
+        assert not (self.leases.is_open and self.leases.waiting), "a request waits for nothing"
+        assert bool(self.failure) == (self.state is State.FAILED), f"failure in {self.state}"
+        assert self.has_place == (self._task is not None), f"task in {self.state}"
+        if not self.has_place:
+            assert self._process is None, f"process in {self.state}"
+            assert not self.is_unload_requested, f"unload requested in {self.state}"
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it takes up memory, or is about to."""
+        return self.state.phase != "unloaded"
+
+    @property
+    def client(self) -> ModelClient | None:
+        """The link to the model while a worker serves it."""
+        client = self._client
+        return client if client is not None and client.is_serving else None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker."""
+        process = self._process
+        return process.pid if process is not None and process.is_alive else None
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether its files are being fetched."""
+        return self._files is not None and not self._files.done()
+
+    def candidate(self) -> Candidate:
+        """The model as `budget.decide` sees it."""
+        return Candidate(
+            name=self.entry.name,
+            phase=self.state.phase,
+            footprint_bytes=self.footprint_bytes,
+            leases=self.leases.held,
+            is_pinned=self.is_pinned,
+            is_unload_requested=self.is_unload_requested or not self.is_listed,
+            idle_seconds=self._next_entry.idle_seconds,
+            used_at=self.used_at,
+            ready_at=self.ready_at,
+            waiting_since=self.leases.waiting_since,
+        )
+
+    # -- what Residency decides
+
+    def begin_load(self) -> None:
+        """Start a worker. Requests get leases from now on."""
+        self.failure = ""
+        self._refusal = None
+        self.loads += 1
+        self._loaded = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(), name=f"worker of {self.entry.name}")
+        self._task.add_done_callback(self._note_end)
+        self._enter(State.LOADING)
+
+    def drain(self, *, is_wanted: bool) -> None:
+        """Have new requests wait while those that hold a lease finish, or undo that."""
+        if is_wanted and self.state in _TAKES_REQUESTS:
+            self._enter(State.DRAINING)
+        elif not is_wanted and self.state is State.DRAINING:
+            self._enter(State.RESTARTING if self.client is None else State.READY)
+
+    def begin_unload(self, *, reason: str) -> None:
+        """Give up the place; `unload` then ends the worker. reason: room, idle or asked."""
+        assert not self.leases.held, "the model is in use"
+        self.changes[reason] += 1
+        self._enter(State.STOPPING)
+
+    async def unload(self) -> None:
+        """Have the worker exit in order: what it has cached is in its store then."""
+        assert self._task is not None
+        if not self._task.cancelling():
+            self._task.cancel()
+        await asyncio.wait([self._task])
+        if self._client is not None:
+            self._client.close(SHUTTING_DOWN)
+        self._end_load(State.UNLOADED)
+
+    async def stop(self) -> None:
+        """End everything, because the server stops."""
+        self._refusal = WorkerUnavailable(SHUTTING_DOWN)
+        self.leases.turn_away(self._refusal)
+        if self._loaded is not None:
+            _fail_future(self._loaded, self._refusal)
+        if self.has_place:
+            if self.state is not State.STOPPING:
+                self._enter(State.STOPPING)
+            await self.unload()
+
+    def _end_load(self, state: State) -> None:
+        self._task = None
+        self._client = None
+        self._settings = None
+        self.is_unload_requested = False
+        self._enter(state)
+
+    # -- its entry and files
+
+    def change(self, entry: CatalogEntry) -> None:
+        """Use another entry: pins and idle time at once, everything else from the next load on."""
+        if entry.is_pinned != self._next_entry.is_pinned:
+            self.is_pinned = entry.is_pinned
+        self.is_listed = True
+        self._next_entry = entry
+
+    def delist(self, error: HoldfastError) -> None:
+        """The model is no longer in the catalog: it leaves when nobody uses it."""
+        self.is_listed = False
+        self.is_pinned = False
+        self.leases.turn_away(error)
+
+    def forget_files(self) -> None:
+        """The files were pulled again or removed: the next load looks for them again."""
+        self._are_files_old = True
+
+    def take_changes(self) -> bool:
+        """Adopt the latest entry and files, unless it is loaded; returns whether they are new."""
+        if self.has_place or (self.entry == self._next_entry and not self._are_files_old):
+            return False
+        if self._are_files_old or self.entry.model != self._next_entry.model:
+            self._files = None
+            self.info = None
+        self.entry = self._next_entry
+        self._are_files_old = False
+        self._failures_in_a_row = 0
+        self.failure = ""
+        self.retry_at = 0.0
+        if self.state is State.FAILED:
+            self._enter(State.UNLOADED)
+        return True
+
+    async def files(self) -> ModelFiles:
+        """Where its files are; fetches them if necessary. Raises ModelLoadError."""
+        files = self._files
+        if files is not None and files.done():
+            is_failed = files.exception() is not None
+            if is_failed or not files.result().folder.is_dir():  # `holdfast models rm`
+                files = None
+        if files is None:
+            files = on_own_thread(partial(self._fetch, self.entry), name="model-files")
+            files.add_done_callback(self._note_files)
+            self._files = files
+        return await asyncio.shield(files)
+
+    def _note_files(self, files: asyncio.Future[ModelFiles]) -> None:
+        error = files.exception()
+        if isinstance(error, HoldfastError) and files is self._files and not self.has_place:
+            self._fail(error)
+
+    # -- for requests
+
+    async def wait_loaded(self) -> None:
+        """Wait for the outcome of the current load. Raises what it has failed with."""
+        assert self._loaded is not None
+        await asyncio.shield(self._loaded)
+
+    async def wait_client(self, *, sequences: int, seconds: float) -> ModelClient:
+        """The link to the model, for the holder of a lease; waits while a worker starts.
+
+        Raises WorkerUnavailable if that fails or takes too long, QueueFull if too many wait.
+        """
+        if (client := self.client) is not None:
+            return client
+        _check_places(self._waiting_sequences, sequences, limit=self._places)
+        self._waiting_sequences += sequences
+        try:
+            async with asyncio.timeout(seconds):
+                while (client := self.client) is None:
+                    if self._refusal is not None:
+                        raise self._refusal
+                    await self._changed.wait()
+        except TimeoutError:
+            waited = f" after {seconds:.0f} s" if seconds else ""
+            doing = "loading" if self.state is State.LOADING else "restarting"
+            raise WorkerUnavailable(
+                f"model {self.entry.name!r} is still {doing}{waited}; please try again"
+            ) from None
+        finally:
+            self._waiting_sequences -= sequences
+        return client
+
+    def cannot_be_served(self) -> WorkerUnavailable:
+        """The answer to requests after a failure."""
+        later = max(self.retry_at - asyncio.get_running_loop().time(), 0.0)
+        return WorkerUnavailable(
+            f"model {self.entry.name!r} cannot be served: {self.failure}", retry_after_seconds=later
+        )
+
+    # -- its worker
+
+    async def set_limits(
+        self, *, max_running: int | None = None, step_tokens: int | None = None
+    ) -> SchedulerLimits:
+        """Change how many sequences run at once and how many tokens a step has, for this worker and
+        all later ones.
+
+        None: unchanged. No stream is lost: what exceeds a lower limit waits again. Returns the new
+        limits; `step_tokens` is 0 if it was never set and no worker is there to ask. Raises
+        InvalidRequest.
+        """
+        if self._settings is None:
+            message = (
+                f"{self.entry.name} is not loaded; only a loaded model's limits can be changed"
+            )
+            raise InvalidRequest(message, field="id")
+        before = self._settings.scheduler
+        is_chosen = step_tokens is not None or before.step_tokens is not None
+        most = before.max_running if max_running is None else max_running
+        known = step_tokens or before.step_tokens or self.statistics.step_tokens
+        # as the worker itself would choose it
+        tokens = known if is_chosen else max(known, most, before.min_chunk_tokens)
+        after = checked_limits(before, max_running=most, step_tokens=tokens)
+        self._scheduler = replace(after, step_tokens=tokens if is_chosen else None)
+        self._settings = msgspec.structs.replace(self._settings, scheduler=self._scheduler)
+        limits = SchedulerLimits(max_running=most, step_tokens=tokens if known else 0)
+        if known and (client := self.client) is not None:
+            await client.worker.set_limits(limits)
+        return limits
+
+    def set_log_level(self, level: LogLevel) -> None:
+        """Change the log level of this worker, and of those that replace it."""
+        if self._settings is None:
+            return
+        log = replace(self._settings.log, level=level)
+        self._settings = msgspec.structs.replace(self._settings, log=log)
+        if (client := self.client) is not None:
+            client.worker.set_log_level(level)
+
+    def share_memory(self, share: MemoryShare) -> None:
+        """Change how much memory this worker may use, and those that replace it."""
+        if self._settings is None or self._settings.share == share:
+            return
+        self._settings = msgspec.structs.replace(self._settings, share=share)
+        if share.state_bytes is not None and (client := self.client) is not None:
+            client.worker.share_memory(share.state_bytes)
+
+    async def _run(self) -> NoReturn:
+        """Start the worker, and replace it whenever it ends, until `unload` cancels this.
+
+        Raises HoldfastError or OSError if the model cannot be served.
+        """
+        settings = self._settings_of(self, await self.files())
+        if self._scheduler is not None:
+            settings = msgspec.structs.replace(settings, scheduler=self._scheduler)
+        self._settings = settings
+        self._client = ModelClient(unread_bytes=settings.residency.unread_bytes)
+        restart_delay = RestartDelay()
+        failed_starts = 0
+        await self._launch(self._client)
+        try:
+            while True:
+                end = await self._serve(self._client)
+                failed_starts = failed_starts + 1 if end.served_seconds is None else 0
+                message = end.failure.message
+                if end.failure.fatal_input:
+                    raise ModelLoadError(message)
+                if failed_starts >= FAILED_STARTS:
+                    if self.state is State.LOADING:
+                        name = self.entry.name
+                        raise WorkerUnavailable(
+                            f"the worker of model {name} does not start: {message}"
+                        )
+                    self._client.end_all(
+                        "the worker process of the model has died and cannot be started again: "
+                        f"{message}"
+                    )
+                self.restarts[end.cause] += 1
+                delay = restart_delay.worker_ended(
+                    now=asyncio.get_running_loop().time(),
+                    served_seconds=end.served_seconds or 0.0,
+                    had_progress=end.loss.had_progress,
+                )
+                logger.error("model %s: %s; restarting in %.0f s", self.entry.name, message, delay)
+                await self._report(end)
+                await asyncio.sleep(delay)
+        finally:
+            if (process := self._process) is not None:
+                await process.stop()
+                self._process = None
+
+    async def _launch(self, client: ModelClient) -> None:
+        assert self._settings is not None
+        self._launched_with = self._settings
+        self._process = await WorkerProcess.start(
+            self._settings,
+            on_progress=partial(self._on_progress, self.entry.name),
+            deliver=client.deliver,
+        )
+        self.launched.set()
+
+    async def _serve(self, client: ModelClient) -> _WorkerEnd:
+        """Start a worker unless there is one, and wait until it has ended."""
+        if self._process is None:
+            try:
+                await self._launch(client)
+            except OSError as error:  # no memory, process or descriptor at the moment
+                message = f"the worker process cannot be started: {error}"
+                return _WorkerEnd(failure=WorkerFailed(message=message, fatal_input=False))
+        process = self._process
+        assert process is not None
+        assert self._settings is not None
+        outcome = await process.wait_started(timeout_seconds=self._settings.model.startup_seconds)
+        if isinstance(outcome, WorkerFailed):
+            self._process = None
+            return _WorkerEnd(failure=outcome, process=process)
+        self.info = outcome.model
+        await self._begin_serving(client, process)
+        began_at = asyncio.get_running_loop().time()
+        await process.wait_lost()
+        if self.state is State.READY:
+            self._enter(State.RESTARTING)
+        code = await process.stop()
+        self._process = None
+        how = f"ended unexpectedly ({describe_exit(code)})"
+        if process.hang is not None:
+            how = f"{process.hang} and was killed"
+        return _WorkerEnd(
+            failure=WorkerFailed(message=f"the worker process {how}", fatal_input=False),
+            process=process,
+            served_seconds=asyncio.get_running_loop().time() - began_at,
+            loss=client.lose_worker(),
+        )
+
+    async def _begin_serving(self, client: ModelClient, process: WorkerProcess) -> None:
+        is_outdated = self._settings != self._launched_with  # changed while it was loading
+        resumed = client.begin_with(process.link)  # open requests before new ones
+        self.resumed += resumed
+        if self.state is State.LOADING:
+            self._failures_in_a_row = 0
+            self.ready_at = asyncio.get_running_loop().time()
+            self.used_at = self.ready_at
+            self.changes["loaded"] += 1
+        else:
+            continuing = f"; {resumed} open requests continue" if resumed else ""
+            logger.info(
+                "model %s is ready again (worker %d)%s", self.entry.name, process.pid, continuing
+            )
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_result(None)
+        if self.state is State.DRAINING:
+            self._notify()
+        else:
+            self._enter(State.READY)
+        self._on_progress(self.entry.name, LoadProgress(stage="ready", fraction=1.0))
+        settings = self._settings
+        if settings is not None and is_outdated:
+            process.link.set_log_level(settings.log.level)
+            if settings.share.state_bytes is not None:
+                process.link.share_memory(settings.share.state_bytes)
+            with contextlib.suppress(WorkerUnavailable):  # it has died; the next one gets them
+                await process.link.statistics()
+                await self.set_limits()
+
+    async def _report(self, end: _WorkerEnd) -> None:
+        """Log what the death of a worker interrupted, and write the crash report."""
+        loss = end.loss
+        if loss.requests:
+            logger.warning(
+                "model %s: the worker had %d requests, %d of them mid-answer; they continue with "
+                "the next worker",
+                self.entry.name,
+                len(loss.requests),
+                sum(drawn > 0 for drawn in loss.drawn_tokens),
+            )
+        for request_id in loss.refused:
+            logger.error(
+                "model %s: request %s is refused: the worker died while it ran alone",
+                self.entry.name,
+                request_id,
+            )
+        if end.process is None or self._settings is None:
+            return
+        folder = self._settings.crash_reports
+        try:
+            await asyncio.to_thread(
+                write_report, folder, _crash_report(self.entry.name, end, end.process)
+            )
+        except RuntimeError as error:  # no thread can be started
+            logger.warning("the crash report could not be written: %s", error)
+
+    def _note_end(self, task: asyncio.Task[NoReturn]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None or self.state is State.STOPPING:
+            return
+        if isinstance(error, OSError):
+            error = ModelLoadError(f"the worker cannot be started: {error}")
+        elif not isinstance(error, HoldfastError):  # a bug of ours must leave nobody waiting
+            logger.critical(
+                "the supervision of model %s has ended", self.entry.name, exc_info=error
+            )
+            error = WorkerUnavailable(f"its worker is no longer supervised ({error!r})")
+        if self.state is not State.LOADING:  # else whoever loads it reports that
+            logger.error("model %s cannot be served any more: %s", self.entry.name, error)
+        self._fail(error)
+
+    def _fail(self, error: HoldfastError) -> None:
+        """Refuse requests until it may be tried again, after 1, 2, 4 … seconds."""
+        self.failure = str(error)
+        self._failures_in_a_row += 1
+        self.changes["failed"] += 1
+        backoff = backoff_seconds(self._failures_in_a_row + 1)
+        self.retry_at = asyncio.get_running_loop().time() + backoff
+        self._refusal = self.cannot_be_served()
+        if self._client is not None:
+            self._client.close(str(self._refusal))
+        if self._loaded is not None:
+            _fail_future(self._loaded, error)
+        self.leases.turn_away(self._refusal)
+        self._end_load(State.FAILED)
+
+    # -- figures
+
+    @property
+    def statistics(self) -> WorkerStatistics:
+        """The worker's last report."""
+        client = self.client
+        return WorkerStatistics() if client is None else client.worker.last_statistics
+
+    def figures(self) -> ResidencyFigures:
+        """Its figures for metrics."""
+        return ResidencyFigures(
+            loaded=int(self.state.phase == "ready"),
+            leases=self.leases.held,
+            waiting=self.leases.waiting,
+            footprint_bytes=self.footprint_bytes if self.has_place else 0,
+            changes=dict(self.changes),
+            wait_seconds=dict(self.wait_seconds),
+        )
+
+    @property
+    def footprint_bytes(self) -> int:
+        """Memory of the model: as its worker measures it, or else of its weights."""
+        figures = self.statistics
+        if measured := max(figures.device_bytes, figures.resident_bytes):
+            return measured
+        if self.info is not None:
+            return self.info.weight_bytes
+        files = self._files
+        if files is None or not files.done() or files.exception() is not None:
+            return 0
+        return files.result().weight_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Memory of its weights and steps, without KV and cache."""
+        if self.info is None:
+            return self.footprint_bytes
+        return self.info.weight_bytes + self.info.reserve_bytes
+
+    @property
+    def wired_bytes(self) -> int:
+        """Memory that its worker has wired, or may wire once it is loaded."""
+        return self.footprint_bytes if self.info is None else self.info.wired_bytes
+
+    @property
+    def promised_bytes(self) -> int:
+        """Memory that its worker may still allocate for KV and cache."""
+        if self.state.phase != "ready" or self.info is None:
+            return 0
+        figures = self.statistics
+        promised = self.info.kv_budget_bytes - figures.kv_reserved_bytes
+        if (cache := figures.memory) is not None:
+            promised += cache.ram_budget_bytes - cache.ram_bytes - cache.parked_bytes
+        if not figures.running:  # else the measured memory includes what steps take
+            promised += self.info.reserve_bytes
+        return max(promised, 0)
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Its context window, as far as it is known before the model is loaded."""
+        if self.info is not None:
+            return self.info.context_tokens
+        return self.entry.model.context_tokens or self.entry.own_context_tokens or None
+
+
+class Leases:
+    """The requests that use one model, and the queue of those that wait for it to get a place.
+
+    Only use it on the event loop's thread.
+    """
+
+    def __init__(
+        self, *, places: int, numbers: Iterator[int], on_change: Callable[[], None]
+    ) -> None:
+        """See `ModelSlot`."""
+        self.held = 0
+        self.is_open = False  # new requests get a lease at once
+        self._places = places
+        self._numbers = numbers
+        self._on_change = on_change
+        # arrival number and sequences
+        self._queue: dict[asyncio.Future[None], tuple[int, int]] = {}
+
+    @property
+    def waiting_since(self) -> int | None:
+        """The arrival number of the first request that waits."""
+        return min((number for number, _ in self._queue.values()), default=None)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
+
+    async def take(self, *, sequences: int, seconds: float) -> None:
+        """Take a lease, or wait for one. The caller must give it back.
+
+        Raises TimeoutError, QueueFull, and the error passed to `turn_away`.
+        """
+        if self.is_open:
+            self.held += 1
+            return
+        waiting = sum(count for _, count in self._queue.values())
+        _check_places(waiting, sequences, limit=self._places)
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue[granted] = (next(self._numbers), sequences)
+        self._on_change()
+        try:
+            async with asyncio.timeout(seconds):
+                await granted
+        except BaseException:
+            if self._queue.pop(granted, None) is not None:
+                self._on_change()
+            elif not granted.cancelled() and granted.exception() is None:
+                self.give_back()  # granted at the very moment at which the wait ended
+            raise
+
+    def give_back(self) -> None:
+        """End a lease."""
+        self.held -= 1
+        assert self.held >= 0, "a lease was given back twice"
+        self._on_change()
+
+    def open(self) -> None:
+        """Grant leases to all waiting requests, and to new ones at once."""
+        self.is_open = True
+        queue, self._queue = self._queue, {}
+        for granted in queue:
+            if not granted.done():
+                self.held += 1
+                granted.set_result(None)
+
+    def close(self) -> None:
+        """From now on new requests wait."""
+        self.is_open = False
+
+    def turn_away(self, error: HoldfastError) -> None:
+        """Raise this error in all waiting requests."""
+        queue, self._queue = self._queue, {}
+        for granted in queue:
+            if not granted.done():
+                granted.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WorkerEnd:
+    failure: WorkerFailed
+    process: WorkerProcess | None = None  # None: it could not be started
+    served_seconds: float | None = None  # None: it never became ready
+    loss: Loss = Loss()
+
+    @property
+    def cause(self) -> Literal["died", "hung"]:
+        return "died" if self.process is None or self.process.hang is None else "hung"
+
+
+def _crash_report(model: str, end: _WorkerEnd, process: WorkerProcess) -> CrashReport:
+    requests = [
+        RequestAtCrash(
+            prompt_tokens=len(request.prompt_token_ids),
+            drawn_tokens=drawn_tokens,
+            is_constrained=bool(request.grammar) or request.thinking_budget is not None,
+        )
+        for request, drawn_tokens in zip(end.loss.requests, end.loss.drawn_tokens, strict=True)
+    ]
+    figures = process.link.last_statistics
+    served_seconds = end.served_seconds
+    return CrashReport(
+        at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        model=model,
+        cause=end.cause,
+        how=end.failure.message,
+        pid=process.pid,
+        served_seconds=None if served_seconds is None else round(served_seconds, 3),
+        requests=tuple(requests[:MOST_REQUESTS]),
+        more_requests=len(requests[MOST_REQUESTS:]),
+        refused=end.loss.refused,
+        running=figures.running,
+        queued=figures.queued,
+        steps=figures.steps,
+        resident_bytes=figures.resident_bytes,
+        kv_reserved_bytes=figures.kv_reserved_bytes,
+        log=tuple(process.last_lines),
+        versions=installed_versions(),
+    )
+
+
+def backoff_seconds(failures_in_a_row: int) -> float:
+    """The delay before the next start: 0, 0, 1, 2, 4 … seconds."""
+    if failures_in_a_row <= 1:
+        return 0.0
+    return min(2.0 ** min(failures_in_a_row - 2, 16), LONGEST_BACKOFF_SECONDS)
+
+
+class RestartDelay:
+    """How long to wait before the next worker starts. Pure: the caller passes the time.
+
+    Workers that brought no new token count in a row. Those that made progress count by the minute,
+    so that requests that kill one worker after another do not keep the machine busy with loading.
+    """
+
+    def __init__(self) -> None:
+        self._failures_in_a_row = 0
+        self._deaths_at: deque[float] = deque()  # within the last minute
+
+    def worker_ended(self, *, now: float, served_seconds: float, had_progress: bool) -> float:
+        """The delay in seconds. served_seconds: 0 for a worker that never became ready."""
+        is_healthy = had_progress or served_seconds >= HEALTHY_SECONDS
+        self._failures_in_a_row = 0 if is_healthy else self._failures_in_a_row + 1
+        self._deaths_at.append(now)
+        while self._deaths_at[0] <= now - 60.0:
+            self._deaths_at.popleft()
+        too_many = len(self._deaths_at) - DEATHS_A_MINUTE
+        return backoff_seconds(max(self._failures_in_a_row, too_many + 1))
+
+
+def on_own_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
+    """Run blocking work that may take hours on a daemon thread; the future has its result, or its
+    HoldfastError.
+
+    Not on the event loop's executor: at shutdown, the server would wait for a download.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(results: list[T], failure: HoldfastError) -> None:
+        if not results:
+            _fail_future(answer, failure)
+        elif not answer.done():
+            answer.set_result(results[0])
+
+    def run() -> None:
+        results: list[T] = []
+        failure: HoldfastError = ModelLoadError(
+            "its files cannot be read; the server's log has the details"
+        )
+        try:
+            results.append(work())
+        except (HoldfastError, OSError) as error:
+            failure = error if isinstance(error, HoldfastError) else ModelLoadError(str(error))
+        finally:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(settle, results, failure)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer
+
+
+def _fail_future(future: asyncio.Future[T], error: HoldfastError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # marks it as retrieved: perhaps nobody waits for it
+
+
+def _check_places(waiting: int, sequences: int, *, limit: int) -> None:
+    if waiting + sequences > limit:
+        raise QueueFull(queued=waiting, limit=limit, retry_after_seconds=RETRY_AFTER_SECONDS)

@@ -1,0 +1,189 @@
+"""What workers leave on disk: code that MLX compiled, for the next worker, and crash reports."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from holdfast.files import atomic_write
+
+MOST_REPORTS = 20  # crash reports; the oldest are deleted
+MOST_REQUESTS = 20  # listed in one report
+MOST_KINDS = 4  # machines and systems with compiled code; the longest unused are deleted
+_REPORT_SUFFIX = ".crash.json"
+_LIBRARIES = ("holdfast-mlx", "mlx", "mlx-lm", "mlx-cuda-12", "mlx-metal")
+_MLX_FOLDER = "mlx"  # MLX's own name for it, in the folder for temporary files
+
+logger = logging.getLogger("holdfast.front.fleet")
+
+
+class WorkerTemporaries:
+    """A private folder for one worker's temporary files, with the code compiled by earlier workers.
+
+    MLX compiles fused operations (a second each on a CPU) and loads them again from `$TMPDIR/mlx`,
+    under predictable names. So each worker gets a TMPDIR of its own with copies of what earlier
+    workers compiled. What it compiled itself is collected when it is ready and when it has exited
+    in order: nothing is being compiled then, so every file is complete.
+    """
+
+    def __init__(self, kept: str) -> None:
+        """kept: the folder for compiled code; empty: none."""
+        self._kept = Path(kept) if kept else None
+        self._folder = Path(tempfile.mkdtemp(prefix="worker-"))
+        if self._kept is None or not _is_ours_alone(self._kept):
+            return
+        source = _of_this_machine(self._kept)
+        if source.is_dir():
+            # without the copies the worker compiles, which only takes time
+            with contextlib.suppress(OSError, shutil.Error):
+                shutil.copytree(source, self._folder / _MLX_FOLDER, symlinks=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables for the worker."""
+        return {"TMPDIR": str(self._folder)}
+
+    def keep_compiled(self) -> None:
+        """Copy what the worker has compiled to the folder for compiled code.
+
+        Call this only while the worker compiles nothing.
+        """
+        if self._kept is None:
+            return
+        compiled = self._folder / _MLX_FOLDER
+        target = _of_this_machine(self._kept)
+        try:
+            self._kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_ours_alone(self._kept):
+                return
+            for path in sorted(compiled.rglob("*")):
+                place = target / path.relative_to(compiled)
+                if path.is_file() and not path.is_symlink() and not place.exists():
+                    _copy_whole(path, place)
+            if target.is_dir():
+                os.utime(target)
+            _delete_unused(self._kept)
+        except OSError as error:
+            logger.info("the code compiled by MLX is not kept for the next start: %s", error)
+
+    def remove(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _copy_whole(path: Path, place: Path) -> None:
+    """Copy a file completely or not at all, also through a power cut: half a library could never be
+    loaded.
+    """
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("rb") as file, atomic_write(place) as out:
+        shutil.copyfileobj(file, out)
+        out.flush()
+        os.fsync(out.fileno())
+        os.fchmod(out.fileno(), 0o700)
+
+
+def _delete_unused(kept: Path) -> None:
+    kinds = [path for path in kept.iterdir() if path.is_dir()]
+    kinds.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in kinds[MOST_KINDS:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _of_this_machine(kept: Path) -> Path:
+    """The subfolder for this machine: several may share a home, and libraries depend on processor
+    and system.
+    """
+    machine = (sys.platform, platform.machine(), platform.node(), *platform.libc_ver())
+    return kept / hashlib.blake2b("/".join(machine).encode(), digest_size=8).hexdigest()
+
+
+def _is_ours_alone(folder: Path) -> bool:
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    is_private = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and is_private
+
+
+class RequestAtCrash(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of a worker that died. Counts, never content."""
+
+    prompt_tokens: int
+    drawn_tokens: int
+    is_constrained: bool = False  # by a grammar or a reasoning budget
+
+
+class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one worker."""
+
+    at: str  # ISO 8601, UTC
+    model: str
+    cause: Literal["died", "hung"]
+    how: str  # the signal or exit code, or how it hung, in words
+    pid: int
+    served_seconds: float | None  # None: it died while loading
+    requests: tuple[RequestAtCrash, ...] = ()  # the first of them
+    more_requests: int = 0
+    refused: tuple[str, ...] = ()  # ids of requests that ran alone when it died: not tried again
+    # its last figures
+    running: int = 0
+    queued: int = 0
+    steps: int = 0
+    resident_bytes: int = 0
+    kv_reserved_bytes: int = 0
+    log: tuple[str, ...] = ()  # its last lines, with the traceback of a fault
+    versions: Mapping[str, str] = {}
+
+
+def write_report(folder: str, report: CrashReport) -> None:
+    """Write a report and delete the oldest ones. If that fails, only log it."""
+    if not folder:
+        return
+    place = Path(folder)
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        name = f"{report.at.replace(':', '-')}-{report.pid}{_REPORT_SUFFIX}"
+        with atomic_write(place / name) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        for path in _reports(place)[:-MOST_REPORTS]:
+            path.unlink(missing_ok=True)  # another server may have deleted it
+    except OSError as error:
+        logger.warning("the crash report could not be written: %s", error)
+
+
+def last_report(folder: str) -> CrashReport | None:
+    """The newest readable report."""
+    for path in reversed(_reports(Path(folder))) if folder else ():
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            return msgspec.json.decode(path.read_bytes(), type=CrashReport)
+    return None
+
+
+def _reports(folder: Path) -> list[Path]:
+    """Oldest first: their names begin with the time."""
+    return sorted(folder.glob(f"*{_REPORT_SUFFIX}"))
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python, the system, and the libraries that a crash may depend on."""
+    system = os.uname()
+    versions = {"python": platform.python_version(), "system": f"{system.sysname} {system.release}"}
+    for library in _LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[library] = metadata.version(library)
+    return versions

@@ -1,0 +1,187 @@
+"""One slot: its states, its worker's restarts, and its settings. Real processes, a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+import psutil
+import pytest
+
+from holdfast.config import ResidencySettings
+from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.front.fleet.process import WorkerProcess
+from holdfast.front.fleet.slot import (
+    LONGEST_BACKOFF_SECONDS,
+    TRANSITIONS,
+    ModelSlot,
+    RestartDelay,
+    State,
+    backoff_seconds,
+)
+from holdfast.wire.commands import SchedulerLimits, WorkerSettings
+from holdfast.wire.events import Event, LoadProgress
+from tests.fakes.fake_models import FakeModels, OneModel, catalog_over
+from tests.fakes.fake_worker import a_request, fake_settings
+
+
+def test_the_first_restart_is_at_once_and_the_wait_doubles_up_to_a_limit() -> None:
+    assert [backoff_seconds(failures) for failures in (1, 2, 3, 4, 5)] == [0.0, 1.0, 2.0, 4.0, 8.0]
+    assert backoff_seconds(10_000) == LONGEST_BACKOFF_SECONDS
+
+
+def delays(
+    ended_at: list[float], *, had_progress: bool, served_seconds: float = 1.0
+) -> list[float]:
+    restart_delay = RestartDelay()
+    return [
+        restart_delay.worker_ended(
+            now=now, served_seconds=served_seconds, had_progress=had_progress
+        )
+        for now in ended_at
+    ]
+
+
+def test_workers_without_a_new_token_are_waited_for_longer_and_longer() -> None:
+    assert delays([0.0, 100.0, 200.0, 300.0], had_progress=False) == [0.0, 1.0, 2.0, 4.0]
+
+
+def test_workers_that_die_often_are_waited_for_although_each_made_progress() -> None:
+    assert delays([float(second) for second in range(8)], had_progress=True) == [0.0] * 5 + [
+        1.0,
+        2.0,
+        4.0,
+    ]
+    assert delays([20.0 * number for number in range(20)], had_progress=True) == [0.0] * 20
+
+
+def test_a_worker_that_served_for_long_counts_as_healthy() -> None:
+    assert delays([0.0, 100.0, 200.0], had_progress=False, served_seconds=100.0) == [0.0, 0.0, 0.0]
+
+
+async def test_limits_are_kept_for_later_workers_and_bad_ones_change_nothing() -> None:
+    made = OneModel(fake_settings())
+    await made.start()
+    try:
+        await made.wait_ready()
+        assert await made.set_limits("m", max_running=4, step_tokens=64) == SchedulerLimits(
+            max_running=4, step_tokens=64
+        )
+        limits = SchedulerLimits(max_running=8, step_tokens=64)
+        assert await made.set_limits("m", max_running=8) == limits
+        for wrong, field in (
+            ({"max_running": 0}, "max_running"),
+            ({"max_running": 65}, "step_tokens"),
+            ({"step_tokens": 7}, "step_tokens"),
+            ({"step_tokens": 1 << 30}, "step_tokens"),
+        ):
+            with pytest.raises(InvalidRequest, match=field):
+                await made.set_limits("m", **wrong)
+        assert await made.set_limits("m") == limits
+    finally:
+        await made.stop()
+
+
+async def test_a_worker_that_starts_later_has_the_current_log_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    levels: list[str] = []
+    start = WorkerProcess.start
+
+    async def noted(
+        settings: WorkerSettings,
+        *,
+        on_progress: Callable[[LoadProgress], None],
+        deliver: Callable[[Sequence[Event]], None],
+    ) -> WorkerProcess:
+        levels.append(settings.log.level)
+        return await start(settings, on_progress=on_progress, deliver=deliver)
+
+    monkeypatch.setattr(WorkerProcess, "start", noted)
+    made = OneModel(fake_settings())
+    try:
+        await made.start()
+        made.set_log_level("debug")  # it is still loading
+        await made.wait_ready()
+        pid = made.statuses()[0].pid
+        psutil.Process(pid).kill()
+        await (await made.client("m")).worker.lost
+        await made.client("m")
+        assert made.statuses()[0].pid not in (pid, None)
+    finally:
+        await made.stop()
+    assert levels == ["warning", "debug"]
+
+
+async def test_states_stay_consistent_while_workers_die_and_models_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests, kills, unloads and pins at the same time, for three models in one place."""
+    entered: list[tuple[State, State]] = []
+    enter = ModelSlot._enter
+
+    def checked(slot: ModelSlot, state: State) -> None:
+        entered.append((slot.state, state))
+        enter(slot, state)
+
+    monkeypatch.setattr(ModelSlot, "_enter", checked)
+    monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)
+    chance = random.Random(7)
+    made = FakeModels(
+        catalog_over("a", "b", "c"), ResidencySettings(max_loaded=1, turn_seconds=0.0)
+    )
+    made.behaviours["c"] = "bad"
+    await made.start()
+    answers = 0
+    is_over = False
+
+    async def ask(number: int) -> None:
+        nonlocal answers
+        await asyncio.sleep(chance.random())
+        model = chance.choice("aabbc")
+        try:
+            async with made.lease(model) as client:
+                stream = client.submit(a_request(f"r{number}", max_tokens=1 + number % 300))
+                answers += sum([1 async for _ in stream]) > 0
+        except HoldfastError:
+            assert model == "c"
+
+    async def disturb() -> None:
+        while not is_over:
+            await asyncio.sleep(0.05 + 0.1 * chance.random())
+            model = chance.choice("ab")
+            if chance.random() < 0.3:
+                made.let_go(model)
+            for status in made.statuses():
+                if status.id == model and status.pid is not None and status.state == "ready":
+                    psutil.Process(status.pid).kill()
+
+    async def check() -> None:
+        while not is_over:
+            for slot in made._slots.values():
+                slot.check_invariants()
+            await asyncio.sleep(0)
+
+    others = [asyncio.create_task(disturb()), asyncio.create_task(check())]
+    try:
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(ask(number) for number in range(40)))
+    finally:
+        is_over = True
+        await asyncio.gather(*others)
+        await made.stop()
+    assert answers > 0
+    assert all(after in TRANSITIONS[before] for before, after in entered)
+    for slot in made._slots.values():
+        slot.check_invariants()
+        assert slot.state in (State.UNLOADED, State.FAILED)
+
+
+async def test_a_slot_refuses_a_transition_that_is_not_in_its_table() -> None:
+    made = OneModel(fake_settings())
+    (slot,) = made._slots.values()
+    with pytest.raises(AssertionError, match=r"from State.UNLOADED to State.READY"):
+        slot._enter(State.READY)
+    with pytest.raises(AssertionError):
+        slot.begin_unload(reason="idle")
