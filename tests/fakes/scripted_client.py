@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.front.link.event_stream import EventStream
-from holdfast.wire.commands import ControlAction, SequenceRequest, ThinkingBudget
+from holdfast.wire.commands import SequenceControl, SequenceRequest, ThinkingBudget, ThoughtLimit
 from holdfast.wire.events import (
     Accepted,
     CacheReport,
@@ -66,20 +66,18 @@ class ScriptedClient:
         if self.refuses_after is not None and len(self.submitted) >= self.refuses_after:
             raise WorkerUnavailable("the worker is gone")
         self.submitted.append(request)
-        stream = EventStream(
-            request.request_id, control=self._steer, limit_thoughts=self._limit_thoughts
-        )
+        stream = EventStream(request.request_id, control=self._control)
         feeder = asyncio.create_task(self._feed(stream, self._script(request)))
         self._feeders.add(feeder)
         feeder.add_done_callback(self._feeders.discard)
         return stream
 
-    def _steer(self, request_id: str, action: ControlAction) -> None:
-        assert action == "cancel", "these streams are read as they come"
-        self.cancelled.append(request_id)
-
-    def _limit_thoughts(self, request_id: str, budget: ThinkingBudget) -> None:
-        self.thought_limits.append((request_id, budget))
+    def _control(self, command: SequenceControl | ThoughtLimit) -> None:
+        if isinstance(command, ThoughtLimit):
+            self.thought_limits.append((command.request_id, command.budget))
+        else:
+            assert command.action == "cancel", "these streams are read as they come"
+            self.cancelled.append(command.request_id)
 
     async def statistics(self) -> WorkerStatistics:
         return WorkerStatistics()

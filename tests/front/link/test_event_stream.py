@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from holdfast.front.link.event_stream import EventStream, RequestEvent
-from holdfast.wire.commands import ControlAction
+from holdfast.wire.commands import SequenceControl, ThoughtLimit
 from holdfast.wire.events import (
     Accepted,
     CacheReport,
@@ -41,7 +41,7 @@ class Front:
 
     def open(self, request_id: str = "a") -> EventStream:
         stream = EventStream(
-            request_id, control=self._steer, unread_bytes=10 * 256, prompt_tokens=1
+            request_id, control=self._control, unread_bytes=10 * 256, prompt_tokens=1
         )
         self.streams[request_id] = stream
         return stream
@@ -50,8 +50,9 @@ class Front:
         for event in events:
             self.streams[event.request_id].push(event)
 
-    def _steer(self, request_id: str, action: ControlAction) -> None:
-        self.asked.append(f"{action} {request_id}")
+    def _control(self, command: SequenceControl | ThoughtLimit) -> None:
+        assert isinstance(command, SequenceControl)
+        self.asked.append(f"{command.action} {command.request_id}")
 
 
 async def test_a_waiting_reader_is_woken() -> None:

@@ -13,9 +13,10 @@ from holdfast.errors import SessionFailure, WorkerUnavailable
 from holdfast.front.link.event_stream import EventStream, RequestEvent
 from holdfast.front.link.model_client import ModelClient
 from holdfast.wire.commands import (
-    ControlAction,
+    Command,
     ReadAhead,
     ReadAheadRun,
+    SequenceControl,
     SequenceRequest,
     ThinkingBudget,
     ThoughtLimit,
@@ -40,7 +41,6 @@ class WrittenLink:
     """What one worker was sent, and that it answers."""
 
     def __init__(self) -> None:
-        self.info = model_info()
         self.is_open = True
         self.sent: list[SequenceRequest] = []
         self.commands: list[SessionCommand] = []
@@ -48,24 +48,23 @@ class WrittenLink:
         self.limited: list[ThoughtLimit] = []
         self.read_ahead: list[ReadAheadRun] = []
 
-    def submit(self, request: SequenceRequest) -> None:
+    def send(self, command: Command) -> bool:
         if not self.is_open:
-            raise WorkerUnavailable("gone")
-        self.sent.append(request)
-
-    def send_session(self, command: SessionCommand) -> None:
-        if not self.is_open:
-            raise WorkerUnavailable("gone")
-        self.commands.append(command)
-
-    def steer(self, request_id: str, action: ControlAction) -> None:
-        self.steered.append(f"{action} {request_id}")
-
-    def limit_thoughts(self, limit: ThoughtLimit) -> None:
-        self.limited.append(limit)
-
-    def note_read_ahead(self, run: ReadAheadRun) -> None:
-        self.read_ahead.append(run)
+            return False
+        match command:
+            case SequenceRequest():
+                self.sent.append(command)
+            case SessionCommand():
+                self.commands.append(command)
+            case SequenceControl():
+                self.steered.append(f"{command.action} {command.request_id}")
+            case ThoughtLimit():
+                self.limited.append(command)
+            case ReadAheadRun():
+                self.read_ahead.append(command)
+            case _:
+                raise AssertionError(command)
+        return True
 
     @property
     def ids(self) -> list[str]:
@@ -79,7 +78,7 @@ class Front:
 
     def next_worker(self) -> WrittenLink:
         self.worker = WrittenLink()
-        self.client.begin_with(self.worker)  # type: ignore[arg-type]
+        self.client.begin_with(self.worker, model_info())  # type: ignore[arg-type]
         return self.worker
 
     def die(self) -> tuple[str, ...]:

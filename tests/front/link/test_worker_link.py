@@ -84,8 +84,9 @@ async def linked(
     peer = Peer(link.endpoint, answer)
     try:
         async with asyncio.timeout(60):
-            await link.started
-            client.begin_with(link)
+            ready = await link.started
+            assert isinstance(ready, WorkerReady)
+            client.begin_with(link, ready.model)
             yield client, peer
     finally:
         await link.close()
@@ -173,8 +174,9 @@ async def test_the_end_of_the_peer_is_noticed_through_the_socket() -> None:
         os.write(peer.wake_writer, b".")
         await link.lost
         assert not link.is_open
+        assert not link.send(a_request("y"))
         with pytest.raises(WorkerUnavailable, match="gone"):
-            link.submit(a_request("y"))
+            await link.statistics()
         with pytest.raises(WorkerUnavailable, match="being replaced"):
             await client.statistics()
 

@@ -27,7 +27,7 @@ from holdfast.errors import (
     UnknownModel,
     WorkerUnavailable,
 )
-from holdfast.front.link.client import EngineClient
+from holdfast.front.link.event_stream import EngineClient
 from holdfast.front.prompt import prepare as prepare_module
 from holdfast.front.prompt import template_process
 from holdfast.front.prompt.gateway import Gateway

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.config import LimitsSettings
-from holdfast.front.link.client import EngineClient
+from holdfast.front.link.event_stream import EngineClient
 from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template_probes import NextTurn

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.config import ModelSettings
 from holdfast.front.fleet.worker_files import WorkerTemporaries
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.wire.commands import Assignment, WorkerSettings
+from holdfast.wire.commands import SHUT_DOWN, Assignment, WorkerSettings
 from holdfast.wire.events import Event, Heartbeat, LoadProgress, WorkerFailed, WorkerReady
 
 # a step hangs after this many times the longest time that similar steps took; if none was measured,
@@ -155,7 +155,7 @@ class WorkerProcess:
         if not self.link.started.done():
             self._signal(signal.SIGKILL)  # nothing to lose, and a load cannot be interrupted
         elif self.is_alive:
-            self.link.shut_down_worker()
+            self.link.send(SHUT_DOWN)
             self._signal(signal.SIGTERM)
         await asyncio.wait((self._exit_task,), timeout=LOG_SECONDS)
         if self.is_alive:

@@ -51,7 +51,13 @@ from holdfast.front.fleet.worker_files import (
 )
 from holdfast.front.link.model_client import Loss, ModelClient
 from holdfast.machine.device_memory import MemoryShare
-from holdfast.wire.commands import SchedulerLimits, WorkerSettings, checked_limits
+from holdfast.wire.commands import (
+    LogChange,
+    MemoryChange,
+    SchedulerLimits,
+    WorkerSettings,
+    checked_limits,
+)
 from holdfast.wire.events import (
     LoadProgress,
     ModelInfo,
@@ -422,7 +428,8 @@ class ModelSlot:
         self._settings = msgspec.structs.replace(self._settings, scheduler=self._scheduler)
         limits = SchedulerLimits(max_running=most, step_tokens=tokens if known else 0)
         if known and (client := self.client) is not None:
-            await client.worker.set_limits(limits)
+            client.worker.send(limits)
+            await client.worker.statistics()
         return limits
 
     def set_log_level(self, level: LogLevel) -> None:
@@ -432,7 +439,7 @@ class ModelSlot:
         log = replace(self._settings.log, level=level)
         self._settings = msgspec.structs.replace(self._settings, log=log)
         if (client := self.client) is not None:
-            client.worker.set_log_level(level)
+            client.worker.send(LogChange(level=level))
 
     def share_memory(self, share: MemoryShare) -> None:
         """Change how much memory this worker may use, and those that replace it."""
@@ -440,7 +447,7 @@ class ModelSlot:
             return
         self._settings = msgspec.structs.replace(self._settings, share=share)
         if share.state_bytes is not None and (client := self.client) is not None:
-            client.worker.share_memory(share.state_bytes)
+            client.worker.send(MemoryChange(state_bytes=share.state_bytes))
 
     async def _run(self) -> NoReturn:
         """Start the worker, and replace it whenever it ends, until `unload` cancels this.
@@ -511,8 +518,7 @@ class ModelSlot:
         if isinstance(outcome, WorkerFailed):
             self._process = None
             return _WorkerEnd(failure=outcome, process=process)
-        self.info = outcome.model
-        await self._begin_serving(client, process)
+        await self._begin_serving(client, process, outcome.model)
         began_at = asyncio.get_running_loop().time()
         await process.wait_lost()
         if self.state is State.READY:
@@ -529,9 +535,12 @@ class ModelSlot:
             loss=client.lose_worker(),
         )
 
-    async def _begin_serving(self, client: ModelClient, process: WorkerProcess) -> None:
+    async def _begin_serving(
+        self, client: ModelClient, process: WorkerProcess, info: ModelInfo
+    ) -> None:
+        self.info = info
         is_outdated = self._settings != self._launched_with  # changed while it was loading
-        resumed = client.begin_with(process.link)  # open requests before new ones
+        resumed = client.begin_with(process.link, info)  # open requests before new ones
         self.resumed += resumed
         if self.state is State.LOADING:
             self._failures_in_a_row = 0
@@ -552,9 +561,9 @@ class ModelSlot:
         self._on_progress(self.entry.name, LoadProgress(stage="ready", fraction=1.0))
         settings = self._settings
         if settings is not None and is_outdated:
-            process.link.set_log_level(settings.log.level)
+            process.link.send(LogChange(level=settings.log.level))
             if settings.share.state_bytes is not None:
-                process.link.share_memory(settings.share.state_bytes)
+                process.link.send(MemoryChange(state_bytes=settings.share.state_bytes))
             with contextlib.suppress(WorkerUnavailable):  # it has died; the next one gets them
                 await process.link.statistics()
                 await self.set_limits()

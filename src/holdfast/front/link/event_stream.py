@@ -1,4 +1,4 @@
-"""Events of one request on an asyncio loop: no task, no lock per token."""
+"""A loaded model and the events of its requests, as the rest of the front sees them."""
 
 from __future__ import annotations
 
@@ -7,65 +7,108 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.wire.commands import ControlAction, ThinkingBudget
+from holdfast.wire.commands import (
+    ControlAction,
+    SequenceControl,
+    SequenceRequest,
+    ThinkingBudget,
+    ThoughtLimit,
+)
 from holdfast.wire.events import (
     Accepted,
     Finished,
     FinishReason,
+    ModelInfo,
     PromptRead,
     Rejected,
     Started,
     TokensGenerated,
+    WorkerStatistics,
 )
 from holdfast.wire.requests import RequestId
+from holdfast.wire.sessions import SessionAnswer, SessionCommand
 
 RequestEvent = Accepted | Rejected | PromptRead | Started | TokensGenerated | Finished
+_PauseReason: TypeAlias = Literal["unread", "reader"]
+
+_TOKEN_BYTES = 256  # a token of an event, as JSON or as objects here, about the same
+_RIVAL_BYTES = 100  # each log-probability in it
 
 
-_TOKEN_BYTES = 256  # of an event as a chunk of JSON or as objects here, about the same
-_RIVAL_BYTES = 100  # for each log-probability beside it
+class EngineClient(Protocol):
+    """A loaded model, seen from an asyncio loop."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What its worker knows of it."""
+        ...
+
+    def submit(self, request: SequenceRequest) -> EventStream:
+        """Send one sequence.
+
+        The first event is Accepted, or Rejected and nothing after it; the last event of an accepted
+        request is Finished. The stream continues when the worker dies and another one takes its
+        place. Closing it early cancels the request. Raises WorkerUnavailable if no worker will come.
+        """
+        ...
+
+    async def statistics(self) -> WorkerStatistics:
+        """The worker's current figures, or the last known ones while it is busy with a long step."""
+        ...
+
+    async def ask_session(self, command: SessionCommand) -> SessionAnswer:
+        """Carry out a session command. If the worker dies meanwhile, the next one is asked.
+
+        A failed answer says if the first worker may have carried it out. Raises WorkerUnavailable
+        if no worker comes, or both die.
+        """
+        ...
 
 
-Control = Callable[[RequestId, ControlAction], None]
-LimitThoughts = Callable[[RequestId, ThinkingBudget], None]
+LeaseOf: TypeAlias = Callable[[str, int], AbstractAsyncContextManager[EngineClient]]
+"""Leases a model by name for a number of sequences: waits for its client, and keeps it loaded.
 
-
-def _unlimited(request_id: RequestId, budget: ThinkingBudget) -> None:
-    """Of a stream whose thoughts nobody limits."""
+Raises UnknownModel, WorkerUnavailable and QueueFull.
+"""
 
 
 class EventStream:
-    """Asynchronous iterator over the events of one request.
+    """Asynchronous iterator over the events of one request, for one consumer.
 
-    One consumer; `aclose` (or its cancellation) cancels the request.
+    `aclose`, or cancelling the consumer, cancels the request.
 
-    A sequence of which more than `unread_bytes` wait here is paused, and resumed when half of them
-    are read; `control` is told. Its reader may pause it as well (`pause`, `go_on`). Several workers
-    may serve it one after the other (`resume`); who reads it sees one sequence of events.
+    Backpressure: a sequence with more than `unread_bytes` of unread events is paused, and resumed
+    when half of them are read. Its reader may pause it as well (`pause`, `go_on`). Several workers
+    may serve it one after the other (`resume`); the reader sees one sequence of events.
     """
 
     def __init__(
         self,
         request_id: RequestId,
         *,
-        control: Control,
-        limit_thoughts: LimitThoughts = _unlimited,
+        control: Callable[[SequenceControl | ThoughtLimit], None],
         unread_bytes: float = math.inf,
         prompt_tokens: int = 0,
     ) -> None:
-        self.request_id, self.prompt_tokens = request_id, prompt_tokens
+        """control: sends a command about this request to its worker."""
+        self.request_id = request_id
+        self.prompt_tokens = prompt_tokens
         self.token_ids: list[int] = []  # of the answer, whether or not they were read
         self.was_accepted = False
         self.started: Started | None = None
         self.resumptions = 0
-        self._is_full = False  # too much of it is unread
-        self._is_set_aside = False  # by its reader
-        self._opened_at, self._started_at, self._lost_seconds = time.monotonic(), 0.0, 0.0
-        self._limit_thoughts = limit_thoughts
-        self._control, self._most_unread_bytes, self._unread_bytes = control, unread_bytes, 0
+        self._pauses: set[_PauseReason] = set()
+        self._opened_at = time.monotonic()
+        self._started_at = 0.0
+        self._lost_seconds = 0.0  # before it started, with workers that died
+        self._control = control
+        self._most_unread_bytes = unread_bytes
+        self._unread_bytes = 0
         self._events: deque[RequestEvent] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
@@ -86,48 +129,46 @@ class EventStream:
             finally:
                 self._waiter = None
         event = self._events.popleft()
-        self._count_read(event)
+        self._unread_bytes -= _size_of(event)
+        if "unread" in self._pauses and self._unread_bytes <= self._most_unread_bytes / 2:
+            self._set_pause("unread", is_on=False)
         return event
 
     async def aclose(self) -> None:
-        """Stop listening; tells the worker to stop if it has not finished."""
+        """Stop listening, and cancel the request if it has not finished."""
         self._events.clear()
         if not self._over:
             self._over = True
-            self._control(self.request_id, "cancel")
+            self._control(SequenceControl(request_id=self.request_id, action="cancel"))
         self._wake()
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is drawn for it at present."""
-        return self._is_full or self._is_set_aside
+        """Whether the worker generates nothing for it at present."""
+        return bool(self._pauses)
 
     def pause(self) -> None:
-        """Stop generating until `go_on`. It keeps its memory as long as nobody else needs it."""
-        was_paused = self.is_paused
-        self._is_set_aside = True
-        self._tell_if_changed(was_paused=was_paused)
+        """Stop generating until `go_on`. It keeps its memory as long as nobody else needs that."""
+        self._set_pause("reader", is_on=True)
 
     def go_on(self) -> None:
         """Undo `pause`."""
-        was_paused = self.is_paused
-        self._is_set_aside = False
-        self._tell_if_changed(was_paused=was_paused)
+        self._set_pause("reader", is_on=False)
 
     def limit_thoughts(self, budget: ThinkingBudget) -> None:
-        """Give it another thinking budget, of all that it has thought."""
+        """Change its reasoning budget, which counts all its reasoning tokens so far."""
         if not self._over:
-            self._limit_thoughts(self.request_id, budget)
+            self._control(ThoughtLimit(request_id=self.request_id, budget=budget))
 
     def push(self, event: RequestEvent) -> None:
-        """Add an event from the worker. Loop's thread only."""
+        """Add an event from the worker. Only call this on the event loop's thread."""
         if self._over:
             return
         if isinstance(event, TokensGenerated):
             self.token_ids += event.token_ids
         elif isinstance(event, PromptRead):
             if self.started is not None:
-                return  # another worker reads it once more, for an answer that has begun
+                return  # another worker prefills it again, for an answer that has begun
         else:
             known = self._noted(event)
             if known is None:
@@ -135,47 +176,44 @@ class EventStream:
             event = known
         self._events.append(event)
         self._wake()
-        self._count_unread(event)
+        self._unread_bytes += _size_of(event)
+        if self._unread_bytes > self._most_unread_bytes and not self._over:
+            self._set_pause("unread", is_on=True)
 
     def resume(self) -> None:
-        """Another worker goes on with the request, behind what came so far."""
+        """Another worker continues the request after the tokens received so far."""
         self.resumptions += 1
         if self.started is None:
             self._lost_seconds = time.monotonic() - self._opened_at
 
     def fail(self, message: str, *, is_deadly: bool = False) -> None:
-        """End it as failed: nobody serves it any more. is_deadly: because workers died of it."""
+        """End it as failed, because no worker serves it. is_deadly: because it killed workers."""
         if not self.was_accepted:
             self.push(Accepted(request_id=self.request_id))
         self.push(self._failed(message, is_deadly=is_deadly))
 
     def _noted(self, event: Accepted | Rejected | Started | Finished) -> RequestEvent | None:
-        """An event as the reader is to see it, who may have been told the same of an earlier
-        worker: then None.
-        """
+        """The event for the reader; None if an earlier worker has sent the same."""
         if isinstance(event, Accepted):
-            is_new, self.was_accepted = not self.was_accepted, True
+            is_new = not self.was_accepted
+            self.was_accepted = True
             return event if is_new else None
         if isinstance(event, Started):
             if self.started is not None:
                 return None
-            self.started, self._started_at = self._with_waiting(event), time.monotonic()
+            self._started_at = time.monotonic()
+            queue_seconds = event.timings.queue_seconds + self._lost_seconds
+            timings = msgspec.structs.replace(event.timings, queue_seconds=queue_seconds)
+            self.started = msgspec.structs.replace(event, timings=timings)
             return self.started
         self._over = True
         if isinstance(event, Finished):
             return self._joined(event) if self.resumptions else event
         return self._failed(event.message) if self.was_accepted else event
 
-    def _with_waiting(self, event: Started) -> Started:
-        """With the time that it had with earlier workers."""
-        waited = event.timings.queue_seconds + self._lost_seconds
-        return msgspec.structs.replace(
-            event, timings=msgspec.structs.replace(event.timings, queue_seconds=waited)
-        )
-
     def _joined(self, event: Finished) -> Finished:
-        """The end of an answer that several workers gave: what it began from is told by the one
-        that began it.
+        """The end of an answer that several workers generated: the first one knows its cache hits
+        and timings.
         """
         if self.started is None:
             return msgspec.structs.replace(event, resumptions=self.resumptions)
@@ -197,24 +235,15 @@ class EventStream:
             resumptions=self.resumptions,
         )
 
-    def _count_unread(self, event: RequestEvent) -> None:
-        self._unread_bytes += _size_of(event)
-        if self._unread_bytes > self._most_unread_bytes and not self._over:
-            was_paused = self.is_paused
-            self._is_full = True
-            self._tell_if_changed(was_paused=was_paused)
-
-    def _count_read(self, event: RequestEvent) -> None:
-        self._unread_bytes -= _size_of(event)
-        if self._is_full and self._unread_bytes <= self._most_unread_bytes / 2:
-            was_paused = self.is_paused
-            self._is_full = False
-            self._tell_if_changed(was_paused=was_paused)
-
-    def _tell_if_changed(self, *, was_paused: bool) -> None:
-        if self._over or self.is_paused == was_paused:
-            return
-        self._control(self.request_id, "pause" if self.is_paused else "resume")
+    def _set_pause(self, reason: _PauseReason, *, is_on: bool) -> None:
+        was_paused = self.is_paused
+        if is_on:
+            self._pauses.add(reason)
+        else:
+            self._pauses.discard(reason)
+        if not self._over and self.is_paused != was_paused:
+            action: ControlAction = "pause" if self.is_paused else "resume"
+            self._control(SequenceControl(request_id=self.request_id, action=action))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -222,7 +251,7 @@ class EventStream:
 
 
 def _size_of(event: RequestEvent) -> int:
-    """About what an event takes, here and on its way to the client."""
+    """About the memory that an event takes, here and on its way to the client."""
     if not isinstance(event, TokensGenerated | Started):
         return 0
     rivals = sum(1 + len(scored.top) for scored in event.logprobs)

@@ -1,18 +1,19 @@
-"""The front's link to a model, whichever worker serves it: requests outlive the workers that end
-while they have them.
+"""A model's client in the front: requests outlive the workers that serve them.
 
-A request that a worker has taken along is sent to the next one, together with the tokens that it
-has drawn so far. Which token comes at a position is decided by seed and position, so the stream
-goes on with the tokens that it would have had. A session command without an answer is sent once
-more; where the worker before may have done it, the failure of the second says so.
+When a worker dies, its open requests are sent to the next one together with the tokens generated so
+far. The token at a position depends on seed and position only, so the stream continues with the
+tokens that it would have had. A session command without an answer is sent once more; if the first
+worker may have carried it out, the failure of the second says so.
+
+A worker that dies does not say which request killed it. `Isolation` finds that request: requests
+that met too many deaths are tried one at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,15 +21,8 @@ import msgspec
 
 from holdfast.errors import SessionFailure, WorkerUnavailable
 from holdfast.front.link.event_stream import EventStream, RequestEvent
-from holdfast.front.link.isolation import Isolation
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.wire.commands import (
-    ControlAction,
-    ReadAheadRun,
-    SequenceRequest,
-    ThinkingBudget,
-    ThoughtLimit,
-)
+from holdfast.wire.commands import ReadAheadRun, SequenceControl, SequenceRequest, ThoughtLimit
 from holdfast.wire.events import (
     Event,
     Finished,
@@ -41,70 +35,41 @@ from holdfast.wire.events import (
 from holdfast.wire.requests import RequestId, TokenIds, common_tokens
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 
-MOST_READ_AHEAD = 8  # prompts that were read ahead, kept to tell the next worker
-MOST_SENDINGS = 2  # of a session command: a worker that dies of one takes no third one with it
+MOST_READ_AHEAD = 8  # prompts that were prefilled in advance, kept for the next worker's figures
+MOST_SENDINGS = 2  # of a session command: one that kills two workers is not sent to a third
 _IF_DONE_BEFORE: Final[Mapping[OperationName, SessionFailure]] = {
     "open": SessionFailure.EXISTS,
     "import": SessionFailure.EXISTS,
     "fork": SessionFailure.EXISTS,
     "close": SessionFailure.NOT_FOUND,
 }
-"""How a command fails that has been carried out already. All others may be repeated."""
+"""How a command fails that was carried out before. All others may be repeated."""
 
-
-@dataclass(slots=True, eq=False)
-class _OpenCommand:
-    command: SessionCommand
-    answer: asyncio.Future[SessionAnswer]
-    sendings: int = 0
-    is_sent: bool = False  # to the worker of now
-
-    def end(self, answer: SessionAnswer) -> None:
-        if not self.answer.done():  # else nobody waits any more
-            self.answer.set_result(answer)
-
-    def fail(self, message: str) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(WorkerUnavailable(message))
-
-
-@dataclass(slots=True, eq=False)
-class _OpenRequest:
-    request: SequenceRequest
-    stream: EventStream
-    is_sent: bool = False  # to the worker of now
-    is_held: bool = False  # by that worker, for others to run alone
-    counted_tokens: int = 0  # that it had when the last worker ended
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens that it has drawn since the last worker ended."""
-        return len(self.stream.token_ids) - self.counted_tokens
-
-    @property
-    def runs(self) -> bool:
-        """Whether the worker may be computing it, or has it in its queue."""
-        return self.is_sent and not self.is_held and not self.stream.is_paused
+# deaths in a row without a new token of any request: then all requests that ran are tried alone
+DEATHS_TOGETHER = 2
+DEATHS_OF_ONE = 3  # of one request after fewer than FEW_TOKENS new tokens each
+DEATHS_OF_A_LIFE = 12  # of one request, however many tokens it generated
+FEW_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What the end of a worker met; nothing, if it only loaded."""
+    """What the end of a worker interrupted; empty if it was still loading."""
 
-    requests: tuple[SequenceRequest, ...] = ()  # that it had, oldest first
+    requests: tuple[SequenceRequest, ...] = ()  # oldest first
     drawn_tokens: tuple[int, ...] = ()  # of each of them
-    had_progress: bool = False  # some answer had grown or ended since the worker before it ended
-    refused: tuple[RequestId, ...] = ()  # that will not be sent to another one
+    had_progress: bool = False  # some answer has grown or ended since the previous worker ended
+    refused: tuple[RequestId, ...] = ()  # not sent to another worker
 
 
 class ModelClient:
-    """See `EngineClient`.
+    """See `EngineClient`. `ModelSlot` tells it when a worker has come or gone.
 
-    Who keeps the workers of the model tells it when one has come or gone. Loop's thread only.
+    Only use it on the event loop's thread.
     """
 
     def __init__(self, *, unread_bytes: int) -> None:
-        """unread_bytes: how much of one sequence may wait here to be read; then it is paused."""
+        """unread_bytes: see `EventStream`."""
         self._unread_bytes = unread_bytes
         self._open: dict[RequestId, _OpenRequest] = {}  # oldest first
         self._asked: dict[str, _OpenCommand] = {}  # by call, oldest first
@@ -113,13 +78,12 @@ class ModelClient:
         self._end = ""  # why nothing can be served any more
         self._has_ended_any = False  # since a worker was lost
         self._isolation = Isolation()
-        # that no request has begun from
+        # prompts that no request has continued yet
         self._read_ahead: deque[ReadAheadRun] = deque(maxlen=MOST_READ_AHEAD)
-        self.resumed = 0  # streams that have gone on with another worker
 
     @property
     def info(self) -> ModelInfo:
-        """What the last worker knew of its model.
+        """The model as the last worker reported it.
 
         Raises WorkerUnavailable before the first one is ready.
         """
@@ -139,7 +103,7 @@ class ModelClient:
 
     @property
     def worker(self) -> WorkerLink:
-        """The link to the worker that serves now. Raises WorkerUnavailable when there is none."""
+        """The link to the current worker. Raises WorkerUnavailable if there is none."""
         if self._worker is None or not self._worker.is_open:
             raise WorkerUnavailable(
                 self._end or "the worker process of the model is being replaced; please try again"
@@ -157,13 +121,16 @@ class ModelClient:
             raise ValueError(f"request id {request.request_id!r} is in use")
         stream = EventStream(
             request.request_id,
-            control=self._steer,
-            limit_thoughts=self._limit_thoughts,
+            control=self._control,
             unread_bytes=self._unread_bytes,
             prompt_tokens=len(request.prompt_token_ids),
         )
-        self._open[request.request_id] = _OpenRequest(request, stream)
-        self._send_what_may_run()
+        opened = _OpenRequest(request, stream)
+        self._open[request.request_id] = opened
+        if not self._isolation.is_over:
+            self._send_what_may_run()
+        elif self._worker is not None:
+            opened.is_sent = self._worker.send(request)
         return stream
 
     async def statistics(self) -> WorkerStatistics:
@@ -178,19 +145,16 @@ class ModelClient:
         self._asked[command.call_id] = asked
         try:
             self._send_commands()
-            return _of_last_sending(await asked.answer, asked)
+            return _with_note(await asked.answer, asked)
         finally:
             self._asked.pop(command.call_id, None)
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Give each event to its stream; events of requests that nobody reads any more are dropped."""
+        """Give each event to its stream. Events of closed streams are dropped."""
         for event in events:
             if not isinstance(event, RequestEvent):
-                if (
-                    isinstance(event, SessionAnswer)
-                    and (asked := self._asked.pop(event.call_id, None)) is not None
-                ):
-                    asked.end(event)
+                if isinstance(event, SessionAnswer) and event.call_id in self._asked:
+                    self._asked.pop(event.call_id).end(event)
                 continue
             opened = self._open.get(event.request_id)
             if opened is None:
@@ -204,25 +168,28 @@ class ModelClient:
                 self._note_read_ahead(opened.request, event)
             opened.stream.push(event)
         if self._isolation.alone is not None:
-            self._look_at_who_runs_alone(self._isolation.alone)
+            self._judge_trial(self._isolation.alone)
 
-    def begin_with(self, worker: WorkerLink) -> int:
-        """A worker serves from now on: send it what is open, first what earlier ones had.
+    def begin_with(self, worker: WorkerLink, info: ModelInfo) -> int:
+        """A worker serves from now on: send it all open requests, oldest first.
 
-        Returns how many streams go on.
+        Returns the number of streams that continue.
         """
-        self._worker, self._info = worker, worker.info
+        self._worker = worker
+        self._info = info
         resumed = sum(opened.stream.was_accepted for opened in self._open.values())
-        self.resumed += resumed
         for run in self._read_ahead:
-            worker.note_read_ahead(run)
+            worker.send(run)
         self._send_what_may_run()
         return resumed
 
     def lose_worker(self) -> Loss:
-        """The worker has ended, by itself or by force. What it had is sent to the next one."""
+        """The worker has exited. Its requests are sent to the next one."""
         self._worker = None
-        self._end_idle_work()
+        # not sent again: nobody waits for it, and it may have killed the worker
+        for opened in [each for each in self._open.values() if each.request.is_idle_work]:
+            del self._open[opened.request.request_id]
+            opened.stream.fail("the worker process died while it prefilled this in advance")
         self._take_commands_back()
         had = [opened for opened in self._open.values() if opened.is_sent]
         had_progress = self._has_ended_any or any(opened.new_tokens for opened in had)
@@ -248,23 +215,24 @@ class ModelClient:
         """No worker will come in time: each open stream ends with one FAILED, each command with
         WorkerUnavailable.
         """
-        opened, self._open = self._open, {}
+        requests = tuple(self._open.values())
+        commands = tuple(self._asked.values())
+        self._open.clear()
+        self._asked.clear()
         self._isolation = Isolation()
-        for each in opened.values():
-            each.stream.fail(message)
-        asked, self._asked = self._asked, {}
-        for call in asked.values():
-            call.fail(message)
+        for opened in requests:
+            opened.stream.fail(message)
+        for asked in commands:
+            asked.fail(message)
 
     def close(self, message: str) -> None:
         """No worker will ever come again."""
-        self._worker, self._end = None, message
+        self._worker = None
+        self._end = message
         self.end_all(message)
 
     def _note_read_ahead(self, request: SequenceRequest, event: Started | Finished) -> None:
-        """Remember a prompt that was read ahead, and forget those that a request has begun from or
-        has read itself.
-        """
+        """Remember a prompt that was prefilled in advance until a request shares its tokens."""
         token_ids = request.prompt_token_ids
         if not request.is_idle_work:
             for run in tuple(self._read_ahead):
@@ -279,53 +247,43 @@ class ModelClient:
                 ReadAheadRun(tenant=request.tenant, token_ids=token_ids, start=start)
             )
 
-    def _end_idle_work(self) -> None:
-        """What nobody waits for is not sent again: it may have been what the worker died of."""
-        for opened in [each for each in self._open.values() if each.request.is_idle_work]:
-            del self._open[opened.request.request_id]
-            opened.stream.fail("the worker that was to read it has ended")
-
     def _take_commands_back(self) -> None:
         for asked in tuple(self._asked.values()):
             asked.is_sent = False
             if asked.sendings == MOST_SENDINGS:
                 del self._asked[asked.command.call_id]
                 asked.fail(
-                    f"the worker process of the model ended {MOST_SENDINGS} times while it had "
-                    "this command, which is not tried "
-                    "again; what it was to do may be done. The server's log and `holdfast doctor` "
-                    "say how it ended"
+                    f"the worker process of the model died {MOST_SENDINGS} times while it had this "
+                    "command; it is not tried again, and may have been carried out. The server's "
+                    "log and `holdfast doctor` say how the worker died"
                 )
 
     def _send_commands(self) -> None:
-        """Those that the worker of now does not have; none beside a request that is to run alone."""
-        if self._worker is None or not self._worker.is_open or self._isolation.alone is not None:
+        """Send the commands that the worker does not have, unless a request has to run alone."""
+        if self._worker is None or self._isolation.alone is not None:
             return
         for asked in self._asked.values():
-            if not asked.is_sent:
-                # it has just gone: the next one gets it
-                with contextlib.suppress(WorkerUnavailable):
-                    self._worker.send_session(asked.command)
-                    asked.is_sent = True
-                    asked.sendings += 1
+            if not asked.is_sent and self._worker.send(asked.command):
+                asked.is_sent = True
+                asked.sendings += 1
 
     def _refuse(self, request_id: RequestId) -> None:
         opened = self._open.pop(request_id)
         deaths = opened.stream.resumptions + 1
         opened.stream.fail(
             f"the worker process of the model died {deaths} times while it had this request, the "
-            "last time while the request ran "
-            "alone; it is not tried again. The server's log and `holdfast doctor` say how the "
-            "worker died",
+            "last time while the request ran alone; it is not tried again. The server's log and "
+            "`holdfast doctor` say how the worker died",
             is_deadly=True,
         )
 
     def _send_what_may_run(self) -> None:
-        """All that is open; while requests are tried alone, one of those.
+        """Send all open requests; while there are suspects, only the one that runs alone.
 
-        A suspect that nobody reads waits for its trial.
+        A suspect whose stream is not read waits for its trial.
         """
-        if self._worker is None or not self._worker.is_open or self._isolation.alone is not None:
+        worker = self._worker
+        if worker is None or not worker.is_open or self._isolation.alone is not None:
             return
         able = [
             request_id for request_id, opened in self._open.items() if not opened.stream.is_paused
@@ -335,42 +293,16 @@ class ModelClient:
             if request_id != alone and (
                 alone is not None or self._isolation.is_untried(request_id)
             ):
-                self._hold(opened)
-        if alone is not None:
-            self._let_run(self._open[alone])
-            return
+                _hold(opened, worker)
         for request_id, opened in self._open.items():
-            if not self._isolation.is_untried(request_id):
-                self._let_run(opened)
+            if request_id == alone or (
+                alone is None and not self._isolation.is_untried(request_id)
+            ):
+                _let_run(opened, worker)
         self._send_commands()
 
-    def _hold(self, opened: _OpenRequest) -> None:
-        """Have the worker, if it has this request, set it aside for another one to run alone."""
-        if opened.is_held or not opened.is_sent:
-            return
-        opened.is_held = True
-        if not opened.stream.is_paused:
-            self.worker.steer(opened.request.request_id, "pause")
-
-    def _let_run(self, opened: _OpenRequest) -> None:
-        """Send a request that the worker does not have; have it go on with one that it holds."""
-        worker, stream = self.worker, opened.stream
-        if opened.is_held:
-            opened.is_held = False
-            if not stream.is_paused:
-                worker.steer(stream.request_id, "resume")
-        if opened.is_sent:
-            return
-        if opened.stream.was_accepted:
-            stream.resume()
-        with contextlib.suppress(WorkerUnavailable):  # it has just gone: the next one gets it
-            worker.submit(_continued(opened))
-            opened.is_sent = True
-        if stream.is_paused:
-            worker.steer(stream.request_id, "pause")
-
-    def _look_at_who_runs_alone(self, request_id: RequestId) -> None:
-        """Let others run once this one has drawn enough, has ended, or is not read."""
+    def _judge_trial(self, request_id: RequestId) -> None:
+        """Let others run once this request has generated enough, has ended, or is not read."""
         opened = self._open.get(request_id)
         if opened is None or opened.new_tokens >= self._isolation.tokens_to_pass:
             self._isolation.has_passed(request_id)
@@ -380,59 +312,228 @@ class ModelClient:
             return
         self._send_what_may_run()
 
-    def _limit_thoughts(self, request_id: RequestId, budget: ThinkingBudget) -> None:
-        """From now on, at the next worker too."""
-        opened = self._open.get(request_id)
-        if opened is None:
-            return
-        opened.request = msgspec.structs.replace(opened.request, thinking_budget=budget)
-        if self._worker is not None and opened.is_sent:
-            self._worker.limit_thoughts(ThoughtLimit(request_id=request_id, budget=budget))
-
-    def _steer(self, request_id: RequestId, action: ControlAction) -> None:
-        """What the reader of a stream wants."""
-        opened = self._open.get(request_id)
+    def _control(self, command: SequenceControl | ThoughtLimit) -> None:
+        """Carry out what the reader of a stream wants."""
+        opened = self._open.get(command.request_id)
         if opened is None:
             return  # it has ended
+        if isinstance(command, ThoughtLimit):  # for the next worker too
+            opened.request = msgspec.structs.replace(opened.request, thinking_budget=command.budget)
+            if self._worker is not None and opened.is_sent:
+                self._worker.send(command)
+            return
+        request_id = command.request_id
+        action = command.action
         if action == "cancel":
             del self._open[request_id]
-        if (
-            self._worker is not None
-            and opened.is_sent
-            and not (opened.is_held and action != "cancel")
-        ):
-            self._worker.steer(request_id, action)
+        is_ours = opened.is_held and action != "cancel"  # we resume it when it may run
+        if self._worker is not None and opened.is_sent and not is_ours:
+            self._worker.send(command)
         if self._isolation.alone == request_id and action != "resume":
-            self._look_at_who_runs_alone(request_id)
+            self._judge_trial(request_id)
         if action == "resume" and self._isolation.is_untried(request_id):
             self._send_what_may_run()
 
 
-def _of_last_sending(answer: SessionAnswer, asked: _OpenCommand) -> SessionAnswer:
-    """The answer to a command, of which an earlier worker may have done what this one was asked
-    for.
-    """
-    if (
-        asked.sendings == 1
-        or answer.failure is None
-        or answer.failure is not _IF_DONE_BEFORE.get(asked.command.operation)
-    ):
+@dataclass(slots=True, eq=False)
+class _OpenCommand:
+    command: SessionCommand
+    answer: asyncio.Future[SessionAnswer]
+    sendings: int = 0
+    is_sent: bool = False  # to the current worker
+
+    def end(self, answer: SessionAnswer) -> None:
+        if not self.answer.done():  # else nobody waits any more
+            self.answer.set_result(answer)
+
+    def fail(self, message: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(WorkerUnavailable(message))
+
+
+@dataclass(slots=True, eq=False)
+class _OpenRequest:
+    request: SequenceRequest
+    stream: EventStream
+    is_sent: bool = False  # to the current worker
+    is_held: bool = False  # paused by us, for another request to run alone
+    counted_tokens: int = 0  # generated before the current worker
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens generated since the last worker died."""
+        return len(self.stream.token_ids) - self.counted_tokens
+
+    @property
+    def runs(self) -> bool:
+        """Whether the worker may be computing it, or has it in its queue."""
+        return self.is_sent and not self.is_held and not self.stream.is_paused
+
+
+def _hold(opened: _OpenRequest, worker: WorkerLink) -> None:
+    """Have the worker pause a request so that another one runs alone."""
+    if opened.is_held or not opened.is_sent:
+        return
+    opened.is_held = True
+    if not opened.stream.is_paused:
+        worker.send(SequenceControl(request_id=opened.stream.request_id, action="pause"))
+
+
+def _let_run(opened: _OpenRequest, worker: WorkerLink) -> None:
+    """Send a request that the worker does not have; resume one that is held."""
+    stream = opened.stream
+    if opened.is_held:
+        opened.is_held = False
+        if not stream.is_paused:
+            worker.send(SequenceControl(request_id=stream.request_id, action="resume"))
+    if opened.is_sent:
+        return
+    request = opened.request
+    if stream.was_accepted:
+        stream.resume()
+    if stream.token_ids:
+        request = msgspec.structs.replace(
+            request,
+            generated_token_ids=TokenIds.of(stream.token_ids),
+            want_prompt_logprobs=False,
+        )
+    opened.is_sent = worker.send(request)
+    if stream.is_paused:
+        worker.send(SequenceControl(request_id=stream.request_id, action="pause"))
+
+
+def _with_note(answer: SessionAnswer, asked: _OpenCommand) -> SessionAnswer:
+    """The answer to a command that an earlier worker may have carried out."""
+    if asked.sendings == 1 or answer.failure is None:
+        return answer
+    if answer.failure is not _IF_DONE_BEFORE.get(asked.command.operation):
         return answer
     note = (
-        "the worker process ended while it had this command, so it may be this very command that "
-        "has done it"
+        "the worker process died while it had this command, so this very command may have caused "
+        "that"
     )
     return msgspec.structs.replace(answer, message=f"{answer.message}; {note}")
 
 
-def _continued(opened: _OpenRequest) -> SequenceRequest:
-    """A request as the next worker is to have it: behind the tokens that were drawn, and without
-    what was said already.
+class Isolation:
+    """Records which requests ran when workers died, and says which request has to run alone. Pure.
+
+    Each death is recorded with all requests that ran and the tokens that each of them generated in
+    that worker's life. Three rules turn this record into suspects, and no rule forgets a death
+    because tokens came after it: a request that kills after two tokens makes progress in every
+    life.
+
+    A suspect then runs alone. If the worker dies meanwhile, that request is refused, and the deaths
+    that it met are explained: they no longer count against the others. If it generates more tokens
+    than it has been dying after, it has passed. Each further trial of the same request is twice as
+    long. A suspect whose stream is not read cannot be tried: it waits, and the others run
+    meanwhile. It never runs beside them before it has passed. So the number of deaths that one
+    request can cause is bounded.
+
+    A request in the worker's queue counts as if it ran, because only the worker knows better. It is
+    tried after those that generated tokens.
     """
-    if not opened.stream.token_ids:
-        return opened.request
-    return msgspec.structs.replace(
-        opened.request,
-        generated_token_ids=TokenIds.of(opened.stream.token_ids),
-        want_prompt_logprobs=False,
-    )
+
+    def __init__(self) -> None:
+        # unexplained deaths: the tokens that each request generated in that life, oldest first
+        self._deaths: list[dict[RequestId, int]] = []
+        self._deaths_together = 0
+        self._passed: dict[RequestId, int] = {}  # how many trials each request has passed
+        self._untried: list[RequestId] = []
+        self.alone: RequestId | None = None  # the request that runs alone now
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no request has to run alone, now or later."""
+        return self.alone is None and not self._untried
+
+    def is_untried(self, request_id: RequestId) -> bool:
+        """Whether the request still has to run alone before it may run beside others."""
+        return request_id in self._untried
+
+    @property
+    def tokens_to_pass(self) -> int:
+        """How many new tokens the request that runs alone needs: more than twice those of its last
+        life.
+        """
+        assert self.alone is not None
+        drawn = [death[self.alone] for death in self._deaths if self.alone in death]
+        last_life = drawn[-1] if drawn else 0
+        return (2 * last_life + 1) << self._passed.get(self.alone, 0)
+
+    def worker_died(
+        self,
+        drawn: Mapping[RequestId, int],
+        *,
+        had_progress: bool,
+        open_requests: Collection[RequestId],
+    ) -> RequestId | None:
+        """A worker has died. Returns the request to refuse, if there is one.
+
+        drawn: the new tokens in this life of each request that ran, oldest request first.
+        had_progress: some request got a token or ended in this life.
+        open_requests: all that have not ended; the others are forgotten.
+        """
+        self._forget_all_but(open_requests)
+        self._deaths.append(dict(drawn))
+        self._deaths_together = 1 if had_progress else self._deaths_together + 1
+        alone = self.alone
+        self.alone = None
+        if alone is not None and alone in drawn:
+            self._deaths = [death for death in self._deaths if alone not in death]
+            self._untried = [each for each in self._untried if self._is_suspect(each)]
+            return alone
+        suspects = (
+            drawn if self._deaths_together >= DEATHS_TOGETHER else filter(self._is_suspect, drawn)
+        )
+        self._untried = sorted(
+            dict.fromkeys([*self._untried, *suspects]), key=self._likelihood_order
+        )
+        return None
+
+    def next_of(self, able: Collection[RequestId]) -> RequestId | None:
+        """Let the next suspect among `able` run alone; None if there is none, then all requests that
+        are not suspects may run.
+        """
+        self.alone = next((each for each in self._untried if each in able), None)
+        if self.alone is not None:
+            self._untried.remove(self.alone)
+        return self.alone
+
+    def has_passed(self, request_id: RequestId) -> None:
+        """The request that runs alone has generated `tokens_to_pass`, or has ended."""
+        assert self.alone == request_id
+        self.alone = None
+        self._passed[request_id] = self._passed.get(request_id, 0) + 1
+        for death in self._deaths:
+            death.pop(request_id, None)
+
+    def interrupt_trial(self) -> None:
+        """The request that runs alone cannot go on, because its stream is not read.
+
+        It is tried again once it can.
+        """
+        assert self.alone is not None
+        self._untried.append(self.alone)
+        self.alone = None
+
+    def _is_suspect(self, request_id: RequestId) -> bool:
+        lives = [death[request_id] for death in self._deaths if request_id in death]
+        short_lives = sum(tokens < FEW_TOKENS for tokens in lives)
+        return short_lives >= DEATHS_OF_ONE or len(lives) >= DEATHS_OF_A_LIFE
+
+    def _likelihood_order(self, request_id: RequestId) -> tuple[int, bool, int]:
+        """Sorts the likeliest first: never passed a trial, generated tokens (else it may have been
+        queued), and few of them.
+        """
+        tokens = sum(death.get(request_id, 0) for death in self._deaths)
+        return self._passed.get(request_id, 0), tokens == 0, tokens
+
+    def _forget_all_but(self, open_requests: Collection[RequestId]) -> None:
+        self._deaths = [
+            death for death in self._deaths if not death.keys().isdisjoint(open_requests)
+        ]
+        self._passed = {
+            each: times for each, times in self._passed.items() if each in open_requests
+        }
+        self._untried = [each for each in self._untried if each in open_requests]

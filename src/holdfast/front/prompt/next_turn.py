@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.front.link.client import EngineClient
+from holdfast.front.link.event_stream import EngineClient
 from holdfast.front.prompt.conversation import REASONING_FIELDS, answer_message
 from holdfast.front.prompt.known_answers import AnswerMeaning, meaning_of_deltas, meaning_of_text
 from holdfast.front.prompt.prepare import Prepared, conversation_tokens

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.link.isolation import DEATHS_OF_A_LIFE, DEATHS_OF_ONE, FEW_TOKENS, Isolation
+from holdfast.front.link.model_client import DEATHS_OF_A_LIFE, DEATHS_OF_ONE, FEW_TOKENS, Isolation
 
 MANY = 10 * FEW_TOKENS
 WORST = 64  # deaths that one request may cause, however it behaves
